@@ -1,0 +1,1 @@
+"""Who talks to whom: process groups, and what crosses the boundary between two stages."""

@@ -1,0 +1,24 @@
+"""Exceptions raised on purpose; everything else is a bug.
+
+A message names the object, the value found, the limit it broke, and what to change.
+"""
+
+
+class HeteroError(Exception):
+    """Base class, so that callers can catch everything this package raises on purpose."""
+
+
+class ConfigError(HeteroError, ValueError):
+    """A cluster, model or training description is wrong."""
+
+
+class PlanError(HeteroError, ValueError):
+    """A plan does not fit its cluster, its model or this launch."""
+
+
+class ScheduleError(HeteroError, ValueError):
+    """A schedule breaks an order rule or deadlocks."""
+
+
+class MembershipError(HeteroError, RuntimeError):
+    """A rank was lost while others waited for it."""

@@ -1,0 +1,141 @@
+"""The plan: what the planner returns, a person may write, and the runtime executes.
+
+    Plan
+      Replica          one pipeline over all layers, and its share of the global batch
+        Stage          consecutive layers on dp x tp ranks of one device type
+
+Replicas may differ in everything; stages of one replica in ranks, tp, dp, micro_batch_size and depth. A plan is
+data: it holds no process group and no tensor, compares by value, and its JSON form is the file that
+``--hetero-plan`` reads.
+
+Samples keep one global order under every plan. A replica takes a contiguous block of the global batch, each
+microbatch of a stage a contiguous block of that, and each data-parallel rank a contiguous block of the microbatch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from hetero.serialization import STRICT
+from hetero.spec.model import ModelSpec
+
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """Layers ``[first_layer, end_layer)`` on ``dp`` groups of ``tp`` ranks.
+
+    The stage that starts at layer 0 also holds the embedding, the one that ends at the last layer the head.
+
+    ranks: data-parallel major, so that ranks ``[d * tp, (d + 1) * tp)`` of the tuple are one tensor-parallel group.
+    device: the device type that every rank must turn out to have.
+    micro_batch_size: samples per data-parallel rank and microbatch.
+    in_flight: microbatches of this stage between forward and backward, at most.
+    recompute: what the backward computes again instead of keeping; ``full`` does so for the first
+        ``recompute_num_layers`` layers of the stage, all of them if that is ``None``.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    first_layer: int
+    end_layer: int
+    ranks: tuple[int, ...]
+    device: str
+    tp: int = 1
+    dp: int = 1
+    sequence_parallel: bool = False
+    micro_batch_size: int
+    in_flight: int
+    recompute: Recompute = "none"
+    recompute_num_layers: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return self.end_layer - self.first_layer
+
+    @property
+    def samples_per_microbatch(self) -> int:
+        """Samples of one microbatch over all data-parallel ranks of the stage."""
+        return self.micro_batch_size * self.dp
+
+    @property
+    def tp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The tensor-parallel groups, one per data-parallel rank."""
+        return tuple(self.ranks[d * self.tp : (d + 1) * self.tp] for d in range(self.dp))
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Activations between layers are cut along the sequence instead of being repeated on every tp rank."""
+        return self.sequence_parallel and self.tp > 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """One pipeline: stages in layer order, and ``num_samples`` of every global batch."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    num_samples: int
+    stages: tuple[Stage, ...]
+
+    def num_microbatches(self, stage: int) -> int:
+        """Microbatches that ``stage`` counts in one step."""
+        return self.num_samples // self.stages[stage].samples_per_microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a rank sits in a plan: indices of its replica, stage, data-parallel and tensor-parallel position."""
+
+    replica: int
+    stage: int
+    dp_rank: int
+    tp_rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A whole assignment of a model and a global batch to ranks.
+
+    ``idle_ranks`` belong to the launch and to no stage: they hold nothing and join world-wide collectives only.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    format_version: Literal[1] = 1
+    model: ModelSpec
+    seq_length: int
+    global_batch_size: int
+    precision: Precision = "fp32"
+    replicas: tuple[Replica, ...]
+    idle_ranks: tuple[int, ...] = ()
+
+    def stages(self) -> Iterator[tuple[int, int, Stage]]:
+        """Every stage with the indices of its replica and of itself."""
+        for r, replica in enumerate(self.replicas):
+            for s, stage in enumerate(replica.stages):
+                yield r, s, stage
+
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank that the plan names, working and idle, in plan order."""
+        working = tuple(rank for _, _, stage in self.stages() for rank in stage.ranks)
+        return working + self.idle_ranks
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks())
+
+    def placement(self, rank: int) -> Placement | None:
+        """Where ``rank`` works, ``None`` if it idles."""
+        for r, s, stage in self.stages():
+            if rank in stage.ranks:
+                return Placement(r, s, *divmod(stage.ranks.index(rank), stage.tp))
+        return None
+
+    def first_sample(self, replica: int) -> int:
+        """Offset of a replica's block within the global batch."""
+        return sum(r.num_samples for r in self.replicas[:replica])

@@ -1,0 +1,270 @@
+"""Is a plan legal? One rule per function, in plain Python, with no solver in sight.
+
+The planner calls :func:`validate` on its own answer, the launcher and every rank on the file they load, so that
+all ranks fail together and before the first collective. A message names the stage, the value, the limit and the fix.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.spec.devices import device_type
+from hetero.spec.model import ModelSpec, first_difference
+from hetero.spec.parameters import stage_parameters
+
+
+def check_numbers_are_positive(plan: Plan) -> None:
+    for name in ("seq_length", "global_batch_size"):
+        if getattr(plan, name) < 1:
+            raise PlanError(f"plan: {name} is {getattr(plan, name)}, must be at least 1")
+    if not plan.replicas:
+        raise PlanError("plan: no replicas, at least one must hold the model")
+    for r, replica in enumerate(plan.replicas):
+        if replica.num_samples < 1:
+            raise PlanError(
+                f"replica {r}: num_samples is {replica.num_samples}, must be at least 1; remove the replica"
+            )
+        if not replica.stages:
+            raise PlanError(f"replica {r}: no stages, at least one must hold the layers")
+    for where, stage in _named_stages(plan):
+        for name in ("tp", "dp", "micro_batch_size", "in_flight"):
+            if getattr(stage, name) < 1:
+                raise PlanError(f"{where}: {name} is {getattr(stage, name)}, must be at least 1")
+
+
+def check_each_replica_covers_all_layers(plan: Plan) -> None:
+    for r, replica in enumerate(plan.replicas):
+        expected = 0
+        for s, stage in enumerate(replica.stages):
+            where = _name(r, s)
+            if stage.first_layer > expected:
+                raise PlanError(
+                    f"{where}: layers [{expected}, {stage.first_layer}) are in no stage; "
+                    f"it starts at {stage.first_layer}, set first_layer to {expected}"
+                )
+            if stage.first_layer < expected:
+                raise PlanError(
+                    f"{where}: layers [{stage.first_layer}, {expected}) overlap with stage {s - 1}; "
+                    f"set first_layer to {expected}"
+                )
+            if stage.end_layer <= stage.first_layer:
+                raise PlanError(
+                    f"{where}: holds no layers, [{stage.first_layer}, {stage.end_layer}); "
+                    "give it at least one or list its ranks under idle_ranks"
+                )
+            expected = stage.end_layer
+        if expected != plan.model.num_layers:
+            raise PlanError(
+                f"replica {r}: its stages end at layer {expected}, the model has {plan.model.num_layers}; "
+                f"set end_layer of stage {len(replica.stages) - 1} to {plan.model.num_layers}"
+            )
+
+
+def check_ranks_fill_each_stage(plan: Plan) -> None:
+    for where, stage in _named_stages(plan):
+        if len(stage.ranks) != stage.tp * stage.dp:
+            raise PlanError(
+                f"{where}: {len(stage.ranks)} ranks {list(stage.ranks)}, but tp {stage.tp} x dp {stage.dp} "
+                f"needs {stage.tp * stage.dp}"
+            )
+
+
+def check_each_rank_has_one_place(plan: Plan) -> None:
+    uses = Counter(plan.ranks())
+    if repeated := sorted(rank for rank, count in uses.items() if count > 1):
+        raise PlanError(f"plan: ranks {repeated} are named more than once; a rank is in one stage or in idle_ranks")
+    missing = sorted(set(range(len(uses))) - set(uses))
+    if missing:
+        raise PlanError(
+            f"plan: it names {len(uses)} ranks up to {max(uses)}, but not {missing}; "
+            "number them from 0 without gaps, unused ones under idle_ranks"
+        )
+
+
+def check_samples_add_up(plan: Plan) -> None:
+    shares = [replica.num_samples for replica in plan.replicas]
+    if sum(shares) != plan.global_batch_size:
+        raise PlanError(
+            f"plan: num_samples of the replicas {shares} add up to {sum(shares)}, "
+            f"global_batch_size is {plan.global_batch_size}"
+        )
+
+
+def check_microbatches_divide(plan: Plan) -> None:
+    """A stage's microbatch divides its replica's share, and of two neighbouring stages one divides the other."""
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            size = stage.samples_per_microbatch
+            if replica.num_samples % size:
+                raise PlanError(
+                    f"{_name(r, s)}: micro_batch_size {stage.micro_batch_size} x dp {stage.dp} = {size} samples "
+                    f"does not divide the replica's num_samples {replica.num_samples}"
+                )
+        for s, (here, after) in enumerate(pairwise(replica.stages)):
+            small, large = sorted((here.samples_per_microbatch, after.samples_per_microbatch))
+            if large % small:
+                raise PlanError(
+                    f"{_name(r, s)} and stage {s + 1}: microbatches of {here.samples_per_microbatch} and "
+                    f"{after.samples_per_microbatch} samples; one must be a multiple of the other"
+                )
+
+
+def check_in_flight_is_deep_enough(plan: Plan) -> None:
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            needed = least_in_flight(replica, s)
+            if stage.in_flight < needed:
+                raise PlanError(
+                    f"{_name(r, s)}: in_flight {stage.in_flight} would deadlock: the stages behind it keep enough "
+                    f"samples that it must send {needed} microbatches before its first backward; set it to {needed}"
+                )
+
+
+def least_in_flight(replica: Replica, stage: int) -> int:
+    """The smallest depth with which 1F1B does not deadlock at ``stage``, given the depth of the stage after it.
+
+    With microbatches of a samples here and a' behind, and depths N and N': stage s + 1 runs its backward q after
+    N' + q forwards, and this stage's backward m needs it for samples up to (m + 1) a, after sending (m + N) a.
+    Both hold for every m if and only if
+
+        N a >= (N' - 1) a' + max(a, a')
+
+    unless all forwards come first anyway.
+    """
+    here = replica.stages[stage]
+    if stage + 1 == len(replica.stages):
+        return 1
+    after = replica.stages[stage + 1]
+    depth = min(after.in_flight, replica.num_microbatches(stage + 1))
+    a, a_after = here.samples_per_microbatch, after.samples_per_microbatch
+    samples = min((depth - 1) * a_after + max(a, a_after), replica.num_samples)
+    return -(-samples // a)
+
+
+def check_tp_divides(plan: Plan) -> None:
+    """tp divides query groups (heads with them), vocabulary rows and every other cut dimension."""
+    model = plan.model
+    for where, stage in _named_stages(plan):
+        counted = {"num_query_groups": model.num_query_groups, "num_attention_heads": model.num_attention_heads}
+        for name, value in counted.items():
+            if value % stage.tp:
+                raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {value}")
+        for parameter in stage_parameters(model, first_layer=stage.first_layer, end_layer=stage.end_layer):
+            if parameter.shard_dim is None:
+                continue
+            size = parameter.shape[parameter.shard_dim] // parameter.blocks
+            if size % stage.tp:
+                raise PlanError(f"{where}: tp {stage.tp} does not divide {_dimension(parameter.name)} {size}")
+
+
+def _dimension(parameter_name: str) -> str:
+    if "embedding" in parameter_name or "output_layer" in parameter_name:
+        return "padded_vocab_size"
+    return "moe_ffn_hidden_size" if ".experts." in parameter_name else "ffn_hidden_size"
+
+
+def check_sequence_divides(plan: Plan) -> None:
+    for where, stage in _named_stages(plan):
+        if stage.splits_sequence and plan.seq_length % stage.tp:
+            raise PlanError(
+                f"{where}: sequence_parallel with tp {stage.tp} does not divide seq_length {plan.seq_length}"
+            )
+
+
+def check_sequence_fits_positions(plan: Plan) -> None:
+    limit = plan.model.max_position_embeddings
+    if plan.model.position_embedding == "learned_absolute" and plan.seq_length > limit:
+        raise PlanError(f"plan: seq_length {plan.seq_length} exceeds the model's max_position_embeddings {limit}")
+
+
+def check_moe_uses_sequence_parallel(plan: Plan) -> None:
+    """megatron-core trains MoE layers under tensor parallelism only with sequence parallelism."""
+    if plan.model.num_experts is None:
+        return
+    for where, stage in _named_stages(plan):
+        if stage.tp > 1 and not stage.sequence_parallel:
+            raise PlanError(f"{where}: experts with tp {stage.tp} need sequence_parallel true, or tp 1")
+
+
+def check_recompute(plan: Plan) -> None:
+    for where, stage in _named_stages(plan):
+        count = stage.recompute_num_layers
+        if count is None:
+            continue
+        if stage.recompute != "full":
+            raise PlanError(f"{where}: recompute_num_layers {count} needs recompute full, got {stage.recompute}")
+        if not 1 <= count <= stage.num_layers:
+            raise PlanError(f"{where}: recompute_num_layers {count} of a stage with {stage.num_layers} layers")
+
+
+def check_devices_can_do_the_precision(plan: Plan) -> None:
+    for where, stage in _named_stages(plan):
+        device = device_type(stage.device)
+        if plan.precision not in device.precisions:
+            raise PlanError(
+                f"{where}: device {device.name} has no {plan.precision}; "
+                f"choose a precision all devices have, such as {device.precisions[-1]}, or leave its ranks idle"
+            )
+
+
+CHECKS = (
+    check_numbers_are_positive,
+    check_each_replica_covers_all_layers,
+    check_ranks_fill_each_stage,
+    check_each_rank_has_one_place,
+    check_samples_add_up,
+    check_microbatches_divide,
+    check_in_flight_is_deep_enough,
+    check_tp_divides,
+    check_sequence_divides,
+    check_sequence_fits_positions,
+    check_moe_uses_sequence_parallel,
+    check_recompute,
+    check_devices_can_do_the_precision,
+)
+
+
+def validate(plan: Plan) -> None:
+    """Raise on the first rule that ``plan`` breaks.
+
+    Raises:
+        PlanError: the plan contradicts itself or its model.
+        ConfigError: a stage names a device type that does not exist.
+    """
+    for check in CHECKS:
+        check(plan)
+
+
+def validate_launch(plan: Plan, *, world_size: int, model: ModelSpec, seq_length: int, global_batch_size: int) -> None:
+    """Raise unless a legal ``plan`` is for this launch.
+
+    Raises:
+        PlanError: it names another number of ranks, another model, sequence length or batch.
+    """
+    validate(plan)
+    if plan.world_size != world_size:
+        raise PlanError(
+            f"plan: it is for {plan.world_size} ranks ({len(plan.idle_ranks)} of them idle), "
+            f"but {world_size} were launched; launch {plan.world_size} or make a plan for {world_size}"
+        )
+    if difference := first_difference(plan.model, model):
+        raise PlanError(
+            f"plan: it is for another model: it has {difference} as given by the flags; "
+            "change the flags or make a plan for this model"
+        )
+    for name, value in (("seq_length", seq_length), ("global_batch_size", global_batch_size)):
+        if getattr(plan, name) != value:
+            raise PlanError(
+                f"plan: {name} is {getattr(plan, name)}, but --{name.replace('_', '-')} is {value}; make them equal"
+            )
+
+
+def _name(replica: int, stage: int) -> str:
+    return f"replica {replica} stage {stage}"
+
+
+def _named_stages(plan: Plan) -> Iterator[tuple[str, Stage]]:
+    for r, s, stage in plan.stages():
+        yield _name(r, s), stage

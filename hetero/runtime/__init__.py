@@ -1,0 +1,1 @@
+"""Executes a plan with torch and megatron-core."""

@@ -1,0 +1,1 @@
+"""Order of work: no time, no tensors."""

@@ -1,0 +1,97 @@
+"""Passes over a schedule: each takes a schedule and returns a new one, or raises."""
+
+from collections.abc import Sequence
+
+from hetero.errors import ScheduleError
+from hetero.schedule.actions import COMPUTE, RECEIVE, Action, Kind, Row, Schedule, boundaries, format_schedule
+
+
+def add_communication(schedule: Schedule, *, num_microbatches: Sequence[int]) -> Schedule:
+    """Post each slice's RECV right before the compute that needs it, start each SEND right after its producer."""
+    edges = boundaries(num_microbatches)
+    lowered: Schedule = []
+    for s, row in enumerate(schedule):
+        before = edges[s - 1] if s > 0 else None
+        after = edges[s] if s < len(edges) else None
+        out: Row = []
+        for action in row:
+            incoming, outgoing = (before, after) if action.kind == Kind.F else (after, before)
+            receive, send = (Kind.RECV_F, Kind.SEND_F) if action.kind == Kind.F else (Kind.RECV_B, Kind.SEND_B)
+            if incoming is not None:
+                slices = incoming.slices_after if incoming is before else incoming.slices_before
+                out += [Action(s, receive, i) for i in slices(action.number)]
+            out.append(action)
+            if outgoing is not None:
+                slices = outgoing.slices_after if outgoing is before else outgoing.slices_before
+                out += [Action(s, send, i) for i in slices(action.number)]
+        lowered.append(out)
+    return lowered
+
+
+def post_receives_early(schedule: Schedule, *, computes_ahead: int) -> Schedule:
+    """Move every RECV up past ``computes_ahead`` compute actions, so that the transfer runs beside them.
+
+    Each posted receive holds a buffer of one slice. The order of the receives of one direction stays as it is:
+    a transport without tags matches them by order.
+    """
+    return [_hoist_receives(row, computes_ahead) for row in schedule]
+
+
+def _hoist_receives(row: Row, computes_ahead: int) -> Row:
+    num_computes = sum(action.kind in COMPUTE for action in row)
+    receives_before: list[Row] = [[] for _ in range(num_computes)]
+    position = 0
+    for action in row:
+        if action.kind in RECEIVE:
+            receives_before[max(0, position - computes_ahead)].append(action)
+        position += action.kind in COMPUTE
+
+    out: Row = []
+    position = 0
+    for action in row:
+        if action.kind in COMPUTE:
+            out += receives_before[position]
+            position += 1
+        if action.kind not in RECEIVE:
+            out.append(action)
+    return out
+
+
+def check_no_deadlock(schedule: Schedule, *, num_microbatches: Sequence[int]) -> None:
+    """Dry-run all stages of a replica; raise with the full table if none can move.
+
+    A SEND completes at once and a RECV only posts, as in the runtime; a compute waits for its slices. On NCCL two
+    transfers of one communicator run in issue order, so the runtime gives each direction its own communicator.
+
+    Raises:
+        ScheduleError: a stage waits for ever, or computes without having posted a receive.
+    """
+    edges = boundaries(num_microbatches)
+
+    def needs(action: Action) -> set[Action]:
+        """What must have run before ``action``: on its own stage, and on the neighbour that it hears from."""
+        s, kind, m = action
+        if kind == Kind.F and s > 0:
+            slices = edges[s - 1].slices_after(m)
+            return {Action(s, Kind.RECV_F, i) for i in slices} | {Action(s - 1, Kind.SEND_F, i) for i in slices}
+        if kind == Kind.B:
+            needed = {Action(s, Kind.F, m)}
+            if s < len(edges):
+                slices = edges[s].slices_before(m)
+                needed |= {Action(s, Kind.RECV_B, i) for i in slices}
+                needed |= {Action(s + 1, Kind.SEND_B, i) for i in slices}
+            return needed
+        return set()
+
+    position = [0] * len(schedule)
+    done: set[Action] = set()
+    while any(p < len(row) for p, row in zip(position, schedule, strict=True)):
+        moved = False
+        for s, row in enumerate(schedule):
+            while position[s] < len(row) and needs(row[position[s]]) <= done:
+                done.add(row[position[s]])
+                position[s] += 1
+                moved = True
+        if not moved:
+            stuck = [str(row[p]) for p, row in zip(position, schedule, strict=True) if p < len(row)]
+            raise ScheduleError(f"deadlock: {', '.join(stuck)} all wait\n{format_schedule(schedule)}")

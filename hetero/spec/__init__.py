@@ -1,0 +1,1 @@
+"""Inputs as pure data: the model, the devices, the cluster."""

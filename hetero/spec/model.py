@@ -1,0 +1,100 @@
+"""The model: every number that changes its parameters or its arithmetic, and nothing else.
+
+A plan carries its model, so that a plan for another model is refused by the field that differs, and so that
+``padded_vocab_size`` is a property of the model and not of a tensor-parallel degree.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from hetero.errors import ConfigError
+from hetero.serialization import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A decoder-only transformer as megatron-core's ``GPTModel`` builds it.
+
+    ffn_hidden_size: rows of one MLP projection; a gated MLP has two of them (gate and up).
+    kv_channels: size of one attention head.
+    padded_vocab_size: rows of the embedding; logits of rows from ``vocab_size`` on are masked out.
+    activation: ``gelu`` is the tanh form of GPT-2 and of Megatron's fused kernel; ``swiglu`` is gated.
+    num_experts: experts of every layer's MLP, ``None`` for a dense model; ``moe_ffn_hidden_size`` is per expert.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    ffn_hidden_size: int
+    vocab_size: int
+    padded_vocab_size: int
+    max_position_embeddings: int
+    position_embedding: Literal["learned_absolute", "rope"]
+    rotary_base: int = 10_000
+    rotary_percent: float = 1.0
+    normalization: Literal["LayerNorm", "RMSNorm"]
+    norm_epsilon: float = 1e-5
+    activation: Literal["gelu", "swiglu"]
+    linear_bias: bool
+    qkv_bias: bool
+    qk_layernorm: bool = False
+    tied_embeddings: bool
+    num_experts: int | None = None
+    moe_router_topk: int = 2
+    moe_ffn_hidden_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ConfigError(f"model: {field.name} is {value}, must be at least 1")
+        if self.num_attention_heads % self.num_query_groups:
+            raise ConfigError(
+                f"model: num_query_groups {self.num_query_groups} does not divide "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+        if self.padded_vocab_size < self.vocab_size:
+            raise ConfigError(
+                f"model: padded_vocab_size {self.padded_vocab_size} is below vocab_size {self.vocab_size}"
+            )
+        if self.num_experts is not None:
+            if self.moe_ffn_hidden_size is None:
+                raise ConfigError("model: num_experts is set, so moe_ffn_hidden_size must be set as well")
+            if self.linear_bias:
+                raise ConfigError(
+                    "model: linear_bias with num_experts: the experts here have no biases, set it to false"
+                )
+            if self.moe_router_topk > self.num_experts:
+                raise ConfigError(
+                    f"model: moe_router_topk {self.moe_router_topk} exceeds num_experts {self.num_experts}"
+                )
+
+    @property
+    def is_gated(self) -> bool:
+        return self.activation == "swiglu"
+
+
+def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
+    """``field: our value, not theirs`` for the first field in which two models differ, ``None`` if they do not."""
+    for field in dataclasses.fields(ModelSpec):
+        here, there = getattr(ours, field.name), getattr(theirs, field.name)
+        if here != there:
+            return f"{field.name} {here!r}, not {there!r}"
+    return None
+
+
+def padded_vocab_size(vocab_size: int, *, divisible_by: int) -> int:
+    """``vocab_size`` rounded up to a multiple of ``divisible_by``.
+
+    Megatron-LM multiplies the divisor by the tensor-parallel degree, which makes the model depend on the plan;
+    here the plan has to fit the model instead, and the validator refuses a ``tp`` that does not divide the rows.
+    """
+    return math.ceil(vocab_size / divisible_by) * divisible_by

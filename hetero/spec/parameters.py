@@ -1,0 +1,188 @@
+"""The parameters of a model by canonical name: shapes, sharding and gradients, whatever code holds them.
+
+The names are megatron-core's local layer spec with the global layer number. TransformerEngine's fused modules
+call the same tensors by other names; :mod:`hetero.runtime.stage` translates. A tied output layer has no name of
+its own: the last stage then holds ``embedding.word_embeddings.weight`` a second time.
+
+Tensor parallelism follows Megatron-LM (arXiv 1909.08053): column-parallel weights are cut along dimension 0,
+row-parallel ones along 1; sequence parallelism (arXiv 2205.05198) leaves partial gradients on the rest.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hetero.spec.model import ModelSpec
+
+EMBEDDING = "embedding.word_embeddings.weight"
+
+Init = Literal["normal", "scaled_normal", "zeros", "ones"]
+"""``scaled_normal`` divides the deviation by sqrt(2 num_layers): the two projections onto the residual stream."""
+
+PartialGradient = Literal["never", "sequence_parallel", "always"]
+"""When the tensor-parallel ranks of a replicated parameter hold parts of its gradient, to be summed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One parameter of the whole model.
+
+    shape: global shape.
+    position: -1 for the embedding, the layer number, or num_layers for the head: the order of the forward.
+    shard_dim: the dimension that tensor parallelism cuts, ``None`` if every rank holds all of it.
+    blocks: equal parts along ``shard_dim`` that are cut one by one: 2 for a gated MLP's [gate; up], else 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    position: int
+    shard_dim: int | None = None
+    blocks: int = 1
+    partial_gradient: PartialGradient = "never"
+    init: Init = "normal"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def decays(self) -> bool:
+        """Weight decay applies: Megatron exempts biases and everything of one dimension."""
+        return len(self.shape) > 1
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """Shape of one of ``tp`` shards."""
+        if self.shard_dim is None:
+            return self.shape
+        return tuple(size // tp if dim == self.shard_dim else size for dim, size in enumerate(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """``length`` consecutive indices along a parameter's shard dimension, where the model and a shard count them."""
+
+    global_start: int
+    local_start: int
+    length: int
+
+
+def shard_intervals(parameter: Parameter, *, tp: int, tp_rank: int) -> tuple[Interval, ...]:
+    """What tensor-parallel rank ``tp_rank`` of ``tp`` holds: one interval per block, in local order."""
+    if parameter.shard_dim is None:
+        return (Interval(0, 0, 1),)
+    block = parameter.shape[parameter.shard_dim] // parameter.blocks
+    shard = block // tp
+    return tuple(Interval(b * block + tp_rank * shard, b * shard, shard) for b in range(parameter.blocks))
+
+
+def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
+    """All parameters of ``model`` in the order of the forward; every name once."""
+    rows = list(_embedding(model))
+    for layer in range(model.num_layers):
+        rows += _layer(model, layer)
+    rows += _head(model)
+    return tuple(rows)
+
+
+def stage_parameters(model: ModelSpec, *, first_layer: int, end_layer: int) -> tuple[Parameter, ...]:
+    """The parameters that a stage of layers ``[first_layer, end_layer)`` holds, each name once."""
+    rows: list[Parameter] = []
+    if first_layer == 0:
+        rows += _embedding(model)
+    for layer in range(first_layer, end_layer):
+        rows += _layer(model, layer)
+    if end_layer == model.num_layers:
+        rows += _head(model)
+        if model.tied_embeddings and first_layer > 0:
+            rows.append(next(p for p in _embedding(model) if p.name == EMBEDDING))
+    return tuple(rows)
+
+
+def _embedding(model: ModelSpec) -> Iterator[Parameter]:
+    yield Parameter(name=EMBEDDING, shape=(model.padded_vocab_size, model.hidden_size), position=-1, shard_dim=0)
+    if model.position_embedding == "learned_absolute":
+        yield Parameter(
+            name="embedding.position_embeddings.weight",
+            shape=(model.max_position_embeddings, model.hidden_size),
+            position=-1,
+        )
+
+
+def _head(model: ModelSpec) -> Iterator[Parameter]:
+    yield from _norm(model, "decoder.final_layernorm", model.hidden_size, model.num_layers)
+    if not model.tied_embeddings:
+        yield Parameter(
+            name="output_layer.weight",
+            shape=(model.padded_vocab_size, model.hidden_size),
+            position=model.num_layers,
+            shard_dim=0,
+        )
+
+
+def _layer(model: ModelSpec, layer: int) -> Iterator[Parameter]:
+    prefix = f"decoder.layers.{layer}"
+    yield from _norm(model, f"{prefix}.input_layernorm", model.hidden_size, layer)
+    yield from _attention(model, f"{prefix}.self_attention", layer)
+    yield from _norm(model, f"{prefix}.pre_mlp_layernorm", model.hidden_size, layer)
+    if model.num_experts is None:
+        yield from _mlp(model, f"{prefix}.mlp", model.ffn_hidden_size, layer)
+        return
+    assert model.moe_ffn_hidden_size is not None
+    yield Parameter(
+        name=f"{prefix}.mlp.router.weight",
+        shape=(model.num_experts, model.hidden_size),
+        position=layer,
+        partial_gradient="sequence_parallel",
+    )
+    for expert in range(model.num_experts):
+        yield from _mlp(model, f"{prefix}.mlp.experts.local_experts.{expert}", model.moe_ffn_hidden_size, layer)
+
+
+def _attention(model: ModelSpec, prefix: str, layer: int) -> Iterator[Parameter]:
+    # Fused QKV: per query group its queries, then its key, then its value, so a plain cut keeps groups whole.
+    query_size = model.num_attention_heads * model.kv_channels
+    qkv_size = query_size + 2 * model.num_query_groups * model.kv_channels
+    if model.qk_layernorm:
+        # One head's norm, shared by all heads: each rank sees only its own heads.
+        for which in ("q_layernorm", "k_layernorm"):
+            yield from _norm(model, f"{prefix}.{which}", model.kv_channels, layer, partial="always")
+    yield from _column(f"{prefix}.linear_qkv", (qkv_size, model.hidden_size), layer, bias=model.qkv_bias)
+    yield from _row(f"{prefix}.linear_proj", (model.hidden_size, query_size), layer, bias=model.linear_bias)
+
+
+def _mlp(model: ModelSpec, prefix: str, ffn_hidden_size: int, layer: int) -> Iterator[Parameter]:
+    blocks = 2 if model.is_gated else 1
+    fc1_shape = (blocks * ffn_hidden_size, model.hidden_size)
+    yield from _column(f"{prefix}.linear_fc1", fc1_shape, layer, bias=model.linear_bias, blocks=blocks)
+    yield from _row(f"{prefix}.linear_fc2", (model.hidden_size, ffn_hidden_size), layer, bias=model.linear_bias)
+
+
+def _column(prefix: str, shape: tuple[int, int], layer: int, *, bias: bool, blocks: int = 1) -> Iterator[Parameter]:
+    """Column-parallel: output features are cut, of weight and bias alike."""
+    yield Parameter(name=f"{prefix}.weight", shape=shape, position=layer, shard_dim=0, blocks=blocks)
+    if bias:
+        yield Parameter(
+            name=f"{prefix}.bias", shape=shape[:1], position=layer, shard_dim=0, blocks=blocks, init="zeros"
+        )
+
+
+def _row(prefix: str, shape: tuple[int, int], layer: int, *, bias: bool) -> Iterator[Parameter]:
+    """Row-parallel: input features are cut; the bias is added after the sum, by every rank."""
+    yield Parameter(name=f"{prefix}.weight", shape=shape, position=layer, shard_dim=1, init="scaled_normal")
+    if bias:
+        yield Parameter(
+            name=f"{prefix}.bias",
+            shape=shape[:1],
+            position=layer,
+            partial_gradient="sequence_parallel",
+            init="zeros",
+        )
+
+
+def _norm(
+    model: ModelSpec, prefix: str, size: int, position: int, *, partial: PartialGradient = "sequence_parallel"
+) -> Iterator[Parameter]:
+    yield Parameter(name=f"{prefix}.weight", shape=(size,), position=position, partial_gradient=partial, init="ones")
+    if model.normalization == "LayerNorm":
+        yield Parameter(name=f"{prefix}.bias", shape=(size,), position=position, partial_gradient=partial, init="zeros")

@@ -1,0 +1,7 @@
+"""Units. Plain numbers carry their unit in the name: ``_s``, ``_us``, ``_bytes``, ``_mib``, ``_bytes_per_s``."""
+
+MIB = 2**20
+GIB = 2**30
+
+BYTES_OF_PRECISION = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of one weight or activation element."""
