@@ -5,9 +5,7 @@ Humans write YAML, machines write JSON; both load through the same strict check 
 
 import dataclasses
 import difflib
-import functools
 import json
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -17,6 +15,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from hetero.errors import ConfigError
 
 T = TypeVar("T")
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 """Assign to ``__pydantic_config__`` of every dataclass that is read from a file."""
@@ -85,14 +85,15 @@ def near_match(word: str, known: list[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-@functools.lru_cache
-def _adapter(cls: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
+    if cls not in _ADAPTERS:
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls]
 
 
 def _validated(cls: type[T], text: str, source: str) -> T:
     try:
-        value: T = _adapter(cls).validate_json(text)
+        value = _adapter(cls).validate_json(text)
     except ValidationError as error:
         problems = [_describe(cls, problem) for problem in error.errors(include_url=False)]
         raise ConfigError(f"{source}: " + "; ".join(problems)) from None

@@ -11,6 +11,7 @@ microbatches, so that one microbatch of the coarser stage is several slices.
 import re
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 from hetero.errors import ScheduleError
@@ -39,7 +40,7 @@ class Action(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.index}"
+        return f"{self.stage}{self.kind}{self.number}"
 
     @classmethod
     def parse(cls, text: str) -> "Action":
@@ -105,6 +106,4 @@ class Boundary(NamedTuple):
 
 def boundaries(num_microbatches: Sequence[int]) -> list[Boundary]:
     """The boundary after each stage but the last."""
-    return [
-        Boundary.between(before, after) for before, after in zip(num_microbatches, num_microbatches[1:], strict=False)
-    ]
+    return [Boundary.between(before, after) for before, after in pairwise(num_microbatches)]
