@@ -1,0 +1,132 @@
+"""What the flags say, as frozen dataclasses: one per concern, handed to whoever is concerned and nobody else."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hetero.plan.ir import Precision, Recompute
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The model, except for its vocabulary, which may come from the tokenizer.
+
+    vocab_size: ``None`` takes the tokenizer's.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    ffn_hidden_size: int
+    vocab_size: int | None
+    make_vocab_size_divisible_by: int
+    max_position_embeddings: int
+    position_embedding: Literal["learned_absolute", "rope"]
+    rotary_base: int
+    rotary_percent: float
+    normalization: Literal["LayerNorm", "RMSNorm"]
+    norm_epsilon: float
+    activation: Literal["gelu", "swiglu"]
+    linear_bias: bool
+    qkv_bias: bool
+    qk_layernorm: bool
+    tied_embeddings: bool
+    num_experts: int | None
+    moe_router_topk: int
+    moe_ffn_hidden_size: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Where the tokens come from. ``data_path`` is a prefix, or weights and prefixes in turn, as Megatron has it."""
+
+    data_path: tuple[str, ...]
+    train_data_path: tuple[str, ...]
+    valid_data_path: tuple[str, ...]
+    test_data_path: tuple[str, ...]
+    split: str
+    data_cache_path: Path | None
+    mock_data: bool
+    tokenizer_type: str
+    tokenizer_model: str | None
+    seq_length: int
+    eod_mask_loss: bool
+    num_workers: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """AdamW and its schedules. Counts are optimizer steps; ``clip_grad`` 0 switches clipping off."""
+
+    lr: float
+    min_lr: float
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+    lr_decay_iters: int | None
+    lr_warmup_iters: int
+    lr_warmup_fraction: float | None
+    lr_warmup_init: float
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"]
+    lr_wsd_decay_iters: int | None
+    weight_decay: float
+    start_weight_decay: float
+    end_weight_decay: float
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"]
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    clip_grad: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """Either a plan file, or the degrees of the uniform plan."""
+
+    hetero_plan: Path | None
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    sequence_parallel: bool
+    schedule: Literal["1f1b", "gpipe"]
+    micro_batch_size: int
+    global_batch_size: int
+    precision: Precision
+    recompute: Recompute
+    overlap_grad_reduce: bool
+    bucket_size: int
+    backend: Literal["gloo", "nccl"]
+    timeout_minutes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageConfig:
+    """What every stage's layers are built with beside their shapes."""
+
+    attention_dropout: float
+    hidden_dropout: float
+    init_method_std: float
+    transformer_impl: Literal["auto", "local", "transformer_engine"]
+    moe_router_load_balancing: Literal["none", "aux_loss"]
+    moe_aux_loss_coeff: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """How long to train, from which seed, and what to tell."""
+
+    train_iters: int
+    seed: int
+    log_interval: int
+    tensorboard_dir: Path | None
+    progress: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainConfig:
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig
+    parallel: ParallelConfig
+    stage: StageConfig
+    run: RunConfig
