@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from hetero.plan.ir import Precision, Recompute
+from hetero.runtime.options import StageOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,18 +101,6 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageConfig:
-    """What every stage's layers are built with beside their shapes."""
-
-    attention_dropout: float
-    hidden_dropout: float
-    init_method_std: float
-    transformer_impl: Literal["auto", "local", "transformer_engine"]
-    moe_router_load_balancing: Literal["none", "aux_loss"]
-    moe_aux_loss_coeff: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """How long to train, from which seed, and what to tell."""
 
@@ -128,5 +117,5 @@ class PretrainConfig:
     data: DataConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig
-    stage: StageConfig
+    stage: StageOptions
     run: RunConfig

@@ -1,0 +1,22 @@
+"""What a stage's layers are built with beside their shapes. The same on every rank."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOptions:
+    """Settings that change training but neither a parameter's shape nor who holds it.
+
+    Dropout draws from per-rank generators, so with dropout on the loss depends on the plan.
+    transformer_impl: ``auto`` takes TransformerEngine's layers where it is installed and the device can, else
+        megatron-core's local ones.
+    moe_router_load_balancing: the auxiliary loss is a mean over microbatches, so it depends on their size.
+    """
+
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    init_method_std: float = 0.02
+    transformer_impl: Literal["auto", "local", "transformer_engine"] = "auto"
+    moe_router_load_balancing: Literal["none", "aux_loss"] = "none"
+    moe_aux_loss_coeff: float = 0.0
