@@ -1,0 +1,86 @@
+"""One direction of a boundary between two stages, as one rank sees it: asynchronous sends and receives of slices.
+
+Tensor shapes: S sequence rows this rank holds, B samples of its microbatch, H hidden size.
+
+The shape of every message follows from the plan, so none is announced. Each direction has a communicator of its
+own, on which both sides issue the slices in ascending order: NCCL matches by order and ignores tags.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from hetero.distributed.reshard import Transfer, num_phases, transfers
+from hetero.plan.ir import Stage
+
+
+@dataclass(slots=True)
+class Pending:
+    """Transfers under way. ``tensors`` are the buffers that must live until they are done."""
+
+    works: list[dist.Work]
+    tensors: list[torch.Tensor]
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Block until all is there (on NCCL: until the current stream is ordered behind it)."""
+        for work in self.works:
+            work.wait()
+        for target, source in self.copies:
+            target.copy_(source)
+        self.works, self.tensors, self.copies = [], [], []
+
+    def is_done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return all(work.is_completed() for work in self.works)
+
+
+class Channel:
+    """Slices from ``sender`` to ``receiver``, both stages of one replica; this rank is in one of them.
+
+    Args:
+        group: the ranks of both stages; used by this direction of this boundary only.
+    """
+
+    def __init__(self, *, sender: Stage, receiver: Stage, rank: int, seq_length: int, group: dist.ProcessGroup) -> None:
+        routes = [
+            transfers(sender, receiver, seq_length=seq_length, phase=phase)
+            for phase in range(num_phases(sender, receiver))
+        ]
+        self._group = group
+        self._outgoing = [[t for t in route if t.sender == rank] for route in routes]
+        self._incoming = [[t for t in route if t.receiver == rank] for route in routes]
+
+    def send(self, microbatch_SBH: torch.Tensor, *, number: int) -> Pending:
+        """Start sending slice ``number``, a part of ``microbatch_SBH``.
+
+        Point to point on this channel's group; the receivers call :meth:`receive` with the same number.
+        """
+        tensors = [microbatch_SBH[t.sender_rows, t.sender_samples].contiguous() for t in _of(self._outgoing, number)]
+        operations = [
+            dist.P2POp(dist.isend, tensor, t.receiver, self._group)
+            for tensor, t in zip(tensors, _of(self._outgoing, number), strict=True)
+        ]
+        return Pending(works=_start(operations), tensors=tensors)
+
+    def receive(self, microbatch_SBH: torch.Tensor, *, number: int) -> Pending:
+        """Post the receipt of slice ``number`` into its part of ``microbatch_SBH``, which is valid after ``wait``."""
+        operations, tensors, copies = [], [], []
+        for t in _of(self._incoming, number):
+            part = microbatch_SBH[t.receiver_rows, t.receiver_samples]
+            buffer = part if part.is_contiguous() else torch.empty_like(part, memory_format=torch.contiguous_format)
+            if buffer is not part:
+                copies.append((part, buffer))
+            tensors.append(buffer)
+            operations.append(dist.P2POp(dist.irecv, buffer, t.sender, self._group))
+        return Pending(works=_start(operations), tensors=tensors, copies=copies)
+
+
+def _of(routes: Sequence[list[Transfer]], number: int) -> list[Transfer]:
+    return routes[number % len(routes)]
+
+
+def _start(operations: list[dist.P2POp]) -> list[dist.Work]:
+    return dist.batch_isend_irecv(operations) if operations else []

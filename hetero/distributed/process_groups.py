@@ -1,0 +1,116 @@
+"""The process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
+
+A group exists per tensor-parallel group, per direction of each boundary, and per distinct set of ranks that share
+gradients: their number grows with the edges and holders of the plan, not with the paths through it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hetero.plan.holders import gradient_buckets
+from hetero.plan.ir import Placement, Plan, Stage
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundaryGroups:
+    """The two directions of the boundary after a stage. NCCL runs the transfers of one communicator in order."""
+
+    forward: dist.ProcessGroup
+    backward: dist.ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageContext:
+    """What a working rank knows of its own place. ``before`` and ``after`` are ``None`` at the ends of a replica."""
+
+    placement: Placement
+    stage: Stage
+    previous_stage: Stage | None
+    next_stage: Stage | None
+    num_microbatches: int
+    tp: dist.ProcessGroup
+    alone: dist.ProcessGroup
+    before: BoundaryGroups | None
+    after: BoundaryGroups | None
+
+    @property
+    def is_first(self) -> bool:
+        return self.previous_stage is None
+
+    @property
+    def is_last(self) -> bool:
+        return self.next_stage is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelContext:
+    """A rank's view of a running plan.
+
+    work: ``None`` on an idle rank.
+    losses: the last stages of all replicas.
+    gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange.
+    """
+
+    plan: Plan
+    rank: int
+    device: torch.device
+    world: dist.ProcessGroup
+    work: StageContext | None
+    losses: dist.ProcessGroup
+    gradients: Mapping[Ranks, dist.ProcessGroup]
+
+
+def create_groups(plan: Plan, *, device: torch.device) -> ParallelContext:
+    """Create every group of ``plan``.
+
+    Collective over the world, which must be initialised with ``plan.world_size`` ranks: each rank creates every
+    group, its own or not, in the one order that the plan gives.
+    """
+    rank = dist.get_rank()
+    placement = plan.placement(rank)
+    world = dist.group.WORLD
+    assert world is not None, "init_process_group comes first"
+
+    tp_groups = {ranks: dist.new_group(list(ranks)) for _, _, stage in plan.stages() for ranks in stage.tp_groups}
+    boundaries = {
+        (r, s): BoundaryGroups(forward=_union_group(here, after), backward=_union_group(here, after))
+        for r, replica in enumerate(plan.replicas)
+        for s, (here, after) in enumerate(zip(replica.stages[:-1], replica.stages[1:], strict=True))
+    }
+    losses = dist.new_group(sorted(rank for replica in plan.replicas for rank in replica.stages[-1].ranks))
+    gradients = {ranks: dist.new_group(list(ranks)) for ranks in gradient_groups(plan)}
+
+    work = None
+    if placement is not None:
+        stages = plan.replicas[placement.replica].stages
+        s = placement.stage
+        stage = stages[s]
+        work = StageContext(
+            placement=placement,
+            stage=stage,
+            previous_stage=stages[s - 1] if s > 0 else None,
+            next_stage=stages[s + 1] if s + 1 < len(stages) else None,
+            num_microbatches=plan.replicas[placement.replica].num_microbatches(s),
+            tp=tp_groups[stage.tp_groups[placement.dp_rank]],
+            alone=dist.new_group([rank], use_local_synchronization=True),
+            before=boundaries.get((placement.replica, s - 1)),
+            after=boundaries.get((placement.replica, s)),
+        )
+    return ParallelContext(
+        plan=plan, rank=rank, device=device, world=world, work=work, losses=losses, gradients=gradients
+    )
+
+
+def gradient_groups(plan: Plan) -> tuple[Ranks, ...]:
+    """The distinct sets of two or more ranks that share gradients, in the order in which they are created."""
+    buckets = gradient_buckets(plan, bucket_numel=1)
+    return tuple(dict.fromkeys(bucket.ranks for bucket in buckets if len(bucket.ranks) > 1))
+
+
+def _union_group(here: Stage, after: Stage) -> dist.ProcessGroup:
+    return dist.new_group(sorted(here.ranks + after.ranks))

@@ -1,0 +1,72 @@
+"""Stand-ins for the few CUDA calls that megatron-core 0.16's layers make, for machines without CUDA.
+
+Everything that is replaced is listed here, with the places in megatron-core that need it. With CUDA present
+:func:`install` does nothing. It has to run before the first import of ``megatron.core``, whose fused functions
+call ``torch.compile`` while they are imported.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_CPU = torch.device("cpu")
+
+
+def install() -> None:
+    """Make megatron-core's layers run on the CPU. Safe to call again; entry points call it first of all.
+
+    Public functions of ``torch.cuda`` that are replaced, and who calls them:
+
+    * ``current_device``, ``set_device``: rotary_pos_embedding.py:162, utils.py:631 (GlobalMemoryBuffer),
+      tensor_parallel/mappings.py:91-442, tensor_parallel/layers.py:552, moe/router.py:90-198
+    * ``get_rng_state``, ``set_rng_state``, ``manual_seed``: tensor_parallel/random.py:55,72,235-240,422, which
+      dot_product_attention.py:217 reaches even with dropout 0
+    """
+    if torch.cuda.is_available():
+        return
+    torch.cuda.current_device = lambda: _CPU
+    torch.cuda.set_device = lambda device: None
+    for module in (torch.cuda, torch.cuda.random):
+        module.get_rng_state = lambda device="cuda": torch.get_rng_state()
+        module.set_rng_state = lambda new_state, device="cuda": torch.set_rng_state(new_state)
+        module.manual_seed = _seed_default_generator
+    _import_megatron_without_compiling()
+
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    # random.py:72 calls CUDA's lazy initialisation itself instead of torch.cuda.set_rng_state.
+    megatron_random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
+    # random.py:264 warns when the CPU generator moves inside a fork of "CUDA's": here they are the same one.
+    logger = logging.getLogger(megatron_random.__name__)
+    if _is_no_cpu_generator_warning not in logger.filters:
+        logger.addFilter(_is_no_cpu_generator_warning)
+
+
+def _seed_default_generator(seed: int) -> None:
+    torch.default_generator.manual_seed(int(seed))
+
+
+def _is_no_cpu_generator_warning(record: logging.LogRecord) -> bool:
+    return "CPU RNG state changed" not in record.getMessage()
+
+
+def _import_megatron_without_compiling() -> None:
+    """core/jit.py:25 decorates with ``torch.compile``: on a CPU that costs 13 s at the first fused call."""
+
+    def leave_as_it_is(model: Callable[..., Any] | None = None, **_: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    compile_ = torch.compile
+    torch.compile = leave_as_it_is
+    try:
+        with warnings.catch_warnings():
+            # Half a dozen modules say that Apex and TransformerEngine are not installed.
+            warnings.simplefilter("ignore")
+            import megatron.core.models.gpt.gpt_layer_specs
+            import megatron.core.models.gpt.gpt_model
+            import megatron.core.transformer.moe.moe_layer  # noqa: F401
+    finally:
+        torch.compile = compile_

@@ -1,0 +1,81 @@
+"""Which of megatron-core's modules make up a layer on this device."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_layer_specs import (
+    HAVE_TE,
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hetero.errors import ConfigError
+from hetero.runtime.options import StageOptions
+from hetero.spec.devices import DeviceType
+from hetero.spec.model import ModelSpec
+
+
+class Norm(torch.nn.Module):
+    """LayerNorm or RMSNorm of torch for the local spec.
+
+    The stock ``WrappedTorchNorm`` refuses sequence parallelism (torch_norm.py:32), whose only effect on a norm is
+    that its gradient is partial; :mod:`hetero.plan.holders` accounts for that by the parameter's name.
+    """
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:
+        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+        return kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+
+
+def uses_transformer_engine(options: StageOptions, device: DeviceType) -> bool:
+    """Whether this device's layers are TransformerEngine's.
+
+    Raises:
+        ConfigError: it is asked for and cannot be.
+    """
+    possible = HAVE_TE and device.has_transformer_engine
+    if options.transformer_impl == "transformer_engine" and not possible:
+        reason = "is not installed" if device.has_transformer_engine else f"does not run on {device.name}"
+        raise ConfigError(
+            f"--transformer-impl transformer_engine: TransformerEngine {reason}; "
+            "choose auto, which takes the local layers where it is missing"
+        )
+    return possible and options.transformer_impl != "local"
+
+
+def stage_spec(
+    model: ModelSpec, *, num_layers: int, transformer_engine: bool
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """The modules of a stage of ``num_layers`` layers and, after the last one of the model, its final norm."""
+    if transformer_engine:
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=model.num_experts,
+            moe_grouped_gemm=model.num_experts is not None,
+            qk_layernorm=model.qk_layernorm,
+        )
+    layer = copy.deepcopy(
+        get_gpt_layer_local_spec(
+            num_experts=model.num_experts, qk_layernorm=model.qk_layernorm, normalization=model.normalization
+        )
+    )
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    if model.qk_layernorm:
+        attention = layer.submodules.self_attention.submodules
+        attention.q_layernorm = attention.k_layernorm = Norm
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=Norm)
+
+
+def activation_function(model: ModelSpec, *, fused: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The MLP's activation; ``fused`` if megatron-core will replace it by its kernel for bias and activation.
+
+    That kernel computes the tanh form for ``F.gelu``, so without it the tanh form has to be asked for.
+    """
+    if model.is_gated:
+        return F.silu
+    return F.gelu if fused else partial(F.gelu, approximate="tanh")

@@ -1,0 +1,141 @@
+"""The one bridge to megatron-core's module globals and private names.
+
+Its layers take their groups from a ``ProcessGroupCollection``, except for the few getters listed at
+:func:`install_parallel_state`.
+"""
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+from hetero.distributed.process_groups import StageContext
+from hetero.plan.ir import Replica
+
+
+class PipelinePosition:
+    """Stands for a pipeline group: megatron-core's modules ask it for nothing but its rank and size."""
+
+    def __init__(self, *, stage: int, num_stages: int) -> None:
+        self._stage = stage
+        self._num_stages = num_stages
+
+    def rank(self) -> int:
+        return self._stage
+
+    def size(self) -> int:
+        return self._num_stages
+
+
+class StageLayout(PipelineParallelLayerLayout):
+    """The layer layout of one replica, bound to one of its stages.
+
+    The stock class asks ``parallel_state`` for the pipeline rank, and transformer_block.py:91 and
+    transformer_layer.py:51 never pass it.
+    """
+
+    def __init__(self, replica: Replica, stage: int) -> None:
+        rows = [["decoder"] * s.num_layers for s in replica.stages]
+        rows[0].insert(0, "embedding")
+        rows[-1].append("loss")
+        super().__init__(rows, len(rows))
+        self._stage = stage
+
+    def get_num_layers_to_build(
+        self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
+    ) -> int:
+        return super().get_num_layers_to_build(layer_type, vp_stage, self._stage)
+
+    def get_layer_offset(
+        self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
+    ) -> int:
+        return super().get_layer_offset(layer_type, vp_stage, self._stage)
+
+
+def process_group_collection(work: StageContext, *, num_stages: int) -> ProcessGroupCollection:
+    """The groups that megatron-core's modules see: real tensor parallelism, everything else this rank alone.
+
+    Pipeline and data parallelism are this project's own; context and expert parallelism are one.
+    """
+    tp, alone = work.tp, work.alone
+    collection = ProcessGroupCollection(
+        tp=tp,
+        mp=tp,
+        tp_cp=tp,
+        expt_tp=tp,
+        tp_ep=tp,
+        tp_ep_pp=tp,
+        tp_dp_cp=tp,
+        cp=alone,
+        ep=alone,
+        dp=alone,
+        dp_cp=alone,
+        expt_dp=alone,
+        intra_dp_cp=alone,
+        intra_expt_dp=alone,
+        embd=None,
+        pos_embd=None,
+        hcp=None,
+        inter_dist_opt=None,
+        intra_dist_opt=None,
+    )
+    collection.pp = PipelinePosition(stage=work.placement.stage, num_stages=num_stages)
+    return collection
+
+
+def install_parallel_state(collection: ProcessGroupCollection) -> None:
+    """Point the ``parallel_state`` globals of this process at its own groups.
+
+    Still asked for although a collection was given: the memory buffer (dot_product_attention.py:189,
+    layers.py:482,519, mappings.py:139,179), the tensor-parallel group, rank and size (cross_entropy.py:131-157),
+    and whether model parallelism is initialised at all (utils.py:496). The data-parallel group stays unset: no
+    single group is right, so whoever asks fails instead of getting a wrong answer.
+    """
+    values = {
+        "_TENSOR_MODEL_PARALLEL_GROUP": collection.tp,
+        "_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS": dist.get_process_group_ranks(collection.tp),
+        "_MODEL_PARALLEL_GROUP": collection.mp,
+        "_CONTEXT_PARALLEL_GROUP": collection.cp,
+        "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": collection.tp_cp,
+        "_EXPERT_MODEL_PARALLEL_GROUP": collection.ep,
+        "_EXPERT_TENSOR_PARALLEL_GROUP": collection.expt_tp,
+        "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": collection.tp_ep,
+        "_MPU_PIPELINE_MODEL_PARALLEL_RANK": collection.pp.rank(),
+        "_MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE": collection.pp.size(),
+    }
+    for name, value in values.items():
+        assert hasattr(parallel_state, name), f"megatron-core renamed parallel_state.{name}"
+        setattr(parallel_state, name, value)
+    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
+        parallel_state._set_global_memory_buffer()
+    # moe_utils.py:1192 reads a name that moe_utils.py:34 binds only where TransformerEngine is installed.
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def seed_dropout(seed: int, *, work: StageContext) -> None:
+    """Seed the generators of dropout: other values in every replica, stage, data- and tensor-parallel rank."""
+    place = work.placement
+    stage_seed = seed + 100 * place.stage + 10_000 * place.replica + 1_000_000 * place.dp_rank
+    model_parallel_cuda_manual_seed(
+        stage_seed, tp_rank=place.tp_rank, ep_rank=0, etp_rank=place.tp_rank, force_reset_rng=True
+    )
+
+
+def keep_float64_logits() -> None:
+    """Let the loss keep float64 logits: cross_entropy.py:28 rounds them to float32.
+
+    For runs in fp64 only, which exist to tell a logic error from rounding.
+    """
+
+    def logits_max(vocab_parallel_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        is_float64 = vocab_parallel_logits.dtype == torch.float64
+        logits = vocab_parallel_logits if is_float64 else vocab_parallel_logits.float()
+        return logits, logits.max(dim=-1)[0]
+
+    VocabParallelCrossEntropy.calculate_logits_max = staticmethod(logits_max)

@@ -1,0 +1,231 @@
+"""Runs the action list of one stage: the same rows that the simulator replays.
+
+Tensor shapes: S sequence rows on this rank, B samples of a microbatch on this rank, H hidden size.
+
+Nothing blocks but a compute that waits for its own input: a RECV only posts, a SEND only starts, and buffers live
+until their transfers are done.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core.pipeline_parallel.schedules import custom_backward
+from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
+
+from hetero.distributed.p2p import Channel, Pending
+from hetero.distributed.process_groups import BoundaryGroups, ParallelContext, StageContext
+from hetero.plan.ir import Replica, Stage
+from hetero.runtime.batch import Microbatch
+from hetero.runtime.stage import StageModel
+from hetero.schedule.actions import Kind, Row
+from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early
+
+RECEIVES_AHEAD = 2
+"""Computes that a receive is posted ahead of its own: one hides the transfer, another the neighbour's jitter."""
+
+
+def stage_row(replica: Replica, stage: int) -> Row:
+    """The actions of one stage of ``replica`` for a step: 1F1B at the plan's depths, with communication.
+
+    Raises:
+        ScheduleError: the depths deadlock.
+    """
+    num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    order = one_f_one_b(num_microbatches=num_microbatches, in_flight=[s.in_flight for s in replica.stages])
+    schedule = add_communication(order, num_microbatches=num_microbatches)
+    schedule = post_receives_early(schedule, computes_ahead=RECEIVES_AHEAD)
+    check_no_deadlock(schedule, num_microbatches=num_microbatches)
+    return schedule[stage]
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """The sum of the token losses of this rank's samples in a step, not scaled. Zero except on last stages."""
+
+    loss: torch.Tensor
+
+
+class PipelineExecutor:
+    """Executes this rank's stage for one step: forward and backward of all its microbatches."""
+
+    def __init__(self, context: ParallelContext, work: StageContext, model: StageModel) -> None:
+        self._context = context
+        self._model = model
+        self._row = stage_row(context.plan.replicas[work.placement.replica], work.placement.stage)
+        self._last_backward = work.num_microbatches - 1
+        self._aux_loss_share = work.stage.micro_batch_size / context.plan.global_batch_size
+        self._before = _boundary_before(context, work, model.dtype)
+        self._after = _boundary_after(context, work, model.dtype)
+        self._inputs: dict[int, torch.Tensor] = {}
+        self._outputs: dict[int, torch.Tensor] = {}
+
+    def run(
+        self,
+        microbatches: Sequence[Microbatch] | None,
+        *,
+        loss_scale: float,
+        before_last_backward: Callable[[], None],
+    ) -> LossSum:
+        """One forward and backward of every microbatch; gradients add up in the parameters.
+
+        Args:
+            microbatches: this rank's, in order; ``None`` on stages that are neither first nor last.
+            loss_scale: multiplies the sum of token losses: 1 / (loss tokens of the whole global batch).
+            before_last_backward: called once, when only the last microbatch's gradients are still missing.
+        """
+        device = self._context.device
+        if self._context.plan.model.num_experts is not None:
+            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(self._aux_loss_share, device=device))
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        for _, kind, number in self._row:
+            match kind:
+                case Kind.RECV_F:
+                    _present(self._before).post_receive(number)
+                case Kind.RECV_B:
+                    _present(self._after).post_receive(number)
+                case Kind.SEND_F:
+                    _present(self._after).start_send(number)
+                case Kind.SEND_B:
+                    _present(self._before).start_send(number)
+                case Kind.F:
+                    batch = microbatches[number] if microbatches is not None else None
+                    loss_sum += self._forward(number, batch, loss_scale)
+                case Kind.B:
+                    if number == self._last_backward:
+                        before_last_backward()
+                    self._backward(number)
+        for boundary in (self._before, self._after):
+            if boundary is not None:
+                boundary.finish_sends()
+        return LossSum(loss_sum)
+
+    def _forward(self, number: int, batch: Microbatch | None, loss_scale: float) -> torch.Tensor | float:
+        """Forward of a microbatch; returns the sum of its token losses on a last stage, else 0."""
+        input_SBH = None
+        if self._before is not None:
+            input_SBH = self._inputs[number] = self._before.take_received(number).requires_grad_()
+        output = self._model.forward(input_SBH, batch)
+        if self._after is None:
+            assert batch is not None
+            loss = (output * batch.loss_mask_BS).sum()
+            self._outputs[number] = loss * loss_scale
+            return loss.detach()
+        self._after.offer(number, output.detach())
+        # Only the graph is needed from here on; the activation itself lives until it has been sent.
+        output.data = torch.empty(1, dtype=output.dtype, device=output.device)
+        self._outputs[number] = output
+        return 0.0
+
+    def _backward(self, number: int) -> None:
+        output = self._outputs.pop(number)
+        custom_backward(output, None if self._after is None else self._after.take_received(number))
+        if self._before is not None:
+            gradient_SBH = self._inputs.pop(number).grad
+            assert gradient_SBH is not None
+            self._before.offer(number, gradient_SBH)
+
+
+class _Boundary:
+    """This rank's end of the boundary before or after its stage: microbatch tensors in, microbatch tensors out."""
+
+    def __init__(
+        self,
+        *,
+        incoming: Channel,
+        outgoing: Channel,
+        slices_per_microbatch: int,
+        new_tensor: Callable[[], torch.Tensor],
+    ) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._slices = slices_per_microbatch
+        self._new_tensor = new_tensor
+        self._arriving: dict[int, tuple[torch.Tensor, list[Pending]]] = {}
+        self._departing: dict[int, torch.Tensor] = {}
+        self._sending: list[Pending] = []
+
+    def post_receive(self, number: int) -> None:
+        """Post the receipt of a slice; the first of a microbatch allocates its tensor."""
+        microbatch = number // self._slices
+        if microbatch not in self._arriving:
+            self._arriving[microbatch] = self._new_tensor(), []
+        tensor_SBH, pending = self._arriving[microbatch]
+        pending.append(self._incoming.receive(tensor_SBH, number=number))
+
+    def take_received(self, microbatch: int) -> torch.Tensor:
+        """The tensor of a microbatch; waits until all its slices are there."""
+        tensor_SBH, pending = self._arriving.pop(microbatch)
+        for transfer in pending:
+            transfer.wait()
+        return tensor_SBH
+
+    def offer(self, microbatch: int, tensor_SBH: torch.Tensor) -> None:
+        """Hand over a microbatch's tensor, whose slices are sent next."""
+        self._departing[microbatch] = tensor_SBH
+
+    def start_send(self, number: int) -> None:
+        """Start sending a slice, and let go of those that have arrived."""
+        microbatch, index = divmod(number, self._slices)
+        self._sending = [transfer for transfer in self._sending if not transfer.is_done()]
+        self._sending.append(self._outgoing.send(self._departing[microbatch], number=number))
+        if index == self._slices - 1:
+            del self._departing[microbatch]
+
+    def finish_sends(self) -> None:
+        """Wait for everything that is still being sent."""
+        for transfer in self._sending:
+            transfer.wait()
+        self._sending = []
+
+
+def _boundary_before(context: ParallelContext, work: StageContext, dtype: torch.dtype) -> _Boundary | None:
+    if work.previous_stage is None or work.before is None:
+        return None
+    forward, backward = _channels(context, work.placement.replica, work.placement.stage - 1, work.before)
+    return _Boundary(
+        incoming=forward,
+        outgoing=backward,
+        slices_per_microbatch=_slices_per_microbatch(work.stage, work.previous_stage),
+        new_tensor=_allocator(context, work.stage, dtype),
+    )
+
+
+def _boundary_after(context: ParallelContext, work: StageContext, dtype: torch.dtype) -> _Boundary | None:
+    if work.next_stage is None or work.after is None:
+        return None
+    forward, backward = _channels(context, work.placement.replica, work.placement.stage, work.after)
+    return _Boundary(
+        incoming=backward,
+        outgoing=forward,
+        slices_per_microbatch=_slices_per_microbatch(work.stage, work.next_stage),
+        new_tensor=_allocator(context, work.stage, dtype),
+    )
+
+
+def _channels(context: ParallelContext, replica: int, boundary: int, groups: BoundaryGroups) -> tuple[Channel, Channel]:
+    """The forward and the backward channel between stages ``boundary`` and ``boundary + 1``."""
+    here, after = context.plan.replicas[replica].stages[boundary : boundary + 2]
+    rank, seq_length = context.rank, context.plan.seq_length
+    return (
+        Channel(sender=here, receiver=after, rank=rank, seq_length=seq_length, group=groups.forward),
+        Channel(sender=after, receiver=here, rank=rank, seq_length=seq_length, group=groups.backward),
+    )
+
+
+def _slices_per_microbatch(stage: Stage, neighbour: Stage) -> int:
+    size = stage.samples_per_microbatch
+    return size // min(size, neighbour.samples_per_microbatch)
+
+
+def _allocator(context: ParallelContext, stage: Stage, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """Makes the tensor [S, B, H] that a rank of ``stage`` holds of one microbatch."""
+    rows = context.plan.seq_length // (stage.tp if stage.splits_sequence else 1)
+    shape = (rows, stage.micro_batch_size, context.plan.model.hidden_size)
+    return lambda: torch.empty(shape, dtype=dtype, device=context.device)
+
+
+def _present(boundary: _Boundary | None) -> _Boundary:
+    assert boundary is not None, "the schedule has a transfer where the replica has no boundary"
+    return boundary

@@ -1,0 +1,202 @@
+"""A pipeline stage: megatron-core's ``GPTModel`` with exactly the layers that the plan gives it.
+
+Tensor shapes: S sequence rows on this rank, B samples of a microbatch, H hidden size, V vocabulary rows on this rank.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hetero.distributed.process_groups import ParallelContext, StageContext
+from hetero.runtime import cpu_backend, mcore
+from hetero.runtime.batch import Microbatch
+from hetero.runtime.layer_spec import activation_function, stage_spec, uses_transformer_engine
+from hetero.runtime.options import StageOptions
+from hetero.runtime.weights import canonical_parameters, draw_weights
+from hetero.spec.devices import device_type
+from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import Parameter
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class MaskedVocabularyGPT(GPTModel):
+    """A GPTModel whose padding rows of the vocabulary take no part in the softmax."""
+
+    num_padding_logits = 0
+    """How many of the last logits of this rank are padding."""
+
+    def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """labels: [B, S of the whole sequence]; logits: [S of the whole sequence, B, V] -> loss per token [B, S]."""
+        if self.num_padding_logits:
+            logits[..., -self.num_padding_logits :] = torch.finfo(logits.dtype).min
+        return super().compute_language_model_loss(labels, logits)
+
+
+@dataclass(frozen=True, slots=True)
+class StageModel:
+    """The module of one rank and its parameters by canonical name.
+
+    attention_mask: [1, 1, S, S], true where a position is hidden; ``None`` where the kernels are causal themselves.
+    """
+
+    module: MaskedVocabularyGPT
+    parameters: dict[str, tuple[Parameter, torch.nn.Parameter]]
+    attention_mask: torch.Tensor | None
+    dtype: torch.dtype
+
+    def forward(self, input_SBH: torch.Tensor | None, batch: Microbatch | None) -> torch.Tensor:
+        """Activations [S, B, H] for the next stage, or on the last stage the loss of every token [B, S].
+
+        ``input_SBH`` is ``None`` on the first stage, ``batch`` on stages that are neither first nor last.
+        """
+        if input_SBH is not None:
+            self.module.set_input_tensor(input_SBH)
+        is_last = self.module.post_process
+        return self.module(
+            batch.tokens_BS if batch is not None else None,
+            batch.position_ids_BS if batch is not None else None,
+            self.attention_mask,
+            labels=batch.labels_BS if batch is not None and is_last else None,
+        )
+
+
+def build_stage(context: ParallelContext, work: StageContext, *, options: StageOptions, seed: int) -> StageModel:
+    """Build this rank's part of the model with its initial weights, and set megatron-core's globals to its groups.
+
+    Raises:
+        ConfigError: TransformerEngine is asked for and cannot be used.
+    """
+    cpu_backend.install()
+    plan = context.plan
+    num_stages = len(plan.replicas[work.placement.replica].stages)
+    collection = mcore.process_group_collection(work, num_stages=num_stages)
+    mcore.install_parallel_state(collection)
+    if plan.precision == "fp64":
+        mcore.keep_float64_logits()
+    mcore.seed_dropout(seed, work=work)
+
+    model, stage = plan.model, work.stage
+    transformer_engine = uses_transformer_engine(options, device_type(stage.device))
+    module = MaskedVocabularyGPT(
+        config=_transformer_config(context, work, options),
+        transformer_layer_spec=stage_spec(model, num_layers=stage.num_layers, transformer_engine=transformer_engine),
+        vocab_size=model.padded_vocab_size,
+        max_sequence_length=model.max_position_embeddings,
+        pre_process=work.is_first,
+        post_process=work.is_last,
+        share_embeddings_and_output_weights=model.tied_embeddings,
+        position_embedding_type=model.position_embedding,
+        rotary_percent=model.rotary_percent,
+        rotary_base=model.rotary_base,
+        pg_collection=collection,
+    )
+    dtype = DTYPES[plan.precision]
+    # Stock norms and position embeddings ignore params_dtype.
+    module.to(device=context.device, dtype=dtype)
+    module.num_padding_logits = _padding_logits(model, tp=stage.tp, tp_rank=work.placement.tp_rank)
+
+    parameters = canonical_parameters(module, model=model, stage=stage)
+    draw_weights(
+        parameters,
+        model=model,
+        tp=stage.tp,
+        tp_rank=work.placement.tp_rank,
+        seed=seed,
+        std=options.init_method_std,
+    )
+    mask = None if transformer_engine else _causal_mask(plan.seq_length, context.device)
+    return StageModel(module, parameters, mask, dtype)
+
+
+def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:
+    rows = model.padded_vocab_size // tp
+    real = model.vocab_size - tp_rank * rows
+    return rows - min(max(real, 0), rows)
+
+
+def _causal_mask(seq_length: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(1, 1, seq_length, seq_length, dtype=torch.bool, device=device).triu(1)
+
+
+def _transformer_config(context: ParallelContext, work: StageContext, options: StageOptions) -> TransformerConfig:
+    plan, model, stage = context.plan, context.plan.model, work.stage
+    replica = plan.replicas[work.placement.replica]
+    on_cuda = context.device.type == "cuda"
+    fuse_activation = on_cuda and (model.linear_bias or model.is_gated)
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_query_groups,
+        kv_channels=model.kv_channels,
+        ffn_hidden_size=model.ffn_hidden_size,
+        normalization=model.normalization,
+        layernorm_epsilon=model.norm_epsilon,
+        gated_linear_unit=model.is_gated,
+        activation_func=activation_function(model, fused=fuse_activation),
+        add_bias_linear=model.linear_bias,
+        add_qkv_bias=model.qkv_bias,
+        qk_layernorm=model.qk_layernorm,
+        attention_dropout=options.attention_dropout,
+        hidden_dropout=options.hidden_dropout,
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        perform_initialization=False,
+        params_dtype=DTYPES[plan.precision],
+        pipeline_dtype=DTYPES[plan.precision],
+        bf16=plan.precision == "bf16",
+        fp16=plan.precision == "fp16",
+        tensor_model_parallel_size=stage.tp,
+        pipeline_model_parallel_size=len(replica.stages),
+        pipeline_model_parallel_layout=mcore.StageLayout(replica, work.placement.stage),
+        sequence_parallel=stage.splits_sequence,
+        # Pieces of a gradient go to several buckets, so the weight-gradient kernel cannot write it by itself.
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=fuse_activation,
+        bias_dropout_fusion=on_cuda,
+        masked_softmax_fusion=on_cuda,
+        persist_layer_norm=on_cuda and model.normalization == "LayerNorm",
+        apply_rope_fusion=False,
+        **_recompute_settings(work),
+        **_moe_settings(context, options),
+    )
+
+
+def _recompute_settings(work: StageContext) -> dict[str, Any]:
+    stage = work.stage
+    match stage.recompute:
+        case "none":
+            return {}
+        case "selective":
+            return {"recompute_granularity": "selective"}
+        case "full":
+            count = stage.num_layers if stage.recompute_num_layers is None else stage.recompute_num_layers
+            return {
+                "recompute_granularity": "full",
+                "recompute_method": "block",
+                "recompute_num_layers": count,
+            }
+
+
+def _moe_settings(context: ParallelContext, options: StageOptions) -> dict[str, Any]:
+    model = context.plan.model
+    if model.num_experts is None:
+        return {}
+    return {
+        "num_moe_experts": model.num_experts,
+        "moe_router_topk": model.moe_router_topk,
+        "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
+        "moe_router_load_balancing_type": options.moe_router_load_balancing,
+        "moe_aux_loss_coeff": options.moe_aux_loss_coeff,
+        # The all-to-all dispatcher needs CUDA streams; with one expert-parallel rank neither sends anything.
+        "moe_token_dispatcher_type": "allgather",
+        "moe_router_dtype": "fp64" if context.plan.precision == "fp64" else None,
+    }
+
+
+def _leave(_: torch.Tensor) -> None:
+    """Init method for megatron-core: weights are drawn by name after the module is built."""

@@ -1,0 +1,16 @@
+"""Imported once by the fork server of :mod:`tests.helpers.ranks`. Runs no torch operation: its threads do not fork."""
+
+import warnings
+
+warnings.filterwarnings("ignore")
+
+from hetero.runtime import cpu_backend  # noqa: E402
+
+cpu_backend.install()
+
+import torch._dynamo  # noqa: E402, F401  (torch.optim imports it at its first step)
+
+import hetero.runtime.grad_sync  # noqa: E402
+import hetero.runtime.optimizer  # noqa: E402
+import hetero.runtime.pipeline  # noqa: E402
+import hetero.runtime.stage  # noqa: E402, F401

@@ -1,0 +1,133 @@
+"""A few training steps under a plan, small enough for a test, with everything that a comparison wants to see."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hetero.distributed.process_groups import ParallelContext, create_groups
+from hetero.plan.ir import Plan
+from hetero.plan.uniform import uniform_plan
+from hetero.runtime.batch import Microbatch
+from hetero.runtime.grad_sync import GradientSync
+from hetero.runtime.optimizer import AdamOptions, Optimizer
+from hetero.runtime.options import StageOptions
+from hetero.runtime.pipeline import PipelineExecutor
+from hetero.runtime.stage import StageModel, build_stage
+
+ADAM = AdamOptions(lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=0.5)
+
+
+@dataclass
+class Trace:
+    """What one rank saw. Arrays are this rank's shards by canonical name; ``tp_rank`` and ``tp`` tell which."""
+
+    tp: int = 1
+    tp_rank: int = 0
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    gradients: list[dict[str, np.ndarray]] = field(default_factory=list)
+    weights: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+
+def sample(index: int, *, seq_length: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, labels and loss mask [S] of sample ``index``: some tokens do not count, and not equally many each."""
+    generator = torch.Generator().manual_seed(index)
+    ids = torch.randint(0, vocab_size, (seq_length + 1,), generator=generator)
+    mask = (torch.rand(seq_length, generator=generator) > 0.1 * (index % 4)).float()
+    return ids[:-1], ids[1:], mask
+
+
+def microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:
+    """The microbatches of ``rank`` by the order that the plan's docstring promises, written out independently."""
+    place = plan.placement(rank)
+    assert place is not None
+    replica = plan.replicas[place.replica]
+    stage = replica.stages[place.stage]
+    block = step * plan.global_batch_size + sum(r.num_samples for r in plan.replicas[: place.replica])
+    batches = []
+    for m in range(replica.num_samples // (stage.micro_batch_size * stage.dp)):
+        first = block + (m * stage.dp + place.dp_rank) * stage.micro_batch_size
+        rows = [
+            sample(i, seq_length=plan.seq_length, vocab_size=plan.model.vocab_size)
+            for i in range(first, first + stage.micro_batch_size)
+        ]
+        tokens, labels, masks = (torch.stack(column) for column in zip(*rows, strict=True))
+        positions = torch.arange(plan.seq_length).expand_as(tokens)
+        batches.append(Microbatch(tokens, positions, labels, masks))
+    return batches
+
+
+def tokens_of_step(plan: Plan, step: int) -> int:
+    """Loss tokens of the whole global batch."""
+    first = step * plan.global_batch_size
+    samples = range(first, first + plan.global_batch_size)
+    masks = [sample(i, seq_length=plan.seq_length, vocab_size=plan.model.vocab_size)[2] for i in samples]
+    return int(sum(mask.sum().item() for mask in masks))
+
+
+def one_process_plan(plan: Plan) -> Plan:
+    """The same training on one rank."""
+    return uniform_plan(
+        model=plan.model,
+        world_size=1,
+        micro_batch_size=1,
+        global_batch_size=plan.global_batch_size,
+        seq_length=plan.seq_length,
+        device="cpu",
+        precision=plan.precision,
+    )
+
+
+def train(
+    rank: int, plan: Plan, num_steps: int, overlap: bool = True, options: StageOptions | None = None
+) -> Trace | None:
+    """Run on every rank of ``plan``. Returns ``None`` on idle ranks."""
+    context = create_groups(plan, device=torch.device("cpu"))
+    if context.work is None:
+        optimizer = Optimizer(context, {}, None, ADAM)
+        for _ in range(num_steps):
+            optimizer.step(loss_sum=torch.zeros(()), num_tokens=0)
+        return None
+    model = build_stage(context, context.work, options=options or StageOptions(init_method_std=0.1), seed=7)
+    gradients = GradientSync(context, context.work, model.parameters, bucket_numel=3000, overlap=overlap)
+    optimizer = Optimizer(context, model.parameters, gradients, ADAM)
+    executor = PipelineExecutor(context, context.work, model)
+    trace = Trace(tp=context.work.stage.tp, tp_rank=context.work.placement.tp_rank)
+    for step in range(num_steps):
+        _step(context, model, gradients, optimizer, executor, trace, step)
+    return trace
+
+
+def _step(
+    context: ParallelContext,
+    model: StageModel,
+    gradients: GradientSync,
+    optimizer: Optimizer,
+    executor: PipelineExecutor,
+    trace: Trace,
+    step: int,
+) -> None:
+    work = context.work
+    assert work is not None
+    needs_data = work.is_first or work.is_last
+    gradients.zero()
+    loss = executor.run(
+        microbatches(context.plan, context.rank, step=step) if needs_data else None,
+        loss_scale=1.0 / tokens_of_step(context.plan, step),
+        before_last_backward=gradients.expect_last_backward,
+    )
+    gradients.finish()
+    trace.gradients.append({name: tensor.grad.numpy().copy() for name, (_, tensor) in model.parameters.items()})
+    counts = work.is_last and work.placement.tp_rank == 0
+    result = optimizer.step(
+        loss_sum=loss.loss if counts else torch.zeros(()),
+        num_tokens=_num_tokens(context, step) if counts else 0,
+    )
+    trace.losses.append(result.loss)
+    trace.grad_norms.append(result.grad_norm)
+    trace.weights.append({n: tensor.detach().numpy().copy() for n, (_, tensor) in model.parameters.items()})
+
+
+def _num_tokens(context: ParallelContext, step: int) -> int:
+    return int(sum(b.loss_mask_BS.sum().item() for b in microbatches(context.plan, context.rank, step=step)))
