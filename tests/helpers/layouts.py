@@ -1,0 +1,206 @@
+"""The table of layouts that every distributed feature is held against one process on.
+
+Each entry is a plan builder for a model of 6 layers; ``layouts()`` yields (name, style, plan). Small numbers, odd
+shapes: unequal layers, tp, dp, microbatches, depths and shares, each for the model styles where it applies.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from hetero.plan.ir import Plan
+from hetero.spec.model import ModelSpec
+from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.plans import plan, replica, stage
+
+STYLES: dict[str, Callable[[], ModelSpec]] = {
+    "gpt2-tied": gpt2_model,
+    "llama-gqa": llama_model,
+    "gpt2-untied": lambda: gpt2_model(tied_embeddings=False),
+    "llama-tied": lambda: llama_model(tied_embeddings=True),
+    "llama-qk-norm": lambda: llama_model(qk_layernorm=True),
+    "moe": moe_model,
+}
+BOTH = ("gpt2-tied", "llama-gqa")
+
+
+def _one_stage(model: ModelSpec) -> Plan:
+    return plan(model, [replica(stage(layers=(0, 6), ranks=(0,), mbs=2), num_samples=4)])
+
+
+def _one_stage_tp4(model: ModelSpec) -> Plan:
+    return plan(model, [replica(stage(layers=(0, 6), ranks=range(4), tp=4, sp=True), num_samples=4)])
+
+
+def _uneven_layers(model: ModelSpec) -> Plan:
+    return plan(model, [replica(stage(layers=(0, 5), ranks=(0,)), stage(layers=(5, 6), ranks=(1,)), num_samples=4)])
+
+
+def _four_stages(model: ModelSpec) -> Plan:
+    cuts = ((0, 1), (1, 3), (3, 5), (5, 6))
+    return plan(model, [replica(*(stage(layers=c, ranks=(r,)) for r, c in enumerate(cuts)), num_samples=6)])
+
+
+def _tp_2_1(model: ModelSpec) -> Plan:
+    first = stage(layers=(0, 4), ranks=(0, 1), tp=2)
+    return plan(model, [replica(first, stage(layers=(4, 6), ranks=(2,)), num_samples=4)])
+
+
+def _tp_1_2_4(model: ModelSpec, *, sp: bool = False) -> Plan:
+    stages = (
+        stage(layers=(0, 1), ranks=(0,), sp=sp),
+        stage(layers=(1, 4), ranks=(1, 2), tp=2, sp=sp),
+        stage(layers=(4, 6), ranks=(3, 4, 5, 6), tp=4, sp=sp),
+    )
+    return plan(model, [replica(*stages, num_samples=4)])
+
+
+def _tp_4_2_1_mixed_sp(model: ModelSpec) -> Plan:
+    stages = (
+        stage(layers=(0, 2), ranks=(0, 1, 2, 3), tp=4, sp=True),
+        stage(layers=(2, 4), ranks=(4, 5), tp=2),
+        stage(layers=(4, 6), ranks=(6,)),
+    )
+    return plan(model, [replica(*stages, num_samples=4)])
+
+
+def _tp2dp1_tp2dp2_tp1dp2(model: ModelSpec) -> Plan:
+    stages = (
+        stage(layers=(0, 2), ranks=(0, 1), tp=2, mbs=2),
+        stage(layers=(2, 4), ranks=(2, 3, 4, 5), tp=2, dp=2, sp=True),
+        stage(layers=(4, 6), ranks=(6, 7), dp=2),
+    )
+    return plan(model, [replica(*stages, num_samples=8)])
+
+
+def _dp_2_4(model: ModelSpec) -> Plan:
+    first = stage(layers=(0, 3), ranks=(0, 1), dp=2, mbs=2)
+    return plan(model, [replica(first, stage(layers=(3, 6), ranks=(2, 3, 4, 5), dp=4), num_samples=8)])
+
+
+def _tp_2_4_2(model: ModelSpec) -> Plan:
+    stages = (
+        stage(layers=(0, 2), ranks=(0, 1), tp=2, sp=True),
+        stage(layers=(2, 5), ranks=(2, 3, 4, 5), tp=4, sp=True),
+        stage(layers=(5, 6), ranks=(6, 7), tp=2, sp=True),
+    )
+    return plan(model, [replica(*stages, num_samples=4)])
+
+
+def _micro_batches(*sizes: int) -> Callable[[ModelSpec], Plan]:
+    def build(model: ModelSpec) -> Plan:
+        cuts = ((0, 4), (4, 6)) if len(sizes) == 2 else ((0, 1), (1, 4), (4, 6))
+        stages = (stage(layers=c, ranks=(r,), mbs=m) for r, (c, m) in enumerate(zip(cuts, sizes, strict=True)))
+        return plan(model, [replica(*stages, num_samples=8)])
+
+    return build
+
+
+def _micro_batches_dp_tp(model: ModelSpec) -> Plan:
+    """A coarse stage whose data-parallel ranks feed a finer one with tensor and sequence parallelism."""
+    stages = (
+        stage(layers=(0, 3), ranks=(0, 1), dp=2, mbs=2),
+        stage(layers=(3, 5), ranks=(2, 3, 4, 5), tp=4, sp=True),
+        stage(layers=(5, 6), ranks=(6, 7), dp=2, mbs=4),
+    )
+    return plan(model, [replica(*stages, num_samples=8)])
+
+
+def _depths_1_2_3(model: ModelSpec) -> Plan:
+    return plan(
+        model,
+        [
+            replica(stage(layers=(0, 6), ranks=(0,)), num_samples=2),
+            replica(stage(layers=(0, 4), ranks=(1,)), stage(layers=(4, 6), ranks=(2,)), num_samples=3),
+            replica(
+                stage(layers=(0, 1), ranks=(3,)),
+                stage(layers=(1, 3), ranks=(4,)),
+                stage(layers=(3, 6), ranks=(5,)),
+                num_samples=4,
+            ),
+        ],
+    )
+
+
+def _same_layer_tp_2_and_4(model: ModelSpec) -> Plan:
+    return plan(
+        model,
+        [
+            replica(stage(layers=(0, 6), ranks=(0, 1), tp=2, sp=True), num_samples=3),
+            replica(stage(layers=(0, 6), ranks=(2, 3, 4, 5), tp=4), num_samples=5),
+        ],
+    )
+
+
+def _shares_5_3_1(model: ModelSpec) -> Plan:
+    shares = (5, 3, 1)
+    return plan(model, [replica(stage(layers=(0, 6), ranks=(r,)), num_samples=n) for r, n in enumerate(shares)])
+
+
+def _idle_ranks(model: ModelSpec) -> Plan:
+    first = replica(stage(layers=(0, 2), ranks=(4,)), stage(layers=(2, 6), ranks=(1, 3), tp=2), num_samples=4)
+    second = replica(stage(layers=(0, 6), ranks=(0,), mbs=2), num_samples=2)
+    return plan(model, [first, second], idle_ranks=(2, 5))
+
+
+def _everything(model: ModelSpec) -> Plan:
+    first = replica(
+        stage(layers=(0, 3), ranks=(0, 1), tp=2, mbs=2, sp=True),
+        stage(layers=(3, 6), ranks=(2,), mbs=1),
+        num_samples=4,
+    )
+    second = replica(
+        stage(layers=(0, 1), ranks=(3,), mbs=1),
+        stage(layers=(1, 4), ranks=(4, 5), dp=2, mbs=1),
+        stage(layers=(4, 6), ranks=(6,), mbs=2),
+        num_samples=6,
+    )
+    return plan(model, [first, second], idle_ranks=(7,))
+
+
+def _recompute(model: ModelSpec) -> Plan:
+    first = stage(layers=(0, 4), ranks=(0, 1), tp=2, sp=True, recompute="full", recompute_num_layers=3)
+    return plan(model, [replica(first, stage(layers=(4, 6), ranks=(2,), recompute="selective"), num_samples=4)])
+
+
+def _moe_tp(model: ModelSpec) -> Plan:
+    first = stage(layers=(0, 4), ranks=(0, 1), tp=2, sp=True)
+    return plan(
+        model,
+        [
+            replica(first, stage(layers=(4, 6), ranks=(2,)), num_samples=4),
+            replica(stage(layers=(0, 6), ranks=(3, 4, 5, 6), tp=4, sp=True), num_samples=2),
+        ],
+    )
+
+
+_TABLE: tuple[tuple[str, Callable[[ModelSpec], Plan], tuple[str, ...]], ...] = (
+    ("one-stage", _one_stage, BOTH),
+    ("one-stage-tp4-sp", _one_stage_tp4, BOTH),
+    ("uneven-layers", _uneven_layers, (*BOTH, "gpt2-untied", "llama-tied")),
+    ("four-stages", _four_stages, BOTH),
+    ("tp-2|1", _tp_2_1, (*BOTH, "llama-qk-norm")),
+    ("tp-1|2|4", _tp_1_2_4, BOTH),
+    ("tp-1|2|4-sp", lambda model: _tp_1_2_4(model, sp=True), BOTH),
+    ("tp-4sp|2|1", _tp_4_2_1_mixed_sp, BOTH),
+    ("tp2dp1|tp2dp2sp|tp1dp2", _tp2dp1_tp2dp2_tp1dp2, BOTH),
+    ("dp-2|4", _dp_2_4, (*BOTH, "llama-tied")),
+    ("tp-2|4|2-sp", _tp_2_4_2, (*BOTH, "llama-qk-norm")),
+    ("micro-batch-4|1", _micro_batches(4, 1), BOTH),
+    ("micro-batch-1|4", _micro_batches(1, 4), BOTH),
+    ("micro-batch-2|4|1", _micro_batches(2, 4, 1), BOTH),
+    ("micro-batch-dp2x2|tp4x1|dp2x4", _micro_batches_dp_tp, BOTH),
+    ("depths-1+2+3", _depths_1_2_3, BOTH),
+    ("same-layer-tp-2+4", _same_layer_tp_2_and_4, (*BOTH, "llama-qk-norm")),
+    ("shares-5:3:1", _shares_5_3_1, BOTH),
+    ("idle-ranks", _idle_ranks, BOTH),
+    ("everything", _everything, (*BOTH, "gpt2-untied", "llama-tied")),
+    ("recompute", _recompute, BOTH),
+    ("moe", _moe_tp, ("moe",)),
+)
+
+
+def layouts() -> Iterator[tuple[str, str, Plan]]:
+    """Every layout in float64 as (its name, the model style, the plan)."""
+    for name, build, styles in _TABLE:
+        for style in styles:
+            yield name, style, dataclasses.replace(build(STYLES[style]()), precision="fp64")

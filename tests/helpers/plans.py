@@ -1,0 +1,91 @@
+"""Plans in few words.
+
+    plan(gpt2_model(), [
+        replica(stage(layers=(0, 4), ranks=(0, 1), tp=2), stage(layers=(4, 6), ranks=(2,)), num_samples=6),
+        replica(stage(layers=(0, 6), ranks=(3,)), num_samples=2),
+    ])
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
+from hetero.plan.validate import least_in_flight
+from hetero.spec.model import ModelSpec
+
+_LATER = -1
+"""In-flight depth of a stage that ``replica`` gives one."""
+
+
+def stage(
+    *,
+    layers: tuple[int, int],
+    ranks: Sequence[int],
+    tp: int = 1,
+    dp: int = 1,
+    mbs: int = 1,
+    depth: int | None = None,
+    sp: bool = False,
+    device: str = "cpu",
+    recompute: Recompute = "none",
+    recompute_num_layers: int | None = None,
+) -> Stage:
+    """Layers ``[first, end)``; without ``depth``, :func:`replica` takes one more than the least legal one, if it has
+    that many microbatches."""
+    return Stage(
+        first_layer=layers[0],
+        end_layer=layers[1],
+        ranks=tuple(ranks),
+        device=device,
+        tp=tp,
+        dp=dp,
+        sequence_parallel=sp,
+        micro_batch_size=mbs,
+        in_flight=_LATER if depth is None else depth,
+        recompute=recompute,
+        recompute_num_layers=recompute_num_layers,
+    )
+
+
+def replica(*stages: Stage, num_samples: int | None = None) -> Replica:
+    """``num_samples`` is by default four of the largest microbatches."""
+    if num_samples is None:
+        num_samples = 4 * math.lcm(*(s.samples_per_microbatch for s in stages))
+    filled = Replica(num_samples=num_samples, stages=stages)
+    for s in reversed(range(len(stages))):
+        if stages[s].in_flight == _LATER:
+            depth = min(least_in_flight(filled, s) + 1, filled.num_microbatches(s))
+            filled = with_in_flight(filled, s, depth)
+    return filled
+
+
+def with_in_flight(replica: Replica, stage: int, in_flight: int) -> Replica:
+    """``replica`` with another depth at one stage."""
+    return dataclasses.replace(
+        replica,
+        stages=tuple(
+            dataclasses.replace(each, in_flight=in_flight) if s == stage else each
+            for s, each in enumerate(replica.stages)
+        ),
+    )
+
+
+def plan(
+    model: ModelSpec,
+    replicas: Sequence[Replica],
+    *,
+    seq_length: int = 16,
+    global_batch_size: int | None = None,
+    precision: Precision = "fp32",
+    idle_ranks: Sequence[int] = (),
+) -> Plan:
+    """``global_batch_size`` is by default what the replicas add up to."""
+    return Plan(
+        model=model,
+        seq_length=seq_length,
+        global_batch_size=global_batch_size or sum(r.num_samples for r in replicas),
+        precision=precision,
+        replicas=tuple(replicas),
+        idle_ranks=tuple(idle_ranks),
+    )
