@@ -6,6 +6,7 @@ Humans write YAML, machines write JSON; both load through the same strict check 
 import dataclasses
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -18,8 +19,17 @@ T = TypeVar("T")
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
-STRICT = ConfigDict(extra="forbid", strict=True)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """Assign to ``__pydantic_config__`` of every dataclass that is read from a file."""
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """PyYAML speaks YAML 1.1, in which ``1e-5`` is a text; here it is a number, as in YAML 1.2 and JSON."""
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def to_json(value: Any) -> str:
@@ -52,10 +62,15 @@ def load(cls: type[T], path: Path) -> T:
     if path.suffix == ".json":
         return from_json(cls, text, source=str(path))
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=_YamlLoader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    return _validated(cls, json.dumps(data), str(path))
+    try:
+        # YAML has dates, which JSON has not: they stay the text that was written.
+        as_json = json.dumps(data, default=str)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: not plain data: {error}") from None
+    return _validated(cls, as_json, str(path))
 
 
 def save(value: Any, path: Path) -> None:
@@ -80,9 +95,10 @@ def read_text(path: Path) -> str:
 
 
 def near_match(word: str, known: list[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing when no known word is close."""
-    matches = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+    """`` (did you mean 'x'?)``: up to three known words that ``word`` begins, else the closest; nothing if none is."""
+    begun = [each for each in known if word and each.lower().startswith(word.lower())]
+    matches = begun[:3] or difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
 
 
 def _adapter(cls: type[T]) -> TypeAdapter[T]:

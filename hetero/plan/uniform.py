@@ -26,8 +26,17 @@ def uniform_plan(
     ``pp - s`` microbatches in flight at stage s (arXiv 2104.04473); ``gpipe`` keeps all of them.
 
     Raises:
-        PlanError: a degree does not divide what it has to.
+        PlanError: a number is below 1, or a degree does not divide what it has to.
     """
+    flags = {
+        "--tensor-model-parallel-size": tp,
+        "--pipeline-model-parallel-size": pp,
+        "--micro-batch-size": micro_batch_size,
+        "--global-batch-size": global_batch_size,
+    }
+    for flag, value in flags.items():
+        if value < 1:
+            raise PlanError(f"uniform plan: {flag} is {value}, must be at least 1")
     if world_size % (tp * pp):
         raise PlanError(
             f"uniform plan: {world_size} ranks are no multiple of --tensor-model-parallel-size {tp} "

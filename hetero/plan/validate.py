@@ -39,6 +39,8 @@ def check_each_replica_covers_all_layers(plan: Plan) -> None:
         expected = 0
         for s, stage in enumerate(replica.stages):
             where = _name(r, s)
+            if stage.first_layer < 0:
+                raise PlanError(f"{where}: first_layer is {stage.first_layer}, layers count from 0")
             if stage.first_layer > expected:
                 raise PlanError(
                     f"{where}: layers [{expected}, {stage.first_layer}) are in no stage; "

@@ -52,7 +52,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, *, loss_sum: torch.Tensor, num_tokens: int) -> StepResult:
-        """Finish the gradient sums, clip, update.
+        """Clip the finished gradient sums and update.
 
         One all-reduce (sum) over the world carries the squared norm, the loss and its token count, so that every
         rank, idle ones too, takes the same decision.
@@ -61,8 +61,6 @@ class Optimizer:
             loss_sum: sum of the token losses that this rank counts; 0 on all but one rank per sample.
             num_tokens: how many tokens those are.
         """
-        if self._gradients is not None:
-            self._gradients.finish()
         totals = torch.stack([self._owned_squares(), loss_sum.double(), torch.full_like(loss_sum.double(), num_tokens)])
         dist.all_reduce(totals, group=self._context.world)
         squares, loss, tokens = totals.tolist()

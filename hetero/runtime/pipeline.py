@@ -7,7 +7,6 @@ until their transfers are done.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from megatron.core.pipeline_parallel.schedules import custom_backward
@@ -40,13 +39,6 @@ def stage_row(replica: Replica, stage: int) -> Row:
     return schedule[stage]
 
 
-@dataclass(frozen=True, slots=True)
-class LossSum:
-    """The sum of the token losses of this rank's samples in a step, not scaled. Zero except on last stages."""
-
-    loss: torch.Tensor
-
-
 class PipelineExecutor:
     """Executes this rank's stage for one step: forward and backward of all its microbatches."""
 
@@ -67,8 +59,10 @@ class PipelineExecutor:
         *,
         loss_scale: float,
         before_last_backward: Callable[[], None],
-    ) -> LossSum:
+    ) -> torch.Tensor:
         """One forward and backward of every microbatch; gradients add up in the parameters.
+
+        Returns the sum of the token losses of this rank's samples, not scaled, in float64; 0 except on last stages.
 
         Args:
             microbatches: this rank's, in order; ``None`` on stages that are neither first nor last.
@@ -99,7 +93,7 @@ class PipelineExecutor:
         for boundary in (self._before, self._after):
             if boundary is not None:
                 boundary.finish_sends()
-        return LossSum(loss_sum)
+        return loss_sum
 
     def _forward(self, number: int, batch: Microbatch | None, loss_scale: float) -> torch.Tensor | float:
         """Forward of a microbatch; returns the sum of its token losses on a last stage, else 0."""

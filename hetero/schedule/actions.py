@@ -103,6 +103,14 @@ class Boundary(NamedTuple):
         per = self.num_slices // self.microbatches_after
         return range(microbatch * per, (microbatch + 1) * per)
 
+    def microbatch_before(self, slice_number: int) -> int:
+        """The microbatch of the stage before the boundary that ``slice_number`` is a part of."""
+        return slice_number * self.microbatches_before // self.num_slices
+
+    def microbatch_after(self, slice_number: int) -> int:
+        """The microbatch of the stage after the boundary that ``slice_number`` is a part of."""
+        return slice_number * self.microbatches_after // self.num_slices
+
 
 def boundaries(num_microbatches: Sequence[int]) -> list[Boundary]:
     """The boundary after each stage but the last."""

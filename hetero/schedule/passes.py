@@ -33,7 +33,12 @@ def post_receives_early(schedule: Schedule, *, computes_ahead: int) -> Schedule:
 
     Each posted receive holds a buffer of one slice. The order of the receives of one direction stays as it is:
     a transport without tags matches them by order.
+
+    Raises:
+        ScheduleError: ``computes_ahead`` is negative: a receive may not be posted after the compute that needs it.
     """
+    if computes_ahead < 0:
+        raise ScheduleError(f"computes_ahead is {computes_ahead}, must be at least 0")
     return [_hoist_receives(row, computes_ahead) for row in schedule]
 
 
@@ -64,7 +69,8 @@ def check_no_deadlock(schedule: Schedule, *, num_microbatches: Sequence[int]) ->
     transfers of one communicator run in issue order, so the runtime gives each direction its own communicator.
 
     Raises:
-        ScheduleError: a stage waits for ever, or computes without having posted a receive.
+        ScheduleError: a stage waits for ever, computes without having posted a receive, or sends what it has not
+            computed.
     """
     edges = boundaries(num_microbatches)
 
@@ -81,6 +87,10 @@ def check_no_deadlock(schedule: Schedule, *, num_microbatches: Sequence[int]) ->
                 needed |= {Action(s, Kind.RECV_B, i) for i in slices}
                 needed |= {Action(s + 1, Kind.SEND_B, i) for i in slices}
             return needed
+        if kind == Kind.SEND_F:
+            return {Action(s, Kind.F, edges[s].microbatch_before(m))}
+        if kind == Kind.SEND_B:
+            return {Action(s, Kind.B, edges[s - 1].microbatch_after(m))}
         return set()
 
     position = [0] * len(schedule)

@@ -56,6 +56,10 @@ class ModelSpec:
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ConfigError(f"model: {field.name} is {value}, must be at least 1")
+        if self.norm_epsilon <= 0:
+            raise ConfigError(f"model: norm_epsilon is {self.norm_epsilon}, must be above 0")
+        if not 0 < self.rotary_percent <= 1:
+            raise ConfigError(f"model: rotary_percent is {self.rotary_percent}, must be above 0 and at most 1")
         if self.num_attention_heads % self.num_query_groups:
             raise ConfigError(
                 f"model: num_query_groups {self.num_query_groups} does not divide "

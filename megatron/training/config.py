@@ -41,7 +41,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Where the tokens come from. ``data_path`` is a prefix, or weights and prefixes in turn, as Megatron has it."""
+    """Where the tokens come from. ``data_path`` is prefixes, or weights and prefixes in turn, as Megatron has it.
+
+    Exactly one of ``data_path``, ``train_data_path`` and ``mock_data`` is set.
+    tokenizer_model: a ``tokenizer.json`` or its folder for ``HuggingFaceTokenizer``, else ``None``.
+    """
 
     data_path: tuple[str, ...]
     train_data_path: tuple[str, ...]
@@ -50,7 +54,7 @@ class DataConfig:
     split: str
     data_cache_path: Path | None
     mock_data: bool
-    tokenizer_type: str
+    tokenizer_type: Literal["ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"]
     tokenizer_model: str | None
     seq_length: int
     eod_mask_loss: bool
@@ -60,7 +64,13 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """AdamW and its schedules. Counts are optimizer steps; ``clip_grad`` 0 switches clipping off."""
+    """AdamW and its schedules. Counts are optimizer steps; ``clip_grad`` 0 switches clipping off.
+
+    lr_decay_iters: ``None`` decays until the last step.
+    lr_warmup_fraction: share of the steps until the decay ends, instead of ``lr_warmup_iters``.
+    lr_wsd_decay_iters: set exactly when ``lr_decay_style`` is ``WSD``.
+    start_weight_decay, end_weight_decay: both are ``weight_decay`` while ``weight_decay_incr_style`` is ``constant``.
+    """
 
     lr: float
     min_lr: float
@@ -83,14 +93,18 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """Either a plan file, or the degrees of the uniform plan."""
+    """Either a plan file, or the degrees of the uniform plan.
+
+    With ``hetero_plan``, the plan states degrees, schedule, microbatches and recompute: the fields here then hold
+    defaults and ``micro_batch_size`` is ``None``.
+    """
 
     hetero_plan: Path | None
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
     sequence_parallel: bool
     schedule: Literal["1f1b", "gpipe"]
-    micro_batch_size: int
+    micro_batch_size: int | None
     global_batch_size: int
     precision: Precision
     recompute: Recompute

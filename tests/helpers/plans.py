@@ -1,9 +1,9 @@
 """Plans in few words.
 
-    plan(gpt2_model(), [
-        replica(stage(layers=(0, 4), ranks=(0, 1), tp=2), stage(layers=(4, 6), ranks=(2,)), num_samples=6),
-        replica(stage(layers=(0, 6), ranks=(3,)), num_samples=2),
-    ])
+plan(gpt2_model(), [
+    replica(stage(layers=(0, 4), ranks=(0, 1), tp=2), stage(layers=(4, 6), ranks=(2,)), num_samples=6),
+    replica(stage(layers=(0, 6), ranks=(3,)), num_samples=2),
+])
 """
 
 import dataclasses

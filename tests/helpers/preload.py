@@ -10,7 +10,4 @@ cpu_backend.install()
 
 import torch._dynamo  # noqa: E402, F401  (torch.optim imports it at its first step)
 
-import hetero.runtime.grad_sync  # noqa: E402
-import hetero.runtime.optimizer  # noqa: E402
-import hetero.runtime.pipeline  # noqa: E402
-import hetero.runtime.stage  # noqa: E402, F401
+import hetero.runtime.trainer  # noqa: E402, F401

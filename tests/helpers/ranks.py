@@ -103,7 +103,7 @@ def _rank_main(
         dist.barrier()
         dist.destroy_process_group()
         results.put((rank, True, value))
-    except BaseException:  # whatever it was, the test has to hear of it
+    except BaseException:  # noqa: BLE001  (whatever it was, the test has to hear of it)
         results.put((rank, False, traceback.format_exc()))
         results.close()
         results.join_thread()

@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from hetero.distributed.process_groups import ParallelContext, create_groups
+from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.runtime.batch import Microbatch
-from hetero.runtime.grad_sync import GradientSync
-from hetero.runtime.optimizer import AdamOptions, Optimizer
+from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import StageOptions
-from hetero.runtime.pipeline import PipelineExecutor
-from hetero.runtime.stage import StageModel, build_stage
+from hetero.runtime.trainer import Trainer, reads_data
 
 ADAM = AdamOptions(lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=0.5)
 
@@ -58,14 +56,6 @@ def microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:
     return batches
 
 
-def tokens_of_step(plan: Plan, step: int) -> int:
-    """Loss tokens of the whole global batch."""
-    first = step * plan.global_batch_size
-    samples = range(first, first + plan.global_batch_size)
-    masks = [sample(i, seq_length=plan.seq_length, vocab_size=plan.model.vocab_size)[2] for i in samples]
-    return int(sum(mask.sum().item() for mask in masks))
-
-
 def one_process_plan(plan: Plan) -> Plan:
     """The same training on one rank."""
     return uniform_plan(
@@ -84,50 +74,23 @@ def train(
 ) -> Trace | None:
     """Run on every rank of ``plan``. Returns ``None`` on idle ranks."""
     context = create_groups(plan, device=torch.device("cpu"))
-    if context.work is None:
-        optimizer = Optimizer(context, {}, None, ADAM)
-        for _ in range(num_steps):
-            optimizer.step(loss_sum=torch.zeros(()), num_tokens=0)
-        return None
-    model = build_stage(context, context.work, options=options or StageOptions(init_method_std=0.1), seed=7)
-    gradients = GradientSync(context, context.work, model.parameters, bucket_numel=3000, overlap=overlap)
-    optimizer = Optimizer(context, model.parameters, gradients, ADAM)
-    executor = PipelineExecutor(context, context.work, model)
-    trace = Trace(tp=context.work.stage.tp, tp_rank=context.work.placement.tp_rank)
-    for step in range(num_steps):
-        _step(context, model, gradients, optimizer, executor, trace, step)
-    return trace
-
-
-def _step(
-    context: ParallelContext,
-    model: StageModel,
-    gradients: GradientSync,
-    optimizer: Optimizer,
-    executor: PipelineExecutor,
-    trace: Trace,
-    step: int,
-) -> None:
+    trainer = Trainer(
+        context,
+        options=options or StageOptions(init_method_std=0.1),
+        adam=ADAM,
+        seed=7,
+        bucket_numel=3000,
+        overlap=overlap,
+    )
     work = context.work
-    assert work is not None
-    needs_data = work.is_first or work.is_last
-    gradients.zero()
-    loss = executor.run(
-        microbatches(context.plan, context.rank, step=step) if needs_data else None,
-        loss_scale=1.0 / tokens_of_step(context.plan, step),
-        before_last_backward=gradients.expect_last_backward,
-    )
-    gradients.finish()
-    trace.gradients.append({name: tensor.grad.numpy().copy() for name, (_, tensor) in model.parameters.items()})
-    counts = work.is_last and work.placement.tp_rank == 0
-    result = optimizer.step(
-        loss_sum=loss.loss if counts else torch.zeros(()),
-        num_tokens=_num_tokens(context, step) if counts else 0,
-    )
-    trace.losses.append(result.loss)
-    trace.grad_norms.append(result.grad_norm)
-    trace.weights.append({n: tensor.detach().numpy().copy() for n, (_, tensor) in model.parameters.items()})
-
-
-def _num_tokens(context: ParallelContext, step: int) -> int:
-    return int(sum(b.loss_mask_BS.sum().item() for b in microbatches(context.plan, context.rank, step=step)))
+    trace = Trace(tp=work.stage.tp, tp_rank=work.placement.tp_rank) if work is not None else None
+    for step in range(num_steps):
+        trainer.compute_gradients(microbatches(plan, rank, step=step) if reads_data(context) else None)
+        if trace is not None:
+            trace.gradients.append({n: tensor.grad.numpy().copy() for n, (_, tensor) in trainer.parameters.items()})
+        result = trainer.update()
+        if trace is not None:
+            trace.losses.append(result.loss)
+            trace.grad_norms.append(result.grad_norm)
+            trace.weights.append({n: tensor.detach().numpy().copy() for n, (_, tensor) in trainer.parameters.items()})
+    return trace

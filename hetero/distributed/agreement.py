@@ -1,0 +1,84 @@
+"""All ranks succeed at a step of start-up, or all fail with the same message, before anyone waits for anyone."""
+
+import hashlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from hetero.errors import ConfigError, HeteroError, PlanError
+from hetero.plan.ir import Plan
+
+T = TypeVar("T")
+
+
+def on_all_ranks(step: Callable[[], T]) -> T:
+    """Call ``step`` on every rank and return its value if it succeeded on all of them.
+
+    Collective over the world (all-gather of the errors). ``step`` must not communicate.
+
+    Raises:
+        ConfigError: ``step`` raised a ``HeteroError`` on some rank; every rank gets the same message.
+    """
+    value, error = None, None
+    try:
+        value = step()
+    except HeteroError as raised:
+        error = str(raised)
+    errors: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    if any(errors):
+        raise ConfigError(_joined(errors))
+    return value  # type: ignore[return-value]
+
+
+def check_same_everywhere(what: str, text: str, *, fix: str) -> None:
+    """Check that every rank has the same ``text``, for example the plan file's contents.
+
+    Collective over the world (all-gather of digests).
+
+    Raises:
+        ConfigError: some ranks differ from rank 0.
+    """
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    digests: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    if differing := [rank for rank, other in enumerate(digests) if other != digests[0]]:
+        raise ConfigError(f"{what}: ranks {ranks_text(differing)} have another one than rank 0; {fix}")
+
+
+def check_devices(plan: Plan, devices: list[str]) -> None:
+    """Check that every working rank sits on the device type that its stage names. ``devices`` is by rank.
+
+    Raises:
+        PlanError: one does not.
+    """
+    for r, s, stage in plan.stages():
+        wrong = [rank for rank in stage.ranks if devices[rank] != stage.device]
+        if wrong:
+            found = ", ".join(sorted({devices[rank] for rank in wrong}))
+            raise PlanError(
+                f"replica {r} stage {s}: it is planned for {stage.device}, but ranks {ranks_text(wrong)} sit on "
+                f"{found}; reorder the hosts or make a plan for these devices"
+            )
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """``[0, 1, 2, 5]`` -> ``0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _joined(errors: list[str | None]) -> str:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, error in enumerate(errors):
+        if error is not None:
+            ranks_of.setdefault(error, []).append(rank)
+    if len(ranks_of) == 1 and all(errors):
+        return next(iter(ranks_of))
+    return "; ".join(f"on ranks {ranks_text(ranks)}: {error}" for error, ranks in ranks_of.items())

@@ -1,0 +1,57 @@
+"""Does a plan fit a cluster? One rule per function, as in :mod:`hetero.plan.validate`.
+
+Rank r of the plan runs on device r of the cluster. Each rank checks its own device again when it starts.
+"""
+
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan
+from hetero.spec.cluster import ClusterSpec
+
+
+def check_every_device_has_a_rank(plan: Plan, cluster: ClusterSpec) -> None:
+    if plan.world_size != cluster.num_devices:
+        raise PlanError(
+            f"plan: it names {plan.world_size} ranks, the cluster has {cluster.num_devices} devices; "
+            "list devices without work under idle_ranks, or make a plan for this cluster"
+        )
+
+
+def check_devices_match(plan: Plan, cluster: ClusterSpec) -> None:
+    for r, s, stage in plan.stages():
+        for rank in stage.ranks:
+            found = cluster.device_of_rank(rank).name
+            if found != stage.device:
+                raise PlanError(
+                    f"replica {r} stage {s}: it wants {stage.device}, but rank {rank} is a {found} on node "
+                    f"{cluster.node_of_rank(rank)} ({cluster.node_type_of_rank(rank).name}); "
+                    "give the stage ranks of its own device type"
+                )
+
+
+def check_tensor_parallelism_stays_inside_a_node(plan: Plan, cluster: ClusterSpec) -> None:
+    """Tensor parallelism waits for its collectives several times in every layer: no network is fast enough."""
+    for r, s, stage in plan.stages():
+        for group in stage.tp_groups:
+            nodes = sorted({cluster.node_of_rank(rank) for rank in group})
+            if len(nodes) > 1:
+                raise PlanError(
+                    f"replica {r} stage {s}: the tp {stage.tp} group of ranks {list(group)} spans nodes {nodes}; "
+                    "choose ranks of one node or a smaller tp"
+                )
+
+
+CHECKS = (
+    check_every_device_has_a_rank,
+    check_devices_match,
+    check_tensor_parallelism_stays_inside_a_node,
+)
+
+
+def check_plan_on_cluster(plan: Plan, cluster: ClusterSpec) -> None:
+    """Raise on the first rule that a legal ``plan`` breaks on ``cluster``.
+
+    Raises:
+        PlanError: another number of ranks, a stage on another device type, or tensor parallelism between nodes.
+    """
+    for check in CHECKS:
+        check(plan, cluster)

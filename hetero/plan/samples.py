@@ -1,0 +1,25 @@
+"""Which samples a rank trains on, so that every plan sees the same data at the same step.
+
+The dataset has one order. Step n takes samples ``[n * global_batch_size, (n + 1) * global_batch_size)``; a replica
+takes a contiguous block of them, a stage cuts that block into its own microbatches, and each data-parallel rank takes
+a contiguous part of every microbatch. Stages of one replica may cut differently and still meet the same samples.
+"""
+
+from hetero.plan.ir import Placement, Plan
+
+
+def microbatch_indices(plan: Plan, placement: Placement, *, step: int) -> tuple[tuple[int, ...], ...]:
+    """Dataset indices of each microbatch of one rank at ``step``, counted from 0 at the start of training.
+
+    The plan has passed :func:`hetero.plan.validate.validate`, so that microbatches divide the replica's block. Ranks
+    that differ in ``tp_rank`` only get the same samples.
+
+    Returns:
+        One tuple per microbatch of the rank's stage, each of ``micro_batch_size`` consecutive indices.
+    """
+    replica = plan.replicas[placement.replica]
+    stage = replica.stages[placement.stage]
+    block = step * plan.global_batch_size + plan.first_sample(placement.replica)
+    own = block + placement.dp_rank * stage.micro_batch_size
+    starts = (own + m * stage.samples_per_microbatch for m in range(replica.num_microbatches(placement.stage)))
+    return tuple(tuple(range(start, start + stage.micro_batch_size)) for start in starts)

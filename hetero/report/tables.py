@@ -1,0 +1,160 @@
+"""A plan as a table, and as a picture of where each replica cuts the layers."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.table import Table
+
+from hetero.plan.ir import Plan, Stage
+
+PICTURE_COLUMNS = 96
+"""Boxes get no wider than this altogether, unless the model has more layers than that."""
+
+
+def plan_table(plan: Plan) -> Table:
+    """One row per stage of every replica. ``ranks`` and ``layers`` name the last one too: 0-3 are four."""
+    table = Table(
+        title=_title(plan), title_justify="left", caption=_caption(plan), caption_justify="left", box=box.SQUARE
+    )
+    for header in ("replica", "samples", "stage"):
+        table.add_column(header, justify="right")
+    for header in ("layers", "ranks", "device"):
+        table.add_column(header)
+    for header in ("tp", "dp", "sp", "micro-\nbatch\nsize", "micro-\nbatches", "in\nflight"):
+        table.add_column(header, justify="right")
+    table.add_column("recompute")
+
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            share = f"{replica.num_samples} ({replica.num_samples / plan.global_batch_size:.0%})"
+            table.add_row(
+                *((str(r), share) if s == 0 else ("", "")),
+                str(s),
+                _held(plan, stage),
+                number_ranges(stage.ranks),
+                stage.device,
+                str(stage.tp),
+                str(stage.dp),
+                "yes" if stage.splits_sequence else "-",
+                str(stage.micro_batch_size),
+                str(replica.num_microbatches(s)),
+                str(stage.in_flight),
+                _recompute(stage),
+                end_section=s + 1 == len(replica.stages),
+            )
+    return table
+
+
+def plan_picture(plan: Plan) -> str:
+    """A wall of boxes: one course per replica, one box per stage, as wide as its share of the layers.
+
+    Plain text, so that it can stand in a README. What does not fit a narrow box is shortened.
+    """
+    columns = _columns_per_layer(plan)
+    walls = [{stage.first_layer * columns for stage in replica.stages} for replica in plan.replicas]
+    width = plan.model.num_layers * columns
+    labels = [
+        (f"replica {r}", f"{replica.num_samples} of {plan.global_batch_size}", "samples")
+        for r, replica in enumerate(plan.replicas)
+    ]
+    indent = max(len(line) for label in labels for line in label) + 2
+
+    lines = []
+    for r, replica in enumerate(plan.replicas):
+        lines.append(" " * indent + _border(above=walls[r - 1] if r else set(), below=walls[r], width=width))
+        boxes = [_box(stage, stage.num_layers * columns - 1) for stage in replica.stages]
+        for label, *cells in zip(labels[r], *boxes, strict=True):
+            lines.append(label.ljust(indent) + "│" + "│".join(cells) + "│")
+    lines.append(" " * indent + _border(above=walls[-1], below=set(), width=width))
+    if plan.idle_ranks:
+        lines.append("idle".ljust(indent) + _rank_words(plan.idle_ranks))
+    return "\n".join(lines)
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """``0-3,6`` for 0, 1, 2, 3, 6; the order stays, so 1, 0 is ``1,0``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _title(plan: Plan) -> str:
+    return (
+        f"{plan.model.num_layers} layers, sequence {plan.seq_length}, global batch {plan.global_batch_size}, "
+        f"{plan.precision}, {plan.world_size} ranks"
+    )
+
+
+def _caption(plan: Plan) -> str:
+    return f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"
+
+
+def _layers(stage: Stage) -> str:
+    return number_ranges(range(stage.first_layer, stage.end_layer))
+
+
+def _held(plan: Plan, stage: Stage) -> str:
+    """The layers, and the embedding and the head with the stages that hold them."""
+    parts = ["emb"] if stage.first_layer == 0 else []
+    parts.append(_layers(stage))
+    if stage.end_layer == plan.model.num_layers:
+        parts.append("head")
+    return " + ".join(parts)
+
+
+def _recompute(stage: Stage) -> str:
+    if stage.recompute_num_layers is None:
+        return "-" if stage.recompute == "none" else stage.recompute
+    return f"{stage.recompute} {stage.recompute_num_layers}/{stage.num_layers}"
+
+
+def _rank_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
+
+
+def _degrees(stage: Stage) -> str:
+    return "".join(f", {name} {value}" for name, value in (("tp", stage.tp), ("dp", stage.dp)) if value > 1)
+
+
+def _box_lines(stage: Stage) -> list[tuple[str, str]]:
+    """What a box says, line by line: in full, and in short."""
+    layers, ranks = _layers(stage), number_ranges(stage.ranks)
+    return [
+        (f"layer{'s' if stage.num_layers > 1 else ''} {layers}", layers),
+        (stage.device, stage.device),
+        (_rank_words(stage.ranks) + _degrees(stage), ranks + _degrees(stage)),
+    ]
+
+
+def _box(stage: Stage, width: int) -> list[str]:
+    """The lines of a box ``width`` columns wide inside."""
+    room = width - 2
+    cells = []
+    for full, short in _box_lines(stage):
+        text = full if len(full) <= room else short
+        if len(text) > room:
+            text = text[: room - 1] + "…" if room > 0 else ""
+        cells.append(f" {text}".ljust(width)[:width])
+    return cells
+
+
+def _columns_per_layer(plan: Plan) -> int:
+    """As many as the fullest box asks for, as long as the picture stays narrow."""
+    wanted = max(
+        math.ceil((max(len(full) for full, _ in _box_lines(stage)) + 3) / stage.num_layers)
+        for _, _, stage in plan.stages()
+    )
+    return max(1, min(wanted, PICTURE_COLUMNS // plan.model.num_layers))
+
+
+def _border(*, above: set[int], below: set[int], width: int) -> str:
+    """The line between two courses, whose boxes begin at the columns ``above`` and ``below``."""
+    joints = {(False, False): "─", (True, False): "┴", (False, True): "┬", (True, True): "┼"}
+    inner = "".join(joints[column in above, column in below] for column in range(1, width))
+    left, right = ("┌", "┐") if not above else ("└", "┘") if not below else ("├", "┤")
+    return left + inner + right

@@ -1,0 +1,300 @@
+"""The cluster: which devices there are, on which nodes, in which zones, and what connects them.
+
+Ranks number the devices in file order: the nodes of the first node type one after the other, then the next type's.
+A person writes this as YAML:
+
+    node_types:
+      - {name: fast, device: A100-40, gpus_per_node: 8, count: 2, zone: room-1,
+         inside_node: {bandwidth_gb_per_s: 200, latency_us: 10}}
+      - {name: slow, device: V100-16, gpus_per_node: 4, count: 1, zone: room-2,
+         inside_node: {bandwidth_gb_per_s: [[1000000, 14], [64000000, 59]], latency_us: 10}}
+    links:
+      between_nodes: {bandwidth_gb_per_s: 3, latency_us: 30}
+      zone_pairs:
+        - {zones: [room-1, room-2], link: {bandwidth_gb_per_s: 0.6, latency_us: 500}}
+
+Figures here say what a link can do; what a layer costs on a device comes from a profile.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from hetero.errors import ConfigError
+from hetero.serialization import STRICT, near_match
+from hetero.spec.devices import DeviceType, device_type
+from hetero.units import GB, US_PER_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What connects two devices: the same figures in both directions, and both at once.
+
+    bandwidth_gb_per_s: 10^9 bytes per second; one number, or what was measured as pairs of message size in bytes
+        and bandwidth, in ascending size.
+    latency_us: time before the first byte arrives, added to every message.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    bandwidth_gb_per_s: float | tuple[tuple[int, float], ...]
+    latency_us: float
+
+    def __post_init__(self) -> None:
+        if self.latency_us < 0:
+            raise ConfigError(f"link: latency_us is {self.latency_us}, must be at least 0")
+        if not self._table:
+            raise ConfigError("link: bandwidth_gb_per_s is an empty table, give it a number or one pair at least")
+        for num_bytes, bandwidth in self._table:
+            if num_bytes < 1:
+                raise ConfigError(f"link: bandwidth_gb_per_s has a message of {num_bytes} bytes, must be at least 1")
+            if bandwidth <= 0:
+                raise ConfigError(f"link: bandwidth_gb_per_s is {bandwidth}, must be above 0")
+        for (small, _), (large, _) in pairwise(self._table):
+            if large <= small:
+                raise ConfigError(
+                    f"link: bandwidth_gb_per_s lists {large} bytes after {small}; sort the pairs by ascending size"
+                )
+
+    @property
+    def _table(self) -> tuple[tuple[int, float], ...]:
+        if isinstance(self.bandwidth_gb_per_s, tuple):
+            return self.bandwidth_gb_per_s
+        return ((1, self.bandwidth_gb_per_s),)
+
+    def bytes_per_s(self, num_bytes: int) -> float:
+        """Bandwidth for one message of ``num_bytes``.
+
+        Between two measured sizes it is a power of the size, a straight line on logarithmic axes: a bandwidth that
+        were linear in the logarithm of the size would let a larger message arrive sooner. Beyond the smallest and
+        the largest size it stays what it is there, since nobody measured more.
+        """
+        table = self._table
+        if num_bytes <= table[0][0]:
+            return table[0][1] * GB
+        for (small, slower), (large, faster) in pairwise(table):
+            if num_bytes <= large:
+                share = math.log(num_bytes / small) / math.log(large / small)
+                return slower * (faster / slower) ** share * GB
+        return table[-1][1] * GB
+
+    def transfer_s(self, num_bytes: int) -> float:
+        """Seconds from the start of sending ``num_bytes`` until the last has arrived: latency + bytes / bandwidth."""
+        return self.latency_us / US_PER_S + num_bytes / self.bytes_per_s(num_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeType:
+    """``count`` nodes that are alike, in one zone. The same hardware in two zones is two node types.
+
+    device: the name of a device type, see :mod:`hetero.spec.devices`.
+    memory_gib: of one device, where it is not the nominal one.
+    host_memory_gib: of one node; ``None`` if unknown, so that nothing may be offloaded to it.
+    price_per_hour: of one node, in whatever currency the whole file uses.
+    inside_node: what connects two devices of one node; may be left out where a node has one device.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: str
+    device: str
+    gpus_per_node: int
+    count: int = 1
+    memory_gib: int | None = None
+    host_memory_gib: int | None = None
+    zone: str = "default"
+    price_per_hour: float | None = None
+    inside_node: Link | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("gpus_per_node", "count", "memory_gib", "host_memory_gib"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"node type {self.name!r}: {field} is {value}, must be at least 1")
+        if self.price_per_hour is not None and self.price_per_hour < 0:
+            raise ConfigError(f"node type {self.name!r}: price_per_hour is {self.price_per_hour}, must be at least 0")
+        try:
+            device_type(self.device)
+        except ConfigError as error:
+            raise ConfigError(f"node type {self.name!r}: {error}") from None
+
+    @property
+    def num_devices(self) -> int:
+        return self.count * self.gpus_per_node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodePair:
+    """The link between nodes of two types in one zone, or between two nodes of the same type."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    node_types: tuple[str, str]
+    link: Link
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZonePair:
+    """The link between any two nodes of two zones."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    zones: tuple[str, str]
+    link: Link
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """What connects nodes.
+
+    between_nodes: any two nodes of one zone that ``node_pairs`` does not list.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    between_nodes: Link | None = None
+    node_pairs: tuple[NodePair, ...] = ()
+    zone_pairs: tuple[ZonePair, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterSpec:
+    """All nodes and the links between them."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    node_types: tuple[NodeType, ...]
+    links: Links = Links()
+
+    def __post_init__(self) -> None:
+        if not self.node_types:
+            raise ConfigError("cluster: node_types is empty, it must list at least one")
+        names = Counter(node_type.name for node_type in self.node_types)
+        if repeated := [name for name, count in names.items() if count > 1]:
+            raise ConfigError(f"cluster: node_types lists {repeated[0]!r} more than once; give each type its own name")
+        self._check_node_pairs()
+        self._check_zone_pairs()
+
+    def _check_node_pairs(self) -> None:
+        zone_of = {node_type.name: node_type.zone for node_type in self.node_types}
+        for where, pair in _numbered("node_pairs", [pair.node_types for pair in self.links.node_pairs]):
+            _check_known(where, pair, "node type", list(zone_of))
+            zones = [zone_of[name] for name in pair]
+            if zones[0] != zones[1]:
+                raise ConfigError(
+                    f"{where}: {pair[0]!r} is in zone {zones[0]!r}, {pair[1]!r} in zone {zones[1]!r}; "
+                    "describe the link between the two zones under links.zone_pairs"
+                )
+
+    def _check_zone_pairs(self) -> None:
+        zones = list(dict.fromkeys(node_type.zone for node_type in self.node_types))
+        for where, pair in _numbered("zone_pairs", [pair.zones for pair in self.links.zone_pairs]):
+            _check_known(where, pair, "zone", zones)
+            if pair[0] == pair[1]:
+                raise ConfigError(
+                    f"{where}: names zone {pair[0]!r} twice; links inside a zone are links.between_nodes "
+                    "and links.node_pairs"
+                )
+
+    @property
+    def num_devices(self) -> int:
+        return sum(node_type.num_devices for node_type in self.node_types)
+
+    def node_type_of_rank(self, rank: int) -> NodeType:
+        """The type of the node that ``rank`` sits on.
+
+        Raises:
+            ConfigError: the cluster has no such rank.
+        """
+        return self._locate(rank)[0]
+
+    def node_of_rank(self, rank: int) -> int:
+        """The number of the node that ``rank`` sits on; all nodes are numbered from 0 in file order.
+
+        Raises:
+            ConfigError: the cluster has no such rank.
+        """
+        return self._locate(rank)[1]
+
+    def device_of_rank(self, rank: int) -> DeviceType:
+        """The device type of ``rank``, with the memory that this cluster says it has.
+
+        Raises:
+            ConfigError: the cluster has no such rank.
+        """
+        node_type = self.node_type_of_rank(rank)
+        device = device_type(node_type.device)
+        if node_type.memory_gib is None:
+            return device
+        return dataclasses.replace(device, memory_gib=node_type.memory_gib)
+
+    def link_between(self, rank_a: int, rank_b: int) -> Link:
+        """The link between two ranks, the same in both directions.
+
+        Inside a node it is the node type's; inside a zone the one that ``node_pairs`` has for the two node types,
+        else ``between_nodes``; across zones the one that ``zone_pairs`` has.
+
+        Raises:
+            ConfigError: the cluster has no such rank, the ranks are the same, or the file does not say.
+        """
+        if rank_a == rank_b:
+            raise ConfigError(f"cluster: rank {rank_a} has no link to itself")
+        (type_a, node_a), (type_b, node_b) = self._locate(rank_a), self._locate(rank_b)
+        if node_a == node_b:
+            link, key = type_a.inside_node, f"inside_node of node type {type_a.name!r}"
+        elif type_a.zone == type_b.zone:
+            link = self._node_pair(type_a.name, type_b.name) or self.links.between_nodes
+            key = f"links.between_nodes, or [{type_a.name}, {type_b.name}] under links.node_pairs"
+        else:
+            link = self._zone_pair(type_a.zone, type_b.zone)
+            key = f"[{type_a.zone}, {type_b.zone}] under links.zone_pairs"
+        if link is None:
+            raise ConfigError(
+                f"cluster: no link between ranks {rank_a} (node {node_a}, {type_a.name}, zone {type_a.zone}) and "
+                f"{rank_b} (node {node_b}, {type_b.name}, zone {type_b.zone}); add {key}"
+            )
+        return link
+
+    def _locate(self, rank: int) -> tuple[NodeType, int]:
+        """The node type of ``rank`` and the number of its node."""
+        first_rank = first_node = 0
+        for node_type in self.node_types:
+            if first_rank <= rank < first_rank + node_type.num_devices:
+                return node_type, first_node + (rank - first_rank) // node_type.gpus_per_node
+            first_rank += node_type.num_devices
+            first_node += node_type.count
+        raise ConfigError(f"cluster: no rank {rank}, its {self.num_devices} devices are 0 to {self.num_devices - 1}")
+
+    def _node_pair(self, a: str, b: str) -> Link | None:
+        return next((pair.link for pair in self.links.node_pairs if set(pair.node_types) == {a, b}), None)
+
+    def _zone_pair(self, a: str, b: str) -> Link | None:
+        return next((pair.link for pair in self.links.zone_pairs if set(pair.zones) == {a, b}), None)
+
+
+def _numbered(key: str, pairs: list[tuple[str, str]]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Every pair with the place that a message names it by.
+
+    Raises:
+        ConfigError: a pair is listed twice, in either order.
+    """
+    seen: set[frozenset[str]] = set()
+    for i, pair in enumerate(pairs):
+        where = f"links.{key}.{i}"
+        if frozenset(pair) in seen:
+            raise ConfigError(f"{where}: lists {pair[0]!r} and {pair[1]!r} a second time; keep one link for the pair")
+        seen.add(frozenset(pair))
+        yield where, pair
+
+
+def _check_known(where: str, names: tuple[str, ...], what: str, known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            hint = near_match(name, known) or f" (known: {', '.join(known)})"
+            raise ConfigError(f"{where}: unknown {what} {name!r}{hint}")

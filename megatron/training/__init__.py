@@ -1,0 +1,1 @@
+"""The harness around the runtime: Megatron-LM's flags, tokenizer, data, training loop and logging."""

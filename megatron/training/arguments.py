@@ -1,0 +1,480 @@
+"""The command line as a :class:`PretrainConfig`: what the flags mean together, and which of them contradict.
+
+A flag that would change nothing is refused like a contradiction: its user expects an effect.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from hetero.errors import ConfigError
+from hetero.runtime.options import StageOptions
+from hetero.spec.model import ModelSpec, padded_vocab_size
+from megatron.training.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PretrainConfig,
+    RunConfig,
+)
+from megatron.training.flags import FlagValues, read_flags
+
+_REQUIRED = (
+    "--num-layers",
+    "--hidden-size",
+    "--num-attention-heads",
+    "--max-position-embeddings",
+    "--seq-length",
+    "--tokenizer-type",
+    "--global-batch-size",
+    "--lr",
+)
+
+_STATED_BY_THE_PLAN = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--micro-batch-size",
+    "--sequence-parallel",
+    "--recompute-granularity",
+    "--hetero-schedule",
+)
+
+_EXCLUSIVE = (
+    ("--train-iters", "--train-samples"),
+    ("--lr-warmup-iters", "--lr-warmup-fraction"),
+    ("--lr-warmup-samples", "--lr-warmup-fraction"),
+    ("--mock-data", "--data-path"),
+    ("--mock-data", "--train-data-path"),
+    ("--data-path", "--train-data-path"),
+    ("--data-path", "--valid-data-path"),
+    ("--data-path", "--test-data-path"),
+)
+
+
+def _has_samples(flags: FlagValues) -> bool:
+    return flags["--train-samples"] is not None
+
+
+def _has_experts(flags: FlagValues) -> bool:
+    return flags["--num-experts"] is not None
+
+
+def _is_rope(flags: FlagValues) -> bool:
+    return flags["--use-rotary-position-embeddings"] is True or flags["--position-embedding-type"] == "rope"
+
+
+def _is_wsd(flags: FlagValues) -> bool:
+    return bool(flags["--lr-decay-style"] == "WSD")
+
+
+_COUNTS = ("--lr-decay", "--lr-warmup", "--lr-wsd-decay")
+"""Lengths that have a flag in steps (``-iters``) and one in samples."""
+
+_NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = (
+    (("--num-query-groups",), lambda flags: flags["--group-query-attention"], "--group-query-attention"),
+    (("--rotary-base", "--rotary-percent"), _is_rope, "--position-embedding-type rope"),
+    (
+        ("--moe-router-topk", "--moe-ffn-hidden-size", "--moe-router-load-balancing-type", "--moe-aux-loss-coeff"),
+        _has_experts,
+        "--num-experts",
+    ),
+    (
+        ("--moe-aux-loss-coeff",),
+        lambda flags: flags["--moe-router-load-balancing-type"] == "aux_loss",
+        "--moe-router-load-balancing-type aux_loss",
+    ),
+    (("--lr-wsd-decay-style", "--lr-wsd-decay-iters", "--lr-wsd-decay-samples"), _is_wsd, "--lr-decay-style WSD"),
+    (
+        ("--start-weight-decay", "--end-weight-decay"),
+        lambda flags: flags["--weight-decay-incr-style"] != "constant",
+        "--weight-decay-incr-style linear or cosine",
+    ),
+    (
+        ("--weight-decay",),
+        lambda flags: flags["--weight-decay-incr-style"] == "constant",
+        "--weight-decay-incr-style constant",
+    ),
+    (("--valid-data-path", "--test-data-path"), lambda flags: flags["--train-data-path"] != (), "--train-data-path"),
+    (("--split",), lambda flags: flags["--data-path"] != (), "--data-path"),
+    (("--data-cache-path",), lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),
+)
+"""Flags, what must hold for them to have an effect, and the flag that makes it hold."""
+
+
+def parse_args(argv: Sequence[str]) -> PretrainConfig:
+    """The configuration that a command line (without the program's name) describes.
+
+    ``--help`` prints and exits.
+
+    Raises:
+        ConfigError: a flag is unknown, unsupported, missing, has no effect, contradicts another, or has a value out of
+            range. The message names flag, value, limit and fix.
+    """
+    flags = read_flags(argv)
+    _check_nothing_is_missing(flags)
+    _check_flags_go_together(flags)
+    train_iters = flags["--train-iters"] or _in_steps(flags, "--train-samples")
+    return PretrainConfig(
+        model=_model_config(flags),
+        data=_data_config(flags),
+        optimizer=_optimizer_config(flags, train_iters=train_iters),
+        parallel=_parallel_config(flags),
+        stage=_stage_options(flags),
+        run=RunConfig(
+            train_iters=train_iters,
+            seed=flags["--seed"],
+            log_interval=flags["--log-interval"],
+            tensorboard_dir=flags["--tensorboard-dir"],
+            progress=not flags["--no-progress"],
+        ),
+    )
+
+
+def model_spec(config: ModelConfig, *, tokenizer_vocab_size: int) -> ModelSpec:
+    """The model with its vocabulary: the configured size, else the tokenizer's, padded.
+
+    Raises:
+        ConfigError: the configured vocabulary is smaller than the tokenizer's.
+    """
+    vocab_size = tokenizer_vocab_size if config.vocab_size is None else config.vocab_size
+    if vocab_size < tokenizer_vocab_size:
+        raise ConfigError(
+            f"--vocab-size {vocab_size} is below the {tokenizer_vocab_size} tokens of the tokenizer: "
+            f"raise it to at least {tokenizer_vocab_size}, or leave it out"
+        )
+    return ModelSpec(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_query_groups,
+        kv_channels=config.kv_channels,
+        ffn_hidden_size=config.ffn_hidden_size,
+        vocab_size=vocab_size,
+        padded_vocab_size=padded_vocab_size(vocab_size, divisible_by=config.make_vocab_size_divisible_by),
+        max_position_embeddings=config.max_position_embeddings,
+        position_embedding=config.position_embedding,
+        rotary_base=config.rotary_base,
+        rotary_percent=config.rotary_percent,
+        normalization=config.normalization,
+        norm_epsilon=config.norm_epsilon,
+        activation=config.activation,
+        linear_bias=config.linear_bias,
+        qkv_bias=config.qkv_bias,
+        qk_layernorm=config.qk_layernorm,
+        tied_embeddings=config.tied_embeddings,
+        num_experts=config.num_experts,
+        moe_router_topk=config.moe_router_topk,
+        moe_ffn_hidden_size=config.moe_ffn_hidden_size,
+    )
+
+
+def default_backend() -> Literal["gloo", "nccl"]:
+    """``nccl`` where CUDA is there, else ``gloo``."""
+    # Flags are also read where torch takes seconds to load and is not needed: --help, errors, a stated backend.
+    import torch  # noqa: PLC0415
+
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _check_nothing_is_missing(flags: FlagValues) -> None:
+    missing = [name for name in _REQUIRED if name not in flags.given]
+    if not flags.given & {"--micro-batch-size", "--hetero-plan"}:
+        missing.append("--micro-batch-size (or --hetero-plan)")
+    if not flags.given & {"--train-iters", "--train-samples"}:
+        missing.append("--train-iters (or --train-samples)")
+    if not flags.given & {"--data-path", "--train-data-path", "--mock-data"}:
+        missing.append("--data-path (or --train-data-path, or --mock-data)")
+    if missing:
+        raise ConfigError(f"required and missing: {', '.join(missing)}")
+
+
+def _check_flags_go_together(flags: FlagValues) -> None:
+    for first, second in _EXCLUSIVE:
+        if {first, second} <= flags.given:
+            raise ConfigError(f"{flags.shown(first)} and {flags.shown(second)} exclude each other: leave one out")
+    if flags["--hetero-plan"] is not None:
+        for name in _STATED_BY_THE_PLAN:
+            if name in flags.given:
+                raise ConfigError(
+                    f"{flags.shown(name)} beside {flags.shown('--hetero-plan')}: the plan states it for each stage; "
+                    f"leave {name} out and change the plan instead"
+                )
+    _check_counts_have_one_unit(flags)
+    for names, holds, fix in _NEEDS:
+        for name in names:
+            if name in flags.given and not holds(flags):
+                raise ConfigError(f"{flags.shown(name)} has no effect without {fix}: add that, or leave {name} out")
+
+
+def _check_counts_have_one_unit(flags: FlagValues) -> None:
+    length, unit, other = ("--train-iters", "iters", "samples")
+    if _has_samples(flags):
+        length, unit, other = ("--train-samples", "samples", "iters")
+    for count in _COUNTS:
+        if f"{count}-{other}" in flags.given:
+            raise ConfigError(
+                f"{flags.shown(f'{count}-{other}')} beside {flags.shown(length)}: use {count}-{unit} with {length}"
+            )
+
+
+def _model_config(flags: FlagValues) -> ModelConfig:
+    _check_experts(flags)
+    ffn_hidden_size = _ffn_hidden_size(flags)
+    moe_ffn_hidden_size = (flags["--moe-ffn-hidden-size"] or ffn_hidden_size) if _has_experts(flags) else None
+    linear_bias = not flags["--disable-bias-linear"]
+    return ModelConfig(
+        num_layers=flags["--num-layers"],
+        hidden_size=flags["--hidden-size"],
+        num_attention_heads=flags["--num-attention-heads"],
+        num_query_groups=_num_query_groups(flags),
+        kv_channels=_kv_channels(flags),
+        ffn_hidden_size=ffn_hidden_size,
+        vocab_size=flags["--vocab-size"],
+        make_vocab_size_divisible_by=flags["--make-vocab-size-divisible-by"],
+        max_position_embeddings=_max_position_embeddings(flags),
+        position_embedding=_position_embedding(flags),
+        rotary_base=flags["--rotary-base"],
+        rotary_percent=flags["--rotary-percent"],
+        normalization=flags["--normalization"],
+        norm_epsilon=flags["--norm-epsilon"],
+        activation="swiglu" if flags["--swiglu"] else "gelu",
+        linear_bias=linear_bias,
+        qkv_bias=linear_bias or flags["--add-qkv-bias"],
+        qk_layernorm=flags["--qk-layernorm"],
+        tied_embeddings=not flags["--untie-embeddings-and-output-weights"],
+        num_experts=flags["--num-experts"],
+        moe_router_topk=flags["--moe-router-topk"],
+        moe_ffn_hidden_size=moe_ffn_hidden_size,
+    )
+
+
+def _check_experts(flags: FlagValues) -> None:
+    if not _has_experts(flags):
+        return
+    if not flags["--disable-bias-linear"]:
+        raise ConfigError(f"{flags.shown('--num-experts')}: the experts here have no biases, add --disable-bias-linear")
+    if flags["--moe-router-topk"] > flags["--num-experts"]:
+        raise ConfigError(
+            f"{flags.shown('--moe-router-topk')} exceeds {flags.shown('--num-experts')}: "
+            "a token visits each expert at most once"
+        )
+
+
+def _ffn_hidden_size(flags: FlagValues) -> int:
+    """As given, else four times the hidden size; gated, Megatron-LM's two thirds of that, down to a multiple of 64."""
+    given: int | None = flags["--ffn-hidden-size"]
+    hidden: int = flags["--hidden-size"]
+    if given is not None:
+        return given
+    if not flags["--swiglu"]:
+        return 4 * hidden
+    size = int((4 * hidden * 2 / 3) / 64) * 64
+    if size == 0:
+        raise ConfigError(
+            f"{flags.shown('--hidden-size')} with --swiglu: two thirds of {4 * hidden}, rounded down to a multiple "
+            "of 64, is 0; give --ffn-hidden-size"
+        )
+    return size
+
+
+def _num_query_groups(flags: FlagValues) -> int:
+    heads: int = flags["--num-attention-heads"]
+    if not flags["--group-query-attention"]:
+        return heads
+    groups: int = flags["--num-query-groups"]
+    if heads % groups:
+        raise ConfigError(f"{flags.shown('--num-query-groups')} does not divide {flags.shown('--num-attention-heads')}")
+    return groups
+
+
+def _kv_channels(flags: FlagValues) -> int:
+    hidden, heads = flags["--hidden-size"], flags["--num-attention-heads"]
+    size: int | None = flags["--kv-channels"]
+    if size is None:
+        if hidden % heads:
+            raise ConfigError(
+                f"{flags.shown('--num-attention-heads')} does not divide {flags.shown('--hidden-size')}: "
+                "change one, or give --kv-channels"
+            )
+        size = hidden // heads
+    rotated = int(size * flags["--rotary-percent"])
+    if _is_rope(flags) and (rotated < 2 or rotated % 2):
+        raise ConfigError(
+            f"{flags.shown('--rotary-percent')} of heads of size {size} rotates {rotated} channels: "
+            "channels rotate in pairs, so change --rotary-percent or --kv-channels"
+        )
+    return size
+
+
+def _max_position_embeddings(flags: FlagValues) -> int:
+    positions: int = flags["--max-position-embeddings"]
+    if positions < flags["--seq-length"]:
+        raise ConfigError(
+            f"{flags.shown('--max-position-embeddings')} is below {flags.shown('--seq-length')}: raise it to that"
+        )
+    return positions
+
+
+def _position_embedding(flags: FlagValues) -> Literal["learned_absolute", "rope"]:
+    contradiction = flags["--position-embedding-type"] != "rope" and "--position-embedding-type" in flags.given
+    if flags["--use-rotary-position-embeddings"] and contradiction:
+        raise ConfigError(
+            f"{flags.shown('--position-embedding-type')} and --use-rotary-position-embeddings exclude each other: "
+            "leave one out"
+        )
+    return "rope" if _is_rope(flags) else "learned_absolute"
+
+
+def _data_config(flags: FlagValues) -> DataConfig:
+    _check_tokenizer(flags)
+    return DataConfig(
+        data_path=flags["--data-path"],
+        train_data_path=flags["--train-data-path"],
+        valid_data_path=flags["--valid-data-path"],
+        test_data_path=flags["--test-data-path"],
+        split=flags["--split"],
+        data_cache_path=flags["--data-cache-path"],
+        mock_data=flags["--mock-data"],
+        tokenizer_type=flags["--tokenizer-type"],
+        tokenizer_model=flags["--tokenizer-model"],
+        seq_length=flags["--seq-length"],
+        eod_mask_loss=flags["--eod-mask-loss"],
+        num_workers=flags["--num-workers"],
+        seed=flags["--seed"],
+    )
+
+
+def _check_tokenizer(flags: FlagValues) -> None:
+    kind, model = flags["--tokenizer-type"], flags["--tokenizer-model"]
+    if kind == "HuggingFaceTokenizer" and model is None:
+        raise ConfigError(
+            "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model: a tokenizer.json or the folder that has it"
+        )
+    if kind != "HuggingFaceTokenizer" and model is not None:
+        raise ConfigError(f"--tokenizer-model {model} has no effect: --tokenizer-type {kind} reads no file")
+    if kind == "NullTokenizer" and flags["--vocab-size"] is None:
+        raise ConfigError("--tokenizer-type NullTokenizer needs --vocab-size: it has no vocabulary of its own")
+
+
+def _optimizer_config(flags: FlagValues, *, train_iters: int) -> OptimizerConfig:
+    _check_learning_rates(flags)
+    decay_iters = _steps(flags, "--lr-decay-iters", "--lr-decay-samples")
+    warmup_iters = _steps(flags, "--lr-warmup-iters", "--lr-warmup-samples") or 0
+    wsd_decay_iters = _steps(flags, "--lr-wsd-decay-iters", "--lr-wsd-decay-samples")
+    _check_phases(
+        flags, decay_iters=decay_iters or train_iters, warmup_iters=warmup_iters, wsd_decay_iters=wsd_decay_iters
+    )
+    start_weight_decay, end_weight_decay = _weight_decay_range(flags)
+    return OptimizerConfig(
+        lr=flags["--lr"],
+        min_lr=flags["--min-lr"],
+        lr_decay_style=flags["--lr-decay-style"],
+        lr_decay_iters=decay_iters,
+        lr_warmup_iters=warmup_iters,
+        lr_warmup_fraction=flags["--lr-warmup-fraction"],
+        lr_warmup_init=flags["--lr-warmup-init"],
+        lr_wsd_decay_style=flags["--lr-wsd-decay-style"],
+        lr_wsd_decay_iters=wsd_decay_iters,
+        weight_decay=flags["--weight-decay"],
+        start_weight_decay=start_weight_decay,
+        end_weight_decay=end_weight_decay,
+        weight_decay_incr_style=flags["--weight-decay-incr-style"],
+        adam_beta1=flags["--adam-beta1"],
+        adam_beta2=flags["--adam-beta2"],
+        adam_eps=flags["--adam-eps"],
+        clip_grad=flags["--clip-grad"],
+    )
+
+
+def _check_learning_rates(flags: FlagValues) -> None:
+    for name in ("--min-lr", "--lr-warmup-init"):
+        if flags[name] > flags["--lr"]:
+            raise ConfigError(f"{flags.shown(name)} is above {flags.shown('--lr')}: lower it, or raise --lr")
+
+
+def _check_phases(flags: FlagValues, *, decay_iters: int, warmup_iters: int, wsd_decay_iters: int | None) -> None:
+    """Warmup, then decay, and WSD's last steps between them and the end of the decay."""
+    unit = "samples" if _has_samples(flags) else "iters"
+    if _is_wsd(flags) and wsd_decay_iters is None:
+        raise ConfigError(f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}: the length of its last phase")
+    fraction: float | None = flags["--lr-warmup-fraction"]
+    warmup = warmup_iters if fraction is None else int(fraction * decay_iters)
+    if warmup >= decay_iters:
+        raise ConfigError(
+            f"the warmup of {warmup} steps does not end before the decay of the learning rate does, at step "
+            f"{decay_iters}: lower --lr-warmup-{unit}, or raise --lr-decay-{unit}"
+        )
+    if wsd_decay_iters is not None and warmup + wsd_decay_iters > decay_iters:
+        raise ConfigError(
+            f"WSD's last {wsd_decay_iters} steps and a warmup of {warmup} do not fit into the {decay_iters} steps "
+            f"until the decay ends: lower --lr-wsd-decay-{unit}, or raise --lr-decay-{unit}"
+        )
+
+
+def _weight_decay_range(flags: FlagValues) -> tuple[float, float]:
+    if flags["--weight-decay-incr-style"] == "constant":
+        return flags["--weight-decay"], flags["--weight-decay"]
+    start, end = flags["--start-weight-decay"], flags["--end-weight-decay"]
+    if start is None or end is None:
+        raise ConfigError(
+            f"{flags.shown('--weight-decay-incr-style')} needs both --start-weight-decay and --end-weight-decay"
+        )
+    if end < start:
+        raise ConfigError(
+            f"{flags.shown('--end-weight-decay')} is below {flags.shown('--start-weight-decay')}: "
+            "weight decay may grow over a run, not shrink"
+        )
+    return start, end
+
+
+def _steps(flags: FlagValues, iters: str, samples: str) -> int | None:
+    """The value of whichever of two flags was given, in steps."""
+    if samples in flags.given:
+        return _in_steps(flags, samples)
+    steps: int | None = flags[iters]
+    return steps
+
+
+def _in_steps(flags: FlagValues, samples: str) -> int:
+    batch: int = flags["--global-batch-size"]
+    steps, rest = divmod(flags[samples], batch)
+    if rest:
+        raise ConfigError(
+            f"{flags.shown(samples)} is no multiple of {flags.shown('--global-batch-size')}: "
+            f"round it, for instance to {(steps + 1) * batch}"
+        )
+    return int(steps)
+
+
+def _parallel_config(flags: FlagValues) -> ParallelConfig:
+    micro, batch = flags["--micro-batch-size"], flags["--global-batch-size"]
+    if micro is not None and batch % micro:
+        raise ConfigError(
+            f"{flags.shown('--global-batch-size')} is no multiple of {flags.shown('--micro-batch-size')}: change one"
+        )
+    return ParallelConfig(
+        hetero_plan=flags["--hetero-plan"],
+        tensor_model_parallel_size=flags["--tensor-model-parallel-size"],
+        pipeline_model_parallel_size=flags["--pipeline-model-parallel-size"],
+        sequence_parallel=flags["--sequence-parallel"],
+        schedule=flags["--hetero-schedule"],
+        micro_batch_size=micro,
+        global_batch_size=batch,
+        precision="fp32",
+        recompute=flags["--recompute-granularity"],
+        overlap_grad_reduce=flags["--overlap-grad-reduce"],
+        bucket_size=flags["--ddp-bucket-size"],
+        backend=flags["--distributed-backend"] or default_backend(),
+        timeout_minutes=flags["--distributed-timeout-minutes"],
+    )
+
+
+def _stage_options(flags: FlagValues) -> StageOptions:
+    return StageOptions(
+        attention_dropout=flags["--attention-dropout"],
+        hidden_dropout=flags["--hidden-dropout"],
+        init_method_std=flags["--init-method-std"],
+        transformer_impl=flags["--transformer-impl"],
+        moe_router_load_balancing=flags["--moe-router-load-balancing-type"] if _has_experts(flags) else "none",
+        moe_aux_loss_coeff=flags["--moe-aux-loss-coeff"],
+    )

@@ -1,0 +1,351 @@
+"""Tokens for training: megatron-core's dataset over Megatron's ``.bin`` and ``.idx`` files, cut into microbatches.
+
+Tensor shapes: B samples of a microbatch on this rank, S the whole sequence.
+
+megatron-core checks its input with assertions on whatever rank meets them first, while the others wait for it at a
+barrier. Here every rank looks at the files before that, and all of them fail together with one message.
+"""
+
+import contextlib
+import copy
+import hashlib
+import logging
+import math
+import struct
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from hetero.errors import ConfigError
+from hetero.plan.ir import Placement, Plan
+from hetero.plan.samples import microbatch_indices
+from hetero.runtime.batch import Microbatch
+from megatron.training.config import DataConfig
+from megatron.training.tokenizer import Tokenizer
+
+with warnings.catch_warnings():
+    # It warns of every optional package that is not installed.
+    warnings.simplefilter("ignore")
+    from megatron.core.datasets.blended_dataset import BlendedDataset
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+    from megatron.core.datasets.indexed_dataset import DType
+
+_INDEX_HEADER = struct.Struct("<9sQBQQ")
+_INDEX_MAGIC = b"MMIDIDX\x00\x00"
+_PROBE_TOKENS = 2**16
+_DIGEST_DOCUMENTS = 2**18
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Blend:
+    """Prefixes of ``.bin`` and ``.idx`` files, each with a weight or none.
+
+    train_share: part of each one's documents, from the first on, that is for training.
+    """
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] | None
+    train_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Corpus:
+    """What the header of an ``.idx`` file says. ``lengths`` maps the file: tokens of each document."""
+
+    prefix: str
+    dtype: np.dtype[Any]
+    lengths: np.ndarray
+
+
+def build_datasets(config: DataConfig, tokenizer: Tokenizer, *, train_samples: int) -> Dataset[Any]:
+    """The training dataset; item i is sample i of the run, the same on every rank and under every plan.
+
+    One corpus repeats in epochs, each in its own order, until it fills ``train_samples``; so does a blend with
+    weights, whose samples come in proportion to them. A blend without weights reads each corpus once. The order
+    depends on the seed, the sequence length, the share for training and ``train_samples``: a run that resumes keeps
+    all four.
+
+    Collective on the default process group, if there is one: every rank calls it, idle ranks too. It gathers what
+    each rank found in the files, then rank 0 builds the indices while the others wait at a barrier, one barrier per
+    corpus or blend of them, and load its cache.
+
+    Args:
+        train_samples: samples that the whole run will read.
+
+    Raises:
+        ConfigError: a file is missing, damaged, or of another vocabulary; too few tokens;
+            ranks see different files; the index cache cannot be written or read.
+    """
+    if config.seq_length < 2:
+        raise ConfigError(f"--seq-length {config.seq_length}: a sample needs at least 2 tokens")
+    if not 0 <= config.seed < 2**32:
+        raise ConfigError(f"--seed {config.seed}: the order of samples is drawn by numpy, which takes 0 to {2**32 - 1}")
+    blend = _train_blend(config)
+    if blend is None:
+        core = _core_config(config, tokenizer)
+        return _build(core, MockGPTDataset, train_samples=train_samples)
+
+    digest = _check_on_all_ranks(blend, config, tokenizer)
+    cache = config.data_cache_path or Path(blend.prefixes[0] + "_cache")
+    core = _core_config(
+        config,
+        tokenizer,
+        blend=(list(blend.prefixes), list(blend.weights) if blend.weights else None),
+        # megatron-core reads no exponents.
+        split=f"{blend.train_share:.9f},{1 - blend.train_share:.9f}",
+        # megatron-core finds its indices by the path and not by the content of the data: files that are written anew
+        # would be read with the indices of the old ones.
+        path_to_cache=str(cache / digest),
+        # A blend is one sample per corpus longer than asked for, and its heaviest corpus has to fill that: half a
+        # percent more, as is the default, does not do it when corpora are many and samples few.
+        mid_level_dataset_surplus=max(0.005, 2 * len(blend.prefixes) / max(train_samples, 1)),
+    )
+    dataset = _build(core, GPTDataset, train_samples=train_samples)
+    if len(dataset) < train_samples:
+        raise ConfigError(
+            f"--data-path {' '.join(blend.prefixes)}: {len(dataset)} samples of {config.seq_length} tokens, the run "
+            f"needs {train_samples}; a blend repeats only with weights, e.g. 1.0 {' 1.0 '.join(blend.prefixes)}"
+        )
+    return dataset
+
+
+def microbatches(
+    dataset: Dataset[Any],
+    plan: Plan,
+    placement: Placement,
+    *,
+    first_step: int,
+    num_steps: int,
+    num_workers: int,
+) -> Iterator[list[Microbatch]]:
+    """This rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
+
+    About one step is kept ready beyond the one in hand. Only ranks of first and last stages need it.
+
+    Args:
+        dataset: as :func:`build_datasets` returns it, of ``plan.seq_length`` tokens per sample.
+        first_step: steps done before, by a run that is resumed.
+
+    Raises:
+        ConfigError: the dataset ends before step ``first_step + num_steps``.
+    """
+    needed = (first_step + num_steps) * plan.global_batch_size
+    if needed > len(dataset):
+        raise ConfigError(
+            f"dataset: {len(dataset)} samples, but step {first_step + num_steps} with --global-batch-size "
+            f"{plan.global_batch_size} ends at sample {needed}; build it for the whole run"
+        )
+    per_step = plan.replicas[placement.replica].num_microbatches(placement.stage)
+    steps = range(first_step, first_step + num_steps)
+    loader = DataLoader(
+        dataset,
+        batch_sampler=(indices for step in steps for indices in microbatch_indices(plan, placement, step=step)),
+        collate_fn=_collate,
+        num_workers=num_workers,
+        prefetch_factor=math.ceil(per_step / num_workers) + 1 if num_workers else None,
+        # A loader draws a seed for its workers. From the global generator, that would shift the random numbers of
+        # the ranks that read data against those that do not.
+        generator=torch.Generator(),
+    )
+    return _by_step(loader, per_step)
+
+
+def _by_step(loader: Iterable[Microbatch], per_step: int) -> Iterator[list[Microbatch]]:
+    batches = iter(loader)
+    while step := list(islice(batches, per_step)):
+        yield step
+
+
+def _collate(samples: list[dict[str, torch.Tensor]]) -> Microbatch:
+    return Microbatch(
+        tokens_BS=torch.stack([sample["tokens"] for sample in samples]),
+        position_ids_BS=torch.stack([sample["position_ids"] for sample in samples]),
+        labels_BS=torch.stack([sample["labels"] for sample in samples]),
+        loss_mask_BS=torch.stack([sample["loss_mask"] for sample in samples]),
+    )
+
+
+class _Builder(BlendedMegatronDatasetBuilder):
+    """Builds indices with errors that say what to do.
+
+    A blend's own index is not cached but computed by each rank, which takes milliseconds: BlendedDataset asks
+    torch.distributed for the rank before it writes, also where it was never initialised.
+    """
+
+    @staticmethod
+    def build_generic_dataset(cls: Any, is_built_on_rank: Any, synchronize_ranks: bool, *args: Any) -> Any:
+        *rest, config = args
+        if cls is BlendedDataset:
+            uncached = copy.copy(config)
+            uncached.path_to_cache = None
+            return BlendedDataset(*rest, uncached)
+        try:
+            return BlendedMegatronDatasetBuilder.build_generic_dataset(
+                cls, is_built_on_rank, synchronize_ranks, *rest, config
+            )
+        except (OSError, ValueError, EOFError) as error:
+            raise ConfigError(
+                f"{config.path_to_cache}: the sample indices cannot be written or read: {error}. --data-cache-path "
+                "must name a writable folder that all machines share; if this one is damaged, remove it"
+            ) from error
+
+
+def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, train_samples: int) -> Dataset[Any]:
+    # Without this the builder makes the other splits as well, and one without documents is an endless loop.
+    core.split_matrix = [core.split_matrix[0], None, None]
+    with _quiet():
+        return _Builder(cls, [train_samples, 0, 0], lambda: True, core).build()[0]
+
+
+def _core_config(config: DataConfig, tokenizer: Tokenizer, **source: Any) -> GPTDatasetConfig:
+    return GPTDatasetConfig(
+        random_seed=config.seed,
+        sequence_length=config.seq_length,
+        tokenizer=tokenizer,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=config.eod_mask_loss,
+        create_attention_mask=False,
+        **source,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """megatron-core warns that it keeps no index cache where it is told to keep none."""
+    logger = logging.getLogger("megatron.core.datasets")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _train_blend(config: DataConfig) -> _Blend | None:
+    """Where the training data comes from, ``None`` for mock data."""
+    if config.mock_data:
+        return None
+    if config.train_data_path:
+        prefixes, weights = _parse_blend(config.train_data_path, flag="--train-data-path")
+        return _Blend(prefixes=prefixes, weights=weights, train_share=1.0)
+    prefixes, weights = _parse_blend(config.data_path, flag="--data-path")
+    shares = [float(share) for share in config.split.split(",")]
+    return _Blend(prefixes=prefixes, weights=weights, train_share=shares[0] / sum(shares))
+
+
+def _parse_blend(items: tuple[str, ...], *, flag: str) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
+    """Prefixes and their weights; a single prefix needs none."""
+    if not items:
+        raise ConfigError("data: nothing to train on; give --data-path, --train-data-path or --mock-data")
+    numbers = [_number(item) for item in items]
+    if all(number is None for number in numbers):
+        return items, None
+    weights, prefixes = numbers[0::2], items[1::2]
+    usable = all(weight is not None and math.isfinite(weight) and weight > 0 for weight in weights)
+    if len(items) % 2 or not usable or any(number is not None for number in numbers[1::2]):
+        raise ConfigError(
+            f"{flag} {' '.join(items)}: give prefixes alone, or a positive weight before each, e.g. 0.3 a 0.7 b"
+        )
+    return prefixes, tuple(weight for weight in weights if weight is not None) if len(prefixes) > 1 else None
+
+
+def _number(item: str) -> float | None:
+    try:
+        return float(item)
+    except ValueError:
+        return None
+
+
+def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> str:
+    """Check the files and return a digest of them, the same on every rank.
+
+    Collective on the default process group, if there is one: one gather of a short object.
+
+    Raises:
+        ConfigError: on every rank, with what the first rank to object says.
+    """
+    problem, digest = None, ""
+    try:
+        corpora = [_open_corpus(prefix) for prefix in blend.prefixes]
+        for corpus in corpora:
+            _check_corpus(corpus, blend, config, tokenizer)
+        digest = _digest(corpora)
+    except ConfigError as error:
+        problem = str(error)
+    if dist.is_initialized():
+        found: list[tuple[str | None, str]] = [(None, "")] * dist.get_world_size()
+        dist.all_gather_object(found, (problem, digest))
+        problem = next((f"rank {rank}: {text}" for rank, (text, _) in enumerate(found) if text), None)
+        different = [rank for rank, (_, theirs) in enumerate(found) if theirs != found[0][1]]
+        if different and problem is None:
+            problem = f"{' '.join(blend.prefixes)}: ranks {different} see other files than rank 0; copy them anew"
+    if problem is not None:
+        raise ConfigError(problem)
+    return digest
+
+
+def _open_corpus(prefix: str) -> _Corpus:
+    """Read the header of ``prefix.idx`` and hold both files against it."""
+    index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
+    for file in (index, data):
+        if not file.is_file():
+            raise ConfigError(f"{file}: no such file; tools/preprocess_data.py makes it, data paths end before .bin")
+    with index.open("rb") as file:
+        header = file.read(_INDEX_HEADER.size)
+    if len(header) < _INDEX_HEADER.size or not header.startswith(_INDEX_MAGIC):
+        raise ConfigError(f"{index}: no index of a Megatron dataset; tools/preprocess_data.py makes one")
+    _, version, code, num_sequences, num_documents = _INDEX_HEADER.unpack(header)
+    known = {member.value for member in DType}
+    # Per sequence an int32 length and an int64 offset, per document an int64.
+    expected = _INDEX_HEADER.size + 12 * num_sequences + 8 * num_documents
+    if version != 1 or code not in known or index.stat().st_size < expected:
+        raise ConfigError(f"{index}: damaged, {expected} bytes are due and {index.stat().st_size} there; make it anew")
+    if num_sequences == 0:
+        raise ConfigError(f"{index}: holds no documents")
+    corpus = _Corpus(
+        prefix=prefix,
+        dtype=np.dtype(DType.dtype_from_code(code)),
+        lengths=np.memmap(index, dtype=np.int32, mode="r", offset=_INDEX_HEADER.size, shape=(num_sequences,)),
+    )
+    expected = int(corpus.lengths.sum(dtype=np.int64)) * corpus.dtype.itemsize
+    if data.stat().st_size != expected:
+        raise ConfigError(f"{data}: {data.stat().st_size} bytes, its index counts {expected}; was it copied whole?")
+    return corpus
+
+
+def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> None:
+    """Are there enough tokens for one sample, and does the beginning keep to the vocabulary?"""
+    # Rounded as megatron-core does it.
+    num_documents = round(blend.train_share * float(len(corpus.lengths)))
+    num_tokens = int(corpus.lengths[:num_documents].sum(dtype=np.int64))
+    if num_tokens <= config.seq_length:
+        raise ConfigError(
+            f"{corpus.prefix}: {num_tokens} tokens for training (documents 0 to {num_documents} of "
+            f"{len(corpus.lengths)}), one sample needs {config.seq_length + 1}; give more data, a shorter --seq-length "
+            "or a larger first share of --split"
+        )
+    largest = int(np.fromfile(corpus.prefix + ".bin", dtype=corpus.dtype, count=_PROBE_TOKENS).max())
+    if largest >= tokenizer.vocab_size:
+        raise ConfigError(
+            f"{corpus.prefix}: holds token id {largest}, the tokenizer's ids end at {tokenizer.vocab_size - 1}; "
+            "train with the tokenizer that made the data"
+        )
+
+
+def _digest(corpora: list[_Corpus]) -> str:
+    """Tells datasets apart by their sizes and the lengths of their first documents, without reading them whole."""
+    digest = hashlib.sha256()
+    for corpus in corpora:
+        digest.update(f"{corpus.dtype} {len(corpus.lengths)} {Path(corpus.prefix + '.bin').stat().st_size} ".encode())
+        digest.update(corpus.lengths[:_DIGEST_DOCUMENTS].tobytes())
+    return digest.hexdigest()[:16]

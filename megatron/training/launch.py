@@ -1,0 +1,148 @@
+"""From a launched process to a rank that agrees with all others on the plan."""
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hetero.distributed.agreement import check_devices, check_same_everywhere, on_all_ranks
+from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan
+from hetero.plan.uniform import uniform_plan
+from hetero.plan.validate import validate_launch
+from hetero.serialization import load, to_json
+from hetero.spec.devices import DEVICE_TYPES, device_type_of_cuda_name
+from hetero.spec.model import ModelSpec
+from megatron.training.config import ParallelConfig, PretrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What the launcher says of this process."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def launch_from(environment: Mapping[str, str]) -> Launch:
+    """Read torchrun's variables; without them this is the only process.
+
+    Raises:
+        ConfigError: some are set and others not, or one is no number.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    given = [name for name in names if name in environment]
+    if not given:
+        return Launch(rank=0, world_size=1, local_rank=0)
+    if missing := [name for name in names if name not in environment]:
+        raise ConfigError(f"environment: {', '.join(given)} set but not {', '.join(missing)}; launch with torchrun")
+    try:
+        rank, world_size, local_rank = (int(environment[name]) for name in names)
+    except ValueError:
+        values = {name: environment[name] for name in names}
+        raise ConfigError(f"environment: {values} must be whole numbers; launch with torchrun") from None
+    return Launch(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def join(launch: Launch, config: ParallelConfig) -> tuple[torch.device, dist.Store]:
+    """Join the world and return this rank's device and the rendezvous store.
+
+    Raises:
+        ConfigError: NCCL was asked for and there is no GPU for this rank.
+    """
+    device = torch.device("cpu")
+    if config.backend == "nccl":
+        if launch.local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"rank {launch.rank}: local rank {launch.local_rank}, but this host has {torch.cuda.device_count()} "
+                "CUDA devices; start fewer processes per host, or use --distributed-backend gloo for the CPU"
+            )
+        device = torch.device("cuda", launch.local_rank)
+        torch.cuda.set_device(device)
+    timeout = datetime.timedelta(minutes=config.timeout_minutes)
+    if launch.world_size == 1:
+        store: dist.Store = dist.HashStore()
+    else:
+        store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    dist.init_process_group(
+        # Objects and CPU tensors travel over gloo, GPU tensors over NCCL.
+        "cpu:gloo,cuda:nccl" if config.backend == "nccl" else "gloo",
+        store=dist.PrefixStore("world", store),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+    )
+    return device, store
+
+
+def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device) -> Plan:
+    """The plan of this launch: the file's, or the uniform one of the flags. The same on every rank.
+
+    Collective over the world.
+
+    Raises:
+        ConfigError: a rank cannot read it, it breaks a rule, or ranks have different flags or files.
+        PlanError: a rank sits on another device than its stage is planned for.
+    """
+    devices: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(devices, device_name(device))
+    plan = on_all_ranks(lambda: _local_plan(config, model, devices))
+    check_same_everywhere("flags", repr(config), fix="launch every rank with the same command line")
+    check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
+    check_devices(plan, devices)
+    return plan
+
+
+def device_name(device: torch.device) -> str:
+    """The catalogue's name of this rank's device; an unknown GPU keeps its CUDA name."""
+    if device.type == "cpu":
+        return "cpu"
+    cuda_name = torch.cuda.get_device_name(device)
+    known = device_type_of_cuda_name(cuda_name)
+    return known.name if known is not None else cuda_name
+
+
+def _local_plan(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
+    parallel = config.parallel
+    if parallel.hetero_plan is not None:
+        plan = load(Plan, parallel.hetero_plan)
+    else:
+        plan = _plan_of_flags(config, model, devices)
+    validate_launch(
+        plan,
+        world_size=dist.get_world_size(),
+        model=model,
+        seq_length=config.data.seq_length,
+        global_batch_size=parallel.global_batch_size,
+    )
+    if plan.precision not in ("fp32", "fp64"):
+        raise PlanError(f"plan: precision {plan.precision} is not supported yet; set it to fp32")
+    return plan
+
+
+def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
+    parallel = config.parallel
+    kinds = sorted(set(devices))
+    if len(kinds) > 1:
+        raise PlanError(
+            f"uniform plan: the ranks sit on {', '.join(kinds)}; unlike devices need a plan, give --hetero-plan"
+        )
+    if kinds[0] not in DEVICE_TYPES:
+        raise ConfigError(f"GPU {kinds[0]!r} is not in the device catalogue (known: {', '.join(DEVICE_TYPES)})")
+    return uniform_plan(
+        model=model,
+        world_size=len(devices),
+        tp=parallel.tensor_model_parallel_size,
+        pp=parallel.pipeline_model_parallel_size,
+        micro_batch_size=parallel.micro_batch_size,
+        global_batch_size=parallel.global_batch_size,
+        seq_length=config.data.seq_length,
+        device=kinds[0],
+        sequence_parallel=parallel.sequence_parallel,
+        gpipe=parallel.schedule == "gpipe",
+        precision=parallel.precision,
+        recompute=parallel.recompute,
+    )

@@ -1,0 +1,120 @@
+"""What a training run tells: a line per interval, TensorBoard scalars, a progress line on a terminal."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from hetero.errors import ConfigError
+from hetero.runtime.optimizer import StepResult
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Metrics:
+    """Averages over the steps of an interval and reports them. Only one rank of a launch has one.
+
+    Context manager: leaves the terminal and the files in order.
+
+    Args:
+        tensorboard_dir: where to write event files, ``None`` for none.
+        progress: show a progress line if the output is a terminal.
+
+    Raises:
+        ConfigError: TensorBoard files are asked for and it is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_iters: int,
+        global_batch_size: int,
+        seq_length: int,
+        log_interval: int,
+        tensorboard_dir: Path | None,
+        progress: bool,
+    ) -> None:
+        self._train_iters = train_iters
+        self._global_batch_size = global_batch_size
+        self._seq_length = seq_length
+        self._log_interval = log_interval
+        self._writer = _summary_writer(tensorboard_dir) if tensorboard_dir is not None else None
+        # A wide fixed width keeps one report on one line also where the output is a file.
+        console = Console(highlight=False, soft_wrap=True)
+        self._console = console
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not (progress and console.is_terminal),
+        )
+        self._task = self._progress.add_task("train", total=train_iters, loss="-")
+        self._skipped_total = 0
+        self._begin_interval()
+
+    def __enter__(self) -> "Metrics":
+        self._progress.start()
+        self._begin_interval()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        if self._writer is not None:
+            self._writer.close()
+
+    def record(self, step: int, result: StepResult, *, lr: float) -> None:
+        """Count step number ``step`` (from 1); report if it ends an interval or the run."""
+        self._steps += 1
+        self._skipped_total += result.skipped
+        if not result.skipped:
+            self._losses.append(result.loss)
+        self._progress.update(self._task, completed=step, loss=f"{result.loss:.4f}")
+        if step % self._log_interval == 0 or step == self._train_iters:
+            self._report(step, result, lr)
+            self._begin_interval()
+
+    def _begin_interval(self) -> None:
+        self._started = time.perf_counter()
+        self._steps = 0
+        self._losses: list[float] = []
+
+    def _report(self, step: int, result: StepResult, lr: float) -> None:
+        step_s = (time.perf_counter() - self._started) / self._steps
+        samples_per_s = self._global_batch_size / step_s
+        loss = sum(self._losses) / len(self._losses) if self._losses else float("nan")
+        self._console.print(
+            f"step {step:>{len(str(self._train_iters))}}/{self._train_iters}"
+            f" | loss {loss:.6f} | grad norm {result.grad_norm:.4f} | lr {lr:.3e}"
+            f" | {samples_per_s:.1f} samples/s | {samples_per_s * self._seq_length:,.0f} tokens/s"
+            f" | step time {step_s * 1e3:.1f} ms | skipped {self._skipped_total}"
+        )
+        if self._writer is not None:
+            scalars = {
+                "lm loss": loss,
+                "grad-norm": result.grad_norm,
+                "learning-rate": lr,
+                "samples-per-second": samples_per_s,
+                "tokens-per-second": samples_per_s * self._seq_length,
+                "iteration-time": step_s,
+                "skipped-iterations": self._skipped_total,
+            }
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)
+
+
+def _summary_writer(folder: Path) -> "SummaryWriter":
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (optional)
+    except ImportError:
+        raise ConfigError(
+            f"--tensorboard-dir {folder}: TensorBoard is not installed; pip install 'megatron-hetero[report]'"
+        ) from None
+    return SummaryWriter(log_dir=str(folder))

@@ -1,0 +1,493 @@
+"""Megatron-LM's flags that this program knows and refuses, each with what to do instead.
+
+A flag that is accepted and ignored trains another model than the user asked for, so nothing is ignored. The names
+are those of Megatron-LM from megatron-core 0.11 to 0.17, older ones only where scripts in the wild still use them.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_GROUPS: tuple[tuple[str, str], ...] = (
+    # Checkpoints, evaluation, length of the run.
+    (
+        "saving and loading are not there yet: every run starts from --seed and its weights end with it; "
+        "leave it out and size the run with --train-iters",
+        """
+        --save --save-interval --persistent-save-interval --save-retain-interval --save-wgrads-interval
+        --save-dgrads-interval --no-save-optim --no-save-rng --load --no-load-optim --no-load-rng
+        --load-main-params-from-ckpt --finetune --pretrained-checkpoint --ckpt-step --no-initialization
+        --exit-on-missing-checkpoint --use-checkpoint-args --use-mp-args-from-checkpoint-args
+        --no-use-tokenizer-model-from-checkpoint-args --disable-use-tokenizer-model-from-checkpoint-args
+        --non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir
+        --non-persistent-local-ckpt-dir --non-persistent-local-ckpt-algo --ckpt-format --auto-detect-ckpt-format
+        --ckpt-convert-format --ckpt-convert-save --ckpt-convert-update-legacy-dist-opt-format
+        --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --ckpt-fully-parallel-load
+        --ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-save-process-group
+        --ckpt-fully-parallel-load-process-group --ckpt-assume-constant-structure --async-save --async-strategy
+        --async-ckpt-cpu-priority --async-ckpt-io-priority --use-persistent-ckpt-worker --use-dist-ckpt
+        --dist-ckpt-format --dist-ckpt-workers --dist-ckpt-strictness --dist-ckpt-save-pre-mcore-014
+        --dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient
+        --no-strict-fsdp-dtensor-load --disable-strict-fsdp-dtensor-load --replication --replication-jump
+        --replication-factor --override-opt_param-scheduler --override-opt-param-scheduler
+        --use-checkpoint-opt_param-scheduler --use-checkpoint-opt-param-scheduler
+        """,
+    ),
+    (
+        "evaluation is not there yet: leave it out, and pass --eval-iters 0 if a script wants it said",
+        "--eval-interval --full-validation --multiple-validation-sets --skip-train --test-mode",
+    ),
+    (
+        "the run ends after --train-iters steps or --train-samples samples and nowhere else: leave it out",
+        """
+        --exit-interval --exit-duration-in-mins --exit-signal --exit-signal-handler
+        --exit-signal-handler-for-dataloader --exit-signal-handler-for-training --phase-transition-iterations
+        """,
+    ),
+    (
+        "the global batch is the same at every step: leave it out and set --global-batch-size",
+        "--rampup-batch-size --decrease-batch-size-if-needed",
+    ),
+    ("use --micro-batch-size and --global-batch-size", "--batch-size"),
+    ("every step counts: leave it out", "--iterations-to-skip --train-sync-interval"),
+    # Precision.
+    (
+        "not supported yet: training is fp32 (precision of master weights, gradients and compute); leave it out",
+        "--bf16 --fp16",
+    ),
+    (
+        "leave it out: training is fp32 throughout, so there is no lower precision to scale or widen",
+        """
+        --loss-scale --initial-loss-scale --min-loss-scale --loss-scale-window --hysteresis --fp32-residual-connection
+        --attention-softmax-in-fp32 --accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 --fp16-lm-cross-entropy
+        --apply-query-key-layer-scaling --disable-bf16-reduced-precision-matmul
+        --ddp-reduce-scatter-with-fp32-accumulation --ddp-param-name-patterns-for-fp32-local-accumulation
+        --no-log-loss-scale-to-tensorboard --disable-log-loss-scale-to-tensorboard
+        """,
+    ),
+    (
+        "fp8 and fp4 are not supported: leave it out, training is fp32",
+        """
+        --fp8-format --fp8-recipe --fp8-quantizer-factory --fp8-margin --fp8-interval --fp8-amax-history-len
+        --fp8-amax-compute-algo --no-fp8-wgrad --disable-fp8-wgrad --fp8-param-gather --fp8-e4m3 --fp8-hybrid
+        --first-last-layers-bf16 --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16 --fp4-format --fp4-recipe
+        --fp4-param-gather --fp4-quantizer-factory --te-precision-config-file --keep-fp8-transpose-cache
+        --reuse-grad-buf-for-mxfp8-param-ag --moe-router-padding-for-fp8 --moe-router-padding-for-quantization
+        --kitchen-config-file --kitchen-recipe-number --use-kitchen-attention --kitchen-attention-backend
+        """,
+    ),
+    # Who holds which part of the model.
+    (
+        "write the layers of each stage into a plan and pass it with --hetero-plan",
+        """
+        --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers --pipeline-model-parallel-layout
+        --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --standalone-embedding-stage
+        --pipeline-model-parallel-split-rank --encoder-tensor-model-parallel-size
+        --encoder-pipeline-model-parallel-size
+        """,
+    ),
+    (
+        "interleaved stages are not there yet: leave it out; a plan (--hetero-plan) can give slow stages fewer layers "
+        "and each stage its own depth instead",
+        """
+        --num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank
+        --virtual-pipeline-model-parallel-size --microbatch-group-size-per-virtual-pipeline-stage
+        """,
+    ),
+    ("use --tensor-model-parallel-size", "--model-parallel-size"),
+    (
+        "context parallelism is not there yet: leave it out and split the model with --tensor-model-parallel-size "
+        "and --sequence-parallel",
+        "--cp-comm-type --hierarchical-context-parallel-sizes --hybrid-context-parallel --max-seqlen-per-dp-cp-rank",
+    ),
+    (
+        "expert parallelism is not there yet, every rank of a stage holds all its experts: leave it out",
+        """
+        --expert-tensor-parallel-size --overlap-moe-expert-parallel-comm --delay-wgrad-compute
+        --ep-overlap-early-attn-memory-release --moe-token-dispatcher-type --moe-enable-deepep
+        --moe-flex-dispatcher-backend --moe-deepep-num-sms --moe-hybridep-num-sms --moe-extended-tp
+        """,
+    ),
+    (
+        "sharded optimizer states are not there yet, every replica holds its own: leave it out, and raise "
+        "--tensor-model-parallel-size or --pipeline-model-parallel-size if memory runs out",
+        """
+        --use-distributed-optimizer --num-distributed-optimizer-instances --overlap-param-gather
+        --overlap-param-gather-with-optimizer-step --no-align-param-gather --use-precision-aware-optimizer
+        --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
+        """,
+    ),
+    (
+        "fully sharded data parallelism is not supported: leave it out and split the model with "
+        "--tensor-model-parallel-size and --pipeline-model-parallel-size, or unevenly with --hetero-plan",
+        """
+        --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward --use-megatron-fsdp --data-parallel-sharding-strategy
+        --outer-dp-sharding-strategy --fsdp-double-buffer --fsdp-manual-registration --create-all-gather-group
+        --suggested-communication-unit-size --enable-full-sharding-in-hsdp --init-model-with-meta-device
+        --megatron-fsdp-main-params-dtype --megatron-fsdp-main-grads-dtype --megatron-fsdp-grad-comm-dtype
+        """,
+    ),
+    (
+        "offloading is not there yet: leave it out and save memory with --recompute-granularity full",
+        """
+        --cpu-offloading-num-layers --cpu-offloading-retain-pinned-cpu-buffers --optimizer-cpu-offload
+        --optimizer-offload-fraction --use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d
+        --no-pin-cpu-grads --no-pin-cpu-params --fine-grained-activation-offloading --offload-modules
+        --min-offloaded-tensor-size
+        """,
+    ),
+    ("use --recompute-granularity selective", "--recompute-activations"),
+    ("use --recompute-granularity full", "--checkpoint-activations"),
+    (
+        "--recompute-granularity full recomputes every layer; for some layers only, set recompute_num_layers of the "
+        "stages in a plan (--hetero-plan)",
+        """
+        --recompute-method --recompute-num-layers --recompute-modules --checkpoint-num-layers
+        --distribute-saved-activations --moe-layer-recompute
+        """,
+    ),
+    # Communication.
+    (
+        "the schedule decides when stages exchange tensors: leave it out; how far a stage runs ahead is in_flight in a "
+        "plan (--hetero-plan)",
+        """
+        --overlap-p2p-communication --no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush
+        --use-ring-exchange-p2p --no-scatter-gather-tensors-in-pipeline --defer-embedding-wgrad-compute
+        --wgrad-deferral-limit --pipeline-model-parallel-comm-backend
+        """,
+    ),
+    (
+        "a bucket is reduced as soon as its last gradient is there: leave it out; --ddp-bucket-size sets the size "
+        "and --no-overlap-grad-reduce waits for the last backward",
+        """
+        --ddp-num-buckets --ddp-pad-buckets-for-high-nccl-busbw --ddp-average-in-collective --no-align-grad-reduce
+        --disable-align-grad-reduce --delay-grad-reduce --no-delay-grad-reduce --no-gradient-reduce-div-fusion
+        --no-contiguous-buffers-in-local-ddp --DDP-impl
+        """,
+    ),
+    (
+        "overlap of tensor-parallel communication with matrix products is not supported: leave it out",
+        """
+        --tp-comm-overlap --tp-comm-overlap-cfg --tp-comm-overlap-rs-dgrad --tp-comm-bootstrap-backend
+        --no-tp-comm-bulk-wgrad --disable-tp-comm-bulk-wgrad --no-tp-comm-bulk-dgrad --disable-tp-comm-bulk-dgrad
+        --no-tp-comm-overlap-ag --disable-tp-comm-overlap-ag --no-tp-comm-overlap-rs --disable-tp-comm-overlap-rs
+        --no-tp-comm-split-ag --disable-tp-comm-split-ag --no-tp-comm-split-rs --disable-tp-comm-split-rs
+        --no-async-tensor-model-parallel-allreduce --symmetric-ar-type
+        """,
+    ),
+    (
+        "process groups follow from the plan and their settings from NCCL's own environment variables: leave it out; "
+        "--distributed-timeout-minutes sets how long a collective may take",
+        """
+        --use-nccl-ub --disable-symmetric-registration --use-sharp --sharp-enabled-group
+        --nccl-communicator-config-path --high-priority-stream-groups --use-tp-pp-dp-mapping
+        --disable-gloo-process-groups --distributed-timeout-seconds-after-init --lazy-mpu-init --fake-process-group
+        --flight-recorder-dump-path --flight-recorder-trace-buffer-size --no-flight-recorder-dump-on-timeout
+        --disable-flight-recorder-dump-on-timeout --flight-recorder-include-stack-trace
+        --no-flight-recorder-include-only-active --disable-flight-recorder-include-only-active
+        --no-flight-recorder-extra-dump-on-exec --disable-flight-recorder-extra-dump-on-exec
+        """,
+    ),
+    ("start with torchrun, which tells each process its rank in the environment", "--local-rank"),
+    # Optimizer.
+    (
+        "the optimizer is AdamW: leave it out, or use --adam-beta1, --adam-beta2 and --adam-eps",
+        """
+        --sgd-momentum --lion-beta1 --lion-beta2 --muon-momentum --muon-no-split-qkv --muon-use-nesterov
+        --muon-scale-mode --muon-fp32-matmul-prec --muon-coefficient-type --muon-num-ns-steps --muon-tp-mode
+        --muon-extra-scale-factor --muon-scalar-optimizer --optimizer-cuda-graph --dump-param-to-param-group-map
+        """,
+    ),
+    ("use --lr-warmup-iters or --lr-warmup-fraction", "--warmup"),
+    (
+        "all parameters share one learning rate, and weight decay spares biases and norms: leave it out",
+        """
+        --decoupled-lr --decoupled-min-lr --apply-wd-to-qk-layernorm --no-weight-decay-cond-type --use-mup
+        --mup-width-mult --mup-base-hidden-size --mup-embedding-mult --mup-output-mult --mup-base-head-dim
+        --mup-attn-scale-power
+        """,
+    ),
+    ("the loss is always a mean over the tokens that count: leave it out", "--calculate-per-token-loss"),
+    (
+        "checks of losses, gradients and weights cannot be chosen: leave it out",
+        """
+        --no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads
+        --result-rejected-tracker-filename --check-weight-hash-across-dp-replicas-interval --rerun-mode
+        --error-injection-rate --error-injection-type
+        """,
+    ),
+    # Data and tokenizer.
+    (
+        "use --tokenizer-type HuggingFaceTokenizer and --tokenizer-model with the model's tokenizer.json",
+        """
+        --vocab-file --merge-file --vocab-extra-ids --tiktoken-pattern --tiktoken-num-special-tokens
+        --tiktoken-special-tokens --tokenizer-sentencepiece-legacy --tokenizer-metadata --tokenizer-special-tokens
+        --tokenizer-hf-use-fast --tokenizer-hf-no-use-fast --tokenizer-hf-include-special-tokens
+        --tokenizer-hf-no-include-special-tokens --legacy-tokenizer --trust-remote-code
+        """,
+    ),
+    ("use --vocab-size, which --make-vocab-size-divisible-by rounds up", "--padded-vocab-size"),
+    (
+        "documents are packed and attend to one another: leave it out",
+        "--reset-attention-mask --reset-position-ids --no-create-attention-mask-in-dataloader",
+    ),
+    ("write the prefixes behind --data-path or --train-data-path", "--data-args-path --per-split-data-args-path"),
+    ("use --seq-length", "--encoder-seq-length --decoder-seq-length"),
+    (
+        "samples come in one fixed order from memory-mapped files, whatever the plan: leave it out",
+        """
+        --dataloader-type --data-impl --mmap-warmup --no-mmap-bin-files --num-dataset-builder-threads
+        --object-storage-cache-path --s3-cache-path --mid-level-dataset-surplus --allow-ambiguous-pad-tokens
+        --per-dataset-sequences-path --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap --sample-rate
+        --disable-msc
+        """,
+    ),
+    (
+        "this program pretrains on fixed token files: leave it out",
+        """
+        --sft --sft-tokenizer-prompt-format --finetune-hf-dataset --finetune-data-split --fim-data --fim-rate
+        --fim-spm-rate --fim-split-sample --fim-fragment-rate --fim-no-prefix --fim-prefix-token --fim-middle-token
+        --fim-suffix-token --fim-pad-token --fim-eod-token
+        """,
+    ),
+    # The model.
+    ("use --num-layers", "--encoder-num-layers --decoder-num-layers"),
+    (
+        "the activation is GeLU in its tanh form, or SwiGLU with --swiglu: leave it out",
+        """
+        --openai-gelu --squared-relu --quick-geglu --use-te-activation-func --activation-func-clamp-value
+        --glu-linear-offset --use-fused-weighted-squared-relu
+        """,
+    ),
+    (
+        "use --position-embedding-type learned_absolute or rope",
+        """
+        --no-position-embedding --relative-attention-num-buckets --relative-attention-max-distance --mrope-section
+        --no-rope-freq
+        """,
+    ),
+    (
+        "rotary embeddings have their plain form only: leave it out; --rotary-base stretches them for long sequences",
+        """
+        --rotary-interleaved --use-rope-scaling --rope-scaling-factor --rotary-seq-len-interpolation-factor
+        --rotary-scaling-factor --rope-type --mscale --mscale-all-dim --enable-gpt-oss
+        """,
+    ),
+    (
+        "multi-latent attention is not supported: use --group-query-attention to shrink keys and values",
+        """
+        --multi-latent-attention --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim
+        --cache-mla-latents --mla-down-proj-fusion
+        """,
+    ),
+    (
+        "multi-token prediction is not supported, the model predicts the next token: leave it out",
+        """
+        --mtp-num-layers --mtp-loss-scaling-factor --mtp-standalone --mtp-use-repeated-layer
+        --mtp-hybrid-override-pattern
+        """,
+    ),
+    (
+        "attention is causal softmax attention over the whole sequence: leave it out",
+        """
+        --window-size --window-attn-skip-freq --softmax-type --attention-output-gate --qk-l2-norm --qk-clip
+        --qk-clip-alpha --qk-clip-threshold --log-max-attention-logit --experimental-attention-variant
+        --linear-attention-freq --linear-conv-kernel-dim --linear-key-head-dim --linear-value-head-dim
+        --linear-num-key-heads --linear-num-value-heads --dsa-indexer-n-heads --dsa-indexer-head-dim
+        --dsa-indexer-topk --dsa-indexer-loss-coeff --dsa-indexer-use-sparse-loss
+        """,
+    ),
+    (
+        "all layers of a model are alike, attention then MLP: leave it out",
+        """
+        --hybrid-layer-pattern --hybrid-override-pattern --hybrid-attention-ratio --hybrid-mlp-ratio --is-hybrid-model
+        --mamba-state-dim --mamba-head-dim --mamba-num-groups --mamba-num-heads --disable-mamba-mem-eff-path
+        --mamba-inference-conv-states-dtype --mamba-inference-ssm-states-dtype --moe-layer-freq
+        """,
+    ),
+    (
+        "these flags describe layers that differ in shape, which is not supported; if it is the GPUs that differ, "
+        "pass a plan with --hetero-plan",
+        "--heterogeneous-layers-config-path --heterogeneous-layers-config-encoded-json",
+    ),
+    (
+        "experts are routed by softmax over the top k and none drops a token; there are no shared experts: leave it "
+        "out, or use --moe-router-load-balancing-type and --moe-aux-loss-coeff",
+        """
+        --moe-shared-expert-intermediate-size --moe-shared-expert-gate --moe-shared-expert-overlap
+        --moe-router-num-groups --moe-router-group-topk --moe-router-pre-softmax --moe-router-topk-scaling-factor
+        --moe-router-score-function --moe-router-dtype --moe-router-enable-expert-bias --moe-router-bias-update-rate
+        --moe-router-force-load-balancing --moe-router-force-biased --moe-enable-routing-replay --moe-z-loss-coeff
+        --moe-input-jitter-eps --moe-expert-capacity-factor --moe-pad-expert-input-to-capacity --moe-token-drop-policy
+        --moe-apply-probs-on-input --moe-latent-size --moe-per-layer-logging --moe-use-upcycling
+        --moe-upcycling-granularity --export-moe-apply-probs-on-input
+        """,
+    ),
+    (
+        "norms stand before attention and MLP, with a scale around one: leave it out",
+        "--apply-layernorm-1p --apply-residual-connection-post-layernorm",
+    ),
+    (
+        "weights are drawn from one normal distribution per parameter name: leave it out, or use --init-method-std",
+        """
+        --init-method-xavier-uniform --embedding-init-method-std --data-parallel-random-init --use-cpu-initialization
+        --te-rng-tracker --inference-rng-tracker
+        """,
+    ),
+    (
+        "only decoder-only GPT models are trained here: leave it out",
+        """
+        --bert-no-binary-head --bert-load --output-bert-embeddings --bert-embedder-type --mask-prob --short-seq-prob
+        --ict-head-size --ict-load --biencoder-projection-dim --biencoder-shared-query-context-model
+        --titles-data-path --query-in-block-prob --use-one-sent-docs --evidence-data-path --retriever-seq-length
+        --retriever-report-topk-accuracies --retriever-score-scaling --block-data-path --embedding-path
+        --indexer-batch-size --indexer-log-interval --retro-project-dir --retro-add-retriever
+        --retro-cyclic-train-iters --retro-encoder-layers --retro-encoder-hidden-dropout
+        --retro-encoder-attention-dropout --retro-num-neighbors --retro-num-retrieved-chunks --retro-attention-gate
+        --retro-no-verify-neighbor-count --num-classes --img-h --img-w --num-channels --patch-dim --classes-fraction
+        --data-per-class-fraction --no-data-sharding --head-lr-mult --vision-pretraining --vision-pretraining-type
+        --vision-backbone-type --swin-backbone-type --mask-type --mask-factor --iter-per-epoch --dino-local-img-size
+        --dino-local-crops-number --dino-head-hidden-size --dino-bottleneck-size --dino-freeze-last-layer
+        --dino-norm-last-layer --dino-warmup-teacher-temp --dino-teacher-temp --dino-warmup-teacher-temp-epochs
+        """,
+    ),
+    # Kernels and code paths.
+    ("leave it out: models are always megatron-core's", "--use-mcore-models --use-legacy-models"),
+    (
+        "leave it out: --transformer-impl chooses the layers, and they choose the kernels that the device can run",
+        """
+        --use-flash-attn --attention-backend --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion
+        --no-bias-dropout-fusion --no-rope-fusion --no-persist-layer-norm --persist-layer-norm
+        --no-gradient-accumulation-fusion --fused-residual-rmsnorm --cross-entropy-loss-fusion
+        --cross-entropy-fusion-impl --moe-grouped-gemm --moe-use-legacy-grouped-gemm --moe-permute-fusion
+        --moe-router-fusion --no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding
+        --deterministic-mode --batch-invariant-mode --disable-jit-fuser --onnx-safe
+        """,
+    ),
+    (
+        "CUDA graphs are not supported: leave it out",
+        "--enable-cuda-graph --external-cuda-graph --cuda-graph-impl --cuda-graph-scope --cuda-graph-warmup-steps",
+    ),
+    (
+        "there is one way to build a model, from the flags of the group 'model' in --help: leave it out",
+        "--spec --yaml-cfg --enable-experimental --config-logger-dir",
+    ),
+    # Watching the run.
+    (
+        "use --tensorboard-dir; what is written there, and how often, cannot be chosen",
+        """
+        --tensorboard-log-interval --tensorboard-queue-size --log-timers-to-tensorboard
+        --log-validation-ppl-to-tensorboard --log-memory-to-tensorboard --log-world-size-to-tensorboard
+        --log-learning-rate-to-tensorboard --no-log-learning-rate-to-tensorboard --no-log-learnig-rate-to-tensorboard
+        --log-batch-size-to-tensorboard
+        """,
+    ),
+    (
+        "the log line of every --log-interval steps is fixed: leave it out",
+        """
+        --log-params-norm --log-num-zeros-in-grad --log-throughput --log-progress --log-energy --log-memory-interval
+        --log-device-memory-used --logging-level --timing-log-level --timing-log-option
+        --no-barrier-with-level-1-timing
+        """,
+    ),
+    (
+        "only TensorBoard is written: use --tensorboard-dir",
+        """
+        --wandb-project --wandb-entity --wandb-exp-name --wandb-save-dir --enable-one-logger --no-one-logger
+        --one-logger-project --one-logger-run-name --one-logger-async --app-tag-run-name --app-tag-run-version
+        """,
+    ),
+    (
+        "profile from outside, with nsys or torch.profiler: leave it out",
+        """
+        --profile --profile-step-start --profile-step-end --profile-ranks --use-pytorch-profiler
+        --pytorch-profiler-collect-shapes --pytorch-profiler-collect-callstack --pytorch-profiler-collect-chakra
+        --record-memory-history --memory-snapshot-path --run-workload-inspector-server
+        """,
+    ),
+    (
+        "slow ranks are the planner's subject: leave it out and describe them in a plan (--hetero-plan)",
+        "--log-straggler --disable-straggler-on-startup --straggler-ctrlr-port --straggler-minmax-count",
+    ),
+    (
+        "garbage collection and allocator are left to Python and torch: leave it out",
+        "--manual-gc --manual-gc-interval --no-manual-gc-eval --disable-manual-gc-eval --empty-unused-memory-level",
+    ),
+    (
+        "restarting after a failure is not there yet: leave it out and start the job again",
+        """
+        --inprocess-restart --inprocess-max-iterations --inprocess-monitor-thread-interval
+        --inprocess-monitor-process-interval --inprocess-progress-watchdog-interval --inprocess-heartbeat-interval
+        --inprocess-soft-timeout --inprocess-hard-timeout --inprocess-heartbeat-timeout --inprocess-barrier-timeout
+        --inprocess-completion-timeout --inprocess-last-call-wait --inprocess-termination-grace-time
+        --inprocess-granularity --inprocess-active-world-size --inprocess-empty-cuda-cache --enable-ft-package
+        --calc-ft-timeouts --ft-num-warmup-iters --adlr-autoresume --adlr-autoresume-interval
+        """,
+    ),
+    # Everything after pretraining.
+    (
+        "there is no inference here: leave it out",
+        """
+        --inference-batch-times-seqlen-threshold --inference-max-requests --inference-max-seq-length
+        --inference-max-batch-size --inference-dynamic-batching --inference-dynamic-batching-buffer-size-gb
+        --inference-dynamic-batching-buffer-guaranteed-fraction --inference-dynamic-batching-buffer-overflow-factor
+        --inference-dynamic-batching-paused-buffer-size-gb --inference-dynamic-batching-mamba-memory-ratio
+        --inference-dynamic-batching-block-size --inference-dynamic-batching-max-requests
+        --inference-dynamic-batching-max-requests-override --inference-dynamic-batching-max-tokens
+        --inference-dynamic-batching-max-tokens-override --inference-dynamic-batching-num-cuda-graphs
+        --inference-dynamic-batching-track-paused-request-events
+        --inference-dynamic-batching-track-generated-token-events --inference-dynamic-batching-unified-memory-level
+        --inference-dynamic-batching-prefix-caching --no-inference-dynamic-batching-prefix-caching
+        --inference-dynamic-batching-prefix-caching-eviction-policy
+        --inference-dynamic-batching-prefix-caching-coordinator-policy
+        --inference-dynamic-batching-prefix-caching-routing-alpha --inference-dynamic-batching-prefix-caching-mamba-gb
+        --inference-dynamic-batching-cuda-graph-max-tokens --inference-dynamic-batching-cuda-graph-mixed-prefill-count
+        --inference-logging-step-interval --inference-wandb-logging-step-interval --inference-text-gen-server-logging
+        --no-inference-text-gen-server-logging --inference-wandb-logging --no-inference-wandb-logging
+        --inference-coordinator-port --inference-use-synchronous-zmq-collectives
+        --no-inference-use-synchronous-zmq-collectives --inference-fuse-tp-communication
+        --inference-disable-triton-nvls-kernels --inference-grouped-gemm-backend
+        --inference-moe-disable-fused-quant-kernels --use-legacy-static-engine --flash-decode --max-tokens-to-oom
+        --decode-only-cuda-graphs --enable-chunked-prefill --disable-chunked-prefill --mlp-chunks-for-prefill
+        --nccl-all-reduce-for-prefill --num-speculative-tokens --moe-pad-experts-for-cuda-graph-inference
+        """,
+    ),
+    (
+        "there is no reinforcement learning here: leave it out",
+        """
+        --perform-rl-step --rl-prompts-per-eval --rl-num-parallel-generations --rl-num-parallel-generation-batches
+        --rl-generation-batch-size --rl-default-temperature --rl-default-top-p --rl-default-top-k
+        --rl-offload-optimizer-during-inference --rl-kv-cache-management-mode --rl-persist-cuda-graphs
+        --no-rl-persist-cuda-graphs --rl-partial-rollouts --no-rl-partial-rollouts
+        --rl-inference-logprobs-is-correction --no-rl-inference-logprobs-is-correction
+        --rl-importance-sampling-truncation-coef --rl-use-sequence-packing --no-rl-use-sequence-packing
+        --rl-sequence-packing-max-sequences-per-bin --rl-sequence-packing-bin-size --rl-sequence-packing-algo
+        --rl-training-cuda-graphs --no-rl-training-cuda-graphs --rl-reset-cuda-graphs --no-rl-reset-cuda-graphs
+        --rl-inference-tensor-model-parallel-size --rl-inference-pipeline-model-parallel-size
+        --rl-inference-expert-model-parallel-size --rl-inference-expert-tensor-model-parallel-size
+        --rl-inference-model-unified-memory-level --rl-offload-inference-model-weights-when-idle
+        --no-rl-offload-inference-model-weights-when-idle --rl-offload-kv-cache-during-training
+        --no-rl-offload-kv-cache-during-training --rl-remove-kv-cache-during-training
+        --no-rl-remove-kv-cache-during-training --rl-calculate-intra-group-similarity
+        --no-rl-calculate-intra-group-similarity --rl-verify-model-weights-swap --no-rl-verify-model-weights-swap
+        --rl-parallel-generation-tasks --rl-skip-bos-token --no-rl-skip-bos-token --rl-inference-parsers
+        --refit-method --grpo-prompts-per-step --grpo-group-size --grpo-iterations --grpo-clamp-eps-lower
+        --grpo-clamp-eps-upper --grpo-kl-beta --grpo-entropy-term-weight --grpo-filter-groups-with-same-reward
+        --grpo-default-temperature --grpo-default-top-p --langrl-env-config --langrl-external-server
+        --no-langrl-external-server --langrl-inference-server-type --langrl-inference-server-conversation-template
+        """,
+    ),
+    (
+        "quantization, distillation and export belong to other tools: leave it out",
+        """
+        --export-model-type --export-legacy-megatron --export-te-mcore-model --export-force-local-attention
+        --export-kv-cache-quant --export-real-quant-cfg --export-quant-cfg --export-kd-teacher-load
+        --export-kd-teacher-model-config --export-kd-teacher-ckpt-format --export-kd-cfg --export-qk-l2-norm
+        --export-offline-model --modelopt-enabled
+        """,
+    ),
+)
+
+UNSUPPORTED_FLAGS: Mapping[str, str] = MappingProxyType(
+    {flag: advice for advice, flags in _GROUPS for flag in flags.split()}
+)
+"""Each refused flag with what to do instead."""

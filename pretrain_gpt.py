@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Pretrain a GPT on devices that need not be alike.
+
+    torchrun --nproc-per-node 8 pretrain_gpt.py --hetero-plan plan.json --num-layers 24 ...
+
+The flags are Megatron-LM's, plus ``--hetero-*``; ``--help`` lists them. Without a plan, Megatron's degrees of
+parallelism give the uniform one.
+"""
+
+import os
+import sys
+
+from hetero.errors import HeteroError
+from hetero.runtime import cpu_backend
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0, 2 for wrong input, 3 if another rank was lost."""
+    # Before megatron.core is imported by anyone.
+    cpu_backend.install()
+    from hetero.distributed.watch import EXIT_CODE  # noqa: PLC0415
+    from hetero.errors import MembershipError  # noqa: PLC0415
+    from megatron.training.arguments import parse_args  # noqa: PLC0415
+    from megatron.training.launch import launch_from  # noqa: PLC0415
+    from megatron.training.training import pretrain  # noqa: PLC0415
+
+    rank = os.environ.get("RANK", "0")
+    try:
+        pretrain(parse_args(argv), launch_from(os.environ))
+    except MembershipError as error:
+        print(f"hetero: rank {rank}: {error}", file=sys.stderr)
+        return EXIT_CODE
+    except HeteroError as error:
+        # The same on every rank, so one of them says it.
+        if rank == "0":
+            print(f"hetero: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""Random legal plans for property tests, as unlike as the validator allows."""
+
+import itertools
+
+from hypothesis import strategies as st
+
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.validate import least_in_flight
+from hetero.spec.model import ModelSpec
+from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.plans import plan, replica, stage, with_in_flight
+
+# Six query groups allow tp 2 beside tp 3, so that shard edges interleave instead of nesting.
+_SIX = {
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "num_query_groups": 6,
+    "kv_channels": 4,
+    "ffn_hidden_size": 36,
+    "padded_vocab_size": 66,
+}
+
+
+def models() -> st.SearchStrategy[ModelSpec]:
+    """Every family; one to six layers; tied and untied; shards that nest (tp 1, 2, 4) or interleave (tp 2, 3, 6)."""
+    return st.builds(
+        lambda family, sizes, num_layers, tied: family(num_layers=num_layers, tied_embeddings=tied, **sizes),
+        st.sampled_from([gpt2_model, llama_model, moe_model]),
+        st.sampled_from([{}, _SIX]),
+        st.integers(1, 6),
+        st.booleans(),
+    )
+
+
+def _degrees(model: ModelSpec) -> st.SearchStrategy[int]:
+    return st.sampled_from([tp for tp in (1, 2, 3, 4, 6) if model.num_query_groups % tp == 0])
+
+
+@st.composite
+def chains(draw: st.DrawFn, *, max_stages: int = 4) -> tuple[int, list[int]]:
+    """``(num_samples, samples per microbatch of every stage)`` such that neighbours divide one another."""
+    sizes = [draw(st.sampled_from([1, 2, 3, 4, 6]))]
+    for _ in range(draw(st.integers(0, max_stages - 1))):
+        sizes.append(draw(st.sampled_from([a for a in (1, 2, 3, 4, 6, 8) if a % sizes[-1] == 0 or sizes[-1] % a == 0])))
+    num_samples = 24 * draw(st.integers(1, 2))
+    return num_samples, sizes
+
+
+def with_random_in_flight(draw: st.DrawFn, deadlocking: Replica) -> Replica:
+    """``deadlocking`` with legal depths: at every stage the least one or up to two more."""
+    legal = deadlocking
+    for s in reversed(range(len(legal.stages))):
+        legal = with_in_flight(legal, s, least_in_flight(legal, s) + draw(st.integers(0, 2)))
+    return legal
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Replica:
+    """One replica of stages on one rank each, with random microbatches and legal depths."""
+    num_samples, sizes = draw(chains())
+    stages = [stage(layers=(s, s + 1), ranks=(s,), mbs=size, depth=1) for s, size in enumerate(sizes)]
+    return with_random_in_flight(draw, replica(*stages, num_samples=num_samples))
+
+
+@st.composite
+def legal_plans(draw: st.DrawFn) -> Plan:
+    """One to three replicas that differ in everything, on shuffled ranks, with idle ones between."""
+    model = draw(models())
+    degrees = []  # Per replica and stage: layers, tp, dp. Ranks are dealt when their number is known.
+    for _ in range(draw(st.integers(1, 3))):
+        inner = range(1, model.num_layers)
+        cuts = sorted(draw(st.sets(st.sampled_from(inner), max_size=3))) if inner else []
+        layers = itertools.pairwise([0, *cuts, model.num_layers])
+        degrees.append([(held, draw(_degrees(model)), draw(st.integers(1, 2))) for held in layers])
+
+    num_working = sum(tp * dp for stages in degrees for _, tp, dp in stages)
+    num_idle = draw(st.integers(0, 2))
+    ranks = draw(st.permutations(range(num_working + num_idle)))
+    replicas = []
+    for stages in degrees:
+        built: list[Stage] = []
+        for layers, tp, dp in stages:
+            mine, ranks = ranks[: tp * dp], ranks[tp * dp :]
+            sp = draw(st.booleans()) or (model.num_experts is not None and tp > 1)
+            mbs = draw(st.sampled_from([1, 2, 4]))
+            built.append(stage(layers=layers, ranks=mine, tp=tp, dp=dp, mbs=mbs, depth=1, sp=sp))
+        num_samples = 8 * draw(st.integers(1, 3))
+        replicas.append(with_random_in_flight(draw, replica(*built, num_samples=num_samples)))
+    return plan(model, replicas, seq_length=24, idle_ranks=ranks)

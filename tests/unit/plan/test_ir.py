@@ -1,0 +1,87 @@
+"""The plan as data: who sits where, and how many of what."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+
+from hetero.plan.ir import Placement, Plan
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.strategies import legal_plans
+
+PLAN = plan(
+    gpt2_model(),
+    [
+        replica(
+            stage(layers=(0, 4), ranks=(5, 1, 0, 4), tp=2, dp=2, mbs=3, sp=True),
+            stage(layers=(4, 6), ranks=(2,), mbs=2),
+            num_samples=12,
+        ),
+        replica(stage(layers=(0, 6), ranks=(3,)), num_samples=4),
+    ],
+    idle_ranks=(6,),
+)
+
+
+def test_ranks_are_data_parallel_major() -> None:
+    assert PLAN.replicas[0].stages[0].tp_groups == ((5, 1), (0, 4))
+
+
+@pytest.mark.parametrize(
+    ("rank", "placement"),
+    [
+        (5, Placement(replica=0, stage=0, dp_rank=0, tp_rank=0)),
+        (1, Placement(replica=0, stage=0, dp_rank=0, tp_rank=1)),
+        (4, Placement(replica=0, stage=0, dp_rank=1, tp_rank=1)),
+        (2, Placement(replica=0, stage=1, dp_rank=0, tp_rank=0)),
+        (3, Placement(replica=1, stage=0, dp_rank=0, tp_rank=0)),
+        (6, None),
+    ],
+)
+def test_placement(rank: int, placement: Placement | None) -> None:
+    assert PLAN.placement(rank) == placement
+
+
+def test_each_stage_counts_its_own_microbatches() -> None:
+    first, last = PLAN.replicas[0].stages
+    assert (first.samples_per_microbatch, last.samples_per_microbatch) == (6, 2)
+    assert [PLAN.replicas[0].num_microbatches(s) for s in (0, 1)] == [2, 6]
+
+
+def test_replicas_take_consecutive_samples() -> None:
+    assert [PLAN.first_sample(r) for r in (0, 1)] == [0, 12]
+
+
+def test_idle_ranks_belong_to_the_world() -> None:
+    assert PLAN.ranks() == (5, 1, 0, 4, 2, 3, 6)
+    assert PLAN.world_size == 7
+
+
+def test_sequence_parallelism_splits_only_over_several_ranks() -> None:
+    split = PLAN.replicas[0].stages[0]
+    assert split.splits_sequence
+    assert not dataclasses.replace(split, tp=1, dp=4).splits_sequence
+    assert not dataclasses.replace(split, sequence_parallel=False).splits_sequence
+
+
+def test_plans_compare_by_value_and_are_frozen() -> None:
+    same = dataclasses.replace(PLAN)
+    assert same is not PLAN
+    assert same == PLAN
+    assert hash(same) == hash(PLAN)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PLAN.seq_length = 32  # type: ignore[misc]
+
+
+@given(legal_plans())
+@settings(max_examples=30, deadline=None)
+def test_every_rank_finds_itself(random_plan: Plan) -> None:
+    assert sorted(random_plan.ranks()) == list(range(random_plan.world_size))
+    for rank in random_plan.ranks():
+        placement = random_plan.placement(rank)
+        if placement is None:
+            assert rank in random_plan.idle_ranks
+            continue
+        found = random_plan.replicas[placement.replica].stages[placement.stage]
+        assert found.tp_groups[placement.dp_rank][placement.tp_rank] == rank

@@ -1,0 +1,79 @@
+"""The plan that Megatron-LM's flags describe."""
+
+from typing import Any
+
+import pytest
+
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan
+from hetero.plan.uniform import uniform_plan
+from hetero.plan.validate import validate
+from tests.helpers.models import llama_model
+
+
+def uniform(**changes: Any) -> Plan:
+    flags: dict[str, Any] = {
+        "model": llama_model(),
+        "world_size": 8,
+        "tp": 2,
+        "pp": 2,
+        "micro_batch_size": 1,
+        "global_batch_size": 8,
+        "seq_length": 16,
+        "device": "cpu",
+    }
+    return uniform_plan(**{**flags, **changes})
+
+
+def test_ranks_are_laid_out_as_megatron_does() -> None:
+    """Tensor parallelism varies fastest, then data, then pipeline."""
+    ranks = [[stage.ranks for stage in replica.stages] for replica in uniform().replicas]
+    assert ranks == [[(0, 1), (4, 5)], [(2, 3), (6, 7)]]
+
+
+def test_layers_and_samples_are_shared_evenly() -> None:
+    plan = uniform()
+    assert [(stage.first_layer, stage.end_layer) for stage in plan.replicas[0].stages] == [(0, 3), (3, 6)]
+    assert [replica.num_samples for replica in plan.replicas] == [4, 4]
+
+
+def test_1f1b_keeps_as_many_as_stages_remain_and_no_more_than_it_has() -> None:
+    def depths(**changes: Any) -> list[int]:
+        return [stage.in_flight for stage in uniform(tp=1, pp=3, world_size=3, **changes).replicas[0].stages]
+
+    assert depths(global_batch_size=8) == [3, 2, 1]
+    assert depths(global_batch_size=2) == [2, 2, 1]
+    assert depths(global_batch_size=8, gpipe=True) == [8, 8, 8]
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 2), (1, 6), (2, 3)])
+@pytest.mark.parametrize("global_batch_size", [2, 8])
+@pytest.mark.parametrize("gpipe", [False, True])
+def test_it_is_legal(tp: int, pp: int, global_batch_size: int, gpipe: bool) -> None:
+    plan = uniform(world_size=2 * tp * pp, tp=tp, pp=pp, global_batch_size=global_batch_size, gpipe=gpipe)
+    validate(plan)
+
+
+def test_the_other_flags_arrive() -> None:
+    plan = uniform(sequence_parallel=True, precision="bf16", recompute="full", device="H100")
+    for _, _, stage in plan.stages():
+        assert (stage.sequence_parallel, stage.recompute, stage.device) == (True, "full", "H100")
+    assert (plan.precision, plan.seq_length, plan.global_batch_size) == ("bf16", 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 6}, "6 ranks are no multiple of --tensor-model-parallel-size 2 x --pipeline.* 2"),
+        ({"pp": 4}, "--pipeline-model-parallel-size 4 does not divide --num-layers 6; .*--hetero-plan"),
+        ({"global_batch_size": 9}, "--global-batch-size 9 is no multiple of --micro-batch-size 1 x 2"),
+        ({"micro_batch_size": 3}, "--global-batch-size 8 is no multiple of --micro-batch-size 3 x 2"),
+        ({"tp": 0}, "--tensor-model-parallel-size is 0, must be at least 1"),
+        ({"pp": -1}, "--pipeline-model-parallel-size is -1, must be at least 1"),
+        ({"micro_batch_size": 0}, "--micro-batch-size is 0, must be at least 1"),
+        ({"global_batch_size": 0}, "--global-batch-size is 0, must be at least 1"),
+    ],
+)
+def test_degrees_that_do_not_divide_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        uniform(**changes)

@@ -1,0 +1,346 @@
+"""Each rule alone: a plan it allows, one it forbids, and what it says. The depth rule is held against a dry run."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.errors import ConfigError, PlanError, ScheduleError
+from hetero.plan import validate as rules
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.validate import least_in_flight, validate, validate_launch
+from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.passes import add_communication, check_no_deadlock
+from hetero.spec.model import ModelSpec
+from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.plans import plan, replica, stage, with_in_flight
+from tests.helpers.strategies import legal_plans, pipelines
+
+Change = Callable[[Plan], Plan]
+
+
+def uneven_plan(model: ModelSpec | None = None) -> Plan:
+    """Two replicas on seven ranks, unlike in everything, and rank 7 idle."""
+    return plan(
+        model or gpt2_model(),
+        [
+            replica(
+                stage(layers=(0, 3), ranks=(0, 1, 2, 3), tp=2, dp=2, mbs=1, sp=True),
+                stage(layers=(3, 6), ranks=(4,), mbs=4),
+                num_samples=8,
+            ),
+            replica(stage(layers=(0, 2), ranks=(5,)), stage(layers=(2, 6), ranks=(6,)), num_samples=4),
+        ],
+        idle_ranks=(7,),
+    )
+
+
+def in_plan(**fields: Any) -> Change:
+    return lambda plan: dataclasses.replace(plan, **fields)
+
+
+def in_model(**fields: Any) -> Change:
+    return lambda plan: dataclasses.replace(plan, model=dataclasses.replace(plan.model, **fields))
+
+
+def in_replica(r: int, **fields: Any) -> Change:
+    def change(plan: Plan) -> Plan:
+        replicas = list(plan.replicas)
+        replicas[r] = dataclasses.replace(replicas[r], **fields)
+        return dataclasses.replace(plan, replicas=tuple(replicas))
+
+    return change
+
+
+def in_stage(r: int, s: int, **fields: Any) -> Change:
+    def change(plan: Plan) -> Plan:
+        stages: list[Stage] = list(plan.replicas[r].stages)
+        stages[s] = dataclasses.replace(stages[s], **fields)
+        return in_replica(r, stages=tuple(stages))(plan)
+
+    return change
+
+
+ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
+    (rules.check_numbers_are_positive, "one of everything", in_plan(seq_length=1)),
+    (rules.check_each_replica_covers_all_layers, "another cut in each replica", in_plan()),
+    (rules.check_ranks_fill_each_stage, "tp 4 instead of 2 x 2", in_stage(0, 0, tp=4, dp=1)),
+    (rules.check_each_rank_has_one_place, "ranks in any order", in_stage(0, 0, ranks=(3, 0, 2, 1))),
+    (rules.check_samples_add_up, "unequal shares", in_plan()),
+    (rules.check_microbatches_divide, "2 samples before 8", in_stage(0, 1, micro_batch_size=8)),
+    (rules.check_in_flight_is_deep_enough, "deeper than the batch", in_stage(0, 0, in_flight=99)),
+    (rules.check_tp_divides, "tp 4 divides all", in_stage(0, 0, tp=4, dp=1)),
+    (
+        rules.check_sequence_divides,
+        "odd sequence without sequence parallelism",
+        in_stage(0, 0, sequence_parallel=False),
+    ),
+    (rules.check_sequence_fits_positions, "as many as there are", in_plan(seq_length=64)),
+    (rules.check_moe_uses_sequence_parallel, "a dense model needs none", in_stage(0, 0, sequence_parallel=False)),
+    (rules.check_recompute, "some layers", in_stage(0, 0, recompute="full", recompute_num_layers=3)),
+    (rules.check_recompute, "all layers", in_stage(0, 0, recompute="selective")),
+    (rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
+]
+
+FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
+    (rules.check_numbers_are_positive, "plan: seq_length is 0, must be at least 1", in_plan(seq_length=0)),
+    (rules.check_numbers_are_positive, "plan: global_batch_size is -4, must", in_plan(global_batch_size=-4)),
+    (rules.check_numbers_are_positive, "plan: no replicas", in_plan(replicas=())),
+    (rules.check_numbers_are_positive, "replica 1: num_samples is 0, .* remove", in_replica(1, num_samples=0)),
+    (rules.check_numbers_are_positive, "replica 1: no stages", in_replica(1, stages=())),
+    (rules.check_numbers_are_positive, "replica 0 stage 1: tp is 0", in_stage(0, 1, tp=0)),
+    (rules.check_numbers_are_positive, "replica 0 stage 1: dp is -1", in_stage(0, 1, dp=-1)),
+    (rules.check_numbers_are_positive, "replica 0 stage 1: micro_batch_size is 0", in_stage(0, 1, micro_batch_size=0)),
+    (rules.check_numbers_are_positive, "replica 0 stage 1: in_flight is 0", in_stage(0, 1, in_flight=0)),
+    (
+        rules.check_each_replica_covers_all_layers,
+        r"replica 0 stage 1: layers \[3, 4\) are in no stage; it starts at 4, set first_layer to 3",
+        in_stage(0, 1, first_layer=4),
+    ),
+    (
+        rules.check_each_replica_covers_all_layers,
+        r"replica 0 stage 1: layers \[2, 3\) overlap with stage 0; set first_layer to 3",
+        in_stage(0, 1, first_layer=2),
+    ),
+    (
+        rules.check_each_replica_covers_all_layers,
+        r"replica 0 stage 0: first_layer is -2, layers count from 0",
+        in_stage(0, 0, first_layer=-2),
+    ),
+    (
+        rules.check_each_replica_covers_all_layers,
+        r"replica 1 stage 1: holds no layers, \[2, 2\)",
+        in_stage(1, 1, end_layer=2),
+    ),
+    (
+        rules.check_each_replica_covers_all_layers,
+        "replica 1: its stages end at layer 5, the model has 6; set end_layer of stage 1 to 6",
+        in_stage(1, 1, end_layer=5),
+    ),
+    (
+        rules.check_ranks_fill_each_stage,
+        r"replica 0 stage 0: 3 ranks \[0, 1, 2\], but tp 2 x dp 2 needs 4",
+        in_stage(0, 0, ranks=(0, 1, 2)),
+    ),
+    (rules.check_each_rank_has_one_place, r"ranks \[5\] are named more than once", in_stage(1, 1, ranks=(5,))),
+    (rules.check_each_rank_has_one_place, r"ranks \[6\] are named more than once", in_plan(idle_ranks=(7, 6))),
+    (rules.check_each_rank_has_one_place, r"names 8 ranks up to 9, but not \[7\]", in_plan(idle_ranks=(9,))),
+    (
+        rules.check_samples_add_up,
+        r"num_samples of the replicas \[8, 5\] add up to 13, global_batch_size is 12",
+        in_replica(1, num_samples=5),
+    ),
+    (
+        rules.check_microbatches_divide,
+        "replica 0 stage 0: micro_batch_size 3 x dp 2 = 6 samples does not divide the replica's num_samples 8",
+        in_stage(0, 0, micro_batch_size=3),
+    ),
+    (
+        rules.check_microbatches_divide,
+        "replica 0 stage 0 and stage 1: microbatches of 2 and 3 samples; one must be a multiple",
+        lambda plan: in_replica(0, num_samples=12)(in_stage(0, 1, micro_batch_size=3)(plan)),
+    ),
+    (
+        rules.check_in_flight_is_deep_enough,
+        r"replica 0 stage 0: in_flight 1 would deadlock: .* must send 4 microbatches .* set it to 4",
+        in_stage(0, 0, in_flight=1),
+    ),
+    (
+        rules.check_tp_divides,
+        "replica 0 stage 0: tp 2 does not divide num_query_groups 1",
+        in_model(num_query_groups=1),
+    ),
+    (
+        rules.check_tp_divides,
+        "replica 0 stage 0: tp 2 does not divide ffn_hidden_size 63",
+        in_model(ffn_hidden_size=63),
+    ),
+    (
+        rules.check_tp_divides,
+        "replica 0 stage 0: tp 2 does not divide padded_vocab_size 61",
+        in_model(padded_vocab_size=61),
+    ),
+    (
+        rules.check_sequence_divides,
+        "replica 0 stage 0: sequence_parallel with tp 2 does not divide seq_length 15",
+        in_plan(seq_length=15),
+    ),
+    (
+        rules.check_sequence_fits_positions,
+        "seq_length 65 exceeds the model's max_position_embeddings 64",
+        in_plan(seq_length=65),
+    ),
+    (
+        rules.check_recompute,
+        "replica 1 stage 0: recompute_num_layers 1 needs recompute full, got selective",
+        in_stage(1, 0, recompute="selective", recompute_num_layers=1),
+    ),
+    (
+        rules.check_recompute,
+        "replica 1 stage 0: recompute_num_layers 3 of a stage with 2 layers",
+        in_stage(1, 0, recompute="full", recompute_num_layers=3),
+    ),
+    (
+        rules.check_recompute,
+        "replica 1 stage 0: recompute_num_layers 0 of a stage with 2 layers",
+        in_stage(1, 0, recompute="full", recompute_num_layers=0),
+    ),
+    (
+        rules.check_devices_can_do_the_precision,
+        "replica 0 stage 1: device V100-16 has no bf16; .* such as fp16, or leave its ranks idle",
+        lambda plan: in_plan(precision="bf16")(in_stage(0, 1, device="V100-16")(plan)),
+    ),
+]
+
+
+def test_no_rule_is_forgotten() -> None:
+    """Every check is in CHECKS, which is what ``validate`` runs, and has an example of either kind below."""
+    written = [rule for name, rule in vars(rules).items() if name.startswith("check_")]
+    assert list(rules.CHECKS) == written
+    assert {rule for rule, _, _ in ALLOWED} == set(written)
+    assert {rule for rule, _, _ in FORBIDDEN} | {rules.check_moe_uses_sequence_parallel} == set(written)
+
+
+@pytest.mark.parametrize(("rule", "what", "change"), ALLOWED, ids=[f"{r.__name__}: {w}" for r, w, _ in ALLOWED])
+def test_allowed(rule: Callable[[Plan], None], what: str, change: Change) -> None:
+    rule(change(uneven_plan()))
+
+
+@pytest.mark.parametrize(("rule", "message", "change"), FORBIDDEN, ids=[f"{r.__name__}: {m}" for r, m, _ in FORBIDDEN])
+def test_forbidden(rule: Callable[[Plan], None], message: str, change: Change) -> None:
+    with pytest.raises(PlanError, match=message):
+        rule(change(uneven_plan()))
+
+
+@pytest.mark.parametrize(("rule", "message", "change"), FORBIDDEN, ids=[f"{r.__name__}: {m}" for r, m, _ in FORBIDDEN])
+def test_validate_forbids_it_too(rule: Callable[[Plan], None], message: str, change: Change) -> None:
+    """Some plans break several rules; whichever comes first refuses them, and no rule trips over the mistake."""
+    with pytest.raises(PlanError):
+        validate(change(uneven_plan()))
+
+
+def test_rotary_positions_have_no_end() -> None:
+    rules.check_sequence_fits_positions(in_plan(seq_length=65)(uneven_plan(llama_model())))
+
+
+def test_experts_need_sequence_parallelism() -> None:
+    rules.check_moe_uses_sequence_parallel(uneven_plan(moe_model()))
+    with pytest.raises(PlanError, match="replica 0 stage 0: experts with tp 2 need sequence_parallel true, or tp 1"):
+        rules.check_moe_uses_sequence_parallel(in_stage(0, 0, sequence_parallel=False)(uneven_plan(moe_model())))
+
+
+def test_experts_are_cut_along_their_own_size() -> None:
+    with pytest.raises(PlanError, match="tp 2 does not divide moe_ffn_hidden_size 47"):
+        rules.check_tp_divides(uneven_plan(moe_model(moe_ffn_hidden_size=47)))
+
+
+def test_a_gated_mlp_is_cut_in_its_halves() -> None:
+    """2 x 62 rows would divide by 4, the gate's 62 alone do not."""
+    wide = in_stage(0, 0, tp=4, dp=1)(uneven_plan(llama_model(ffn_hidden_size=62)))
+    with pytest.raises(PlanError, match="tp 4 does not divide ffn_hidden_size 62"):
+        rules.check_tp_divides(wide)
+
+
+def test_the_vocabulary_matters_only_where_it_is_held() -> None:
+    model = gpt2_model(padded_vocab_size=63)
+    middle = [
+        stage(layers=(0, 2), ranks=(0,)),
+        stage(layers=(2, 4), ranks=(1, 2), tp=2),
+        stage(layers=(4, 6), ranks=(3,)),
+    ]
+    rules.check_tp_divides(plan(model, [replica(*middle)]))
+
+
+def test_an_unknown_device_is_a_mistake_in_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"unknown device type 'V100' \(did you mean 'V100-16'"):
+        validate(in_stage(0, 0, device="V100")(uneven_plan()))
+
+
+@given(legal_plans())
+@settings(max_examples=50, deadline=None)
+def test_legal_plans_are_legal(random_plan: Plan) -> None:
+    validate(random_plan)
+
+
+# How deep is deep enough?
+
+
+def dry_run(replica: Replica) -> None:
+    """Lower the replica's real schedule and run it without time and tensors."""
+    num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    schedule = one_f_one_b(num_microbatches=num_microbatches, in_flight=[stage.in_flight for stage in replica.stages])
+    check_no_deadlock(add_communication(schedule, num_microbatches=num_microbatches), num_microbatches=num_microbatches)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "in_flight"),
+    [
+        ((1, 1, 1, 1), (1, 1, 1, 1)),
+        ((4, 1), (1, 1)),
+        ((1, 4), (4, 1)),
+        ((2, 4, 1), (2, 1, 1)),
+        ((1, 4, 1), (4, 1, 1)),
+        ((4, 1, 4), (2, 4, 1)),
+    ],
+)
+def test_the_least_depths(sizes: tuple[int, ...], in_flight: tuple[int, ...]) -> None:
+    """Equal stages run at depth 1, if slowly; a fine stage before a coarse one needs a whole coarse microbatch."""
+    stages = [stage(layers=(s, s + 1), ranks=(s,), mbs=size, depth=1) for s, size in enumerate(sizes)]
+    deepened = replica(*stages, num_samples=16)
+    for s in reversed(range(len(sizes))):
+        deepened = with_in_flight(deepened, s, least_in_flight(deepened, s))
+    assert tuple(each.in_flight for each in deepened.stages) == in_flight
+
+
+def test_no_more_than_the_whole_batch_is_needed() -> None:
+    """Four microbatches behind at depth 4: all forwards come first, so four are enough here, not five."""
+    stages = [stage(layers=(0, 3), ranks=(0,), depth=1), stage(layers=(3, 6), ranks=(1,), depth=4)]
+    assert least_in_flight(replica(*stages, num_samples=4), 0) == 4
+
+
+@given(pipelines(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_least_depth_is_exact(pipeline: Replica, data: st.DataObject) -> None:
+    """The closed form against the schedule itself: at the least depth it runs, one less deadlocks."""
+    dry_run(pipeline)
+    s = data.draw(st.integers(0, len(pipeline.stages) - 1), label="stage")
+    least = least_in_flight(pipeline, s)
+    dry_run(with_in_flight(pipeline, s, least))
+    if least > 1:
+        with pytest.raises(ScheduleError, match="deadlock"):
+            dry_run(with_in_flight(pipeline, s, least - 1))
+
+
+# Is it the plan of this launch?
+
+
+def launch(**changes: Any) -> None:
+    launched: dict[str, Any] = {"world_size": 8, "model": gpt2_model(), "seq_length": 16, "global_batch_size": 12}
+    validate_launch(uneven_plan(), **{**launched, **changes})
+
+
+def test_the_plan_of_this_launch_is_accepted() -> None:
+    launch()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 7}, r"it is for 8 ranks \(1 of them idle\), but 7 were launched"),
+        ({"model": gpt2_model(num_layers=8)}, "it has num_layers 6, not 8 as given by the flags"),
+        ({"seq_length": 32}, "seq_length is 16, but --seq-length is 32"),
+        ({"global_batch_size": 24}, "global_batch_size is 12, but --global-batch-size is 24"),
+    ],
+)
+def test_the_plan_of_another_launch_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        launch(**changes)
+
+
+def test_an_illegal_plan_is_refused_before_it_is_compared() -> None:
+    illegal = in_plan(idle_ranks=(9,))(uneven_plan())
+    with pytest.raises(PlanError, match=r"but not \[7\]"):
+        validate_launch(illegal, world_size=4, model=gpt2_model(), seq_length=16, global_batch_size=12)

@@ -1,0 +1,81 @@
+"""The text form of a schedule, and how microbatches of unequal size meet at a boundary."""
+
+import pytest
+
+from hetero.errors import ScheduleError
+from hetero.schedule.actions import (
+    COMPUTE,
+    RECEIVE,
+    Action,
+    Boundary,
+    Kind,
+    boundaries,
+    format_schedule,
+    parse_row,
+    parse_schedule,
+)
+
+
+@pytest.mark.parametrize("text", ["2F0", "0B13", "1SEND_B3", "0RECV_B7", "10RECV_F0", "3SEND_F12"])
+def test_an_action_prints_as_it_parses(text: str) -> None:
+    assert str(Action.parse(text)) == text
+
+
+def test_an_action_says_stage_kind_and_number() -> None:
+    assert Action.parse("1SEND_B3") == Action(stage=1, kind=Kind.SEND_B, number=3)
+
+
+@pytest.mark.parametrize("text", ["", "F0", "0F", "0f0", "0W1", "0F0 0B0", "0RECV_F-1", "x0F0"])
+def test_other_words_are_no_actions(text: str) -> None:
+    with pytest.raises(ScheduleError, match=r"not an action: '.*', expected e\.g\. 2F0 or 1SEND_B3"):
+        Action.parse(text)
+
+
+def test_every_kind_parses() -> None:
+    assert {Action.parse(f"0{kind}0").kind for kind in Kind} == set(Kind)
+
+
+def test_sends_neither_compute_nor_receive() -> None:
+    assert set(Kind) - COMPUTE - RECEIVE == {Kind.SEND_F, Kind.SEND_B}
+
+
+def test_a_schedule_is_a_row_per_stage() -> None:
+    text = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1"
+    schedule = parse_schedule(text)
+    assert schedule == [parse_row("0F0 0F1 0B0 0B1"), parse_row("1F0 1B0 1F1 1B1")]
+    assert format_schedule(schedule) == text
+    assert parse_schedule(f"\n{text}\n\n") == schedule
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "slices_before", "slices_after"),
+    [
+        (3, 3, [[0], [1], [2]], [[0], [1], [2]]),
+        (2, 6, [[0, 1, 2], [3, 4, 5]], [[0], [1], [2], [3], [4], [5]]),
+        (4, 2, [[0], [1], [2], [3]], [[0, 1], [2, 3]]),
+    ],
+)
+def test_the_coarser_microbatch_is_several_slices(
+    before: int, after: int, slices_before: list[list[int]], slices_after: list[list[int]]
+) -> None:
+    boundary = Boundary.between(before, after)
+    assert [list(boundary.slices_before(m)) for m in range(before)] == slices_before
+    assert [list(boundary.slices_after(m)) for m in range(after)] == slices_after
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (2, 6), (4, 2), (1, 8), (8, 1)])
+def test_a_slice_knows_its_microbatch_on_either_side(before: int, after: int) -> None:
+    boundary = Boundary.between(before, after)
+    for number in range(boundary.num_slices):
+        assert number in boundary.slices_before(boundary.microbatch_before(number))
+        assert number in boundary.slices_after(boundary.microbatch_after(number))
+
+
+def test_counts_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="count 4 and 6 microbatches; one must be a multiple"):
+        Boundary.between(4, 6)
+
+
+def test_boundaries_lie_between_stages() -> None:
+    assert boundaries([4, 2, 8]) == [Boundary(4, 4, 2), Boundary(8, 2, 8)]
+    assert boundaries([4]) == []

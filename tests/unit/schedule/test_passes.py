@@ -1,0 +1,111 @@
+"""Lowering keeps what was ordered, never deadlocks at a legal depth, and a dry run finds what would."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.errors import ScheduleError
+from hetero.plan.ir import Replica
+from hetero.schedule.actions import COMPUTE, RECEIVE, Kind, Row, Schedule, boundaries, parse_row, parse_schedule
+from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early
+from tests.helpers.strategies import pipelines
+
+
+def schedule_of(pipeline: Replica) -> tuple[list[int], Schedule]:
+    """Microbatches per stage, and the 1F1B order without communication."""
+    num_microbatches = [pipeline.num_microbatches(s) for s in range(len(pipeline.stages))]
+    in_flight = [stage.in_flight for stage in pipeline.stages]
+    return num_microbatches, one_f_one_b(num_microbatches=num_microbatches, in_flight=in_flight)
+
+
+def numbers(row: Row, kind: Kind) -> list[int]:
+    return [action.number for action in row if action.kind == kind]
+
+
+@given(pipelines())
+@settings(max_examples=60, deadline=None)
+def test_what_one_stage_sends_its_neighbour_receives_in_the_same_order(pipeline: Replica) -> None:
+    """A transport without tags matches the n-th send with the n-th receive."""
+    num_microbatches, schedule = schedule_of(pipeline)
+    lowered = add_communication(schedule, num_microbatches=num_microbatches)
+    for s, edge in enumerate(boundaries(num_microbatches)):
+        every_slice = list(range(edge.num_slices))
+        assert numbers(lowered[s], Kind.SEND_F) == numbers(lowered[s + 1], Kind.RECV_F) == every_slice
+        assert numbers(lowered[s + 1], Kind.SEND_B) == numbers(lowered[s], Kind.RECV_B) == every_slice
+    assert not numbers(lowered[0], Kind.RECV_F) + numbers(lowered[0], Kind.SEND_B)
+    assert not numbers(lowered[-1], Kind.SEND_F) + numbers(lowered[-1], Kind.RECV_B)
+
+
+@given(pipelines())
+@settings(max_examples=30, deadline=None)
+def test_lowering_keeps_the_order_of_compute(pipeline: Replica) -> None:
+    num_microbatches, schedule = schedule_of(pipeline)
+    lowered = add_communication(schedule, num_microbatches=num_microbatches)
+    assert [[action for action in row if action.kind in COMPUTE] for row in lowered] == schedule
+
+
+@given(pipelines(), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_receives_posted_early_keep_their_order_and_never_deadlock(pipeline: Replica, computes_ahead: int) -> None:
+    num_microbatches, schedule = schedule_of(pipeline)
+    lowered = add_communication(schedule, num_microbatches=num_microbatches)
+    early = post_receives_early(lowered, computes_ahead=computes_ahead)
+    check_no_deadlock(early, num_microbatches=num_microbatches)
+    for row, early_row in zip(lowered, early, strict=True):
+        for kind in RECEIVE:
+            assert numbers(early_row, kind) == numbers(row, kind)
+        assert [a for a in early_row if a.kind not in RECEIVE] == [a for a in row if a.kind not in RECEIVE]
+
+
+@given(pipelines(), st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_a_receive_moves_past_that_many_computes_and_no_more(pipeline: Replica, computes_ahead: int) -> None:
+    num_microbatches, schedule = schedule_of(pipeline)
+    lowered = add_communication(schedule, num_microbatches=num_microbatches)
+    early = post_receives_early(lowered, computes_ahead=computes_ahead)
+
+    def computes_before(row: Row) -> dict[tuple[Kind, int], int]:
+        return {
+            (action.kind, action.number): sum(a.kind in COMPUTE for a in row[:i])
+            for i, action in enumerate(row)
+            if action.kind in RECEIVE
+        }
+
+    for row, early_row in zip(lowered, early, strict=True):
+        expected = {which: max(0, before - computes_ahead) for which, before in computes_before(row).items()}
+        assert computes_before(early_row) == expected
+
+
+def test_no_compute_ahead_changes_nothing() -> None:
+    lowered = add_communication(one_f_one_b(num_microbatches=[4, 2], in_flight=[4, 2]), num_microbatches=[4, 2])
+    assert post_receives_early(lowered, computes_ahead=0) == lowered
+
+
+def test_receives_are_not_posted_late() -> None:
+    with pytest.raises(ScheduleError, match="computes_ahead is -1, must be at least 0"):
+        post_receives_early([parse_row("0F0 0B0")], computes_ahead=-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "stuck"),
+    [
+        ("0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0B0"),
+        ("0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1B0 1SEND_B0", "0B0, 1F0"),
+        ("0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0B0, 1F0"),
+        ("0RECV_B0 0B0 0F0 0SEND_F0\n1RECV_F0 1F0 1B0 1SEND_B0", "0B0, 1F0"),
+        ("0SEND_F0 0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0SEND_F0, 1F0"),
+        ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_B0 1B0", "0B0, 1SEND_B0"),
+    ],
+    ids=["no RECV_B", "no RECV_F", "no SEND_F", "backward first", "SEND_F before F", "SEND_B before B"],
+)
+def test_the_dry_run_names_the_actions_that_wait(text: str, stuck: str) -> None:
+    with pytest.raises(ScheduleError, match=f"^deadlock: {stuck} all wait\n0"):
+        check_no_deadlock(parse_schedule(text), num_microbatches=[1, 1])
+
+
+def test_too_little_in_flight_before_a_coarse_stage_deadlocks() -> None:
+    """Stage 1 wants four slices before its first backward, stage 0 stops after three."""
+    schedule = one_f_one_b(num_microbatches=[8, 2], in_flight=[3, 1])
+    with pytest.raises(ScheduleError, match="deadlock: 0B0, 1F0 all wait"):
+        check_no_deadlock(add_communication(schedule, num_microbatches=[8, 2]), num_microbatches=[8, 2])
