@@ -18,23 +18,14 @@ def main(argv: list[str]) -> int:
     """Exit code 0, 2 for wrong input, 3 if another rank was lost."""
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
-    from hetero.distributed.watch import EXIT_CODE  # noqa: PLC0415
-    from hetero.errors import MembershipError  # noqa: PLC0415
     from megatron.training.arguments import parse_args  # noqa: PLC0415
-    from megatron.training.launch import launch_from  # noqa: PLC0415
+    from megatron.training.launch import exit_code, launch_from  # noqa: PLC0415
     from megatron.training.training import pretrain  # noqa: PLC0415
 
-    rank = os.environ.get("RANK", "0")
     try:
         pretrain(parse_args(argv), launch_from(os.environ))
-    except MembershipError as error:
-        print(f"hetero: rank {rank}: {error}", file=sys.stderr)
-        return EXIT_CODE
     except HeteroError as error:
-        # The same on every rank, so one of them says it.
-        if rank == "0":
-            print(f"hetero: {error}", file=sys.stderr)
-        return 2
+        return exit_code(error, os.environ)
     return 0
 
 

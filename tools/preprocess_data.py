@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -42,7 +43,8 @@ CHUNK_BYTES = 4 * MIB
 
 Format = Literal["jsonl", "text"]
 
-_JSONL_SUFFIXES = (".jsonl", ".ndjson")
+# JSON can escape half of a surrogate pair, which is no text.
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +223,7 @@ def preprocess(
     output_prefix: str,
     overwrite: bool,
     workers: int,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int,
 ) -> list[str]:
     """Tokenize ``files`` into one dataset per key and return a line about each.
 
@@ -279,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             output_prefix=flags.output_prefix,
             overwrite=flags.overwrite,
             workers=flags.workers,
+            chunk_bytes=CHUNK_BYTES,
         )
     except HeteroError as error:
         print(f"preprocess_data: {error}", file=sys.stderr)
@@ -349,7 +352,7 @@ def _is_hidden(file: Path, folder: Path) -> bool:
 def _format_of(path: Path, input_format: str) -> Format:
     if input_format != "auto":
         return "jsonl" if input_format == "jsonl" else "text"
-    if path.suffix in _JSONL_SUFFIXES:
+    if path.suffix in (".jsonl", ".ndjson"):
         return "jsonl"
     if path.suffix != ".json":
         return "text"
@@ -398,7 +401,7 @@ def _texts(content: bytes | OSError, format: Format, keys: tuple[str, ...]) -> d
     if format == "text":
         return {"text": text}
     try:
-        record = json.loads(text)
+        record = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         raise ConfigError(f"not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(record, dict):
@@ -408,17 +411,9 @@ def _texts(content: bytes | OSError, format: Format, keys: tuple[str, ...]) -> d
             raise ConfigError(f"no key {key!r}, its keys are {', '.join(map(repr, record)) or 'none'}")
         if not isinstance(record[key], str):
             raise ConfigError(f"key {key!r} is not a text but {type(record[key]).__name__}")
-        if not _is_unicode(record[key]):
+        if _HALF_A_CHARACTER.search(record[key]):
             raise ConfigError(f"key {key!r} holds half a surrogate pair, which UTF-8 cannot say")
     return {key: record[key] for key in keys}
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # JSON can escape what is no character
-        return False
-    return True
 
 
 def _tokenized(

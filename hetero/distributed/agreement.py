@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from hetero.errors import ConfigError, HeteroError, PlanError
 from hetero.plan.ir import Plan
+from hetero.text import number_ranges
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ def check_same_everywhere(what: str, text: str, *, fix: str) -> None:
     digests: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
     if differing := [rank for rank, other in enumerate(digests) if other != digests[0]]:
-        raise ConfigError(f"{what}: ranks {ranks_text(differing)} have another one than rank 0; {fix}")
+        raise ConfigError(f"{what}: ranks {number_ranges(differing)} have another one than rank 0; {fix}")
 
 
 def check_devices(plan: Plan, devices: list[str]) -> None:
@@ -58,20 +59,9 @@ def check_devices(plan: Plan, devices: list[str]) -> None:
         if wrong:
             found = ", ".join(sorted({devices[rank] for rank in wrong}))
             raise PlanError(
-                f"replica {r} stage {s}: it is planned for {stage.device}, but ranks {ranks_text(wrong)} sit on "
+                f"replica {r} stage {s}: it is planned for {stage.device}, but ranks {number_ranges(wrong)} sit on "
                 f"{found}; reorder the hosts or make a plan for these devices"
             )
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """``[0, 1, 2, 5]`` -> ``0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _joined(errors: list[str | None]) -> str:
@@ -81,4 +71,4 @@ def _joined(errors: list[str | None]) -> str:
             ranks_of.setdefault(error, []).append(rank)
     if len(ranks_of) == 1 and all(errors):
         return next(iter(ranks_of))
-    return "; ".join(f"on ranks {ranks_text(ranks)}: {error}" for error, ranks in ranks_of.items())
+    return "; ".join(f"on ranks {number_ranges(ranks)}: {error}" for error, ranks in ranks_of.items())

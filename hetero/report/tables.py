@@ -1,12 +1,13 @@
 """A plan as a table, and as a picture of where each replica cuts the layers."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
 
 from hetero.plan.ir import Plan, Stage
+from hetero.text import number_ranges
 
 PICTURE_COLUMNS = 96
 """Boxes get no wider than this altogether, unless the model has more layers than that."""
@@ -70,17 +71,6 @@ def plan_picture(plan: Plan) -> str:
     if plan.idle_ranks:
         lines.append("idle".ljust(indent) + _rank_words(plan.idle_ranks))
     return "\n".join(lines)
-
-
-def number_ranges(numbers: Iterable[int]) -> str:
-    """``0-3,6`` for 0, 1, 2, 3, 6; the order stays, so 1, 0 is ``1,0``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _title(plan: Plan) -> str:

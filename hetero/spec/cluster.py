@@ -81,7 +81,7 @@ class Link:
         for (small, slower), (large, faster) in pairwise(table):
             if num_bytes <= large:
                 share = math.log(num_bytes / small) / math.log(large / small)
-                return slower * (faster / slower) ** share * GB
+                return slower * math.pow(faster / slower, share) * GB
         return table[-1][1] * GB
 
     def transfer_s(self, num_bytes: int) -> float:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from hetero.distributed.agreement import check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError
 from hetero.plan.ir import Placement, Plan
 from hetero.plan.samples import microbatch_indices
@@ -74,16 +75,15 @@ def build_datasets(config: DataConfig, tokenizer: Tokenizer, *, train_samples: i
     depends on the seed, the sequence length, the share for training and ``train_samples``: a run that resumes keeps
     all four.
 
-    Collective on the default process group, if there is one: every rank calls it, idle ranks too. It gathers what
-    each rank found in the files, then rank 0 builds the indices while the others wait at a barrier, one barrier per
-    corpus or blend of them, and load its cache.
+    Collective over the world, if there is one: every rank calls it, idle ranks too. It gathers what each rank found in
+    the files; then rank 0 builds the indices while the others wait at one barrier, and load what it built.
 
     Args:
         train_samples: samples that the whole run will read.
 
     Raises:
-        ConfigError: a file is missing, damaged, or of another vocabulary; too few tokens;
-            ranks see different files; the index cache cannot be written or read.
+        ConfigError: a file is missing, damaged, or of another vocabulary; too few tokens; ranks see different files;
+            the index cache cannot be written or read.
     """
     if config.seq_length < 2:
         raise ConfigError(f"--seq-length {config.seq_length}: a sample needs at least 2 tokens")
@@ -94,17 +94,14 @@ def build_datasets(config: DataConfig, tokenizer: Tokenizer, *, train_samples: i
         core = _core_config(config, tokenizer)
         return _build(core, MockGPTDataset, train_samples=train_samples)
 
-    digest = _check_on_all_ranks(blend, config, tokenizer)
-    cache = config.data_cache_path or Path(blend.prefixes[0] + "_cache")
+    cache = _check_on_all_ranks(blend, config, tokenizer)
     core = _core_config(
         config,
         tokenizer,
         blend=(list(blend.prefixes), list(blend.weights) if blend.weights else None),
         # megatron-core reads no exponents.
         split=f"{blend.train_share:.9f},{1 - blend.train_share:.9f}",
-        # megatron-core finds its indices by the path and not by the content of the data: files that are written anew
-        # would be read with the indices of the old ones.
-        path_to_cache=str(cache / digest),
+        path_to_cache=str(cache),
         # A blend is one sample per corpus longer than asked for, and its heaviest corpus has to fill that: half a
         # percent more, as is the default, does not do it when corpora are many and samples few.
         mid_level_dataset_surplus=max(0.005, 2 * len(blend.prefixes) / max(train_samples, 1)),
@@ -188,15 +185,14 @@ class _Builder(BlendedMegatronDatasetBuilder):
             uncached = copy.copy(config)
             uncached.path_to_cache = None
             return BlendedDataset(*rest, uncached)
-        try:
-            return BlendedMegatronDatasetBuilder.build_generic_dataset(
-                cls, is_built_on_rank, synchronize_ranks, *rest, config
-            )
-        except (OSError, ValueError, EOFError) as error:
-            raise ConfigError(
-                f"{config.path_to_cache}: the sample indices cannot be written or read: {error}. --data-cache-path "
-                "must name a writable folder that all machines share; if this one is damaged, remove it"
-            ) from error
+
+        def build(*args: Any) -> Any:
+            try:
+                return cls(*args)
+            except (OSError, ValueError, EOFError) as error:
+                raise _cache_error(config.path_to_cache, error) from error
+
+        return BlendedMegatronDatasetBuilder.build_generic_dataset(build, is_built_on_rank, synchronize_ranks, *args)
 
 
 def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, train_samples: int) -> Dataset[Any]:
@@ -216,6 +212,13 @@ def _core_config(config: DataConfig, tokenizer: Tokenizer, **source: Any) -> GPT
         eod_mask_loss=config.eod_mask_loss,
         create_attention_mask=False,
         **source,
+    )
+
+
+def _cache_error(folder: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{folder}: the sample indices cannot be written or read: {error}. --data-cache-path must name a writable "
+        "folder that all machines share; if this one is damaged, remove it"
     )
 
 
@@ -266,32 +269,34 @@ def _number(item: str) -> float | None:
         return None
 
 
-def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> str:
-    """Check the files and return a digest of them, the same on every rank.
+def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> Path:
+    """Check the files and return the folder for their indices, the same on every rank.
 
-    Collective on the default process group, if there is one: one gather of a short object.
+    megatron-core knows indices by the path of the data and not by their content, and would read files that are
+    written anew with the indices of the old ones. Here each content has a folder of its own.
+
+    Collective over the world, if there is one: two gathers of a short object.
 
     Raises:
-        ConfigError: on every rank, with what the first rank to object says.
+        ConfigError: on every rank, if one of them objects or sees other files than the rest.
     """
-    problem, digest = None, ""
-    try:
+
+    def check() -> Path:
         corpora = [_open_corpus(prefix) for prefix in blend.prefixes]
         for corpus in corpora:
             _check_corpus(corpus, blend, config, tokenizer)
-        digest = _digest(corpora)
-    except ConfigError as error:
-        problem = str(error)
-    if dist.is_initialized():
-        found: list[tuple[str | None, str]] = [(None, "")] * dist.get_world_size()
-        dist.all_gather_object(found, (problem, digest))
-        problem = next((f"rank {rank}: {text}" for rank, (text, _) in enumerate(found) if text), None)
-        different = [rank for rank, (_, theirs) in enumerate(found) if theirs != found[0][1]]
-        if different and problem is None:
-            problem = f"{' '.join(blend.prefixes)}: ranks {different} see other files than rank 0; copy them anew"
-    if problem is not None:
-        raise ConfigError(problem)
-    return digest
+        folder = (config.data_cache_path or Path(blend.prefixes[0] + "_cache")) / _digest(corpora)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cache_error(str(folder), error) from None
+        return folder
+
+    if not dist.is_initialized():
+        return check()
+    folder = on_all_ranks(check)
+    check_same_everywhere(f"data files {' '.join(blend.prefixes)}", folder.name, fix="copy them anew")
+    return folder
 
 
 def _open_corpus(prefix: str) -> _Corpus:

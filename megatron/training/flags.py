@@ -5,6 +5,7 @@ Names and defaults are Megatron-LM's where it has them. What flags mean together
 """
 
 import argparse
+import dataclasses
 import functools
 import math
 import re
@@ -107,6 +108,11 @@ _BELOW_1 = _number("a number from 0 to below 1", lambda x: 0 <= x < 1)
 _FRACTION = _number("a number above 0 and up to 1", lambda x: 0 < x <= 1)
 _PATH = _text("PATH", Path)
 _PREFIXES = _text("PREFIX")
+_TOKENIZER = dataclasses.replace(
+    _one_of("ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"),
+    limit="ByteLevelTokenizer, HuggingFaceTokenizer (which reads any model's tokenizer.json) or NullTokenizer",
+    choices=(),  # the nearest name to another of Megatron-LM's tokenizers would be a wrong advice
+)
 _SPLIT = Kind(
     shown="SHARES",
     limit="one to three shares with commas between them, the first above 0, such as '969, 30, 1'",
@@ -227,7 +233,7 @@ _DATA = (
     _switch("--mock-data", "Made-up tokens instead of files."),
     Flag(
         "--tokenizer-type",
-        _one_of("ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"),
+        _TOKENIZER,
         "Bytes as tokens; the tokenizer.json of a Hugging Face model, behind --tokenizer-model; or none, only "
         "--vocab-size many numbers. Required.",
     ),
@@ -445,7 +451,7 @@ def _check_names(argv: Sequence[str]) -> None:
 
 def _with_negative_numbers_joined(argv: Sequence[str]) -> list[str]:
     """``--lr -1e-4`` as ``--lr=-1e-4``: argparse takes the first for two flags."""
-    valued = {flag.name for flag in FLAGS if not flag.is_switch}
+    valued = {flag.name for flag in FLAGS if not flag.is_switch and not flag.many}
     tokens: list[str] = []
     for token in argv:
         if tokens and tokens[-1] in valued and token.startswith("-") and _is_number(token):

@@ -1,6 +1,8 @@
 """From a launched process to a rank that agrees with all others on the plan."""
 
 import datetime
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.agreement import check_devices, check_same_everywhere, on_all_ranks
-from hetero.errors import ConfigError, PlanError
+from hetero.distributed.watch import EXIT_CODE
+from hetero.errors import ConfigError, HeteroError, MembershipError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate_launch
@@ -16,6 +19,8 @@ from hetero.serialization import load, to_json
 from hetero.spec.devices import DEVICE_TYPES, device_type_of_cuda_name
 from hetero.spec.model import ModelSpec
 from megatron.training.config import ParallelConfig, PretrainConfig
+
+_SECONDS_TO_REPORT = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +50,24 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
         values = {name: environment[name] for name in names}
         raise ConfigError(f"environment: {values} must be whole numbers; launch with torchrun") from None
     return Launch(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
+    """Print ``error`` once for the whole launch and return this process's exit code: 3 for a lost rank, else 2.
+
+    What is wrong with the input is wrong on every rank, so rank 0 says it. The others wait for that: a launcher ends
+    all processes as soon as one has failed.
+    """
+    rank = environment.get("RANK", "0")
+    if isinstance(error, MembershipError):
+        sys.stderr.write(f"hetero: rank {rank}: {error}\n")
+        return EXIT_CODE
+    if rank == "0":
+        sys.stderr.write(f"hetero: {error}\n")
+        sys.stderr.flush()
+    else:
+        time.sleep(_SECONDS_TO_REPORT)
+    return 2
 
 
 def join(launch: Launch, config: ParallelConfig) -> tuple[torch.device, dist.Store]:

@@ -2,10 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch.utils.data import Dataset
 
 from hetero.distributed.agreement import on_all_ranks
 from hetero.distributed.process_groups import ParallelContext, create_groups
@@ -34,13 +36,15 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
     """
     device, store = join(launch, config.parallel)
     try:
-        context, data = prepare(config, device)
+        plan, dataset = agree(config, device)
         with Watch(
             store,
             rank=launch.rank,
             world_size=launch.world_size,
-            describe=lambda rank: describe_rank(context.plan, rank),
+            describe=lambda rank: describe_rank(plan, rank),
         ):
+            context = create_groups(plan, device=device)
+            data = read_ahead(config, context, dataset)
             trainer = build_trainer(config, context)
             with _metrics(config, context) as metrics:
                 _loop(config, context, trainer, data, metrics)
@@ -48,13 +52,11 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         dist.destroy_process_group()
 
 
-def prepare(config: PretrainConfig, device: torch.device) -> tuple[ParallelContext, Iterator[list[Microbatch]] | None]:
-    """Agree on the plan, open the data, create the groups; collective over the world.
-
-    Returns the context, and this rank's microbatches per step, ``None`` if it needs none.
+def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[Any]]:
+    """The plan of this launch and the data it trains on, the same on every rank; collective over the world.
 
     Raises:
-        ConfigError: some rank's plan or data is wrong; on every rank.
+        ConfigError: some rank's tokenizer, plan or data is wrong; on every rank.
         PlanError: a rank sits on another device than its stage is planned for.
     """
     tokenizer = on_all_ranks(
@@ -67,18 +69,23 @@ def prepare(config: PretrainConfig, device: torch.device) -> tuple[ParallelConte
     model = on_all_ranks(lambda: model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size))
     plan = agree_on_plan(config, model, device)
     dataset = build_datasets(config.data, tokenizer, train_samples=config.run.train_iters * plan.global_batch_size)
-    context = create_groups(plan, device=device)
+    return plan, dataset
+
+
+def read_ahead(
+    config: PretrainConfig, context: ParallelContext, dataset: Dataset[Any]
+) -> Iterator[list[Microbatch]] | None:
+    """This rank's microbatches, one list per step; ``None`` if it needs none."""
     if context.work is None or not reads_data(context):
-        return context, None
-    data = microbatches(
+        return None
+    return microbatches(
         dataset,
-        plan,
+        context.plan,
         context.work.placement,
         first_step=0,
         num_steps=config.run.train_iters,
         num_workers=config.data.num_workers,
     )
-    return context, data
 
 
 def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:

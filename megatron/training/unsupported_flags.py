@@ -51,7 +51,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("every step counts: leave it out", "--iterations-to-skip --train-sync-interval"),
     # Precision.
     (
-        "not supported yet: training is fp32 (precision of master weights, gradients and compute); leave it out",
+        "not yet, training is fp32 (precision of master weights, gradients and compute): leave it out",
         "--bf16 --fp16",
     ),
     (

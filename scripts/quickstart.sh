@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# From nothing but Python and a shell to a model trained under an uneven plan, and the proof that it is right.
+#
+#   bash scripts/quickstart.sh [TRAIN_STEPS]
+#
+# Four CPU processes share a small Llama-style model unequally: two replicas of different depth, unequal layers,
+# tensor parallelism and microbatches. The text is the source of the installed Python standard library.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$repository"
+steps="${1:-200}"
+prepare_environment ''
+
+run=runs/quickstart
+mkdir -p "$run"
+export OMP_NUM_THREADS=1
+
+echo "== the corpus: the Python standard library's own sources"
+stdlib="$("$python" -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+"$python" tools/preprocess_data.py --input "$stdlib" --pattern '*.py' --skip-bad --overwrite \
+    --tokenizer-type ByteLevelTokenizer --append-eod --workers 2 --output-prefix "$run/stdlib"
+
+flags=(
+    --hetero-plan scripts/presets/plans/quickstart.json
+    --num-layers 8 --hidden-size 128 --ffn-hidden-size 320
+    --num-attention-heads 8 --group-query-attention --num-query-groups 4
+    --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear
+    --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
+    --seq-length 128 --max-position-embeddings 128 --make-vocab-size-divisible-by 4
+    --data-path "$run/stdlib_text_document" --tokenizer-type ByteLevelTokenizer
+    --global-batch-size 8 --train-iters "$steps"
+    --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters "$((steps / 10))"
+    --log-interval "$((steps < 10 ? 1 : steps / 10))" --seed 7
+)
+launch=("$python" -m torch.distributed.run --standalone --nproc-per-node 4)
+
+echo "== training $steps steps on four processes under scripts/presets/plans/quickstart.json"
+"${launch[@]}" pretrain_gpt.py "${flags[@]}"
+
+echo "== the first steps again, under the plan and in one process, in fp32 and in fp64"
+"${launch[@]}" tools/verify_plan.py --verify-steps 3 --verify-precision fp32 fp64 "${flags[@]}"
+
+echo "== done. Change the plan and run again:  hetero show scripts/presets/plans/quickstart.json"

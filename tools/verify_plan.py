@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Show that a plan trains what one process trains: the same loss, gradient norm and weights, step by step.
+
+    torchrun --nproc-per-node 8 tools/verify_plan.py --verify-steps 5 <the flags of pretrain_gpt.py>
+
+All ranks train the first steps under the plan; then rank 0 trains them again alone, on the same data from the same
+initial weights, and compares. In fp64 (the default) any disagreement beyond rounding is an error in the plan's
+execution; in fp32 it also shows what the order of summation does. The whole model has to fit on rank 0.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hetero.runtime import cpu_backend
+
+# Before megatron.core is imported by anyone.
+cpu_backend.install()
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data import Dataset
+
+from hetero.distributed.process_groups import create_groups
+from hetero.errors import HeteroError
+from hetero.plan.ir import Plan
+from hetero.plan.uniform import uniform_plan
+from hetero.runtime.optimizer import StepResult
+from hetero.runtime.weights import take_shard
+from hetero.spec.parameters import Parameter, parameters, shard_intervals
+from megatron.training.arguments import parse_args
+from megatron.training.config import PretrainConfig
+from megatron.training.launch import exit_code, join, launch_from
+from megatron.training.schedules import build_scheduler
+from megatron.training.training import agree, build_trainer, read_ahead, to_device
+
+TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3}
+"""Largest difference of a weight, relative to the largest weight of its tensor. AdamW's first steps turn a rounding
+error of a tiny gradient into a whole step of the learning rate, so fp32 cannot be held to much."""
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The weights of one rank by canonical name, and which shard of them it holds."""
+
+    tp: int
+    tp_rank: int
+    weights: Weights
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 if they agree, 1 if not, 2 for wrong input."""
+    own, flags = _parser().parse_known_args(argv)
+    try:
+        config = parse_args(flags)
+        launch = launch_from(os.environ)
+        device, _ = join(launch, config.parallel)
+        plan, dataset = agree(config, device)
+        config = _first_steps(config, own.verify_steps)
+        plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
+        together = [_gathered(*_train(config, each, dataset, device)) for each in plans]
+        dist.destroy_process_group()
+        if launch.rank != 0:
+            return 0
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        alone = [_train(config, _one_process(each), dataset, device) for each in plans]
+        dist.destroy_process_group()
+    except HeteroError as error:
+        return exit_code(error, os.environ)
+    agrees = True
+    for each, (results, shards), (expected, whole) in zip(plans, together, alone, strict=True):
+        assert whole is not None
+        agrees &= _report(each, results, expected, shards, whole.weights)
+    return 0 if agrees else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verify-steps", type=int, default=5, help="steps to train and compare (default 5)")
+    parser.add_argument("--verify-precision", nargs="+", choices=list(TOLERANCES), default=["fp64"])
+    return parser
+
+
+def _first_steps(config: PretrainConfig, num_steps: int) -> PretrainConfig:
+    """The same run, cut short; the learning rate follows the schedule of the whole run."""
+    optimizer = config.optimizer
+    if optimizer.lr_decay_iters is None:
+        optimizer = dataclasses.replace(optimizer, lr_decay_iters=config.run.train_iters)
+    run = dataclasses.replace(config.run, train_iters=num_steps)
+    return dataclasses.replace(config, run=run, optimizer=optimizer)
+
+
+def _train(
+    config: PretrainConfig, plan: Plan, dataset: Dataset[Any], device: torch.device
+) -> tuple[list[StepResult], Shards | None]:
+    """Train the steps of ``config``; collective over the world. An idle rank returns no shards."""
+    context = create_groups(plan, device=device)
+    trainer = build_trainer(config, context)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    data = read_ahead(config, context, dataset)
+    results = []
+    for _ in range(config.run.train_iters):
+        batches = [to_device(batch, device) for batch in next(data)] if data is not None else None
+        results.append(trainer.step(batches))
+        scheduler.step(increment=1)
+    if context.work is None:
+        return results, None
+    weights = {name: tensor.detach().cpu() for name, (_, tensor) in trainer.parameters.items()}
+    return results, Shards(context.work.stage.tp, context.work.placement.tp_rank, weights)
+
+
+def _gathered(results: list[StepResult], shards: Shards | None) -> tuple[list[StepResult], list[Shards]]:
+    """The results, and on rank 0 the shards of all working ranks; collective over the world."""
+    everyone: list[Shards | None] = [None] * dist.get_world_size()
+    dist.gather_object(shards, everyone if dist.get_rank() == 0 else None)
+    return results, [held for held in everyone if held is not None]
+
+
+def _one_process(plan: Plan) -> Plan:
+    return uniform_plan(
+        model=plan.model,
+        world_size=1,
+        micro_batch_size=1,
+        global_batch_size=plan.global_batch_size,
+        seq_length=plan.seq_length,
+        device=plan.replicas[0].stages[0].device,
+        precision=plan.precision,
+    )
+
+
+def _report(
+    plan: Plan, results: list[StepResult], alone: list[StepResult], shards: list[Shards], whole: Weights
+) -> bool:
+    by_name = {parameter.name: parameter for parameter in parameters(plan.model)}
+    name, error = _worst_weight(by_name, shards, whole)
+    tolerance = TOLERANCES[plan.precision]
+    table = Table(title=f"the plan against one process, {plan.precision}", title_justify="left")
+    for header in ("step", "loss, plan", "loss, one process", "difference", "grad norm, plan", "difference"):
+        table.add_column(header, justify="right")
+    for step, (ours, theirs) in enumerate(zip(results, alone, strict=True), start=1):
+        table.add_row(
+            str(step),
+            f"{ours.loss:.9f}",
+            f"{theirs.loss:.9f}",
+            f"{abs(ours.loss - theirs.loss):.1e}",
+            f"{ours.grad_norm:.6f}",
+            f"{abs(ours.grad_norm - theirs.grad_norm):.1e}",
+        )
+    worst_loss = max(abs(ours.loss - theirs.loss) for ours, theirs in zip(results, alone, strict=True))
+    agrees = error <= tolerance and worst_loss <= tolerance * max(abs(result.loss) for result in alone)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"largest difference after {len(results)} steps: loss {worst_loss:.1e}, weights {error:.1e} of the largest "
+        f"in {name} (limit {tolerance:.0e}): {'they agree' if agrees else 'THEY DO NOT AGREE'}",
+        soft_wrap=True,
+    )
+    return agrees
+
+
+def _worst_weight(by_name: dict[str, Parameter], shards: list[Shards], whole: Weights) -> tuple[str, float]:
+    """The tensor that differs most, and by how much relative to its largest weight."""
+    worst = ("", 0.0)
+    for held in shards:
+        for name, weight in held.weights.items():
+            intervals = shard_intervals(by_name[name], tp=held.tp, tp_rank=held.tp_rank)
+            expected = take_shard(whole[name], by_name[name], intervals)
+            error = ((weight - expected).abs().max() / expected.abs().max()).item()
+            worst = max(worst, (name, error), key=lambda row: row[1])
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
