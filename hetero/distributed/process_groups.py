@@ -4,8 +4,9 @@ A group exists per tensor-parallel group, per direction of each boundary, and pe
 gradients: their number grows with the edges and holders of the plan, not with the paths through it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -69,37 +70,45 @@ def create_groups(plan: Plan, *, device: torch.device) -> ParallelContext:
     """Create every group of ``plan``.
 
     Collective over the world, which must be initialised with ``plan.world_size`` ranks: each rank creates every
-    group, its own or not, in the one order that the plan gives.
+    group, its own or not, in the one order that the plan gives. On CUDA each group's communicator is set up here by
+    an all-reduce of its members: NCCL wants all of them at its first call, and a transfer has only some.
     """
     rank = dist.get_rank()
-    placement = plan.placement(rank)
     world = dist.group.WORLD
     assert world is not None, "init_process_group comes first"
 
-    tp_groups = {ranks: dist.new_group(list(ranks)) for _, _, stage in plan.stages() for ranks in stage.tp_groups}
+    def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
+        members = sorted(ranks)
+        group = dist.new_group(members)
+        if device.type == "cuda" and rank in members:
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+        return group
+
+    tp_groups = {ranks: new_group(ranks) for _, _, stage in plan.stages() for ranks in stage.tp_groups}
     boundaries = {
-        (r, s): BoundaryGroups(forward=_union_group(here, after), backward=_union_group(here, after))
+        (r, s): BoundaryGroups(
+            forward=new_group(here.ranks + after.ranks), backward=new_group(here.ranks + after.ranks)
+        )
         for r, replica in enumerate(plan.replicas)
-        for s, (here, after) in enumerate(zip(replica.stages[:-1], replica.stages[1:], strict=True))
+        for s, (here, after) in enumerate(pairwise(replica.stages))
     }
-    losses = dist.new_group(sorted(rank for replica in plan.replicas for rank in replica.stages[-1].ranks))
-    gradients = {ranks: dist.new_group(list(ranks)) for ranks in gradient_groups(plan)}
+    losses = new_group(rank for replica in plan.replicas for rank in replica.stages[-1].ranks)
+    gradients = {ranks: new_group(ranks) for ranks in gradient_groups(plan)}
 
     work = None
-    if placement is not None:
-        stages = plan.replicas[placement.replica].stages
-        s = placement.stage
-        stage = stages[s]
+    if (placement := plan.placement(rank)) is not None:
+        r, s = placement.replica, placement.stage
+        stages = plan.replicas[r].stages
         work = StageContext(
             placement=placement,
-            stage=stage,
+            stage=stages[s],
             previous_stage=stages[s - 1] if s > 0 else None,
             next_stage=stages[s + 1] if s + 1 < len(stages) else None,
-            num_microbatches=plan.replicas[placement.replica].num_microbatches(s),
-            tp=tp_groups[stage.tp_groups[placement.dp_rank]],
+            num_microbatches=plan.replicas[r].num_microbatches(s),
+            tp=tp_groups[stages[s].tp_groups[placement.dp_rank]],
             alone=dist.new_group([rank], use_local_synchronization=True),
-            before=boundaries.get((placement.replica, s - 1)),
-            after=boundaries.get((placement.replica, s)),
+            before=boundaries.get((r, s - 1)),
+            after=boundaries.get((r, s)),
         )
     return ParallelContext(
         plan=plan, rank=rank, device=device, world=world, work=work, losses=losses, gradients=gradients
@@ -110,7 +119,3 @@ def gradient_groups(plan: Plan) -> tuple[Ranks, ...]:
     """The distinct sets of two or more ranks that share gradients, in the order in which they are created."""
     buckets = gradient_buckets(plan, bucket_numel=1)
     return tuple(dict.fromkeys(bucket.ranks for bucket in buckets if len(bucket.ranks) > 1))
-
-
-def _union_group(here: Stage, after: Stage) -> dist.ProcessGroup:
-    return dist.new_group(sorted(here.ranks + after.ranks))

@@ -77,6 +77,11 @@ def join(launch: Launch, config: ParallelConfig) -> tuple[torch.device, dist.Sto
         ConfigError: NCCL was asked for and there is no GPU for this rank.
     """
     device = torch.device("cpu")
+    if config.backend == "gloo" and torch.cuda.is_available():
+        raise ConfigError(
+            "--distributed-backend gloo trains on the CPU, but this host shows CUDA devices to megatron-core; "
+            "hide them with CUDA_VISIBLE_DEVICES='' or use nccl"
+        )
     if config.backend == "nccl":
         if launch.local_rank >= torch.cuda.device_count():
             raise ConfigError(

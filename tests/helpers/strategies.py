@@ -1,6 +1,7 @@
 """Random legal plans for property tests, as unlike as the validator allows."""
 
 import itertools
+import math
 
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ def chains(draw: st.DrawFn, *, max_stages: int = 4) -> tuple[int, list[int]]:
     sizes = [draw(st.sampled_from([1, 2, 3, 4, 6]))]
     for _ in range(draw(st.integers(0, max_stages - 1))):
         sizes.append(draw(st.sampled_from([a for a in (1, 2, 3, 4, 6, 8) if a % sizes[-1] == 0 or sizes[-1] % a == 0])))
-    num_samples = 24 * draw(st.integers(1, 2))
+    num_samples = math.lcm(*sizes) * draw(st.sampled_from([1, 2, 5]))
     return num_samples, sizes
 
 

@@ -337,6 +337,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--hidden-dropout 1", "", "--hidden-dropout: '1' is not a number from 0 to below 1"),
         ("--rotary-percent 0", "", "--rotary-percent: '0' is not a number above 0 and up to 1"),
         ("--lr-decay-style cosin", "", "(did you mean 'cosine'?)"),
+        ("--tokenizer-type GPT2BPETokenizer", "", "HuggingFaceTokenizer (which reads any model's tokenizer.json)"),
         ("--split 0,1", "", "--split: '0,1' is not one to three shares"),
         ("--split 1e2,1", "", "--split: '1e2,1' is not one to three shares"),
         ("--tensorboard-dir=", "", "--tensorboard-dir: '' is not a name"),
@@ -430,8 +431,8 @@ class TestUnsupportedFlags:
         [
             ("--save", "--train-iters"),
             ("--load", "saving and loading are not there yet"),
-            ("--bf16", "not supported yet: training is fp32"),
-            ("--fp16", "not supported yet: training is fp32"),
+            ("--bf16", "not yet, training is fp32"),
+            ("--fp16", "not yet, training is fp32"),
             ("--fp8-format", "fp8 and fp4 are not supported"),
             ("--use-distributed-optimizer", "--tensor-model-parallel-size"),
             ("--use-torch-fsdp2", "--hetero-plan"),

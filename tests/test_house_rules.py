@@ -1,0 +1,102 @@
+"""Rules that no linter has."""
+
+import ast
+import hashlib
+import importlib.metadata
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(path for folder in ("hetero", "megatron", "tools") for path in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT / "hetero") and path.name != "cli.py"]
+
+READS_ENVIRONMENT: frozenset[str] = frozenset()
+"""Modules of ``hetero`` that may read environment variables, each with the reason beside it. None so far."""
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_modules_are_short(path: Path) -> None:
+    num_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert num_lines <= 500
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=name)
+def test_no_star_imports(path: Path) -> None:
+    stars = [
+        node.module
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+    ]
+    assert stars == []
+
+
+def test_no_module_is_called_utils() -> None:
+    """Such a name says nothing, so everything ends up there."""
+    assert [name(path) for path in SOURCES + TESTS if path.stem.strip("_") in ("util", "utils")] == []
+
+
+def environment_reads(path: Path) -> list[int]:
+    """Lines that name the environment of the process."""
+    words = {"environ", "environb", "getenv", "getenvb"}
+    return [
+        node.lineno
+        for node in nodes(path)
+        if (isinstance(node, ast.Attribute) and node.attr in words)
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and any(a.name in words for a in node.names))
+    ]
+
+
+@pytest.mark.parametrize("path", BELOW_THE_ENTRY_POINTS, ids=name)
+def test_only_entry_points_read_the_environment(path: Path) -> None:
+    if name(path) not in READS_ENVIRONMENT:
+        assert environment_reads(path) == [], "take the value as an argument"
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("import os\nos.environ['A']", [2]),
+        ("import os\nx = os.getenv('A')", [2]),
+        ("from os import environ", [1]),
+        ("import os\nos.getcwd()", []),
+    ],
+)
+def test_environment_reads_are_found(tmp_path: Path, code: str, lines: list[int]) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert environment_reads(path) == lines
+
+
+def test_megatron_stays_a_namespace_package() -> None:
+    """An ``__init__.py`` here would hide the installed ``megatron.core``."""
+    assert not (ROOT / "megatron" / "__init__.py").exists()
+    assert not (ROOT / "megatron" / "core").exists()
+
+
+def test_megatron_core_is_unmodified() -> None:
+    """Every installed source file still has the hash that its wheel recorded."""
+    recorded = [
+        file
+        for file in importlib.metadata.files("megatron-core") or []
+        if file.hash is not None and file.suffix == ".py"
+    ]
+    assert len(recorded) > 100
+    changed = []
+    for file in recorded:
+        assert file.hash is not None
+        digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
+        if urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
+            changed.append(str(file))
+    assert changed == []

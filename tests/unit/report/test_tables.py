@@ -1,0 +1,116 @@
+"""Plans as people read them."""
+
+import io
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from hetero.plan.ir import Plan
+from hetero.report.tables import PICTURE_COLUMNS, plan_picture, plan_table
+from tests.helpers.models import llama_model
+from tests.helpers.plans import plan, replica, stage
+
+
+def uneven_plan() -> Plan:
+    return plan(
+        llama_model(num_layers=12),
+        [
+            replica(
+                stage(layers=(0, 5), ranks=(0, 1), tp=2, sp=True, device="A100-40", depth=3),
+                stage(layers=(5, 8), ranks=(2,), mbs=2, device="V100-16", depth=2),
+                stage(layers=(8, 12), ranks=(3,), device="V100-16", depth=1),
+                num_samples=12,
+            ),
+            replica(
+                stage(
+                    layers=(0, 8), ranks=(4, 5), dp=2, device="A100-40", depth=2, recompute="full",
+                    recompute_num_layers=3,
+                ),
+                stage(layers=(8, 12), ranks=(6,), device="V100-16", depth=1, recompute="selective"),
+                num_samples=4,
+            ),
+        ],
+        idle_ranks=(7,),
+    )  # fmt: skip
+
+
+def rows(table: Table) -> list[list[str]]:
+    """Cells as text, one list per row."""
+    return [list(cells) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+def test_the_table_has_a_row_per_stage() -> None:
+    assert rows(plan_table(uneven_plan())) == [
+        ["0", "12 (75%)", "0", "emb + 0-4", "0-1", "A100-40", "2", "1", "yes", "1", "12", "3", "-"],
+        ["", "", "1", "5-7", "2", "V100-16", "1", "1", "-", "2", "6", "2", "-"],
+        ["", "", "2", "8-11 + head", "3", "V100-16", "1", "1", "-", "1", "12", "1", "-"],
+        ["1", "4 (25%)", "0", "emb + 0-7", "4-5", "A100-40", "1", "2", "-", "1", "2", "2", "full 3/8"],
+        ["", "", "1", "8-11 + head", "6", "V100-16", "1", "1", "-", "1", "4", "1", "selective"],
+    ]
+
+
+def test_replicas_are_set_apart_and_idle_ranks_are_told() -> None:
+    table = plan_table(uneven_plan())
+    assert [row.end_section for row in table.rows] == [False, False, True, False, True]
+    assert table.title == "12 layers, sequence 16, global batch 16, fp32, 8 ranks"
+    assert table.caption == "idle ranks: 7"
+
+
+def test_the_table_fits_120_columns() -> None:
+    console = Console(width=120, file=io.StringIO())
+    assert console.measure(plan_table(uneven_plan())).maximum <= 120
+
+
+def test_one_stage_holds_everything() -> None:
+    whole = plan(llama_model(num_layers=1), [replica(stage(layers=(0, 1), ranks=(0,)))])
+    assert rows(plan_table(whole))[0][3] == "emb + 0 + head"
+    assert plan_table(whole).caption == "idle ranks: none"
+
+
+def test_the_picture_shows_where_each_replica_cuts() -> None:
+    assert plan_picture(uneven_plan()) == "\n".join(
+        [
+            "           ┌────────────────────────┬──────────────┬───────────────────┐",
+            "replica 0  │ layers 0-4             │ layers 5-7   │ layers 8-11       │",
+            "12 of 16   │ A100-40                │ V100-16      │ V100-16           │",
+            "samples    │ ranks 0-1, tp 2        │ rank 2       │ rank 3            │",
+            "           ├────────────────────────┴──────────────┼───────────────────┤",
+            "replica 1  │ layers 0-7                            │ layers 8-11       │",
+            "4 of 16    │ A100-40                               │ V100-16           │",
+            "samples    │ ranks 4-5, dp 2                       │ rank 6            │",
+            "           └───────────────────────────────────────┴───────────────────┘",
+            "idle       rank 7",
+        ]
+    )
+
+
+def box_widths(picture: str, line: int) -> list[int]:
+    """Columns of each box, its left wall included."""
+    return [len(text) + 1 for text in picture.splitlines()[line].split("│")[1:-1]]
+
+
+@pytest.mark.parametrize("cuts", [(0, 1, 2, 32), (0, 16, 32), (0, 31, 32)])
+def test_boxes_are_as_wide_as_their_layers(cuts: tuple[int, ...]) -> None:
+    layers = list(pairwise(cuts))
+    stages = [stage(layers=each, ranks=(s,)) for s, each in enumerate(layers)]
+    widths = box_widths(plan_picture(plan(llama_model(num_layers=32), [replica(*stages)])), 1)
+    columns_per_layer = widths[0] // (cuts[1] - cuts[0])
+    assert widths == [columns_per_layer * (end - first) for first, end in layers]
+    assert sum(widths) <= PICTURE_COLUMNS
+
+
+def test_what_does_not_fit_a_narrow_box_is_shortened() -> None:
+    stages = [stage(layers=(s, s + 1), ranks=(s,), device="RTX-2080Ti") for s in range(16)]
+    picture = plan_picture(plan(llama_model(num_layers=16), [replica(*stages)])).splitlines()
+    assert len({len(line) for line in picture}) == 1, "walls stay straight"
+    assert picture[1].startswith("replica 0  │ 0   │ 1   │ 2   │")
+    assert picture[2].startswith("4 of 4     │ RT… │ RT… │ RT… │")
+
+
+def test_more_layers_than_columns() -> None:
+    """One column per layer at least: the picture grows, and no box disappears."""
+    stages = [stage(layers=(s, s + 1), ranks=(s,)) for s in range(120)]
+    picture = plan_picture(plan(llama_model(num_layers=120), [replica(*stages)]))
+    assert box_widths(picture, 1) == [1] * 120

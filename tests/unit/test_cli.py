@@ -1,0 +1,120 @@
+"""The command line: what is printed, what is refused, and with which exit code."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero.cli import main
+from hetero.plan.ir import Plan
+from hetero.serialization import save
+from tests.helpers.models import llama_model
+from tests.helpers.plans import plan, replica, stage
+
+ROOT = Path(__file__).parents[2]
+
+CLUSTER = """\
+node_types:
+  - {name: fast, device: A100-40, gpus_per_node: 2}
+  - {name: slow, device: V100-16, gpus_per_node: 2}
+"""
+
+
+def small_plan() -> Plan:
+    stages = (
+        stage(layers=(0, 4), ranks=(0, 1), tp=2, device="A100-40", depth=2),
+        stage(layers=(4, 6), ranks=(2,), device="V100-16", depth=1),
+    )
+    return plan(llama_model(), [replica(*stages, num_samples=3)], idle_ranks=(3,))
+
+
+@pytest.fixture
+def plan_path(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    save(small_plan(), path)
+    return path
+
+
+@pytest.fixture
+def illegal_plan_path(tmp_path: Path) -> Path:
+    path = tmp_path / "illegal.json"
+    save(dataclasses.replace(small_plan(), global_batch_size=4), path)
+    return path
+
+
+def test_show_prints_the_table_and_the_picture(plan_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(plan_path)]) == 0
+    out = capsys.readouterr().out
+    assert "6 layers, sequence 16, global batch 3, fp32, 4 ranks" in out
+    assert "replica 0  │ layers 0-3 " in out
+    assert "0F0" not in out
+
+
+def test_show_prints_the_schedule_when_asked(plan_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(plan_path), "--schedule"]) == 0
+    assert capsys.readouterr().out.endswith("\nreplica 0\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n")
+
+
+def test_validate_says_ok_in_one_line(plan_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(plan_path)]) == 0
+    assert capsys.readouterr().out == f"{plan_path}: ok (replicas: 1, stages: 2, ranks: 4, idle: 1)\n"
+
+
+def test_validate_looks_at_the_cluster_too(plan_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    assert main(["validate", str(plan_path), "--cluster", str(cluster)]) == 0
+    assert f"ok, fits {cluster} (" in capsys.readouterr().out
+
+    cluster.write_text(CLUSTER.replace("V100-16", "T4"))
+    assert main(["validate", str(plan_path), "--cluster", str(cluster)]) == 2
+    assert "replica 0 stage 1: it wants V100-16, but rank 2 is a T4 on node 1 (slow)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "validate"])
+def test_a_mistake_is_one_line_on_stderr(
+    command: str, illegal_plan_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(illegal_plan_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == ("hetero: plan: num_samples of the replicas [3] add up to 3, global_batch_size is 4\n")
+
+
+@pytest.mark.parametrize("command", ["show", "validate"])
+def test_a_missing_file_is_a_mistake_of_the_user(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "absent.json"]) == 2
+    assert capsys.readouterr().err.startswith("hetero: absent.json: no such file")
+
+
+@pytest.mark.parametrize("arguments", [[], ["sho"], ["show"]])
+def test_wrong_usage_shows_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: hetero" in capsys.readouterr().err
+
+
+def test_python_m_hetero(illegal_plan_path: Path) -> None:
+    command = [sys.executable, "-m", "hetero", "validate", str(illegal_plan_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "add up to 3" in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(plan_path: Path) -> None:
+    """As in ``hetero show plan.json | head -1``."""
+    command = [sys.executable, "-m", "hetero", "show", str(plan_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_planning_needs_no_torch() -> None:
+    code = "import sys, hetero.cli; sys.exit(bool({'torch', 'megatron'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

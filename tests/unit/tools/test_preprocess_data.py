@@ -1,0 +1,283 @@
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from tools import preprocess_data
+from tools.preprocess_data import Recipe, cut_into_chunks, find_input, main, preprocess, tokenize_chunk
+
+EOD = 256
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def recipe(**overrides: Any) -> Recipe:
+    values = {
+        "tokenizer_type": "ByteLevelTokenizer",
+        "tokenizer_model": None,
+        "vocab_size": None,
+        "json_keys": ("text",),
+        "append_eod": False,
+        "skip_bad": False,
+    }
+    return Recipe(**{**values, **overrides})
+
+
+def run(folder: Path, *flags: str) -> int:
+    """Byte-level tokens of ``folder/in`` to ``folder/out/x``."""
+    common = ["--output-prefix", str(folder / "out" / "x"), "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    return main(["--input", str(folder / "in"), *common, *flags])
+
+
+def write_jsonl(file: Path, texts: list[str], *, key: str = "text") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({key: text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def documents(folder: Path, key: str = "text") -> list[list[int]]:
+    dataset = IndexedDataset(str(folder / "out" / f"x_{key}_document"))
+    assert dataset.document_indices.tolist() == list(range(len(dataset) + 1))
+    return [dataset[i].tolist() for i in range(len(dataset))]
+
+
+def as_text(ids: list[int]) -> str:
+    return bytes(ids).decode()
+
+
+def output_files(folder: Path) -> set[str]:
+    return {file.name for file in (folder / "out").glob("*")}
+
+
+PAIR = {"x_text_document.bin", "x_text_document.idx"}
+
+
+def test_jsonl_comes_back_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["one\ntwo", "drei é🚀", "", "\0\1"]
+    write_jsonl(tmp_path / "in" / "a.jsonl", texts)
+    assert run(tmp_path, "--append-eod") == 0
+    found = documents(tmp_path)
+    assert all(ids[-1] == EOD for ids in found)
+    assert [as_text(ids[:-1]) for ids in found] == [text for text in texts if text]
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.count("\n") == 1
+    assert "3 documents, 23 tokens" in captured.out
+    assert "left out 1 empty" in captured.out
+
+
+def test_each_text_file_is_a_document_in_the_order_of_names(tmp_path: Path) -> None:
+    for name, text in {"b.py": "B\r\n", "a.py": "A", "sub/c.py": "C", "a.txt": "T", ".git/d.py": "D"}.items():
+        file = tmp_path / "in" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text.encode())
+    assert run(tmp_path, "--pattern", "*.py") == 0
+    assert [as_text(ids) for ids in documents(tmp_path)] == ["A", "B\r\n", "C"]
+
+
+def test_several_inputs_in_the_order_given_and_none_twice(tmp_path: Path) -> None:
+    for name in ("1.txt", "2.txt", "3.txt"):
+        (tmp_path / name).write_text(name)
+    files = find_input(
+        [str(tmp_path / "3.txt"), str(tmp_path / "[12].txt"), str(tmp_path)], input_format="auto", pattern="*"
+    )
+    assert [piece.path.name for piece in files] == ["3.txt", "1.txt", "2.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl", "", "jsonl"),
+        ("a.ndjson", "", "jsonl"),
+        ("a.txt", '{"text": "x"}', "text"),
+        ("a.json", '\n{"text": "x"}\n{"text": "y"}', "jsonl"),
+        ("a.json", '{\n"text": "x"\n}', "text"),
+        ("a.json", "[1]", "text"),
+    ],
+)
+def test_format_by_suffix_and_first_line(tmp_path: Path, name: str, content: str, expected: str) -> None:
+    (tmp_path / name).write_text(content)
+    (piece,) = find_input([str(tmp_path / name)], input_format="auto", pattern="*")
+    assert piece.format == expected
+
+
+def test_keys_go_to_datasets_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"title": "t1", "text": "x1"}\n{"title": "", "text": "x2"}\n')
+    assert run(tmp_path, "--json-keys", "title", "text") == 0
+    assert [as_text(ids) for ids in documents(tmp_path, "title")] == ["t1"]
+    assert [as_text(ids) for ids in documents(tmp_path)] == ["x1", "x2"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(TEXTS, max_size=12), st.integers(1, 60), st.sampled_from(["\n", "\r\n", "\n\n"]))
+def test_chunks_hold_every_line_once_and_in_order(texts: list[str], chunk_bytes: int, newline: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lines = newline.join(json.dumps({"text": text}, ensure_ascii=False) for text in texts)
+        file = Path(folder) / "a.jsonl"
+        file.write_bytes(lines.encode())
+        pieces = find_input([str(file), str(file)], input_format="auto", pattern="*")
+        found: list[str] = []
+        for chunk in cut_into_chunks(pieces, chunk_bytes=chunk_bytes):
+            tokens = tokenize_chunk(recipe(), chunk)[0]["text"]
+            ends = np.cumsum(tokens.lengths, dtype=int)
+            found += [as_text(ids.tolist()) for ids in np.split(tokens.ids, ends)[:-1]]
+    assert found == [text for text in texts if text]
+
+
+def test_number_of_workers_does_not_change_a_byte(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_jsonl(tmp_path / "in" / f"{name}.jsonl", [f"{name} {i} " * (i % 7) for i in range(300)])
+    for i in range(20):
+        (tmp_path / "in" / f"{i}.txt").write_text(f"text {i}")
+    files = find_input([str(tmp_path / "in")], input_format="auto", pattern="*")
+    outputs = {}
+    for workers in (1, 3):
+        prefix = tmp_path / str(workers)
+        preprocess(recipe(), files, output_prefix=str(prefix), overwrite=False, workers=workers, chunk_bytes=700)
+        outputs[workers] = [Path(f"{prefix}_text_document{suffix}").read_bytes() for suffix in (".bin", ".idx")]
+    assert outputs[1] == outputs[3]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "x"', "not JSON: Expecting ',' delimiter at column 13"),
+        (b'{"body": "x"}', "no key 'text', its keys are 'body'"),
+        (b'{"text": 3}', "key 'text' is not a text but int"),
+        (b'["x"]', "not a JSON object but list"),
+        (b'{"text": "\\ud800"}', "key 'text' holds half a surrogate pair"),
+        (b'{"text": "\xff"}', "not UTF-8: invalid start byte at byte 10"),
+    ],
+)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_bad_line_is_named_or_left_out(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: bytes,
+    message: str,
+    workers: str,
+) -> None:
+    monkeypatch.setattr(preprocess_data, "CHUNK_BYTES", 16)
+    file = tmp_path / "in" / "a.jsonl"
+    write_jsonl(file, ["first", "second"])
+    file.write_bytes(file.read_bytes() + b"\n" + line + b'\n{"text": "last"}\n[]\n')
+    assert run(tmp_path, "--workers", workers) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{file}, line 4: {message}" in error
+    assert output_files(tmp_path) == set()
+    assert run(tmp_path, "--workers", workers, "--skip-bad") == 0
+    assert [as_text(ids) for ids in documents(tmp_path)] == ["first", "second", "last"]
+    assert f"left out 2 bad, the first: {file}, line 4" in capsys.readouterr().out
+
+
+def test_text_file_that_is_not_utf8_is_named_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes("grün".encode("latin-1"))
+    (tmp_path / "in" / "b.txt").write_text("b")
+    assert run(tmp_path) == 2
+    assert "a.txt: not UTF-8: invalid start byte at byte 2" in capsys.readouterr().err
+    assert run(tmp_path, "--skip-bad") == 0
+    assert [as_text(ids) for ids in documents(tmp_path)] == ["b"]
+
+
+def test_ids_beyond_the_vocabulary_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("1 2 9")
+    flags = ["--output-prefix", str(tmp_path / "x"), "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"]
+    assert main(["--input", str(tmp_path / "a.txt"), *flags]) == 2
+    assert "a.txt: NullTokenizer: '9' is no token id from 0 to 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pattern", "*.py"], r"no file in this folder matches --pattern '\*.py'"),
+        (["--input", "nowhere/*.txt"], "nowhere/.* no such file or folder"),
+        (["--json-keys", "body"], "plain text has one key"),
+        (["--tokenizer-model", "gpt2"], "reads no file"),
+        (["--pattern", "empty*"], "no document with any text under 'text'"),
+    ],
+)
+def test_wrong_flags_are_one_line_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "empty.txt").touch()
+    (tmp_path / "in" / "full.txt").write_text("x")
+    assert run(tmp_path, *flags) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert re.search(message, captured.err)
+    assert output_files(tmp_path) == set()
+
+
+def test_output_is_replaced_only_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["old"])
+    assert run(tmp_path) == 0
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["new"])
+    assert run(tmp_path) == 2
+    assert "x_text_document.bin: exists already" in capsys.readouterr().err
+    assert as_text(documents(tmp_path)[0]) == "old"
+    assert run(tmp_path, "--overwrite") == 0
+    assert as_text(documents(tmp_path)[0]) == "new"
+    assert output_files(tmp_path) == PAIR
+
+
+def fail_at_the_second_call(function: Any, error: BaseException) -> Any:
+    calls = iter(range(10))
+
+    def failing(*args: Any) -> Any:
+        if next(calls) == 1:
+            raise error
+        return function(*args)
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "error"),
+    [
+        (preprocess_data, "tokenize_chunk", KeyboardInterrupt()),
+        (preprocess_data, "tokenize_chunk", MemoryError()),
+        (os, "fsync", OSError("disk full")),
+    ],
+)
+def test_what_was_interrupted_leaves_the_output_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, error: BaseException
+) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["old"])
+    assert run(tmp_path) == 0
+    for text in ("one", "two"):
+        write_jsonl(tmp_path / "in" / f"{text}.jsonl", [text])
+    monkeypatch.setattr(preprocess_data, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(module, name, fail_at_the_second_call(getattr(module, name), error))
+    if isinstance(error, KeyboardInterrupt):
+        assert run(tmp_path, "--overwrite") == 130
+    else:
+        with pytest.raises(type(error)):
+            run(tmp_path, "--overwrite")
+    assert output_files(tmp_path) == PAIR
+    assert [as_text(ids) for ids in documents(tmp_path)] == ["old"]
+
+
+def test_death_of_a_worker_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenize_chunk(*_: Any) -> None:
+        os._exit(1)
+
+    tokenize_chunk.__module__, tokenize_chunk.__qualname__ = preprocess_data.__name__, "tokenize_chunk"
+    monkeypatch.setattr(preprocess_data, "tokenize_chunk", tokenize_chunk)
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["x"])
+    assert run(tmp_path, "--workers", "2") == 2
+    assert "--workers 2: a worker was killed" in capsys.readouterr().err
+    assert output_files(tmp_path) == set()

@@ -1,0 +1,138 @@
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from hetero.errors import ConfigError
+from megatron.training.tokenizer import Tokenizer, build_tokenizer
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def write_tokenizer(folder: Path, *special: str) -> Path:
+    """A small byte-pair tokenizer with these special tokens, as ``folder/tokenizer.json``."""
+    model = tokenizers.Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train_from_iterator(["to be or not to be, that is the question"] * 4, trainer)
+    model.enable_truncation(3)
+    model.enable_padding(length=8)
+    model.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def hugging_face(path: Path, vocab_size: int | None = None) -> Tokenizer:
+    return build_tokenizer(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(path), vocab_size=vocab_size)
+
+
+def byte_level() -> Tokenizer:
+    return build_tokenizer(tokenizer_type="ByteLevelTokenizer", tokenizer_model=None, vocab_size=None)
+
+
+@given(TEXTS)
+def test_bytes_round_trip(text: str) -> None:
+    tokenizer = byte_level()
+    ids = tokenizer.tokenize(text)
+    assert tokenizer.detokenize([*ids, tokenizer.eod]) == text
+    assert all(0 <= i < tokenizer.eod for i in ids)
+
+
+def test_bytes_end_documents_with_an_id_that_is_no_byte() -> None:
+    tokenizer = byte_level()
+    assert (tokenizer.vocab_size, tokenizer.eod) == (257, 256)
+    assert tokenizer.tokenize("é🚀\0\1") == [*"é🚀".encode(), 0, 1]
+
+
+def test_half_a_character_is_shown_and_does_not_raise() -> None:
+    assert byte_level().detokenize([0xF0, 0x9F, ord("a")]) == "\N{REPLACEMENT CHARACTER}a"
+
+
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_hugging_face_round_trip_ignores_truncation_and_padding(tmp_path: Path, by_folder: bool) -> None:
+    path = write_tokenizer(tmp_path, "<pad>", "</s>")
+    tokenizer = hugging_face(tmp_path if by_folder else path)
+    ids = tokenizer.tokenize("to be or not to be, é🚀 is the question")
+    assert tokenizer.eod == 1
+    assert tokenizer.detokenize([*ids, tokenizer.eod]) == "to be or not to be, é🚀 is the question"
+    assert max(ids) < tokenizer.vocab_size
+
+
+def test_hugging_face_is_identified_by_content_and_can_be_pickled(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = (hugging_face(write_tokenizer(tmp_path / name, "</s>")) for name in "ab")
+    assert first.unique_identifiers == second.unique_identifiers
+    (tmp_path / "b" / "tokenizer.json").unlink()
+    assert hugging_face(write_tokenizer(tmp_path / "b", "<eos>")).unique_identifiers != first.unique_identifiers
+    assert pickle.loads(pickle.dumps(first)).tokenize("to be") == first.tokenize("to be")
+
+
+def test_vocabulary_with_gaps_reaches_to_its_largest_id(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path, "</s>")
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["zebra"] = 999
+    path.write_text(json.dumps(content))
+    assert hugging_face(path).vocab_size == 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not JSON, line 1"),
+        ('{"hidden_size": 8}', "no 'model' section"),
+        (None, "no such file"),
+    ],
+)
+def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        hugging_face(tmp_path)
+
+
+def test_vocabulary_without_end_of_document_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no end of document, looked for <\|endoftext\|>"):
+        hugging_face(write_tokenizer(tmp_path, "<pad>"))
+
+
+def test_null_tokenizer_keeps_to_the_vocabulary_it_is_given() -> None:
+    tokenizer = build_tokenizer(tokenizer_type="NullTokenizer", tokenizer_model=None, vocab_size=100)
+    assert (tokenizer.vocab_size, tokenizer.eod) == (100, 99)
+    assert tokenizer.detokenize(tokenizer.tokenize("3 1\n4")) == "3 1 4"
+    for text in ("100", "-1", "x", "²"):
+        with pytest.raises(ConfigError, match="no token id from 0 to 99"):
+            tokenizer.tokenize(text)
+
+
+@pytest.mark.parametrize("kind", ["ByteLevelTokenizer", "NullTokenizer"])
+def test_no_token_is_padding(kind: str) -> None:
+    tokenizer = build_tokenizer(tokenizer_type=kind, tokenizer_model=None, vocab_size=300)
+    assert tokenizer.pad not in range(tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "vocab_size", "message"),
+    [
+        ("ByteLevelTokeniser", None, None, "did you mean 'ByteLevelTokenizer'"),
+        ("GPT2BPETokenizer", None, None, "unknown"),
+        ("HuggingFaceTokenizer", None, None, "needs --tokenizer-model"),
+        ("ByteLevelTokenizer", "gpt2", None, "remove the flag"),
+        ("ByteLevelTokenizer", None, 256, "--vocab-size 256 is below the 257"),
+        ("NullTokenizer", None, None, "needs --vocab-size"),
+        ("NullTokenizer", None, 1, "needs --vocab-size"),
+    ],
+)
+def test_flags_that_do_not_go_together(kind: str, model: str | None, vocab_size: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_tokenizer(tokenizer_type=kind, tokenizer_model=model, vocab_size=vocab_size)
