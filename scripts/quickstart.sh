@@ -17,7 +17,15 @@ export OMP_NUM_THREADS=1
 
 echo "== the corpus: the Python standard library's own sources"
 stdlib="$("$python" -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
-"$python" tools/preprocess_data.py --input "$stdlib" --pattern '*.py' --skip-bad --overwrite \
+# Not its tests, and not what else happens to be installed beside it.
+sources=("$stdlib"/*.py)
+for folder in "$stdlib"/*/; do
+    case "$(basename "$folder")" in
+        test | site-packages | dist-packages | __pycache__) ;;
+        *) [ -n "$(find "$folder" -name '*.py' -print -quit)" ] && sources+=("$folder") ;;
+    esac
+done
+"$python" tools/preprocess_data.py --input "${sources[@]}" --pattern '*.py' --skip-bad --overwrite \
     --tokenizer-type ByteLevelTokenizer --append-eod --workers 2 --output-prefix "$run/stdlib"
 
 flags=(

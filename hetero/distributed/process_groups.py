@@ -110,6 +110,8 @@ def create_groups(plan: Plan, *, device: torch.device) -> ParallelContext:
             before=boundaries.get((r, s - 1)),
             after=boundaries.get((r, s)),
         )
+        # megatron-core asks the group for the rank's position, weights and boundaries ask the plan.
+        assert dist.get_rank(work.tp) == placement.tp_rank, "torch numbers the ranks of a group in ascending order"
     return ParallelContext(
         plan=plan, rank=rank, device=device, world=world, work=work, losses=losses, gradients=gradients
     )

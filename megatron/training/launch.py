@@ -20,7 +20,8 @@ from hetero.spec.devices import DEVICE_TYPES, device_type_of_cuda_name
 from hetero.spec.model import ModelSpec
 from megatron.training.config import ParallelConfig, PretrainConfig
 
-_SECONDS_TO_REPORT = 3.0
+_SECONDS_TO_REPORT = 30.0
+"""Longer than the ranks of a busy host differ in starting up. A launcher cuts it short once rank 0 has failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,11 @@
 """Imported once by the fork server of :mod:`tests.helpers.ranks`. Runs no torch operation: its threads do not fork."""
 
+import os
 import warnings
 
 warnings.filterwarnings("ignore")
+# These ranks are CPU processes, also on a host with GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from hetero.runtime import cpu_backend  # noqa: E402
 

@@ -1,0 +1,50 @@
+"""On a GPU: the layers that megatron-core chooses there give what the CPU gives."""
+
+import datetime
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetero.distributed.process_groups import create_groups
+from hetero.plan.ir import Plan
+from tests.helpers.layouts import STYLES
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.ranks import run_ranks
+from tests.helpers.training import ADAM, microbatches, train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+
+
+@pytest.mark.parametrize("style", ["gpt2-tied", "llama-gqa"])
+def test_losses_equal_the_cpu(style: str) -> None:
+    """In fp32, without TF32, to 1e-4 relative over three steps: other kernels round otherwise."""
+    one = plan(STYLES[style](), [replica(stage(layers=(0, 6), ranks=(0,), mbs=2), num_samples=4)])
+    (expected,) = run_ranks(train, 1, one, 3)
+    assert _train_on_gpu(one, 3) == pytest.approx(expected.losses, rel=1e-4)
+
+
+def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
+    from hetero.runtime.options import StageOptions  # noqa: PLC0415
+    from hetero.runtime.trainer import Trainer  # noqa: PLC0415
+    from megatron.training.training import to_device  # noqa: PLC0415
+
+    device = torch.device("cuda", 0)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl",
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    try:
+        context = create_groups(one, device=device)
+        options = StageOptions(init_method_std=0.1, transformer_impl="local")
+        trainer = Trainer(context, options=options, adam=ADAM, seed=7, bucket_numel=3000)
+        batches = ([to_device(b, device) for b in microbatches(one, 0, step=s)] for s in range(num_steps))
+        return [trainer.step(batch).loss for batch in batches]
+    finally:
+        dist.destroy_process_group()
