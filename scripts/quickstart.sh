@@ -36,7 +36,7 @@ flags=(
     --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
     --seq-length 128 --max-position-embeddings 128 --make-vocab-size-divisible-by 4
     --data-path "$run/stdlib_text_document" --tokenizer-type ByteLevelTokenizer
-    --global-batch-size 8 --train-iters "$steps"
+    --global-batch-size 8 --train-iters "$steps" --num-workers 0
     --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters "$((steps / 10))"
     --log-interval "$((steps < 10 ? 1 : steps / 10))" --seed 7
 )

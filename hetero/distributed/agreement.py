@@ -25,7 +25,7 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     try:
         value = step()
     except HeteroError as raised:
-        error = str(raised)
+        error = str(raised) or type(raised).__name__
     errors: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, error)
     if any(errors):

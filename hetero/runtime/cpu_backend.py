@@ -1,7 +1,7 @@
 """Stand-ins for the few CUDA calls that megatron-core 0.16's layers make, for machines without CUDA.
 
 Everything that is replaced is listed here, with the places in megatron-core that need it. With CUDA present
-:func:`install` does nothing. It has to run before the first import of ``megatron.core``, whose fused functions
+:func:`install` replaces nothing. It has to run before the first import of ``megatron.core``, whose fused functions
 call ``torch.compile`` while they are imported.
 """
 
@@ -25,8 +25,10 @@ def install() -> None:
     * ``get_rng_state``, ``set_rng_state``, ``manual_seed``: tensor_parallel/random.py:55,72,235-240,422, which
       dot_product_attention.py:217 reaches even with dropout 0
     """
+    _drop_warnings_nobody_can_act_on()
     if torch.cuda.is_available():
         return
+    warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS")
     torch.cuda.current_device = lambda: _CPU
     torch.cuda.set_device = lambda device: None
     for module in (torch.cuda, torch.cuda.random):
@@ -43,6 +45,12 @@ def install() -> None:
     logger = logging.getLogger(megatron_random.__name__)
     if _is_no_cpu_generator_warning not in logger.filters:
         logger.addFilter(_is_no_cpu_generator_warning)
+
+
+def _drop_warnings_nobody_can_act_on() -> None:
+    """megatron-core calls collectives by names that torch 2.13 deprecates, and sets a field that it deprecates."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
+    warnings.filterwarnings("ignore", message="full scope is deprecated")
 
 
 def _seed_default_generator(seed: int) -> None:

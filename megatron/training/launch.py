@@ -63,7 +63,8 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
     if isinstance(error, MembershipError):
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
         return EXIT_CODE
-    if rank == "0":
+    # A RANK that is no number comes from no launcher, which would end this process.
+    if not rank.isdigit() or int(rank) == 0:
         sys.stderr.write(f"hetero: {error}\n")
         sys.stderr.flush()
     else:
@@ -75,36 +76,46 @@ def join(launch: Launch, config: ParallelConfig) -> tuple[torch.device, dist.Sto
     """Join the world and return this rank's device and the rendezvous store.
 
     Raises:
-        ConfigError: NCCL was asked for and there is no GPU for this rank.
+        ConfigError: a rank has no device for the backend that was asked for; on every rank.
     """
-    device = torch.device("cpu")
-    if config.backend == "gloo" and torch.cuda.is_available():
-        raise ConfigError(
-            "--distributed-backend gloo trains on the CPU, but this host shows CUDA devices to megatron-core; "
-            "hide them with CUDA_VISIBLE_DEVICES='' or use nccl"
-        )
-    if config.backend == "nccl":
-        if launch.local_rank >= torch.cuda.device_count():
-            raise ConfigError(
-                f"rank {launch.rank}: local rank {launch.local_rank}, but this host has {torch.cuda.device_count()} "
-                "CUDA devices; start fewer processes per host, or use --distributed-backend gloo for the CPU"
-            )
-        device = torch.device("cuda", launch.local_rank)
-        torch.cuda.set_device(device)
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
     if launch.world_size == 1:
         store: dist.Store = dist.HashStore()
     else:
         store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    # Objects and CPU tensors travel over gloo, GPU tensors over NCCL, which a host without GPUs cannot even set up.
+    has_nccl = config.backend == "nccl" and torch.cuda.device_count() > 0
     dist.init_process_group(
-        # Objects and CPU tensors travel over gloo, GPU tensors over NCCL.
-        "cpu:gloo,cuda:nccl" if config.backend == "nccl" else "gloo",
+        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
         store=dist.PrefixStore("world", store),
         rank=launch.rank,
         world_size=launch.world_size,
         timeout=timeout,
     )
+    try:
+        device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
+    except ConfigError:
+        dist.destroy_process_group()
+        raise
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device, store
+
+
+def _device(backend: str, local_rank: int) -> torch.device:
+    if backend == "gloo":
+        if torch.cuda.is_available():
+            raise ConfigError(
+                "--distributed-backend gloo trains on the CPU, but this host shows CUDA devices to megatron-core; "
+                "hide them with CUDA_VISIBLE_DEVICES='' or use nccl"
+            )
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--distributed-backend nccl: this host has {torch.cuda.device_count()} CUDA devices and more processes; "
+            "start one process per device, or use --distributed-backend gloo for the CPU"
+        )
+    return torch.device("cuda", local_rank)
 
 
 def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device) -> Plan:

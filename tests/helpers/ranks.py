@@ -7,21 +7,25 @@
 A fork server imports torch and megatron-core once and each rank is a fork of it, so that a case pays neither. The
 ranks meet through a file, not a port. A rank that fails ends the case at once with its own traceback; one that
 hangs ends it after ``timeout_s`` with the stacks of all. Only processes started here are ever killed.
+
+Where ranks are meant to die, :func:`end_of_ranks` tells how and when each one ended, and what it said.
 """
 
 import datetime
 import faulthandler
 import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _PRELOAD = ["tests.helpers.preload"]
 
@@ -48,6 +52,72 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
                     process.kill()
                 process.join()
     return [returned[rank] for rank in range(world_size)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a rank ended.
+
+    exit_code: negative for the signal that killed it.
+    at_s: when, by ``time.monotonic()``, which is one clock for all processes; ``None`` if it had to be killed here.
+    """
+
+    exit_code: int | None
+    at_s: float | None
+    stderr: str
+
+
+def end_of_ranks(
+    function: Callable[..., None],
+    world_size: int,
+    *args: Any,
+    store_host: Literal["launcher", "rank 0"] = "launcher",
+    lasting: Container[int] = (),
+    timeout_s: float = 60,
+) -> list[Ended]:
+    """Call ``function(rank, store, *args)`` on ``world_size`` ranks and wait until all have ended.
+
+    The exit code of a rank is 0 if it returns, 1 if it raises. ``store`` is the launch's TCP store, as a rank knows
+    it from torchrun, unless rank 0 hosts it. Ranks in ``lasting`` are not waited for, but killed after the others'
+    end; so is, after ``timeout_s``, who hangs.
+    """
+    context = _context()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = _serve_store(folder) if store_host == "launcher" else None
+        ranks = [
+            context.Process(target=_mortal_rank_main, args=(function, rank, world_size, folder, store_host, args))
+            for rank in range(world_size)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            ended_at = _wait_for_ends(ranks, lasting, time.monotonic() + timeout_s)
+        finally:
+            for process in ranks:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+        del store
+        return [
+            Ended(exit_code=process.exitcode, at_s=ended_at.get(rank), stderr=_stderr(folder, rank).read_text())
+            for rank, process in enumerate(ranks)
+        ]
+
+
+def _wait_for_ends(ranks: list[BaseProcess], lasting: Container[int], deadline: float) -> dict[int, float]:
+    ended_at: dict[int, float] = {}
+    while running := {p.sentinel: rank for rank, p in enumerate(ranks) if rank not in ended_at}:
+        if all(rank in lasting for rank in running.values()) or time.monotonic() > deadline:
+            break
+        for sentinel in multiprocessing.connection.wait(list(running), timeout=0.2):
+            assert isinstance(sentinel, int)
+            ended_at[running[sentinel]] = time.monotonic()
+    return ended_at
+
+
+def _stderr(folder: Path, rank: int) -> Path:
+    return folder / f"stderr-{rank}"
 
 
 def _collect(ranks: list[BaseProcess], results: Any, deadline: float) -> dict[int, Any]:
@@ -108,3 +178,45 @@ def _rank_main(
         results.close()
         results.join_thread()
         os._exit(1)
+
+
+def _mortal_rank_main(
+    function: Callable[..., None],
+    rank: int,
+    world_size: int,
+    folder: Path,
+    store_host: str,
+    args: tuple[Any, ...],
+) -> None:
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    with _stderr(folder, rank).open("w") as file:
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    hosts = store_host == f"rank {rank}"
+    store = _serve_store(folder) if hosts else _reach_store(folder)
+    dist.init_process_group("gloo", store=dist.PrefixStore("world", store), rank=rank, world_size=world_size)
+    try:
+        function(rank, store, *args)
+    finally:
+        dist.destroy_process_group()
+
+
+def _serve_store(folder: Path) -> Any:
+    import torch.distributed as dist  # noqa: PLC0415
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    partial = folder / "port.partial"
+    partial.write_text(str(store.port))
+    partial.replace(folder / "port")
+    return store
+
+
+def _reach_store(folder: Path) -> Any:
+    import torch.distributed as dist  # noqa: PLC0415
+
+    port = folder / "port"
+    while not port.exists():
+        time.sleep(0.05)
+    return dist.TCPStore("127.0.0.1", int(port.read_text()), is_master=False, wait_for_workers=False)

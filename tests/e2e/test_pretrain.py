@@ -1,0 +1,108 @@
+"""``pretrain_gpt.py`` as users run it: under a plan and under Megatron's own flags, it trains the same."""
+
+import functools
+import math
+import re
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hetero.serialization import save
+from tests.helpers.commands import STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+
+
+@functools.cache
+def uniform_run(schedule: str) -> Finished:
+    return launched(
+        2,
+        command_line(micro_batch_size="1", pipeline_model_parallel_size="2", hetero_schedule=schedule),
+    )
+
+
+LINE = re.compile(
+    rf"step (?P<step>\d)/{STEPS} \| loss (?P<loss>\d\.\d{{6}}) \| grad norm (?P<norm>\d+\.\d{{4}})"
+    r" \| lr (?P<lr>\d\.\d{3}e-\d\d) \| (?P<samples>\d+\.\d) samples/s \| (?P<tokens>[\d,]+) tokens/s"
+    r" \| step time (?P<ms>\d+\.\d) ms \| skipped (?P<skipped>\d+)"
+)
+
+
+def log_lines(run: Finished) -> list[re.Match[str]]:
+    """The report of each step; exactly those, as only one rank reports."""
+    assert run.returncode == 0, run.stderr
+    lines = [line for line in run.stdout.splitlines() if line.startswith("step ")]
+    matches = [LINE.fullmatch(line) for line in lines]
+    assert len(matches) == STEPS, run.stdout
+    assert all(matches), lines
+    return [match for match in matches if match is not None]
+
+
+def test_training_under_a_plan(tmp_path: Path) -> None:
+    """Three steps under the asymmetric plan: a line for each, the plan before them, the same in TensorBoard's files,
+    and the losses of the uniform plan, which splits the same model and batch otherwise."""
+    save(good_plan(), tmp_path / "plan.json")
+    argv = command_line(hetero_plan=str(tmp_path / "plan.json"), tensorboard_dir=str(tmp_path / "events"))
+    run = launched(WORLD_SIZE, argv)
+    lines = log_lines(run)
+    assert [line["step"] for line in lines] == ["1", "2", "3"]
+    assert [line["lr"] for line in lines] == ["1.000e-02", "6.667e-03", "3.333e-03"]
+    assert {line["skipped"] for line in lines} == {"0"}
+    # Nothing is learnt yet: every token of the vocabulary, without its padding, is as likely as the other.
+    assert float(lines[0]["loss"]) == pytest.approx(math.log(61), abs=0.03)
+    for line in lines:
+        samples_per_s = 6 / float(line["ms"]) * 1000
+        assert float(line["samples"]) == pytest.approx(samples_per_s, rel=0.02, abs=0.06)
+        assert int(line["tokens"].replace(",", "")) == pytest.approx(16 * samples_per_s, rel=0.02, abs=1)
+    assert run.stdout.index("ranks 0-1, tp 2") < run.stdout.index("step 1/3"), "the plan's picture comes first"
+    assert "Traceback" not in run.stderr
+    assert_events_say(lines, tmp_path / "events")
+    assert_same_training(lines, log_lines(uniform_run("1f1b")))
+
+
+def assert_events_say(lines: list[re.Match[str]], folder: Path) -> None:
+    """One file, from one rank, with the numbers of the log."""
+    assert len(list(folder.iterdir())) == 1
+    events = EventAccumulator(str(folder)).Reload()
+    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    assert scalars.keys() == {
+        "lm loss",
+        "grad-norm",
+        "learning-rate",
+        "samples-per-second",
+        "tokens-per-second",
+        "iteration-time",
+        "skipped-iterations",
+    }
+    for tag, field, tolerance in (
+        ("lm loss", "loss", 1e-6),
+        ("grad-norm", "norm", 1e-4),
+        ("learning-rate", "lr", 1e-5),
+    ):
+        assert [event.step for event in scalars[tag]] == [1, 2, 3]
+        assert [event.value for event in scalars[tag]] == pytest.approx(
+            [float(line[field]) for line in lines], abs=tolerance
+        )
+
+
+def assert_same_training(ours: list[re.Match[str]], theirs: list[re.Match[str]]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert float(mine["loss"]) == pytest.approx(float(other["loss"]), abs=1e-4)
+        assert float(mine["norm"]) == pytest.approx(float(other["norm"]), rel=1e-3)
+
+
+def test_gpipe_trains_like_1f1b() -> None:
+    """Without a plan, Megatron's flags give two stages; the schedule changes how much is kept, not what is learnt."""
+    one_f_one_b, gpipe = uniform_run("1f1b"), uniform_run("gpipe")
+    assert_same_training(log_lines(one_f_one_b), log_lines(gpipe))
+    assert in_flight_column(one_f_one_b) == ["2", "1"]
+    assert in_flight_column(gpipe) == ["6", "6"]
+
+
+def in_flight_column(run: Finished) -> list[str]:
+    """The column of the plan table that the run prints first."""
+    rows = [[cell.strip() for cell in line.split("│")] for line in run.stdout.splitlines() if "│" in line]
+    header = next(row for row in rows if "flight" in row)
+    cells = [row[header.index("flight")] for row in rows if len(row) == len(header)]
+    return [cell for cell in cells if cell.isdigit()]

@@ -1,0 +1,397 @@
+"""``pretrain_gpt.py`` as users meet it: one clear message for wrong input.
+
+One launch with torchrun; whatever can be seen without one is checked on the functions that ``pretrain`` calls.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetero.errors import ConfigError, HeteroError, MembershipError
+from hetero.serialization import save, to_json
+from megatron.training import launch
+from megatron.training.arguments import model_spec, parse_args
+from megatron.training.launch import Launch, agree_on_plan, exit_code, join, launch_from
+from tests.helpers.commands import MODEL, WORLD_SIZE, command_line, good_plan, launched, model_of
+from tests.helpers.ranks import run_ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+
+# ---- what all ranks are told about a plan that does not work
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A launch that must fail.
+
+    change: what to do to the good plan's JSON.
+    flags: changed flags; the plan has the unchanged model unless ``fits_flags``.
+    on_rank: flags that one rank has for itself.
+    text: what the plan file then holds of that JSON.
+    message: what it says; ``{plan}`` is the path of the plan file, ``{folder}`` that of its folder.
+    """
+
+    message: str
+    change: Change = lambda plan: None
+    flags: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    fits_flags: bool = False
+    on_rank: tuple[int, dict[str, str]] | None = None
+    text: Callable[[str], str] = str
+
+
+def in_stage(replica: int, stage: int, **changes: Any) -> Change:
+    return lambda plan: plan["replicas"][replica]["stages"][stage].update(changes)
+
+
+def without_second_replica(plan: dict[str, Any]) -> None:
+    plan["replicas"] = plan["replicas"][:1]
+    plan["replicas"][0]["num_samples"] = plan["global_batch_size"]
+
+
+def in_plan(**changes: Any) -> Change:
+    return lambda plan: plan.update(changes)
+
+
+CASES = {
+    "fewer-ranks-than-launched": Case(
+        change=without_second_replica,
+        message="plan: it is for 3 ranks (0 of them idle), but 4 were launched; launch 3 or make a plan for 4",
+    ),
+    "a-rank-left-out": Case(
+        change=in_stage(1, 0, ranks=[4]),
+        message="plan: it names 4 ranks up to 4, but not [3]; number them from 0 without gaps, unused ones under "
+        "idle_ranks",
+    ),
+    "a-rank-twice": Case(
+        change=in_stage(1, 0, ranks=[2]),
+        message="plan: ranks [2] are named more than once; a rank is in one stage or in idle_ranks",
+    ),
+    "overlapping-layers": Case(
+        change=in_stage(0, 1, first_layer=2),
+        message="replica 0 stage 1: layers [2, 3) overlap with stage 0; set first_layer to 3",
+    ),
+    "a-gap-between-layers": Case(
+        change=in_stage(0, 0, end_layer=2),
+        message="replica 0 stage 1: layers [2, 3) are in no stage; it starts at 3, set first_layer to 2",
+    ),
+    "layers-missing-at-the-end": Case(
+        change=in_stage(1, 0, end_layer=3),
+        message="replica 1: its stages end at layer 3, the model has 4; set end_layer of stage 0 to 4",
+    ),
+    "tp-does-not-divide-query-groups": Case(
+        flags={"group_query_attention": "", "num_query_groups": "1"},
+        fits_flags=True,
+        message="replica 0 stage 0: tp 2 does not divide num_query_groups 1",
+    ),
+    "tp-does-not-divide-the-vocabulary": Case(
+        flags={"make_vocab_size_divisible_by": "1"},
+        fits_flags=True,
+        message="replica 0 stage 0: tp 2 does not divide padded_vocab_size 61",
+    ),
+    "tp-does-not-divide-ffn": Case(
+        flags={"ffn_hidden_size": "99"},
+        fits_flags=True,
+        message="replica 0 stage 0: tp 2 does not divide ffn_hidden_size 99",
+    ),
+    "micro-batch-size-does-not-divide": Case(
+        change=in_stage(0, 0, micro_batch_size=3),
+        message="replica 0 stage 0: micro_batch_size 3 x dp 1 = 3 samples does not divide the replica's num_samples 4",
+    ),
+    "too-few-in-flight": Case(
+        change=in_stage(0, 0, in_flight=1),
+        message="replica 0 stage 0: in_flight 1 would deadlock: the stages behind it keep enough samples that it must "
+        "send 2 microbatches before its first backward; set it to 2",
+    ),
+    "a-device-that-is-not-there": Case(
+        change=in_stage(0, 0, device="A100-40"),
+        message="replica 0 stage 0: it is planned for A100-40, but ranks 0-1 sit on cpu; reorder the hosts or make a "
+        "plan for these devices",
+    ),
+    "a-device-that-does-not-exist": Case(
+        change=in_stage(0, 1, device="A100-4"),
+        message="unknown device type 'A100-4' (did you mean 'A100-40'?)",
+    ),
+    "another-model": Case(
+        flags={"hidden_size": "64"},
+        message="plan: it is for another model: it has hidden_size 32, not 64 as given by the flags; change the flags "
+        "or make a plan for this model",
+    ),
+    "another-sequence-length": Case(
+        flags={"seq_length": "8"},
+        message="plan: seq_length is 16, but --seq-length is 8; make them equal",
+    ),
+    "another-batch": Case(
+        flags={"global_batch_size": "12"},
+        message="plan: global_batch_size is 6, but --global-batch-size is 12; make them equal",
+    ),
+    "a-precision-of-later": Case(
+        change=in_plan(precision="bf16"),
+        message="plan: precision bf16 is not supported yet; set it to fp32",
+    ),
+    "no-file": Case(
+        flags={"hetero_plan": "elsewhere/plan.json"},
+        message="elsewhere/plan.json: no such file (looked in {folder}/elsewhere)",
+    ),
+    "half-a-file": Case(
+        text=lambda text: text[: text.index("1,")],
+        message="{plan}: not JSON, line 2 column 21: Expecting value. Is the file complete?",
+    ),
+    "an-empty-file": Case(
+        text=lambda text: "", message="{plan}: not JSON, line 1 column 1: Expecting value. Is the file complete?"
+    ),
+    "a-misspelt-key": Case(
+        change=in_stage(0, 0, in_fligth=3),
+        message="{plan}: unknown key 'replicas.0.stages.0.in_fligth' (did you mean 'in_flight'?)",
+    ),
+    "a-number-in-quotes": Case(
+        change=in_stage(0, 0, tp="2"),
+        message="{plan}: replicas.0.stages.0.tp: Input should be a valid integer, got '2'",
+    ),
+    "other-flags-on-one-rank": Case(
+        on_rank=(2, {"seed": "99"}),
+        message="flags: ranks 2 have another one than rank 0; launch every rank with the same command line",
+    ),
+    "no-uniform-plan-for-these-ranks": Case(
+        flags={"hetero_plan": None, "micro_batch_size": "1", "pipeline_model_parallel_size": "3"},
+        message="uniform plan: 4 ranks are no multiple of --tensor-model-parallel-size 1 "
+        "x --pipeline-model-parallel-size 3",
+    ),
+    "no-uniform-plan-for-this-batch": Case(
+        flags={"hetero_plan": None, "micro_batch_size": "1"},
+        message="uniform plan: --global-batch-size 6 is no multiple of --micro-batch-size 1 x 4 data-parallel replicas",
+    ),
+}
+
+
+def write_plan(case: Case, path: Path) -> list[list[str]]:
+    """Write the case's plan file; returns each rank's command line."""
+    argv = command_line(**{"hetero_plan": str(path), **case.flags})
+    made = json.loads(to_json(good_plan(model_of(argv)) if case.fits_flags else good_plan()))
+    case.change(made)
+    path.write_text(case.text(json.dumps(made, indent=2)))
+    by_rank = [argv] * WORLD_SIZE
+    if case.on_rank is not None:
+        rank, changes = case.on_rank
+        by_rank[rank] = [*argv, *(word for name, value in changes.items() for word in (f"--{name}", value))]
+    return by_rank
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a rank raised, its exit code, and what it printed on stderr."""
+
+    message: str
+    code: int
+    printed: str
+
+
+def outcomes_on_rank(rank: int, command_lines: dict[str, list[list[str]]], folder: str) -> dict[str, Outcome]:
+    """One case after the other in the same processes: an error leaves the ranks in step."""
+    os.chdir(folder)
+    launch.time.sleep = lambda seconds: None
+    return {name: outcome(rank, by_rank[rank]) for name, by_rank in command_lines.items()}
+
+
+def outcome(rank: int, argv: list[str]) -> Outcome:
+    printed = io.StringIO()
+    config = parse_args(argv)
+    try:
+        agree_on_plan(config, model_spec(config.model, tokenizer_vocab_size=61), torch.device("cpu"))
+    except HeteroError as error:
+        with contextlib.redirect_stderr(printed):
+            code = exit_code(error, {"RANK": str(rank)})
+        return Outcome(str(error), code, printed.getvalue())
+    return Outcome("", 0, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    folder: Path
+    by_rank: list[dict[str, Outcome]]
+
+    def of(self, name: str) -> list[Outcome]:
+        return [outcomes[name] for outcomes in self.by_rank]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Every case on four ranks, the good plan last."""
+    folder = tmp_path_factory.mktemp("plans").resolve()
+    cases = {**CASES, "good": Case(message="")}
+    command_lines = {name: write_plan(case, folder / f"{name}.json") for name, case in cases.items()}
+    return Outcomes(folder, run_ranks(outcomes_on_rank, WORLD_SIZE, command_lines, str(folder), timeout_s=120))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_end_with_one_message(name: str, outcomes: Outcomes) -> None:
+    """It names the object, the value, the limit and the fix; rank 0 prints it, and each rank's exit code is 2."""
+    message = CASES[name].message.format(plan=outcomes.folder / f"{name}.json", folder=outcomes.folder)
+    assert [seen.message for seen in outcomes.of(name)] == [message] * WORLD_SIZE
+    assert [seen.code for seen in outcomes.of(name)] == [2] * WORLD_SIZE
+    assert [seen.printed for seen in outcomes.of(name)] == [f"hetero: {message}\n", "", "", ""]
+
+
+def test_errors_before_leave_no_trace(outcomes: Outcomes) -> None:
+    assert [seen.message for seen in outcomes.of("good")] == [""] * WORLD_SIZE
+
+
+def agree_in_own_folder(rank: int, folder: str) -> str:
+    os.chdir(Path(folder) / f"host-{rank // 2}")
+    config = parse_args(command_line(hetero_plan="plan.json"))
+    try:
+        agree_on_plan(config, MODEL, torch.device("cpu"))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> list[Path]:
+    """A folder for each of two hosts with two ranks, both with the good plan."""
+    folders = [tmp_path.resolve() / f"host-{host}" for host in range(2)]
+    for folder in folders:
+        folder.mkdir()
+        save(good_plan(), folder / "plan.json")
+    return folders
+
+
+def test_a_host_without_the_plan_file(hosts: list[Path]) -> None:
+    (hosts[1] / "plan.json").unlink()
+    message = f"on ranks 2-3: plan.json: no such file (looked in {hosts[1]})"
+    assert run_ranks(agree_in_own_folder, WORLD_SIZE, str(hosts[0].parent)) == [message] * WORLD_SIZE
+
+
+def test_a_host_with_another_plan_file(hosts: list[Path]) -> None:
+    """Legal on its own, so that only the comparison tells."""
+    other = good_plan()
+    shallower = dataclasses.replace(other.replicas[1].stages[0], in_flight=1)
+    replicas = (other.replicas[0], dataclasses.replace(other.replicas[1], stages=(shallower,)))
+    save(dataclasses.replace(other, replicas=replicas), hosts[1] / "plan.json")
+    message = "plan: ranks 2-3 have another one than rank 0; give every host the same --hetero-plan file"
+    assert run_ranks(agree_in_own_folder, WORLD_SIZE, str(hosts[0].parent)) == [message] * WORLD_SIZE
+
+
+# ---- what a process learns from its launcher
+
+
+def test_without_a_launcher_this_is_the_only_process() -> None:
+    assert launch_from({"HOME": "/"}) == Launch(rank=0, world_size=1, local_rank=0)
+
+
+def test_torchruns_variables() -> None:
+    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    assert launch_from(variables) == Launch(rank=5, world_size=8, local_rank=1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "environment: RANK, WORLD_SIZE set but not LOCAL_RANK; launch with torchrun",
+        ),
+        (
+            {"RANK": "first", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+            "environment: {'RANK': 'first', 'WORLD_SIZE': '2', 'LOCAL_RANK': '0'} must be whole numbers; "
+            "launch with torchrun",
+        ),
+    ],
+)
+def test_half_a_launcher_is_refused(
+    environment: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        launch_from(environment)
+    assert exit_code(raised.value, environment) == 2
+    assert capsys.readouterr().err == f"hetero: {message}\n"
+
+
+def test_every_rank_says_that_another_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """A launcher may show one host's output only, and no rank knows which."""
+    assert exit_code(MembershipError("rank 1 is gone"), {"RANK": "3"}) == 3
+    assert capsys.readouterr().err == "hetero: rank 3: rank 1 is gone\n"
+
+
+def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
+    """Join on a host that has ``num_gpus`` as far as torch can tell, over gloo whatever is asked for."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    init_process_group = dist.init_process_group
+    torch.cuda.device_count = lambda: num_gpus
+    torch.cuda.is_available = lambda: num_gpus > 0
+    dist.rendezvous = lambda url, timeout: iter([(dist.PrefixStore("again", store), rank, 2)])
+    dist.init_process_group = lambda backend, **kwargs: init_process_group("gloo", **kwargs)
+    parallel = parse_args(command_line(micro_batch_size="1", distributed_backend=backend)).parallel
+    try:
+        device, _ = join(Launch(rank=rank, world_size=2, local_rank=rank), parallel)
+        said = str(device)
+    except ConfigError as error:
+        said = str(error)
+        # The helper that runs this leaves the world at its end.
+        init_process_group("gloo", store=dist.PrefixStore("end", store), rank=rank, world_size=2)
+    return said
+
+
+GPU_FIX = "start one process per device, or use --distributed-backend gloo for the CPU"
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "backend", "said"),
+    [
+        (0, "gloo", ["cpu", "cpu"]),
+        (2, "nccl", ["cuda:0", "cuda:1"]),
+        (
+            1,
+            "nccl",
+            [
+                f"on ranks 1: --distributed-backend nccl: this host has 1 CUDA devices and more processes; {GPU_FIX}",
+            ]
+            * 2,
+        ),
+        (
+            0,
+            "nccl",
+            [f"--distributed-backend nccl: this host has 0 CUDA devices and more processes; {GPU_FIX}"] * 2,
+        ),
+        (
+            2,
+            "gloo",
+            [
+                "--distributed-backend gloo trains on the CPU, but this host shows CUDA devices to megatron-core; "
+                "hide them with CUDA_VISIBLE_DEVICES='' or use nccl"
+            ]
+            * 2,
+        ),
+    ],
+    ids=["cpu", "a-gpu-each", "a-gpu-too-few", "no-gpu", "gloo-beside-gpus"],
+)
+def test_every_rank_needs_a_device(num_gpus: int, backend: str, said: list[str]) -> None:
+    """Also the rank that has one hears of it: it would wait, and only rank 0 prints."""
+    assert run_ranks(join_with_gpus, 2, num_gpus, backend) == said
+
+
+# ---- a whole launch
+
+
+def test_a_launch_that_cannot_work_ends_with_one_message(tmp_path: Path) -> None:
+    """The whole way once: rank 0 prints, every rank ends with 2, torchrun says so, and nobody hangs."""
+    save(good_plan(), tmp_path / "plan.json")
+    run = launched(2, command_line(hetero_plan=str(tmp_path / "plan.json")))
+    message = "hetero: plan: it is for 4 ranks (0 of them idle), but 2 were launched; launch 4 or make a plan for 2"
+    assert run.stderr.splitlines().count(message) == 1
+    assert re.search(r"exitcode\s*: 2\b", run.stderr)
+    assert 'pretrain_gpt.py", line' not in run.stderr, "a traceback"
+    assert run.stdout == ""

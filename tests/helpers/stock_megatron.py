@@ -1,0 +1,271 @@
+"""Trains a uniform plan with megatron-core's own groups, schedule, gradient sync and optimizer, unmodified.
+
+Only the model's description, the initial weights and the data are this project's. It is what a plan's execution
+here is compared with: the same numbers, and not slower.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_without_interleaving,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hetero.plan.ir import Plan, Stage
+from hetero.runtime.batch import Microbatch
+from hetero.runtime.layer_spec import Norm
+from hetero.runtime.optimizer import AdamOptions
+from hetero.runtime.weights import canonical_parameters, draw_weights
+from hetero.spec.model import ModelSpec
+
+_CPU = torch.device("cpu")
+
+
+def install_stand_ins() -> None:
+    """What the schedule and the optimizer need on a machine without CUDA, beside ``hetero.runtime.cpu_backend``.
+
+    * ``torch.zeros`` and ``torch.tensor`` with ``device="cuda"``: pipeline_parallel/schedules.py:596,2138,
+      optimizer/clip_grads.py:103,115, optimizer/optimizer.py:907
+    * ``Tensor.cuda``: models/common/language_module/language_module.py:244, for tied embeddings
+    * ``torch.cuda.synchronize``: pipeline_parallel/p2p_communication.py:398
+    * ``Tensor.type() == "torch.cuda.FloatTensor"``: optimizer/clip_grads.py:167
+
+    They stay for the life of the process, so only a rank of ``tests.helpers.ranks`` calls this.
+    """
+    if torch.cuda.is_available():
+        return
+    for name in ("zeros", "tensor"):
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    torch.Tensor.cuda = lambda self: self
+    torch.cuda.synchronize = lambda: None
+    type_ = torch.Tensor.type
+    torch.Tensor.type = lambda self, *args: type_(self, *args) if args else type_(self).replace("torch.", "torch.cuda.")
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def build(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = _CPU
+        return factory(*args, **kwargs)
+
+    return build
+
+
+@dataclass(frozen=True, kw_only=True)
+class StockOptions:
+    """Megatron-LM's flags of the same names.
+
+    calculate_per_token_loss: every token of the global batch weighs the same, as it always does here.
+    fused_adam: Adam in one kernel, which Apex and TransformerEngine bring on a GPU; torch's own stands for it.
+    """
+
+    calculate_per_token_loss: bool = True
+    overlap_grad_reduce: bool = False
+    bucket_size: int | None = None
+    fused_adam: bool = False
+
+
+class StockTrainer:
+    """One rank of a uniform plan under stock megatron-core. Call :func:`install_stand_ins` first."""
+
+    def __init__(self, plan: Plan, rank: int, *, adam: AdamOptions, seed: int, std: float, options: StockOptions):
+        place = plan.placement(rank)
+        assert place is not None
+        replica = plan.replicas[place.replica]
+        self._plan = plan
+        self._stage = replica.stages[place.stage]
+        self._num_microbatches = replica.num_microbatches(place.stage)
+        self._groups = _create_groups(tp=self._stage.tp, pp=len(replica.stages), seed=seed)
+        assert dist.get_process_group_ranks(self._groups.tp) == list(self._stage.ranks), "ranks as Megatron orders them"
+
+        config = _transformer_config(plan.model, self._stage, pp=len(replica.stages), options=options)
+        module = _model(plan, config, self._groups)
+        self.parameters = canonical_parameters(module, model=plan.model, stage=self._stage)
+        draw_weights(self.parameters, model=plan.model, tp=self._stage.tp, tp_rank=place.tp_rank, seed=seed, std=std)
+        self._model = DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=options.overlap_grad_reduce,
+                bucket_size=options.bucket_size,
+            ),
+            module,
+            pg_collection=self._groups,
+        )
+        config.finalize_model_grads_func = finalize_model_grads
+        if options.overlap_grad_reduce:
+            config.no_sync_func = self._model.no_sync
+            config.grad_sync_func = self._model.start_grad_sync
+        self._forward_backward = self._schedule(config)
+        self._optimizer = _optimizer(self._model, self._groups, adam, fused=options.fused_adam)
+        self._mask = torch.ones(1, 1, plan.seq_length, plan.seq_length, dtype=torch.bool).triu(1)
+
+    def step(self, microbatches: Sequence[Microbatch]) -> tuple[float, float]:
+        """One step of Megatron-LM's ``train_step``: the mean token loss of the global batch, and the gradient norm."""
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        reports = self._forward_backward(
+            forward_step_func=self._forward,
+            data_iterator=iter(microbatches),
+            model=self._model,
+            num_microbatches=self._num_microbatches,
+            seq_length=self._plan.seq_length,
+            micro_batch_size=self._stage.micro_batch_size,
+            pg_collection=self._groups,
+        )
+        _, grad_norm, _ = self._optimizer.step()
+        return self._mean_loss(reports), float(grad_norm)
+
+    def _forward(
+        self, batches: Iterator[Microbatch], model: torch.nn.Module
+    ) -> tuple[torch.Tensor, Callable[..., Any]]:
+        batch = next(batches)
+        output = model(batch.tokens_BS, batch.position_ids_BS, self._mask, labels=batch.labels_BS)
+
+        def loss_function(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            loss = (losses_BS * batch.loss_mask_BS).sum()
+            num_tokens = batch.loss_mask_BS.sum()
+            return loss, num_tokens.int(), torch.stack([loss.detach(), num_tokens])
+
+        return output, loss_function
+
+    def _mean_loss(self, reports: Sequence[torch.Tensor]) -> float:
+        """Sum over the replicas, then from the last stage to the others. Stock prints it on the last rank only."""
+        totals = torch.stack(list(reports)).sum(0) if reports else torch.zeros(2)
+        dist.all_reduce(totals, group=self._groups.dp)
+        dist.broadcast(totals, group=self._groups.pp, group_src=self._groups.pp.size() - 1)
+        return (totals[0] / totals[1]).item()
+
+    def _schedule(self, config: TransformerConfig) -> Callable[..., Any]:
+        if self._groups.pp.size() == 1:
+            return forward_backward_no_pipelining
+        return functools.partial(
+            forward_backward_pipelining_without_interleaving,
+            p2p_communicator=P2PCommunicator(self._groups.pp, config),
+        )
+
+
+def _create_groups(*, tp: int, pp: int, seed: int) -> ProcessGroupCollection:
+    parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
+    model_parallel_cuda_manual_seed(seed)
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def _transformer_config(model: ModelSpec, stage: Stage, *, pp: int, options: StockOptions) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_query_groups,
+        kv_channels=model.kv_channels,
+        ffn_hidden_size=model.ffn_hidden_size,
+        normalization=model.normalization,
+        layernorm_epsilon=model.norm_epsilon,
+        gated_linear_unit=model.is_gated,
+        activation_func=torch.nn.functional.silu if model.is_gated else _gelu_tanh,
+        add_bias_linear=model.linear_bias,
+        add_qkv_bias=model.qkv_bias,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        params_dtype=torch.float32,
+        pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=stage.tp,
+        pipeline_model_parallel_size=pp,
+        sequence_parallel=stage.splits_sequence,
+        calculate_per_token_loss=options.calculate_per_token_loss,
+        deallocate_pipeline_outputs=True,
+        # Kernels that exist on CUDA only.
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        apply_rope_fusion=False,
+    )
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """What megatron-core's fused kernel computes for ``F.gelu``."""
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection) -> GPTModel:
+    model = plan.model
+    layer = get_gpt_layer_local_spec(normalization=model.normalization)
+    # The local spec's norms refuse sequence parallelism; TransformerEngine's, which do not, mark their parameters.
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    module = GPTModel(
+        config=config,
+        transformer_layer_spec=TransformerBlockSubmodules(
+            layer_specs=[layer] * (model.num_layers // groups.pp.size()), layer_norm=Norm
+        ),
+        vocab_size=model.padded_vocab_size,
+        max_sequence_length=model.max_position_embeddings,
+        pre_process=groups.pp.rank() == 0,
+        post_process=groups.pp.rank() == groups.pp.size() - 1,
+        share_embeddings_and_output_weights=model.tied_embeddings,
+        position_embedding_type=model.position_embedding,
+        rotary_percent=model.rotary_percent,
+        rotary_base=model.rotary_base,
+        pg_collection=groups,
+    )
+    for name, parameter in module.named_parameters():
+        if "layernorm" in name:
+            parameter.sequence_parallel = config.sequence_parallel
+    return module
+
+
+def _optimizer(
+    model: DistributedDataParallel, groups: ProcessGroupCollection, adam: AdamOptions, *, fused: bool
+) -> Any:
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=adam.lr,
+        weight_decay=adam.weight_decay,
+        adam_beta1=adam.betas[0],
+        adam_beta2=adam.betas[1],
+        adam_eps=adam.eps,
+        clip_grad=adam.clip_grad,
+    )
+    optimizer = get_megatron_optimizer(
+        config,
+        [model],
+        config_overrides=get_standard_config_overrides(config),
+        use_gloo_process_groups=False,
+        pg_collection=groups,
+    )
+    if fused:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+    # The scheduler gives each parameter group its share of the weight decay; nothing else does.
+    OptimizerParamScheduler(
+        optimizer,
+        init_lr=adam.lr,
+        max_lr=adam.lr,
+        min_lr=adam.lr,
+        lr_warmup_steps=0,
+        lr_decay_steps=1,
+        lr_decay_style="constant",
+        start_wd=adam.weight_decay,
+        end_wd=adam.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )
+    return optimizer
