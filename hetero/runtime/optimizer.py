@@ -51,17 +51,17 @@ class Optimizer:
         self.torch_optimizer = _adamw(parameters, options)
 
     @torch.no_grad()
-    def step(self, *, loss_sum: torch.Tensor, num_tokens: int) -> StepResult:
+    def step(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> StepResult:
         """Clip the finished gradient sums and update.
 
         One all-reduce (sum) over the world carries the squared norm, the loss and its token count, so that every
         rank, idle ones too, takes the same decision.
 
         Args:
-            loss_sum: sum of the token losses that this rank counts; 0 on all but one rank per sample.
-            num_tokens: how many tokens those are.
+            loss_sum: sum of the token losses that this rank counts, in float64; 0 on all but one rank per sample.
+            num_tokens: how many tokens those are, in float64.
         """
-        totals = torch.stack([self._owned_squares(), loss_sum.double(), torch.full_like(loss_sum.double(), num_tokens)])
+        totals = torch.stack([self._owned_squares(), loss_sum, num_tokens])
         dist.all_reduce(totals, group=self._context.world)
         squares, loss, tokens = totals.tolist()
         norm = squares**0.5

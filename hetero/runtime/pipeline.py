@@ -57,7 +57,7 @@ class PipelineExecutor:
         self,
         microbatches: Sequence[Microbatch] | None,
         *,
-        loss_scale: float,
+        loss_scale: Callable[[], torch.Tensor] | None,
         before_last_backward: Callable[[], None],
     ) -> torch.Tensor:
         """One forward and backward of every microbatch; gradients add up in the parameters.
@@ -66,7 +66,8 @@ class PipelineExecutor:
 
         Args:
             microbatches: this rank's, in order; ``None`` on stages that are neither first nor last.
-            loss_scale: multiplies the sum of token losses: 1 / (loss tokens of the whole global batch).
+            loss_scale: what the sum of token losses is multiplied by, 1 / (loss tokens of the whole global batch);
+                called by backwards of last stages only, ``None`` on the others.
             before_last_backward: called once, when only the last microbatch's gradients are still missing.
         """
         device = self._context.device
@@ -85,17 +86,17 @@ class PipelineExecutor:
                     _present(self._before).start_send(number)
                 case Kind.F:
                     batch = microbatches[number] if microbatches is not None else None
-                    loss_sum += self._forward(number, batch, loss_scale)
+                    loss_sum += self._forward(number, batch)
                 case Kind.B:
                     if number == self._last_backward:
                         before_last_backward()
-                    self._backward(number)
+                    self._backward(number, loss_scale)
         for boundary in (self._before, self._after):
             if boundary is not None:
                 boundary.finish_sends()
         return loss_sum
 
-    def _forward(self, number: int, batch: Microbatch | None, loss_scale: float) -> torch.Tensor | float:
+    def _forward(self, number: int, batch: Microbatch | None) -> torch.Tensor | float:
         """Forward of a microbatch; returns the sum of its token losses on a last stage, else 0."""
         input_SBH = None
         if self._before is not None:
@@ -104,7 +105,7 @@ class PipelineExecutor:
         if self._after is None:
             assert batch is not None
             loss = (output * batch.loss_mask_BS).sum()
-            self._outputs[number] = loss * loss_scale
+            self._outputs[number] = loss
             return loss.detach()
         self._after.offer(number, output.detach())
         # Only the graph is needed from here on; the activation itself lives until it has been sent.
@@ -112,9 +113,14 @@ class PipelineExecutor:
         self._outputs[number] = output
         return 0.0
 
-    def _backward(self, number: int) -> None:
+    def _backward(self, number: int, loss_scale: Callable[[], torch.Tensor] | None) -> None:
         output = self._outputs.pop(number)
-        custom_backward(output, None if self._after is None else self._after.take_received(number))
+        if self._after is not None:
+            gradient = self._after.take_received(number)
+        else:
+            assert loss_scale is not None, "a last stage scales its loss"
+            gradient = loss_scale().to(output.dtype)
+        custom_backward(output, gradient)
         if self._before is not None:
             gradient_SBH = self._inputs.pop(number).grad
             assert gradient_SBH is not None

@@ -1,6 +1,7 @@
 """One rank's part in a training step, from its microbatches to its updated weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -46,7 +47,7 @@ class Trainer:
             self._executor = PipelineExecutor(context, work, model)
         self._optimizer = Optimizer(context, self.parameters, self._gradients, adam)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
-        self._num_tokens = 0
+        self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
@@ -68,30 +69,40 @@ class Trainer:
         if work is None or self._executor is None or self._gradients is None:
             return
         self._gradients.zero()
-        loss_scale = 0.0
-        counted = 0
-        if work.is_last:
-            assert microbatches is not None
-            counted = self._count_tokens(microbatches)
-            total = torch.tensor([counted if work.placement.tp_rank == 0 else 0], device=self._context.device)
-            dist.all_reduce(total, group=self._context.losses)
-            loss_scale = 1.0 / max(1, total.item())
-        loss = self._executor.run(
-            microbatches, loss_scale=loss_scale, before_last_backward=self._gradients.expect_last_backward
-        )
-        self._gradients.finish()
         # Tensor-parallel ranks of the last stage all have the whole loss; one of them reports it.
         reports = work.is_last and work.placement.tp_rank == 0
+        self._num_tokens = _count_tokens(microbatches) if reports else torch.zeros_like(self._num_tokens)
+        loss = self._executor.run(
+            microbatches,
+            loss_scale=self._start_loss_scale() if work.is_last else None,
+            before_last_backward=self._gradients.expect_last_backward,
+        )
+        self._gradients.finish()
         self._loss_sum = loss if reports else torch.zeros_like(loss)
-        self._num_tokens = counted if reports else 0
 
     def update(self) -> StepResult:
         """Clip, and step the optimizer, or skip on all ranks; collective over the world."""
         return self._optimizer.step(loss_sum=self._loss_sum, num_tokens=self._num_tokens)
 
-    @staticmethod
-    def _count_tokens(microbatches: Sequence[Microbatch]) -> int:
-        return int(torch.stack([batch.loss_mask_BS.sum() for batch in microbatches]).sum().item())
+    def _start_loss_scale(self) -> Callable[[], torch.Tensor]:
+        """1 / (loss tokens of the global batch), which nobody needs before the first backward.
+
+        All-reduce (sum) over the last stages of all replicas, beside the first forward.
+        """
+        total = self._num_tokens.clone()
+        pending = dist.all_reduce(total, group=self._context.losses, async_op=True)
+
+        @cache
+        def loss_scale() -> torch.Tensor:
+            pending.wait()
+            return 1.0 / total.clamp(min=1)
+
+        return loss_scale
+
+
+def _count_tokens(microbatches: Sequence[Microbatch] | None) -> torch.Tensor:
+    assert microbatches is not None, "a last stage reads labels"
+    return torch.stack([batch.loss_mask_BS.sum() for batch in microbatches]).sum(dtype=torch.float64)
 
 
 def reads_data(context: ParallelContext) -> bool:

@@ -92,7 +92,7 @@ def main() -> None:
             f"{sum(r.our_processor_s for r in ranks) / sum(r.stock_processor_s for r in ranks):.3f}",
             f"{turns.our_loss:.5f} {turns.stock_loss:.5f}",
         )
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 def _arguments() -> argparse.Namespace:
