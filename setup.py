@@ -17,10 +17,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["hetero", "hetero.*", "megatron.training", "megatron.training.*"]),
-    package_data={"hetero": ["py.typed"]},
+    package_data={"hetero": ["py.typed"], "hetero.data": ["*.json", "profiles/*.json", "NOTICE.md"]},
     install_requires=[
         "megatron-core>=0.16.1,<0.17",
         "numpy>=1.26",
+        "ortools>=9.11",
         "psutil>=5.9",
         "pydantic>=2.7",
         "PyYAML>=6.0",

@@ -1,29 +1,13 @@
-"""``hetero show`` and ``hetero validate``: look at a plan without a cluster, a GPU or torch.
-
-A command is one function that adds its own parser, and one that runs it and returns the exit code.
-"""
+"""The ``hetero`` command line. Each command adds its own parser, see :mod:`hetero.commands`."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
+from hetero.commands.plan import add_plan, add_simulate
+from hetero.commands.show import add_show, add_validate
 from hetero.errors import HeteroError
-from hetero.plan.ir import Plan, Replica
-from hetero.plan.placement import check_plan_on_cluster
-from hetero.plan.validate import validate
-from hetero.report.tables import plan_picture, plan_table
-from hetero.schedule.actions import format_schedule
-from hetero.schedule.orders import one_f_one_b
-from hetero.serialization import load
-from hetero.spec.cluster import ClusterSpec
-
-WIDTH_IN_A_FILE = 120
-"""Columns of a table that no terminal limits."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="hetero", description="Plans for training on GPUs that are not alike.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_command in (_add_show, _add_validate):
+    for add_command in (add_plan, add_simulate, add_show, add_validate):
         add_command(commands)
     args = parser.parse_args(argv)
     try:
@@ -48,61 +32,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A pager or ``head`` has seen enough; without this, Python complains when it flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-
-
-def _add_show(commands: Any) -> None:
-    parser = commands.add_parser("show", help="print a plan as a table and a picture")
-    parser.add_argument("plan", type=Path, metavar="PLAN.json")
-    parser.add_argument(
-        "--schedule", action="store_true", help="print the order of forwards and backwards on every stage as well"
-    )
-    parser.set_defaults(run=_show)
-
-
-def _show(args: argparse.Namespace) -> int:
-    plan = _legal_plan(args.plan)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_IN_A_FILE)
-    console.print(plan_table(plan))
-    print(f"\n{plan_picture(plan)}")
-    if args.schedule:
-        for r, replica in enumerate(plan.replicas):
-            print(f"\nreplica {r}\n{_schedule_text(replica)}")
-    return 0
-
-
-def _add_validate(commands: Any) -> None:
-    parser = commands.add_parser("validate", help="say whether a plan is legal, and whether it fits a cluster")
-    parser.add_argument("plan", type=Path, metavar="PLAN.json")
-    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.yaml", help="check devices and nodes as well")
-    parser.set_defaults(run=_validate)
-
-
-def _validate(args: argparse.Namespace) -> int:
-    plan = _legal_plan(args.plan)
-    fits = ""
-    if args.cluster is not None:
-        check_plan_on_cluster(plan, load(ClusterSpec, args.cluster))
-        fits = f", fits {args.cluster}"
-    num_stages = sum(len(replica.stages) for replica in plan.replicas)
-    print(
-        f"{args.plan}: ok{fits} (replicas: {len(plan.replicas)}, stages: {num_stages}, ranks: {plan.world_size}, "
-        f"idle: {len(plan.idle_ranks)})"
-    )
-    return 0
-
-
-def _legal_plan(path: Path) -> Plan:
-    plan = load(Plan, path)
-    validate(plan)
-    return plan
-
-
-def _schedule_text(replica: Replica) -> str:
-    stages = range(len(replica.stages))
-    schedule = one_f_one_b(
-        num_microbatches=[replica.num_microbatches(s) for s in stages],
-        in_flight=[stage.in_flight for stage in replica.stages],
-    )
-    return format_schedule(schedule)

@@ -37,7 +37,7 @@ from megatron.training.arguments import parse_args
 from megatron.training.config import PretrainConfig
 from megatron.training.launch import exit_code, join, launch_from
 from megatron.training.schedules import build_scheduler
-from megatron.training.training import agree, build_trainer, read_ahead, to_device
+from megatron.training.training import LOG_COLUMNS, agree, build_trainer, read_ahead, to_device
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3}
 """Largest difference of a weight, relative to the largest weight of its tensor. AdamW's first steps turn a rounding
@@ -155,7 +155,7 @@ def _report(
         )
     worst_loss = max(abs(ours.loss - theirs.loss) for ours, theirs in zip(results, alone, strict=True))
     agrees = error <= tolerance and worst_loss <= tolerance * max(abs(result.loss) for result in alone)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=LOG_COLUMNS)
     console.print(table)
     console.print(
         f"largest difference after {len(results)} steps: loss {worst_loss:.1e}, weights {error:.1e} of the largest "

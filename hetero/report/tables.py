@@ -1,13 +1,20 @@
-"""A plan as a table, and as a picture of where each replica cuts the layers."""
+"""A plan as a table, and as a picture of where each replica cuts the layers; what it is predicted to take."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
 
-from hetero.plan.ir import Plan, Stage
+from hetero.cost.memory import MemoryParts
+from hetero.cost.simulator import Simulation
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.planner.baselines import Yardstick
+from hetero.planner.finalists import Scored
+from hetero.planner.solver import PlanResult
+from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
+from hetero.units import GIB
 
 PICTURE_COLUMNS = 96
 """Boxes get no wider than this altogether, unless the model has more layers than that."""
@@ -71,6 +78,138 @@ def plan_picture(plan: Plan) -> str:
     if plan.idle_ranks:
         lines.append("idle".ljust(indent) + _rank_words(plan.idle_ranks))
     return "\n".join(lines)
+
+
+Memory = Mapping[tuple[int, int], MemoryParts]
+"""Peak parts of one device of every stage, by replica and stage."""
+
+
+def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpec) -> Table:
+    """One row per stage of every sort of replica: where its step goes, and what its devices hold at the peak."""
+    plan = simulation.plan
+    table = Table(
+        title=f"{_title(plan)}: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s",
+        title_justify="left",
+        caption=_caption(plan),
+        caption_justify="left",
+        box=box.SQUARE,
+    )
+    for header in ("replicas", "samples\neach", "stage"):
+        table.add_column(header, justify="right")
+    for header in ("layers", "device"):
+        table.add_column(header)
+    for header in ("tp", "dp", "micro-\nbatch", "in\nflight"):
+        table.add_column(header, justify="right")
+    table.add_column("recompute")
+    for header in ("busy", "bubble", "sync", "memory GiB"):
+        table.add_column(header, justify="right")
+    for members in _alike(plan).values():
+        first = members[0]
+        replica = plan.replicas[first]
+        for s, stage in enumerate(replica.stages):
+            times = simulation.stages[first, s]
+            capacity_gib = cluster.device_of_rank(stage.ranks[0]).memory_gib
+            used_gib = max(memory[r, s].total for r in members) / GIB
+            table.add_row(
+                *((str(len(members)), str(replica.num_samples)) if s == 0 else ("", "")),
+                str(s),
+                _held(plan, stage),
+                stage.device,
+                str(stage.tp),
+                str(stage.dp),
+                str(stage.micro_batch_size),
+                str(stage.in_flight),
+                _recompute(stage),
+                f"{times.busy_s / simulation.step_s:.0%}",
+                f"{times.bubble_s / simulation.step_s:.0%}",
+                f"{times.sync_s / simulation.step_s:.0%}",
+                f"{used_gib:.1f} of {capacity_gib if capacity_gib is not None else '?'}",
+                end_section=s + 1 == len(replica.stages),
+            )
+    return table
+
+
+def result_lines(result: PlanResult) -> Iterator[str]:
+    """What is known about a planner's answer, in words."""
+    simulation = result.simulation
+    yield (
+        f"predicted: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
+        f"{simulation.tokens_per_s:.4g} tokens/s; bubble {simulation.bubble_share:.1%}"
+    )
+    if simulation.basis.is_estimate:
+        basis = simulation.basis.name.lower().replace("_", " ")
+        yield f"this rests on estimates ({basis}): some layers were not measured on these devices"
+    yield (
+        f"planner's formula: {result.score.step_s:.4g} s; none of its covers by {result.num_templates} templates is "
+        f"below {result.bound_s:.4g} s (gap {result.gap:.1%})"
+    )
+    ending = "" if result.finished else "; stopped by the time limit"
+    yield f"planned in {result.planning_s:.1f} s{ending}"
+
+
+def comparison_table(result: PlanResult, others: Sequence[Yardstick], cluster: ClusterSpec) -> Table:
+    """The planner's plan beside the yardsticks', all by the same simulator and the same memory check."""
+    table = Table(
+        title="The same cluster, planned in other manners", title_justify="left", box=box.SQUARE, show_lines=False
+    )
+    table.add_column("plan")
+    for header in ("s per step", "samples/s", "this is\nfaster by", "bubble", "memory\npeak", "idle\nGPUs"):
+        table.add_column(header, justify="right")
+    table.add_column("replicas of stages")
+    ours = Scored(plan=result.plan, simulation=result.simulation, memory=result.memory)
+    for name, each in [("this planner", ours), *((other.name, other.best) for other in others)]:
+        if each is None:
+            table.add_row(name, "does not fit", *[""] * 6)
+            continue
+        table.add_row(
+            name,
+            f"{each.step_s:.4g}",
+            f"{each.simulation.samples_per_s:.4g}",
+            f"{each.step_s / result.simulation.step_s:.2f}x",
+            f"{each.simulation.bubble_share:.0%}",
+            f"{_fullest(each, cluster):.0%}",
+            str(len(each.plan.idle_ranks)),
+            _shape(each.plan),
+        )
+    return table
+
+
+def _fullest(scored: Scored, cluster: ClusterSpec) -> float:
+    """The largest share of its device's memory that any stage takes."""
+    shares = []
+    for (r, s), parts in scored.memory.items():
+        capacity_gib = cluster.device_of_rank(scored.plan.replicas[r].stages[s].ranks[0]).memory_gib
+        shares.append(parts.total / (capacity_gib * GIB) if capacity_gib else 0.0)
+    return max(shares)
+
+
+def _shape(plan: Plan) -> str:
+    """``4x (V100-16 tp2: 5 | A100-40: 14 | A100-40: 13)``: layers per stage of each sort of replica."""
+    sorts = []
+    for members in _alike(plan).values():
+        stages = " | ".join(
+            f"{stage.device}{_degrees(stage).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
+            f"{stage.num_layers}"
+            for stage in plan.replicas[members[0]].stages
+        )
+        sorts.append(f"{len(members)}x ({stages})")
+    shown = sorts[:3] + ([f"and {len(sorts) - 3} more sorts"] if len(sorts) > 3 else [])
+    return ", ".join(shown)
+
+
+def _alike(plan: Plan) -> dict[object, list[int]]:
+    """The replicas that differ in their ranks only."""
+
+    def sort_of(replica: Replica) -> object:
+        return replica.num_samples, tuple(
+            (t.end_layer, t.device, t.tp, t.dp, t.micro_batch_size, t.in_flight, t.recompute, t.recompute_num_layers)
+            for t in replica.stages
+        )
+
+    sorts: dict[object, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        sorts.setdefault(sort_of(replica), []).append(r)
+    return sorts
 
 
 def _title(plan: Plan) -> str:

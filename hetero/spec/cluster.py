@@ -90,6 +90,23 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GroupLink:
+    """What an all-reduce of ``size`` devices of one node reaches, as somebody measured it.
+
+    bus: its bandwidth is the bus bandwidth, 2 (n - 1) / n x bytes / seconds, over the bytes that each device reduces.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    size: int
+    bus: Link
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise ConfigError(f"group link: size is {self.size}, must be at least 2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeType:
     """``count`` nodes that are alike, in one zone. The same hardware in two zones is two node types.
 
@@ -98,6 +115,10 @@ class NodeType:
     host_memory_gib: of one node; ``None`` if unknown, so that nothing may be offloaded to it.
     price_per_hour: of one node, in whatever currency the whole file uses.
     inside_node: what connects two devices of one node; may be left out where a node has one device.
+    all_reduce_inside_node: measured all-reduces, by ascending size; where there are none, a ring over ``inside_node``
+        is assumed, which is far off where devices share a bus.
+    nics_per_node: network interfaces, over which the devices of a node are spread evenly, neighbours together. A link
+        between nodes is what one of them can do.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -111,9 +132,11 @@ class NodeType:
     zone: str = "default"
     price_per_hour: float | None = None
     inside_node: Link | None = None
+    all_reduce_inside_node: tuple[GroupLink, ...] = ()
+    nics_per_node: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("gpus_per_node", "count", "memory_gib", "host_memory_gib"):
+        for field in ("gpus_per_node", "count", "memory_gib", "host_memory_gib", "nics_per_node"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"node type {self.name!r}: {field} is {value}, must be at least 1")
@@ -123,6 +146,12 @@ class NodeType:
             device_type(self.device)
         except ConfigError as error:
             raise ConfigError(f"node type {self.name!r}: {error}") from None
+
+        sizes = [group.size for group in self.all_reduce_inside_node]
+        if sizes != sorted(set(sizes)):
+            raise ConfigError(
+                f"node type {self.name!r}: all_reduce_inside_node has sizes {sizes}; list each once, ascending"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -221,6 +250,17 @@ class ClusterSpec:
             ConfigError: the cluster has no such rank.
         """
         return self._locate(rank)[1]
+
+    def nic_of_rank(self, rank: int) -> tuple[int, int]:
+        """The node that ``rank`` sits on, and which of the node's network interfaces it uses.
+
+        Raises:
+            ConfigError: the cluster has no such rank.
+        """
+        node_type, node = self._locate(rank)
+        first_rank = sum(t.num_devices for t in self.node_types[: self.node_types.index(node_type)])
+        position = (rank - first_rank) % node_type.gpus_per_node
+        return node, position * node_type.nics_per_node // node_type.gpus_per_node
 
     def device_of_rank(self, rank: int) -> DeviceType:
         """The device type of ``rank``, with the memory that this cluster says it has.

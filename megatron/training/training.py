@@ -25,6 +25,9 @@ from megatron.training.metrics import Metrics
 from megatron.training.schedules import build_scheduler
 from megatron.training.tokenizer import build_tokenizer
 
+LOG_COLUMNS = 130
+"""Width of tables where the output is no terminal."""
+
 
 def pretrain(config: PretrainConfig, launch: Launch) -> None:
     """Train a GPT under the plan of this launch. Every rank of the launch calls it.
@@ -123,7 +126,10 @@ def _metrics(config: PretrainConfig, context: ParallelContext) -> contextlib.Abs
     """Rank 0 reports; every rank knows the same numbers after a step, an idle one too."""
     if context.rank != 0:
         return contextlib.nullcontext()
+    # A log file is as wide as it needs to be.
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=LOG_COLUMNS)
     console.print(plan_table(context.plan))
     console.print(plan_picture(context.plan))
     return Metrics(

@@ -1,0 +1,1 @@
+"""The commands of ``hetero``: each module adds its own parser and runs it."""

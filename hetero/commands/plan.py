@@ -1,0 +1,157 @@
+"""``hetero plan`` and ``hetero simulate``: choose a plan for a cluster, and predict what a plan takes."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.status import Status
+
+from hetero.commands.console import console
+from hetero.commands.show import legal_plan
+from hetero.cost.latency import CostModel
+from hetero.cost.memory import plan_memory
+from hetero.cost.simulator import simulate
+from hetero.cost.trace import chrome_trace
+from hetero.data import shipped_profiles
+from hetero.errors import ConfigError
+from hetero.plan.placement import check_plan_on_cluster
+from hetero.planner.baselines import yardsticks
+from hetero.planner.problem import Problem
+from hetero.planner.search import Progress
+from hetero.planner.solver import PlanResult, plan_cluster
+from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
+from hetero.serialization import load, save
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.model_import import load_model
+from hetero.spec.profile import Profile, ProfileStore
+from hetero.units import BYTES_OF_PRECISION
+
+
+def add_plan(commands: Any) -> None:
+    parser = commands.add_parser("plan", help="find the plan with the shortest step for a cluster and a model")
+    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="MODEL", help="model.yaml, or a Hugging Face config.json"
+    )
+    parser.add_argument("--global-batch-size", type=int, required=True, metavar="N")
+    parser.add_argument("--seq-length", type=int, help="tokens of a sample (default: the model's most)")
+    parser.add_argument("--precision", choices=list(BYTES_OF_PRECISION), default="fp32")
+    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan here")
+    parser.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="seconds (default: 30)")
+    parser.add_argument(
+        "--objective", choices=["time", "money"], default="time", help="shortest step, or least money per token"
+    )
+    parser.add_argument("--budget-per-hour", type=float, metavar="X", help="most that the nodes in use may cost")
+    parser.add_argument("--seed", type=int, default=0, help="of the solver")
+    parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
+    _add_profiles(parser)
+    parser.set_defaults(run=_plan)
+
+
+def add_simulate(commands: Any) -> None:
+    parser = commands.add_parser("simulate", help="predict the step time and the memory of a plan on a cluster")
+    parser.add_argument("plan", type=Path, metavar="PLAN.json")
+    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
+    parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write a Chrome/Perfetto trace")
+    _add_profiles(parser)
+    parser.set_defaults(run=_simulate)
+
+
+def _add_profiles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
+    )
+    parser.add_argument(
+        "--data-sheets", action="store_true", help="price devices without any profile by their data sheets"
+    )
+
+
+def _profiles(args: argparse.Namespace) -> ProfileStore:
+    return shipped_profiles().plus([load(Profile, path) for path in args.profile])
+
+
+def _plan(args: argparse.Namespace) -> int:
+    model = load_model(args.model)
+    costs = CostModel(
+        model=model,
+        seq_length=args.seq_length or model.max_position_embeddings,
+        precision=args.precision,
+        profiles=_profiles(args),
+        data_sheets=args.data_sheets,
+    )
+    problem = Problem(
+        cluster=load(ClusterSpec, args.cluster),
+        costs=costs,
+        global_batch_size=args.global_batch_size,
+        goal=args.objective,
+        budget_per_hour=args.budget_per_hour,
+        time_limit_s=args.time_limit,
+        seed=args.seed,
+    )
+    result = _with_progress(problem)
+    if args.out is not None:
+        _save(result, args.out)
+    out = console()
+    out.print(prediction_table(result.simulation, result.memory, problem.cluster))
+    print(f"\n{plan_picture(result.plan)}\n")
+    for line in result_lines(result):
+        print(line)
+    if args.out is not None:
+        print(f"written to {args.out}")
+    if args.compare:
+        print()
+        out.print(comparison_table(result, yardsticks(problem), problem.cluster))
+    return 0
+
+
+def _save(result: PlanResult, path: Path) -> None:
+    try:
+        save(result.plan, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _with_progress(problem: Problem) -> PlanResult:
+    """Plan, with best and bound on stderr while it runs if somebody watches."""
+    watched = console(stderr=True)
+    if not watched.is_terminal:
+        return plan_cluster(problem)
+    with Status("looking at replica templates ...", console=watched) as status:
+
+        def report(progress: Progress) -> None:
+            status.update(
+                f"{progress.elapsed_s:.0f} s: best {progress.best_s:.4g} s per step, "
+                f"none below {progress.bound_s:.4g} s"
+            )
+
+        return plan_cluster(problem, report=report)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    plan = legal_plan(args.plan)
+    cluster = load(ClusterSpec, args.cluster)
+    check_plan_on_cluster(plan, cluster)
+    costs = CostModel(
+        model=plan.model,
+        seq_length=plan.seq_length,
+        precision=plan.precision,
+        profiles=_profiles(args),
+        data_sheets=args.data_sheets,
+    )
+    simulation = simulate(plan, cluster, costs)
+    memory = plan_memory(plan, costs)
+    console().print(prediction_table(simulation, memory, cluster))
+    print(
+        print(
+            f"{simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
+            f"{simulation.tokens_per_s:.4g} tokens/s"
+        )
+    )
+    if args.trace is not None:
+        try:
+            args.trace.write_text(json.dumps(chrome_trace(simulation, dict(memory))), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{args.trace}: cannot be written: {error.strerror}") from None
+        print(f"trace written to {args.trace}; open it in ui.perfetto.dev")
+    return 0

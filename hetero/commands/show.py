@@ -1,0 +1,76 @@
+"""``hetero show`` and ``hetero validate``: look at a plan without a cluster, a GPU or torch."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hetero.commands.console import console
+from hetero.plan.ir import Plan, Replica
+from hetero.plan.placement import check_plan_on_cluster
+from hetero.plan.validate import validate
+from hetero.report.tables import plan_picture, plan_table
+from hetero.schedule.actions import format_schedule
+from hetero.schedule.orders import one_f_one_b
+from hetero.serialization import load
+from hetero.spec.cluster import ClusterSpec
+
+
+def add_show(commands: Any) -> None:
+    parser = commands.add_parser("show", help="print a plan as a table and a picture")
+    parser.add_argument("plan", type=Path, metavar="PLAN.json")
+    parser.add_argument(
+        "--schedule", action="store_true", help="print the order of forwards and backwards on every stage as well"
+    )
+    parser.set_defaults(run=_show)
+
+
+def _show(args: argparse.Namespace) -> int:
+    plan = legal_plan(args.plan)
+    console().print(plan_table(plan))
+    print(f"\n{plan_picture(plan)}")
+    if args.schedule:
+        for r, replica in enumerate(plan.replicas):
+            print(f"\nreplica {r}\n{_schedule_text(replica)}")
+    return 0
+
+
+def add_validate(commands: Any) -> None:
+    parser = commands.add_parser("validate", help="say whether a plan is legal, and whether it fits a cluster")
+    parser.add_argument("plan", type=Path, metavar="PLAN.json")
+    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.yaml", help="check devices and nodes as well")
+    parser.set_defaults(run=_validate)
+
+
+def _validate(args: argparse.Namespace) -> int:
+    plan = legal_plan(args.plan)
+    fits = ""
+    if args.cluster is not None:
+        check_plan_on_cluster(plan, load(ClusterSpec, args.cluster))
+        fits = f", fits {args.cluster}"
+    num_stages = sum(len(replica.stages) for replica in plan.replicas)
+    print(
+        f"{args.plan}: ok{fits} (replicas: {len(plan.replicas)}, stages: {num_stages}, ranks: {plan.world_size}, "
+        f"idle: {len(plan.idle_ranks)})"
+    )
+    return 0
+
+
+def legal_plan(path: Path) -> Plan:
+    """The plan in ``path``, checked.
+
+    Raises:
+        ConfigError: the file is missing or malformed.
+        PlanError: the plan is not legal.
+    """
+    plan = load(Plan, path)
+    validate(plan)
+    return plan
+
+
+def _schedule_text(replica: Replica) -> str:
+    stages = range(len(replica.stages))
+    schedule = one_f_one_b(
+        num_microbatches=[replica.num_microbatches(s) for s in stages],
+        in_flight=[stage.in_flight for stage in replica.stages],
+    )
+    return format_schedule(schedule)

@@ -1,0 +1,87 @@
+"""Which ranks sum how many gradient bytes: the buckets of :mod:`hetero.plan.holders`, layer by layer.
+
+All cut parameters of a layer have the same holders, and so have all replicated ones. So a layer is two sizes, and the
+buckets of a plan of thousands of ranks follow without a look at each parameter.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetero.cost.sizes import LayerSizes
+from hetero.plan.ir import Plan, Stage
+from hetero.spec.model import ModelSpec
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncBucket:
+    """Gradients that one collective sums.
+
+    ranks: in ascending order; more than one.
+    position: the lowest layer in it; -1 is the embedding, the number of layers the head.
+    """
+
+    ranks: Ranks
+    numel: int
+    position: int
+
+
+def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[SyncBucket, ...]:
+    """The buckets that more than one rank holds, in the order in which all ranks launch them."""
+    open_buckets: dict[Ranks, int] = defaultdict(int)
+    closed = []
+    last_position: dict[Ranks, int] = {}
+    for position, numel, ranks in _shares(plan):
+        if len(ranks) < 2:
+            continue
+        open_buckets[ranks] += numel
+        last_position[ranks] = position
+        if open_buckets[ranks] >= bucket_numel:
+            closed.append(SyncBucket(ranks, open_buckets.pop(ranks), position))
+    closed += [SyncBucket(ranks, numel, last_position[ranks]) for ranks, numel in open_buckets.items()]
+    return tuple(sorted(closed, key=lambda bucket: (-bucket.position, bucket.ranks)))
+
+
+def _shares(plan: Plan) -> Iterator[tuple[int, int, Ranks]]:
+    """(position, elements, ranks that hold them), from the head to the embedding."""
+    model = plan.model
+    stages = [stage for _, _, stage in plan.stages()]
+    sizes = LayerSizes(model)
+    for position in range(model.num_layers, -2, -1):
+        holders = [stage for stage in stages if _holds(stage, position, model)]
+        tied = [stage for stage in stages if _holds_tied_embedding(stage, model)] if position == -1 else []
+        yield from _cut(position, sizes.cut(position), holders + tied)
+        yield from _whole(position, sizes.whole(position), holders)
+
+
+def _cut(position: int, numel: int, holders: Sequence[Stage]) -> Iterator[tuple[int, int, Ranks]]:
+    """Cut parameters: one share per cell between the shard edges of all holders."""
+    if not numel:
+        return
+    cells = math.lcm(*(stage.tp for stage in holders))
+    for cell in range(cells):
+        ranks = sorted(
+            stage.ranks[d * stage.tp + cell * stage.tp // cells] for stage in holders for d in range(stage.dp)
+        )
+        yield position, numel // cells, tuple(ranks)
+
+
+def _whole(position: int, numel: int, holders: Sequence[Stage]) -> Iterator[tuple[int, int, Ranks]]:
+    if numel:
+        yield position, numel, tuple(sorted(rank for stage in holders for rank in stage.ranks))
+
+
+def _holds(stage: Stage, position: int, model: ModelSpec) -> bool:
+    if position == -1:
+        return stage.first_layer == 0
+    if position == model.num_layers:
+        return stage.end_layer == model.num_layers
+    return stage.first_layer <= position < stage.end_layer
+
+
+def _holds_tied_embedding(stage: Stage, model: ModelSpec) -> bool:
+    """The head of a tied model multiplies by the embedding, of which the first stage has the other copy."""
+    return model.tied_embeddings and stage.first_layer > 0 and stage.end_layer == model.num_layers

@@ -1,0 +1,276 @@
+"""Seconds of layers and stages, from measured profiles where they reach and from estimates where they do not.
+
+Inside a profile, times are straight lines between the measured microbatch sizes. More samples never take less time:
+where a measurement says so, the smaller microbatch was disturbed, and the larger one's time stands for both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetero.cost.basis import Basis
+from hetero.cost.donors import Donors
+from hetero.cost.estimate import Direction, Throughput
+from hetero.cost.sizes import LayerSizes
+from hetero.cost.traits import HETERO, RuntimeTraits
+from hetero.cost.work import Work, layer_work, parameters_of
+from hetero.plan.ir import Precision, Recompute, Stage
+from hetero.spec.model import ModelSpec
+from hetero.spec.profile import LAYER_KINDS, Arithmetic, LayerKind, LayerShape, LayerTime, Profile, ProfileStore
+from hetero.units import BYTES_OF_PRECISION
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Seconds of one layer for one microbatch on each of its tensor-parallel ranks."""
+
+    forward_s: float
+    backward_s: float
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Seconds of one stage: a forward and a backward of one microbatch, and one update of its weights.
+
+    backward_s contains what is computed again under recomputation. ``basis`` is that of forward and backward.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    basis: Basis
+
+    @property
+    def microbatch_s(self) -> float:
+        """t_s of the steady-period formula."""
+        return self.forward_s + self.backward_s
+
+
+class CostModel:
+    """Costs of one model's layers on any device. Holds no plan and no cluster; answers are remembered.
+
+    Args:
+        profiles: what was measured.
+        traits: the runtime to predict.
+        arithmetic: of fp32 matrix products in estimates, "fp32" or "tf32"; by default what most profiles of a device
+            have. A profile of exactly these layers always wins.
+        data_sheets: price devices without any profile by their data sheets, instead of refusing them.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelSpec,
+        seq_length: int,
+        precision: Precision,
+        profiles: ProfileStore,
+        traits: RuntimeTraits = HETERO,
+        arithmetic: Arithmetic | None = None,
+        data_sheets: bool = False,
+    ) -> None:
+        self.model = model
+        self.seq_length = seq_length
+        self.precision = precision
+        self.traits = traits
+        self.shape = LayerShape.of(model)
+        self.sizes = LayerSizes(model)
+        self.element_bytes = BYTES_OF_PRECISION[precision]
+        self._profiles = profiles
+        self._donors = Donors(profiles, precision=precision, arithmetic=arithmetic, data_sheets=data_sheets)
+        self._layers: dict[tuple[LayerKind, str, int, int], LayerCost] = {}
+        self._stages: dict[tuple[object, ...], StageCost] = {}
+
+    def profile_of(self, device: str) -> Profile | None:
+        """The profile of exactly this model's blocks on ``device``, if there is one."""
+        return self._profiles.find(self.shape, device=device, seq_length=self.seq_length, precision=self.precision)
+
+    def work(self, kind: LayerKind, *, tp: int, micro_batch_size: int) -> Work:
+        """Operations and bytes of one forward of a layer."""
+        return layer_work(
+            kind,
+            self.shape,
+            tp=tp,
+            micro_batch_size=micro_batch_size,
+            seq_length=self.seq_length,
+            element_bytes=self.element_bytes,
+        )
+
+    def layer(self, kind: LayerKind, *, device: str, tp: int, micro_batch_size: int) -> LayerCost:
+        """Seconds of one layer.
+
+        Raises:
+            ConfigError: ``device`` has no profile of any model, and data sheets are not allowed.
+        """
+        key = kind, device, tp, micro_batch_size
+        if key not in self._layers:
+            self._layers[key] = self._measured(*key) or self._estimated(*key)
+        return self._layers[key]
+
+    def stage(
+        self,
+        *,
+        device: str,
+        first_layer: int,
+        end_layer: int,
+        tp: int,
+        micro_batch_size: int,
+        recompute: Recompute = "none",
+        recompute_num_layers: int | None = None,
+    ) -> StageCost:
+        """Seconds of layers ``[first_layer, end_layer)``, with the embedding before layer 0 and the head at the end.
+
+        Raises:
+            ConfigError: as :meth:`layer`.
+        """
+        has_embedding, has_head = first_layer == 0, end_layer == self.model.num_layers
+        num_layers = end_layer - first_layer
+        recomputed = {"none": 0, "selective": num_layers, "full": recompute_num_layers or num_layers}[recompute]
+        key = device, num_layers, has_embedding, has_head, tp, micro_batch_size, recompute, recomputed
+        if key not in self._stages:
+            kinds: list[LayerKind] = ["block" for _ in range(num_layers)]
+            kinds += ["embedding"] if has_embedding else []
+            kinds += ["head"] if has_head else []
+            costs = [self.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size) for kind in kinds]
+            again_s = recomputed * self._again_s(device, tp, micro_batch_size, recompute) if recomputed else 0.0
+            updates = [self.update(kind, device=device, tp=tp) for kind in kinds]
+            self._stages[key] = StageCost(
+                forward_s=sum(cost.forward_s for cost in costs),
+                backward_s=sum(cost.backward_s for cost in costs) + again_s,
+                update_s=sum(seconds for seconds, _ in updates),
+                basis=max([cost.basis for cost in costs] + [Basis.ESTIMATED] * (recompute == "selective")),
+            )
+        return self._stages[key]
+
+    def of(self, stage: Stage) -> StageCost:
+        """Seconds of a plan's stage on its own device type."""
+        return self.stage(
+            device=stage.device,
+            first_layer=stage.first_layer,
+            end_layer=stage.end_layer,
+            tp=stage.tp,
+            micro_batch_size=stage.micro_batch_size,
+            recompute=stage.recompute,
+            recompute_num_layers=stage.recompute_num_layers,
+        )
+
+    def update(self, kind: LayerKind, *, device: str, tp: int) -> tuple[float, Basis]:
+        """Seconds of the optimizer's update of one layer on each of its tensor-parallel ranks.
+
+        Measured, or in proportion to the parameters as in other layers of the device, or 28 bytes per parameter over
+        the data sheet's memory bandwidth.
+        """
+        profile = self.profile_of(device)
+        measured = profile.update_of(kind, tp=tp) if profile is not None and self._prices(profile, kind) else None
+        if profile is not None and measured is not None:
+            return max(0.0, measured - profile.isolation_s), Basis.MEASURED
+        rate, basis = self._donors.update_s_per_parameter(device)
+        return rate * parameters_of(kind, self.shape, tp=tp), basis
+
+    def _measured(self, kind: LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost | None:
+        profile = self.profile_of(device)
+        if profile is None or not self._prices(profile, kind):
+            return None
+        return interpolate(
+            profile.times_of(kind, tp=tp), micro_batch_size=micro_batch_size, isolation_s=profile.isolation_s
+        )
+
+    def held_parameters(self, *, device: str, first_layer: int, end_layer: int, tp: int) -> int:
+        """Elements of the weights of layers ``[first_layer, end_layer)`` on one of ``tp`` ranks."""
+        profile = self.profile_of(device) if self.traits.runs_profiled_layers else None
+        theirs = {m.kind: m.parameters for m in profile.memory if m.tp == tp} if profile is not None else {}
+        if len(theirs) < len(LAYER_KINDS):
+            return self.sizes.held(first_layer=first_layer, end_layer=end_layer, tp=tp)
+        ends = (first_layer == 0) * theirs["embedding"] + (end_layer == self.model.num_layers) * theirs["head"]
+        return (end_layer - first_layer) * theirs["block"] + ends
+
+    def _prices(self, profile: Profile, kind: LayerKind) -> bool:
+        """Whether ``profile``, whose blocks are this model's, also has this model's layer of ``kind``."""
+        if kind == "head" and not (profile.head_has_projection or self.traits.runs_profiled_layers):
+            return False
+        return kind == "block" or profile.shape.vocabulary == self.shape.vocabulary
+
+    def _estimated(self, kind: LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost:
+        seconds: dict[Direction, float] = {}
+        basis = Basis.ESTIMATED
+        for direction in DIRECTIONS:
+            throughput, rests_on = self._donors.throughput(device, kind, direction)
+            work = self.work(kind, tp=tp, micro_batch_size=micro_batch_size)
+            scale = self._agreement(kind, device, tp, micro_batch_size, direction, throughput)
+            seconds[direction] = scale * throughput.seconds(work, tp=tp)
+            basis = max(basis, rests_on)
+        return LayerCost(seconds["forward"], seconds["backward"], basis)
+
+    def _agreement(
+        self,
+        kind: LayerKind,
+        device: str,
+        tp: int,
+        micro_batch_size: int,
+        direction: Direction,
+        throughput: Throughput,
+    ) -> float:
+        """Measured over estimated seconds at the nearest tp at which this very layer was measured; 1 if none was."""
+        profile = self.profile_of(device)
+        if profile is None:
+            return 1.0
+        for measured_tp in sorted(profile.tps(kind), key=lambda other: abs(other - tp)):
+            cost = self._measured(kind, device, measured_tp, micro_batch_size)
+            work = self.work(kind, tp=measured_tp, micro_batch_size=micro_batch_size)
+            estimated_s = throughput.seconds(work, tp=measured_tp)
+            if cost is not None and estimated_s > 0:
+                return (cost.forward_s if direction == "forward" else cost.backward_s) / estimated_s
+        return 1.0
+
+    def _again_s(self, device: str, tp: int, micro_batch_size: int, recompute: Recompute) -> float:
+        """Seconds that the backward of one block spends on its forward a second time."""
+        forward_s = self.layer("block", device=device, tp=tp, micro_batch_size=micro_batch_size).forward_s
+        if recompute == "full":
+            return forward_s
+        throughput, _ = self._donors.throughput(device, "block", "forward")
+        work = self.work("block", tp=tp, micro_batch_size=micro_batch_size)
+        return forward_s * min(1.0, throughput.core_attention_s(work) / throughput.seconds(work, tp=tp))
+
+
+def interpolate(times: Sequence[LayerTime], *, micro_batch_size: int, isolation_s: float) -> LayerCost | None:
+    """The cost at ``micro_batch_size`` by straight lines through ``times``, one layer's at one tp in ascending size.
+
+    Above the largest measured size the last line goes on; below the smallest its time stays. Both are extrapolated.
+
+    Returns:
+        ``None`` if ``times`` is empty.
+    """
+    if not times:
+        return None
+    sizes = [time.micro_batch_size for time in times]
+    forward_s = _line(sizes, _undisturbed([t.forward_s for t in times], isolation_s), micro_batch_size)
+    backward_s = _line(sizes, _undisturbed([t.backward_s for t in times], isolation_s), micro_batch_size)
+    if micro_batch_size in sizes:
+        basis = Basis.MEASURED
+    elif sizes[0] < micro_batch_size < sizes[-1]:
+        basis = Basis.INTERPOLATED
+    else:
+        basis = Basis.EXTRAPOLATED
+    return LayerCost(forward_s, backward_s, basis)
+
+
+def _undisturbed(seconds: Sequence[float], isolation_s: float) -> list[float]:
+    """Times in ascending size of the microbatch: none above a later one, and without what isolation adds."""
+    least = float("inf")
+    smoothed = []
+    for value in reversed(seconds):
+        least = min(least, value)
+        smoothed.append(max(0.0, least - isolation_s))
+    return smoothed[::-1]
+
+
+def _line(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:
+    if size <= sizes[0]:
+        return seconds[0]
+    if len(sizes) == 1:
+        return seconds[0] * size / sizes[0]
+    segments = list(pairwise(zip(sizes, seconds, strict=True)))
+    (small, faster), (large, slower) = next((pair for pair in segments if size <= pair[1][0]), segments[-1])
+    return faster + (slower - faster) * (size - small) / (large - small)

@@ -1,0 +1,267 @@
+"""Peak bytes of a device, part by part.
+
+Activations of one microbatch are what its layers save between forward and backward; a stage holds up to ``in_flight``
+microbatches of them (arXiv 2205.05198, section 4, counts the same tensors). With b samples of s tokens, e bytes per
+element, hidden size h, q and kv channels, ffn size f with g projections up, heads a and tensor parallelism t, a block
+of megatron-core saves
+
+    e b s (4 h / t' + (2 q + 2 kv + (g + 1) f) / t + a s / t)        t' = t with sequence parallelism, else 1
+
+The last term, the attention scores, is absent with flash attention and with selective recomputation; full
+recomputation keeps the block's input, e b s h / t', alone. A published profile has what its own layers saved.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hetero.cost.gradients import sync_buckets
+from hetero.cost.latency import CostModel
+from hetero.cost.traits import RuntimeTraits
+from hetero.plan.ir import Plan, Recompute, Stage
+from hetero.spec.profile import LayerKind
+from hetero.units import GIB
+
+LOSS_BYTES = 4
+"""The loss is computed in fp32 whatever the logits are."""
+
+BUFFERS_PER_NEIGHBOUR = 2
+"""One slice on its way in, one on its way out, per direction that has data in flight at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryParts:
+    """Bytes of one device of a stage at its peak, by what they are for.
+
+    activations: of all microbatches in flight, the head's logits not counted.
+    logits: saved logits and softmax of the microbatches in flight.
+    working: what the most demanding layer needs beside them while it computes.
+    boundary_buffers: slices on their way to and from neighbours.
+    sync_buffers: what the reduction of gradients needs beside the gradients.
+    slack: reserved by the allocator and not used.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    working: int
+    boundary_buffers: int
+    sync_buffers: int
+    context: int
+    communicators: int
+    slack: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def named(self) -> Mapping[str, int]:
+        """Every part by its name, in the order of the fields."""
+        return MappingProxyType({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """The peak as a function of the depth: everything but activations, logits and slack stays the same."""
+
+    fixed: MemoryParts
+    activations_per_microbatch: int
+    logits_per_microbatch: int
+    allocator_slack: float
+
+    def at(self, in_flight: int) -> MemoryParts:
+        """The parts with ``in_flight`` microbatches between forward and backward."""
+        activations = in_flight * self.activations_per_microbatch
+        logits = in_flight * self.logits_per_microbatch
+        moving = activations + logits + self.fixed.working
+        return dataclasses.replace(
+            self.fixed, activations=activations, logits=logits, slack=int(self.allocator_slack * moving)
+        )
+
+    def largest_in_flight(self, capacity_bytes: int) -> int:
+        """The deepest pipeline that fits into ``capacity_bytes``; 0 if none does. Every stage saves something."""
+        per_microbatch = (1 + self.allocator_slack) * (self.activations_per_microbatch + self.logits_per_microbatch)
+        left = capacity_bytes - self.at(0).total
+        # One more than the division says: the slack is rounded down.
+        depth = max(0, int(left / per_microbatch) + 1)
+        while depth > 0 and self.at(depth).total > capacity_bytes:
+            depth -= 1
+        return depth
+
+
+def stage_memory(
+    costs: CostModel,
+    *,
+    device: str,
+    first_layer: int,
+    end_layer: int,
+    tp: int,
+    micro_batch_size: int,
+    sequence_parallel: bool = False,
+    recompute: Recompute = "none",
+    recompute_num_layers: int | None = None,
+    num_neighbours: int = 2,
+    shares_gradients: bool = True,
+    num_communicators: int = 8,
+) -> StageMemory:
+    """Memory of one device of a stage.
+
+    Args:
+        num_neighbours: stages before and after it in its replica.
+        shares_gradients: another rank holds some of the same parameters.
+        num_communicators: that the device takes part in.
+    """
+    traits, model = costs.traits, costs.model
+    parameters = costs.held_parameters(device=device, first_layer=first_layer, end_layer=end_layer, tp=tp)
+    has_head = end_layer == model.num_layers
+    num_layers = end_layer - first_layer
+    sequence_ways = tp if sequence_parallel else 1
+    boundary = costs.element_bytes * micro_batch_size * costs.seq_length * model.hidden_size // sequence_ways
+
+    def saved(kind: LayerKind, how: Recompute) -> int:
+        return saved_bytes(
+            costs,
+            kind,
+            device=device,
+            tp=tp,
+            micro_batch_size=micro_batch_size,
+            sequence_ways=sequence_ways,
+            recompute=how,
+        )
+
+    recomputed = min(num_layers, recompute_num_layers or num_layers) if recompute != "none" else 0
+    activations = recomputed * saved("block", recompute) + (num_layers - recomputed) * saved("block", "none")
+    activations += saved("embedding", "none") if first_layer == 0 else 0
+    working = _working_bytes(costs, tp=tp, micro_batch_size=micro_batch_size, has_head=has_head)
+    if recompute == "full":
+        # The block under recomputation has all of its activations once more.
+        working += saved("block", "none")
+    gradients = costs.element_bytes * parameters
+    return StageMemory(
+        fixed=MemoryParts(
+            weights=costs.element_bytes * parameters,
+            gradients=gradients,
+            optimizer=optimizer_bytes_per_parameter(costs) * parameters,
+            activations=0,
+            logits=0,
+            working=working,
+            boundary_buffers=num_neighbours * BUFFERS_PER_NEIGHBOUR * boundary,
+            sync_buffers=_sync_buffer_bytes(traits, gradients, costs.element_bytes) if shares_gradients else 0,
+            context=context_bytes(traits, device),
+            communicators=num_communicators * traits.communicator_bytes,
+            slack=0,
+        ),
+        activations_per_microbatch=activations,
+        logits_per_microbatch=saved("head", "none") if has_head else 0,
+        allocator_slack=traits.allocator_slack,
+    )
+
+
+def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryParts]:
+    """Peak parts of every stage of ``plan``, by replica and stage; all its devices are alike."""
+    groups = {bucket.ranks for bucket in sync_buckets(plan, bucket_numel=costs.traits.bucket_numel)}
+    gradient_groups = Counter(rank for ranks in groups for rank in ranks)
+    parts = {}
+    for r, s, stage in plan.stages():
+        num_neighbours = (s > 0) + (s + 1 < len(plan.replicas[r].stages))
+        shared = max(gradient_groups[rank] for rank in stage.ranks)
+        memory = memory_of_stage(
+            stage, costs, num_neighbours=num_neighbours, shares_gradients=shared > 0, num_gradient_groups=shared
+        )
+        parts[r, s] = memory.at(min(stage.in_flight, plan.replicas[r].num_microbatches(s)))
+    return parts
+
+
+def memory_of_stage(
+    stage: Stage,
+    costs: CostModel,
+    *,
+    num_neighbours: int = 2,
+    shares_gradients: bool = True,
+    num_gradient_groups: int = 2,
+) -> StageMemory:
+    """:func:`stage_memory` of a plan's stage.
+
+    Its communicators are the world, tensor parallelism, the losses, two per neighbour, and one per set of ranks that
+    share gradients.
+    """
+    return stage_memory(
+        costs,
+        device=stage.device,
+        first_layer=stage.first_layer,
+        end_layer=stage.end_layer,
+        tp=stage.tp,
+        micro_batch_size=stage.micro_batch_size,
+        sequence_parallel=stage.splits_sequence,
+        recompute=stage.recompute,
+        recompute_num_layers=stage.recompute_num_layers,
+        num_neighbours=num_neighbours,
+        shares_gradients=shares_gradients,
+        num_communicators=2 + (stage.tp > 1) + 2 * num_neighbours + num_gradient_groups,
+    )
+
+
+def saved_bytes(
+    costs: CostModel,
+    kind: LayerKind,
+    *,
+    device: str,
+    tp: int,
+    micro_batch_size: int,
+    sequence_ways: int,
+    recompute: Recompute,
+) -> int:
+    """Bytes that one layer saves of one microbatch from forward to backward on one device."""
+    profile = costs.profile_of(device) if costs.traits.runs_profiled_layers else None
+    measured = profile.memory_of(kind, tp=tp) if profile is not None else None
+    if measured is not None and recompute == "none" and sequence_ways == 1:
+        return measured.saved_bytes * micro_batch_size
+    return _saved_by_megatron_core(costs, kind, tp, micro_batch_size, sequence_ways, recompute)
+
+
+def _saved_by_megatron_core(
+    costs: CostModel, kind: LayerKind, tp: int, micro_batch_size: int, sequence_ways: int, recompute: Recompute
+) -> int:
+    shape, tokens, element = costs.shape, micro_batch_size * costs.seq_length, costs.element_bytes
+    rows = shape.hidden // sequence_ways
+    if kind == "embedding":
+        return element * tokens * rows
+    if kind == "head":
+        return element * tokens * 2 * rows + (element + LOSS_BYTES) * tokens * shape.vocabulary // tp
+    if recompute == "full":
+        return element * tokens * rows
+    q, kv = shape.heads * shape.kv_channels, shape.query_groups * shape.kv_channels
+    experts = shape.experts_per_token or 1
+    mlp = experts * ((2 if shape.gated else 1) + 1) * shape.ffn
+    # Experts work on copies of the tokens that were sent to them.
+    dispatched = 2 * experts * rows if shape.num_experts else 0
+    scores = 0 if costs.traits.flash_attention or recompute == "selective" else shape.heads * costs.seq_length
+    return element * tokens * (4 * rows + dispatched + (2 * q + 2 * kv + mlp + scores) // tp)
+
+
+def _working_bytes(costs: CostModel, *, tp: int, micro_batch_size: int, has_head: bool) -> int:
+    """The larger of two layers' temporaries: a block's backward has the gradients of its scores before and after the
+    softmax, a head's those of its logits and their softmax."""
+    block = costs.work("block", tp=tp, micro_batch_size=micro_batch_size)
+    scores = 0.0 if costs.traits.flash_attention else 2 * block.score_bytes
+    head = costs.work("head", tp=tp, micro_batch_size=micro_batch_size)
+    logits = 2 * head.score_bytes * LOSS_BYTES / costs.element_bytes if has_head else 0.0
+    return int(max(scores + block.row_bytes, logits))
+
+
+def _sync_buffer_bytes(traits: RuntimeTraits, gradients: int, element_bytes: int) -> int:
+    return min(gradients, traits.bucket_numel * element_bytes) if traits.copies_gradients_to_sync else 0
+
+
+def optimizer_bytes_per_parameter(costs: CostModel) -> int:
+    """Adam's two moments in the precision of the weights."""
+    return 2 * costs.element_bytes
+
+
+def context_bytes(traits: RuntimeTraits, device: str) -> int:
+    """What a process occupies on ``device`` before it allocates a tensor."""
+    return int(dict(traits.context_gib).get(device, traits.default_context_gib) * GIB)

@@ -1,0 +1,214 @@
+"""Seconds on the wires: what crosses a boundary between two stages, and what a sum of gradients costs.
+
+What crosses a boundary follows :mod:`hetero.distributed.reshard`: for each slice, every receiver gets the part of its
+own activation that a sender holds; without sequence parallelism each tensor-parallel rank gets a copy of its own.
+
+A device sends one message after the other, and receives likewise; both directions at once. Between nodes, devices
+that share a network interface take turns on it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hetero.plan.ir import Stage
+from hetero.spec.cluster import ClusterSpec, GroupLink, Link
+from hetero.units import GB, US_PER_S
+
+Port = tuple[str, int, int]
+"""``("out" | "in", node, interface)``: one direction of one network interface."""
+
+
+class Topology:
+    """A cluster, ready for many questions about its ranks."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self.cluster = cluster
+        self._nics = [cluster.nic_of_rank(rank) for rank in range(cluster.num_devices)]
+        self._types = [cluster.node_type_of_rank(rank) for rank in range(cluster.num_devices)]
+        self._links: dict[tuple[str, str, bool], Link] = {}
+
+    def node(self, rank: int) -> int:
+        """The node that ``rank`` sits on."""
+        return self._nics[rank][0]
+
+    def nic(self, rank: int) -> tuple[int, int]:
+        """The node of ``rank`` and the network interface that it uses there."""
+        return self._nics[rank]
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between two ranks.
+
+        Raises:
+            ConfigError: the cluster does not describe it.
+        """
+        key = self._types[a].name, self._types[b].name, self.node(a) == self.node(b)
+        if key not in self._links:
+            self._links[key] = self.cluster.link_between(a, b)
+        return self._links[key]
+
+    def group_link(self, rank: int, size: int) -> GroupLink | None:
+        """The measured all-reduce of ``size`` devices on the node of ``rank``, or of the next larger number."""
+        groups = self._types[rank].all_reduce_inside_node
+        return next((group for group in groups if group.size >= size), groups[-1] if groups else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One point-to-point message of a slice."""
+
+    sender: int
+    receiver: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferCost:
+    """One slice of a boundary in one direction.
+
+    seconds: from its start to its last byte, alone on the wires.
+    ports: how long each direction of each network interface is busy with it.
+    """
+
+    seconds: float
+    ports: tuple[tuple[Port, float], ...]
+    num_bytes: int
+
+
+def num_phases(sender: Stage, receiver: Stage) -> int:
+    """How many different slices there are: slice i is routed as slice ``i % num_phases``."""
+    sizes = sender.samples_per_microbatch, receiver.samples_per_microbatch
+    return max(sizes) // min(sizes)
+
+
+def slice_messages(
+    sender: Stage, receiver: Stage, *, seq_length: int, row_bytes: int, phase: int = 0
+) -> tuple[Message, ...]:
+    """The messages of one slice: per pair of ranks, samples in common x sequence rows in common x ``row_bytes``.
+
+    row_bytes: of one token's activation, hidden size x bytes per element.
+    """
+    size = min(sender.samples_per_microbatch, receiver.samples_per_microbatch)
+    row_pairs = _row_pairs(sender, receiver, seq_length)
+    messages = []
+    for receiver_dp in range(receiver.dp):
+        wanted = _samples(receiver, receiver_dp, size, phase)
+        for sender_dp in range(sender.dp):
+            held = _samples(sender, sender_dp, size, phase)
+            samples = min(held[1], wanted[1]) - max(held[0], wanted[0])
+            if samples > 0:
+                messages += [
+                    Message(
+                        sender.ranks[sender_dp * sender.tp + sender_tp],
+                        receiver.ranks[receiver_dp * receiver.tp + receiver_tp],
+                        samples * rows * row_bytes,
+                    )
+                    for receiver_tp, sender_tp, rows in row_pairs
+                ]
+    return tuple(messages)
+
+
+def _samples(stage: Stage, dp_rank: int, size: int, phase: int) -> tuple[int, int]:
+    """The samples of a slice that a data-parallel rank holds, counted from the start of the slice."""
+    slices_per_microbatch = stage.samples_per_microbatch // size
+    first = dp_rank * stage.micro_batch_size - phase % slices_per_microbatch * size
+    return max(0, first), min(size, first + stage.micro_batch_size)
+
+
+def _row_pairs(sender: Stage, receiver: Stage, seq_length: int) -> list[tuple[int, int, int]]:
+    """(receiver, sender, rows in common) of tensor-parallel ranks; one sender each where all hold the same rows."""
+    pairs = []
+    for receiver_tp in range(receiver.tp):
+        wanted = _rows(receiver, receiver_tp, seq_length)
+        if sender.splits_sequence:
+            for sender_tp in range(sender.tp):
+                held = _rows(sender, sender_tp, seq_length)
+                rows = min(held[1], wanted[1]) - max(held[0], wanted[0])
+                if rows > 0:
+                    pairs.append((receiver_tp, sender_tp, rows))
+        else:
+            pairs.append((receiver_tp, receiver_tp * sender.tp // receiver.tp, wanted[1] - wanted[0]))
+    return pairs
+
+
+def _rows(stage: Stage, tp_rank: int, seq_length: int) -> tuple[int, int]:
+    if not stage.splits_sequence:
+        return 0, seq_length
+    rows = seq_length // stage.tp
+    return tp_rank * rows, (tp_rank + 1) * rows
+
+
+def transfer_cost(messages: Iterable[Message], topology: Topology) -> TransferCost:
+    """Seconds of messages that start together.
+
+    Each device, and each interface between nodes, takes its messages one after the other; the slowest of them ends
+    the slice. The links' latency counts once: it overlaps for messages that follow one another.
+
+    Raises:
+        ConfigError: two of the ranks have no link.
+    """
+    devices: defaultdict[tuple[str, int], float] = defaultdict(float)
+    ports: defaultdict[Port, float] = defaultdict(float)
+    latency_s = 0.0
+    num_bytes = 0
+    for message in messages:
+        link = topology.link(message.sender, message.receiver)
+        seconds = message.num_bytes / link.bytes_per_s(message.num_bytes)
+        latency_s = max(latency_s, link.latency_us / US_PER_S)
+        num_bytes += message.num_bytes
+        devices["out", message.sender] += seconds
+        devices["in", message.receiver] += seconds
+        if topology.node(message.sender) != topology.node(message.receiver):
+            ports["out", *topology.nic(message.sender)] += seconds
+            ports["in", *topology.nic(message.receiver)] += seconds
+    slowest_s = max([*devices.values(), *ports.values()], default=0.0)
+    return TransferCost(seconds=latency_s + slowest_s, ports=tuple(sorted(ports.items())), num_bytes=num_bytes)
+
+
+def boundary_s(sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int) -> float:
+    """c_s of the steady-period formula: one-way seconds of the slowest slice from ``sender`` to ``receiver``."""
+    return max(
+        transfer_cost(
+            slice_messages(sender, receiver, seq_length=seq_length, row_bytes=row_bytes, phase=phase), topology
+        ).seconds
+        for phase in range(num_phases(sender, receiver))
+    )
+
+
+def all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology, *, host_gb_per_s: float) -> TransferCost:
+    """A sum of ``num_bytes`` on each of ``ranks``, as a ring (alpha-beta model, e.g. Thakur et al. 2005):
+
+        2 (n - 1) latency + 2 (n - 1) / n x num_bytes / bandwidth
+
+    Inside a node the bandwidth is the measured one of a group, where the cluster has it. Between nodes the ring
+    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link
+    and, one after the other, what copies and sums it at the ends: 1 / bandwidth = 1 / link + 1 / ``host_gb_per_s``.
+
+    Raises:
+        ConfigError: two of the ranks have no link.
+    """
+    n = len(ranks)
+    if n < 2 or num_bytes == 0:
+        return TransferCost(seconds=0.0, ports=(), num_bytes=0)
+    ring = sorted(ranks, key=lambda rank: (topology.nic(rank), rank))
+    if topology.node(ring[0]) == topology.node(ring[-1]):
+        return TransferCost(seconds=_inside_node_s(num_bytes, ring, topology), ports=(), num_bytes=num_bytes)
+    hops = [(a, b, topology.link(a, b)) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
+    nics = sorted({topology.nic(rank) for rank in ring})
+    lanes = min(Counter(node for node, _ in nics).values())
+    between = min(link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) != topology.node(b))
+    inside = [link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) == topology.node(b)]
+    bandwidth = min([lanes / (1 / between + 1 / (host_gb_per_s * GB)), *inside])
+    busy_s = 2 * (n - 1) / n * num_bytes / bandwidth
+    latency_s = 2 * (n - 1) * max(link.latency_us for _, _, link in hops) / US_PER_S
+    ports = tuple((port, busy_s) for nic in nics for port in (("out", *nic), ("in", *nic)))
+    return TransferCost(seconds=latency_s + busy_s, ports=ports, num_bytes=num_bytes)
+
+
+def _inside_node_s(num_bytes: int, ring: Sequence[int], topology: Topology) -> float:
+    n = len(ring)
+    crossing = 2 * (n - 1) / n * num_bytes
+    if (group := topology.group_link(ring[0], n)) is not None:
+        return group.bus.latency_us / US_PER_S + crossing / group.bus.bytes_per_s(num_bytes)
+    link = topology.link(ring[0], ring[1])
+    return 2 * (n - 1) * link.latency_us / US_PER_S + crossing / link.bytes_per_s(num_bytes)

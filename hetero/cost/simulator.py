@@ -1,0 +1,372 @@
+"""Replays a plan: the action lists that the runtime runs, with predicted durations, on shared wires.
+
+    step = last backwards and sums of gradients, as far as they are not hidden + update of the weights
+
+Every replica starts at 0 with an empty pipeline and ends with empty gradients; reading data, evaluation and
+checkpoints are not in it.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from hetero.cost.basis import Basis
+from hetero.cost.deepspeed import lock_step
+from hetero.cost.engine import NO_CAUSE, Pipeline, Span, replay
+from hetero.cost.gradients import SyncBucket, sync_buckets
+from hetero.cost.latency import CostModel, StageCost
+from hetero.cost.network import (
+    Port,
+    Topology,
+    TransferCost,
+    all_reduce_cost,
+    num_phases,
+    slice_messages,
+    transfer_cost,
+)
+from hetero.cost.traits import RuntimeTraits
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.schedule.actions import Kind, Schedule
+from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.passes import add_communication, post_receives_early
+from hetero.spec.cluster import ClusterSpec
+
+StageKey = tuple[int, int]
+"""Replica and stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Where the step goes on one stage. The parts add up to the step.
+
+    busy_s: forwards and backwards.
+    bubble_s: waiting before the stage's last backward, for neighbours or their transfers.
+    sync_s: from the stage's last backward until its last gradient is summed and the update may start.
+    update_s: the update.
+    rest_s: waiting for others after that.
+    """
+
+    busy_s: float
+    bubble_s: float
+    sync_s: float
+    update_s: float
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSpan:
+    """One sum of gradients as it ran."""
+
+    bucket: SyncBucket
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What a step of a plan is predicted to be.
+
+    step_s: seconds of one step on the global batch.
+    compute_end_s: when the last backward of all stages ends.
+    basis: the worst of the times it rests on.
+    alike: for each replica, the one whose spans it shares: replicas in equal circumstances are replayed once.
+    """
+
+    plan: Plan
+    step_s: float
+    compute_end_s: float
+    basis: Basis
+    stages: Mapping[StageKey, StageTimes]
+    costs: Mapping[StageKey, StageCost]
+    spans: tuple[Span, ...]
+    alike: tuple[int, ...]
+    syncs: tuple[SyncSpan, ...]
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.plan.global_batch_size / self.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.samples_per_s * self.plan.seq_length
+
+    @property
+    def bubble_share(self) -> float:
+        """Share of the device seconds of working ranks in which nothing is computed, updates included."""
+        idle = working = 0.0
+        for r, s, stage in self.plan.stages():
+            times = self.stages[r, s]
+            working += len(stage.ranks) * self.step_s
+            idle += len(stage.ranks) * (self.step_s - times.busy_s - times.update_s)
+        return idle / working
+
+    @cached_property
+    def _spans_of_replica(self) -> dict[int, list[Span]]:
+        found: dict[int, list[Span]] = defaultdict(list)
+        for span in self.spans:
+            found[span.replica].append(span)
+        return found
+
+    def spans_of(self, replica: int) -> list[Span]:
+        """The computes and transfers of a replica; their ``replica`` is the one whose spans it shares."""
+        return self._spans_of_replica[self.alike[replica]]
+
+    def in_flight(self, replica: int, stage: int) -> list[tuple[float, int]]:
+        """(second, microbatches whose activations are held from then on) of one stage, in order of time."""
+        changes = [
+            (span.start_s, 1) if span.kind == Kind.F else (span.end_s, -1)
+            for span in self.spans_of(replica)
+            if span.stage == stage and span.kind in (Kind.F, Kind.B)
+        ]
+        held = 0
+        timeline = []
+        for at_s, change in sorted(changes):
+            held += change
+            timeline.append((at_s, held))
+        return timeline
+
+    def critical_path(self) -> list[Span]:
+        """The chain of computes and transfers without slack that ends with the last backward, first to last."""
+        last = max(range(len(self.spans)), key=lambda i: self.spans[i].end_s)
+        path = []
+        while last != NO_CAUSE:
+            path.append(self.spans[last])
+            last = self.spans[last].cause
+        return path[::-1]
+
+
+def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> Simulation:
+    """Replay one step of ``plan``, which has passed the validator, on ``cluster`` under ``costs.traits``.
+
+    Raises:
+        ConfigError: a device has no profile, or two ranks that talk to one another no link.
+        PlanError: stages count different microbatches, and the runtime of ``costs.traits`` cannot do that.
+        ScheduleError: the depths deadlock.
+    """
+    topology = cluster if isinstance(cluster, Topology) else Topology(cluster)
+    stage_costs = {(r, s): costs.of(stage) for r, s, stage in plan.stages()}
+    pipelines = _pipelines(plan, topology, costs, stage_costs)
+    spans, alike = _replay_once_each(pipelines, blocking=costs.traits.blocking_transfers)
+    ends = _Ends(plan, spans, alike)
+    syncs = _sync_gradients(plan, topology, costs, ends)
+    return _result(plan, stage_costs, spans, alike, syncs, ends, costs)
+
+
+def stage_rows(replica: Replica, traits: RuntimeTraits) -> Schedule:
+    """The action lists that a runtime of these traits executes for ``replica``.
+
+    Raises:
+        PlanError: stages count different microbatches under blocking transfers.
+        ScheduleError: a count is below 1.
+    """
+    counts = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    if traits.blocking_transfers:
+        if len(set(counts)) > 1:
+            raise PlanError(f"{traits.name}: stages count {counts} microbatches, this runtime needs equal counts")
+        return lock_step(num_stages=len(counts), num_microbatches=counts[0])
+    order = one_f_one_b(num_microbatches=counts, in_flight=[stage.in_flight for stage in replica.stages])
+    lowered = add_communication(order, num_microbatches=counts)
+    return post_receives_early(lowered, computes_ahead=traits.receives_ahead)
+
+
+def _pipelines(
+    plan: Plan, topology: Topology, costs: CostModel, stage_costs: Mapping[StageKey, StageCost]
+) -> list[Pipeline]:
+    row_bytes = plan.model.hidden_size * costs.element_bytes
+    rows: dict[tuple[tuple[int, int], ...], Schedule] = {}
+
+    def slices(sender: Stage, receiver: Stage) -> tuple[TransferCost, ...]:
+        return tuple(
+            transfer_cost(
+                slice_messages(sender, receiver, seq_length=plan.seq_length, row_bytes=row_bytes, phase=phase),
+                topology,
+            )
+            for phase in range(num_phases(sender, receiver))
+        )
+
+    pipelines = []
+    for r, replica in enumerate(plan.replicas):
+        counts = tuple(replica.num_microbatches(s) for s in range(len(replica.stages)))
+        key = tuple(zip(counts, (stage.in_flight for stage in replica.stages), strict=True))
+        if key not in rows:
+            rows[key] = stage_rows(replica, costs.traits)
+        pipelines.append(
+            Pipeline(
+                rows=rows[key],
+                num_microbatches=counts,
+                forward_s=tuple(stage_costs[r, s].forward_s for s in range(len(counts))),
+                backward_s=tuple(stage_costs[r, s].backward_s for s in range(len(counts))),
+                forward=tuple(slices(here, after) for here, after in pairwise(replica.stages)),
+                backward=tuple(slices(after, here) for here, after in pairwise(replica.stages)),
+            )
+        )
+    return pipelines
+
+
+def _replay_once_each(pipelines: Sequence[Pipeline], *, blocking: bool) -> tuple[tuple[Span, ...], tuple[int, ...]]:
+    """Spans of all different sets of replicas that share interfaces, and for each replica whose spans it has."""
+    alike = list(range(len(pipelines)))
+    replayed: dict[object, list[int]] = {}
+    spans: list[Span] = []
+    for members in _sharing_interfaces(pipelines):
+        signature = _signature([pipelines[r] for r in members])
+        if signature in replayed:
+            for r, twin in zip(members, replayed[signature], strict=True):
+                alike[r] = twin
+            continue
+        replayed[signature] = members
+        first = len(spans)
+        for span in replay([pipelines[r] for r in members], blocking=blocking):
+            span.replica = members[span.replica]
+            span.cause += first if span.cause != NO_CAUSE else 0
+            spans.append(span)
+    return tuple(spans), tuple(alike)
+
+
+def _sharing_interfaces(pipelines: Sequence[Pipeline]) -> list[list[int]]:
+    """Replicas in groups, such that no two groups use one interface."""
+    groups: list[tuple[set[Port], list[int]]] = []
+    for r, pipeline in enumerate(pipelines):
+        ports = {port for costs in pipeline.forward + pipeline.backward for cost in costs for port, _ in cost.ports}
+        members = [r]
+        apart = []
+        for used, others in groups:
+            if used.isdisjoint(ports):
+                apart.append((used, others))
+            else:
+                ports |= used
+                members += others
+        groups = [*apart, (ports, sorted(members))]
+    return [members for _, members in groups]
+
+
+def _signature(pipelines: Sequence[Pipeline]) -> object:
+    """Equal for sets of replicas that take the same course: everything but the interfaces' names."""
+    names: dict[Port, int] = {}
+
+    def anonymous(cost: TransferCost) -> tuple[float, tuple[tuple[int, float], ...]]:
+        return cost.seconds, tuple((names.setdefault(port, len(names)), busy_s) for port, busy_s in cost.ports)
+
+    return tuple(
+        (
+            id(pipeline.rows),
+            pipeline.forward_s,
+            pipeline.backward_s,
+            tuple(tuple(map(anonymous, costs)) for costs in pipeline.forward + pipeline.backward),
+        )
+        for pipeline in pipelines
+    )
+
+
+class _Ends:
+    """When the backwards of each stage end."""
+
+    def __init__(self, plan: Plan, spans: Sequence[Span], alike: Sequence[int]) -> None:
+        self.busy: dict[StageKey, float] = defaultdict(float)
+        self.last_backward: dict[StageKey, Span] = {}
+        for span in spans:
+            if span.kind in (Kind.F, Kind.B):
+                self.busy[span.replica, span.stage] += span.end_s - span.start_s
+                if span.kind == Kind.B:
+                    self.last_backward[span.replica, span.stage] = span
+        for r, s, _ in plan.stages():
+            self.busy[r, s] = self.busy[alike[r], s]
+            self.last_backward[r, s] = self.last_backward[alike[r], s]
+
+
+def _sync_gradients(plan: Plan, topology: Topology, costs: CostModel, ends: _Ends) -> tuple[SyncSpan, ...]:
+    """Run every sum of gradients in the global order: each waits for its gradients, its ranks, and its interfaces."""
+    traits = costs.traits
+    place = {rank: (r, s) for r, s, stage in plan.stages() for rank in stage.ranks}
+    ready = _GradientsReady(plan, costs, ends)
+    free: dict[object, float] = defaultdict(float)
+    known: dict[tuple[int, tuple[int, ...]], TransferCost] = {}
+    spans = []
+    for bucket in sync_buckets(plan, bucket_numel=traits.bucket_numel):
+        key = bucket.numel, bucket.ranks
+        if key not in known:
+            known[key] = all_reduce_cost(
+                bucket.numel * costs.element_bytes,
+                bucket.ranks,
+                topology,
+                host_gb_per_s=traits.sync_host_gb_per_s,
+            )
+        cost = known[key]
+        used: list[object] = [*bucket.ranks, *(port for port, _ in cost.ports)]
+        gradients_s = max(ready.at(stage, bucket.position) for stage in {place[rank] for rank in bucket.ranks})
+        start_s = max(gradients_s, *(free[resource] for resource in used))
+        for resource in used:
+            free[resource] = start_s + cost.seconds
+        spans.append(SyncSpan(bucket, start_s, start_s + cost.seconds))
+    return tuple(spans)
+
+
+class _GradientsReady:
+    """When a stage has the last gradient of a layer: its last backward runs from the head to the embedding."""
+
+    def __init__(self, plan: Plan, costs: CostModel, ends: _Ends) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._ends = ends
+
+    def at(self, key: StageKey, position: int) -> float:
+        last = self._ends.last_backward[key]
+        if not self._costs.traits.overlaps_gradient_sync:
+            return last.end_s
+        stage = self._plan.replicas[key[0]].stages[key[1]]
+        whole = self._costs.of(stage).backward_s
+        if whole == 0:
+            return last.end_s
+        head_s = 0.0
+        if stage.end_layer == self._plan.model.num_layers:
+            head_s = self._costs.layer(
+                "head", device=stage.device, tp=stage.tp, micro_batch_size=stage.micro_batch_size
+            ).backward_s
+        layers_done = min(stage.num_layers, stage.end_layer - max(position, stage.first_layer))
+        done = head_s + (whole - head_s) * layers_done / stage.num_layers if position < stage.end_layer else head_s
+        return last.start_s + (last.end_s - last.start_s) * min(1.0, done / whole)
+
+
+def _result(
+    plan: Plan,
+    stage_costs: Mapping[StageKey, StageCost],
+    spans: tuple[Span, ...],
+    alike: tuple[int, ...],
+    syncs: tuple[SyncSpan, ...],
+    ends: _Ends,
+    costs: CostModel,
+) -> Simulation:
+    place = {rank: (r, s) for r, s, stage in plan.stages() for rank in stage.ranks}
+    summed = {key: span.end_s for key, span in ends.last_backward.items()}
+    for sync in syncs:
+        for key in {place[rank] for rank in sync.bucket.ranks}:
+            summed[key] = max(summed[key], sync.end_s)
+    compute_end_s = max(span.end_s for span in ends.last_backward.values())
+    everyone_s = max(summed.values())
+    if costs.traits.waits_for_all_before_update:
+        summed = dict.fromkeys(summed, everyone_s)
+    step_s = max(summed[key] + stage_costs[key].update_s for key in summed)
+    stages = {}
+    for key, last in ends.last_backward.items():
+        update_s = stage_costs[key].update_s
+        stages[key] = StageTimes(
+            busy_s=ends.busy[key],
+            bubble_s=last.end_s - ends.busy[key],
+            sync_s=summed[key] - last.end_s,
+            update_s=update_s,
+            rest_s=step_s - summed[key] - update_s,
+        )
+    return Simulation(
+        plan=plan,
+        step_s=step_s,
+        compute_end_s=compute_end_s,
+        basis=max(cost.basis for cost in stage_costs.values()),
+        stages=stages,
+        costs=stage_costs,
+        spans=spans,
+        alike=alike,
+        syncs=syncs,
+    )

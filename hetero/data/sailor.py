@@ -1,0 +1,329 @@
+"""Reads the measurements that the authors of Sailor published, as tables of CSV, into profiles and links.
+
+A folder holds ``layer_profiles.csv``, ``layer_memory.csv``, ``collectives.csv``, ``p2p.csv`` and
+``network_fits.csv``. Only the models whose sizes are known here are read.
+"""
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from hetero.cost.work import layer_work
+from hetero.data import NodeLinks, PublishedLinks
+from hetero.errors import ConfigError
+from hetero.spec.cluster import GroupLink, Link, NodePair, ZonePair
+from hetero.spec.devices import device_type
+from hetero.spec.profile import (
+    LAYER_KINDS,
+    Arithmetic,
+    LayerKind,
+    LayerMemory,
+    LayerShape,
+    LayerTime,
+    Profile,
+    Provenance,
+    UpdateTime,
+)
+from hetero.units import GB, TERA
+
+Row = dict[str, str]
+
+DEVICES = {
+    "A100-40": "A100-40",
+    "A100-80": "A100-80",
+    "GH-96": "GH200",
+    "RTX-2080": "RTX-2080Ti",
+    "RTX-3090": "RTX-3090",
+    "Titan-RTX": "Titan-RTX",
+    "V100-16": "V100-16",
+}
+
+NICS = {"A100-40": 3, "V100-16": 4, "GH-96": 4}
+"""How many parallel transfers between two nodes reach the bandwidth of one: the fits of 4 pairs over those of 1."""
+
+MEGABYTE = 10**6
+
+FAILED_MS = 1e9
+"""What the tables hold where a collective did not run."""
+
+ISOLATION_S = 7.0e-5
+"""Calibrated on whole training runs, see docs/cost_model.md; fits of time over microbatch size have such intercepts."""
+
+UPDATE_DIVISOR = 4
+
+SEQ_LENGTH = 2048
+PRECISION_BYTES = 4
+
+
+def _shape(hidden: int, heads: int) -> LayerShape:
+    return LayerShape(
+        hidden=hidden,
+        heads=heads,
+        query_groups=heads,
+        kv_channels=hidden // heads,
+        ffn=4 * hidden,
+        gated=False,
+        vocabulary=50304,
+    )
+
+
+MODELS: dict[str, tuple[str, LayerShape, int]] = {
+    "OPT-350": ("OPT-350M", _shape(1024, 16), 24),
+    "GPT-Neo-2.7": ("GPT-Neo-2.7B", _shape(2560, 20), 32),
+    "OPT-30": ("OPT-30B", _shape(7168, 56), 48),
+}
+"""Name in the tables: what people call it, its layers' shape, how many blocks it has."""
+
+PROVENANCE = Provenance(
+    measured_by="the authors of Sailor (SOSP 2025), ETH Zurich",
+    source="https://github.com/eth-easl/sailor, August 2025",
+    licence="MIT, Copyright (c) ETH Zurich, the Sailor authors",
+    notes=(
+        "fp32 in memory; matrix products in TF32 where the achieved throughput exceeds the device's fp32 peak",
+        "each layer was timed alone; of the blocks, the median over all layers is kept",
+        "the backward of the embedding was not timed",
+        "updates were timed for an embedding, one or two blocks and a head together; here by parameters",
+        "bandwidths contain the latency",
+    ),
+)
+
+
+def read_profiles(folder: Path) -> list[Profile]:
+    """One profile per known model and device in ``folder``, by device and model.
+
+    Raises:
+        ConfigError: a file is missing or has not the expected columns.
+    """
+    times = _grouped(
+        _rows(folder / "layer_profiles.csv", {"model", "gpu", "micro_batch", "tp", "layer"}), "model", "gpu"
+    )
+    memory = _grouped(_rows(folder / "layer_memory.csv", {"model", "tp", "layer", "params_floats"}), "model")
+    all_reduce = read_all_reduce(folder)
+    profiles = []
+    for (model, gpu), rows in sorted(times.items(), key=lambda item: (item[0][1], item[0][0])):
+        if model in MODELS and gpu in DEVICES:
+            # Collectives of the 80 GB card were not measured; the 40 GB one has the same NVLink.
+            groups = all_reduce.get(gpu) or all_reduce.get(gpu.replace("A100-80", "A100-40"), ())
+            profiles.append(_profile(model, gpu, rows, memory.get((model,), []), groups))
+    return profiles
+
+
+def _profile(
+    model: str, gpu: str, rows: Sequence[Row], memory_rows: Sequence[Row], all_reduce: tuple[GroupLink, ...]
+) -> Profile:
+    name, shape, num_layers = MODELS[model]
+    times = _times(rows, num_layers)
+    memory = _memory(memory_rows, num_layers)
+    head = next((entry for entry in memory if entry.kind == "head" and entry.tp == 1), None)
+    return Profile(
+        device=DEVICES[gpu],
+        model=name,
+        shape=shape,
+        seq_length=SEQ_LENGTH,
+        precision="fp32",
+        arithmetic=_arithmetic(DEVICES[gpu], shape, times),
+        head_has_projection=head is None or head.parameters >= shape.vocabulary * shape.hidden,
+        isolation_s=ISOLATION_S,
+        provenance=PROVENANCE,
+        times=times,
+        updates=_updates(rows, memory),
+        memory=memory,
+        all_reduce=all_reduce,
+    )
+
+
+def _times(rows: Sequence[Row], num_layers: int) -> tuple[LayerTime, ...]:
+    passes: defaultdict[tuple[LayerKind, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        kind = _kind(int(row["layer"]), num_layers)
+        passes[kind, int(row["tp"]), int(row["micro_batch"])].append((float(row["fwd_s"]), float(row["bwd_s"])))
+    return tuple(
+        LayerTime(
+            kind=kind,
+            tp=tp,
+            micro_batch_size=size,
+            forward_s=_rounded(median(forward for forward, _ in found)),
+            backward_s=_rounded(median(backward for _, backward in found)),
+        )
+        for (kind, tp, size), found in sorted(passes.items())
+    )
+
+
+def _updates(rows: Sequence[Row], memory: Sequence[LayerMemory]) -> tuple[UpdateTime, ...]:
+    """Each layer's share, by parameters, of an update that was timed for several layers together.
+
+    The tables give every layer of a model one and the same time: the update of an embedding, the profiled blocks and
+    a head, over four. Only so does a parameter cost the same in every model (A100-40: 90 ps, V100-16: 149 ps).
+    """
+    num_blocks = _num_profiled_blocks(rows)
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        if float(row["update_s"]) > 0:
+            seconds[int(row["tp"])].append(float(row["update_s"]))
+    updates = []
+    for tp, found in sorted(seconds.items()):
+        held = {entry.kind: entry.parameters for entry in memory if entry.tp == tp}
+        if len(held) == len(LAYER_KINDS):
+            together = held["embedding"] + num_blocks * held["block"] + held["head"]
+            per_parameter = UPDATE_DIVISOR * median(found) / together
+            updates += [
+                UpdateTime(kind=kind, tp=tp, update_s=_rounded(per_parameter * held[kind])) for kind in sorted(held)
+            ]
+    return tuple(updates)
+
+
+def _num_profiled_blocks(rows: Sequence[Row]) -> int:
+    """2 if the first block's times differ from the second's anywhere: the later ones are copies of the last timed."""
+    first = {(r["tp"], r["micro_batch"]): (r["fwd_s"], r["bwd_s"]) for r in rows if r["layer"] == "1"}
+    second = {(r["tp"], r["micro_batch"]): (r["fwd_s"], r["bwd_s"]) for r in rows if r["layer"] == "2"}
+    return 1 if first == second else 2
+
+
+def _memory(rows: Sequence[Row], num_layers: int) -> tuple[LayerMemory, ...]:
+    found: defaultdict[tuple[LayerKind, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        found[_kind(int(row["layer"]), num_layers), int(row["tp"])].append(row)
+    return tuple(
+        LayerMemory(
+            kind=kind,
+            tp=tp,
+            parameters=int(median(int(row["params_floats"]) for row in layers)),
+            saved_bytes=int(median(int(row["act_mem_bytes"]) for row in layers)),
+            output_bytes=int(median(int(row["act_output_bytes"]) for row in layers)),
+        )
+        for (kind, tp), layers in sorted(found.items())
+    )
+
+
+def _kind(layer: int, num_layers: int) -> LayerKind:
+    if layer == 0:
+        return "embedding"
+    return "block" if layer <= num_layers else "head"
+
+
+def _arithmetic(device: str, shape: LayerShape, times: Iterable[LayerTime]) -> Arithmetic:
+    """TF32 if the device has it and its fp32 units could not have been so fast; TF32 too where both are alike."""
+    sheet = device_type(device).data_sheet
+    if sheet is None or sheet.tf32 is None:
+        return "fp32"
+    achieved = max(
+        layer_work(
+            "block",
+            shape,
+            tp=time.tp,
+            micro_batch_size=time.micro_batch_size,
+            seq_length=SEQ_LENGTH,
+            element_bytes=PRECISION_BYTES,
+        ).operations
+        / time.forward_s
+        for time in times
+        if time.kind == "block"
+    )
+    return "tf32" if achieved > sheet.fp32 * TERA or sheet.tf32 <= sheet.fp32 else "fp32"
+
+
+def read_all_reduce(folder: Path) -> dict[str, tuple[GroupLink, ...]]:
+    """Measured fp32 all-reduces inside a node, by GPU name of the tables and ascending group.
+
+    Raises:
+        ConfigError: as :func:`read_profiles`.
+    """
+    rows = _rows(folder / "collectives.csv", {"gpu", "precision", "collective", "gpus", "data_mb", "median_time_ms"})
+    points: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        milliseconds = float(row["median_time_ms"])
+        if row["collective"] == "all_reduce" and row["precision"] == "fp32" and milliseconds < FAILED_MS:
+            size, megabytes = int(row["gpus"]), int(float(row["data_mb"]))
+            bus_gb_per_s = 2 * (size - 1) / size * megabytes / milliseconds
+            points[row["gpu"], size][megabytes * MEGABYTE] = bus_gb_per_s
+    groups: defaultdict[str, list[GroupLink]] = defaultdict(list)
+    for (gpu, size), table in sorted(points.items()):
+        bus = Link(bandwidth_gb_per_s=_thinned(table), latency_us=0)
+        groups[gpu].append(GroupLink(size=size, bus=bus))
+    return {gpu: tuple(found) for gpu, found in groups.items()}
+
+
+def _thinned(table: dict[int, float]) -> tuple[tuple[int, float], ...]:
+    """The measured sizes nearest to each power of two: the rest lies on the lines between."""
+    sizes = sorted(table)
+    powers = range(math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1])) + 1)
+    nearest = {min(sizes, key=lambda size, p=power: abs(math.log2(size) - p)) for power in powers}  # type: ignore[misc]
+    return tuple((size, _rounded(table[size])) for size in sorted(nearest))
+
+
+def read_links(folder: Path) -> PublishedLinks:
+    """Links inside nodes, between nodes, between nodes of different devices, and between two regions.
+
+    Raises:
+        ConfigError: as :func:`read_profiles`.
+    """
+    inside: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row in _rows(folder / "p2p.csv", {"gpu", "precision", "scope", "data_mb", "bandwidth_raw"}):
+        if row["scope"] == "intra" and row["precision"] == "fp32":
+            inside[row["gpu"]].append((int(row["data_mb"]) * MEGABYTE, _rounded(float(row["bandwidth_raw"]))))
+    columns = {"scope", "src_zone", "src_gpu", "src_gpus", "dst_zone", "dst_gpu", "dst_gpus", "c2", "c1", "c0"}
+    fits = [row for row in _rows(folder / "network_fits.csv", columns) if row["src_gpus"] == row["dst_gpus"] == "1"]
+    between = {
+        (r["src_zone"], r["src_gpu"], r["dst_zone"], r["dst_gpu"]): _fit(r) for r in fits if r["scope"] == "inter"
+    }
+    all_reduce = read_all_reduce(folder)
+    home, far = "us-central1-a", "us-west1-b"
+    nodes = tuple(
+        NodeLinks(
+            device=DEVICES[gpu],
+            inside_node=Link(bandwidth_gb_per_s=tuple(sorted(table)), latency_us=0),
+            all_reduce_inside_node=all_reduce.get(gpu, ()),
+            between_nodes=between.get((home, gpu, home, gpu)),
+            nics_per_node=NICS.get(gpu, 1),
+        )
+        for gpu, table in sorted(inside.items())
+    )
+    pairs = tuple(
+        NodePair(node_types=(DEVICES[a], DEVICES[b]), link=link)
+        for (zone_a, a, zone_b, b), link in sorted(between.items(), key=lambda item: item[0])
+        if zone_a == zone_b == home and a < b and {a, b} <= set(DEVICES)
+    )
+    zones = tuple(
+        ZonePair(zones=("us-central1", "us-west1"), link=link)
+        for (zone_a, a, zone_b, b), link in sorted(between.items(), key=lambda item: item[0])
+        if (zone_a, zone_b) == (home, far) and a == b == "A100-40"
+    )
+    return PublishedLinks(provenance=PROVENANCE, nodes=nodes, pairs=pairs, zones=zones)
+
+
+def _fit(row: Row) -> Link:
+    """GB/s = c2 m^2 + c1 m + c0 with m = log2(megabytes), never above the stated maximum, at 1 MB to 1 GB."""
+    c2, c1, c0 = (float(row[name]) for name in ("c2", "c1", "c0"))
+    ceiling = float(row["max_bytes_per_s"]) / GB
+    table = []
+    for m in range(11):
+        bandwidth = min(c2 * m * m + c1 * m + c0, ceiling)
+        if bandwidth > 0:
+            table.append((2**m * MEGABYTE, _rounded(bandwidth)))
+    return Link(bandwidth_gb_per_s=tuple(table), latency_us=0)
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits, more than the measurements have."""
+    return float(f"{value:.4g}")
+
+
+def _rows(path: Path, columns: set[str]) -> list[Row]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the folder that holds the published tables") from None
+    if missing := columns - set(rows[0] if rows else {}):
+        raise ConfigError(f"{path}: has no column {', '.join(sorted(missing))}; is it the published table?")
+    return rows
+
+
+def _grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    groups: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[key] for key in keys)].append(row)
+    return groups

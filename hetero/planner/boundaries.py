@@ -1,0 +1,82 @@
+"""Seconds of the boundary between two slots, asked of representative ranks and remembered."""
+
+from dataclasses import dataclass
+
+from hetero.cost.network import slice_messages, transfer_cost
+from hetero.plan.ir import Stage
+from hetero.planner.candidates import Slot
+from hetero.planner.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """One microbatch across a boundary.
+
+    seconds: c_s, the slower direction of the two.
+    forward_port_s, backward_port_s: how long the busiest network interface is taken by either direction; 0 inside a
+        node.
+    """
+
+    seconds: float
+    forward_port_s: float
+    backward_port_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a slot sits: on which node of its kind, and from which device of it on."""
+
+    slot: Slot
+    node: int
+    offset: int
+
+
+class Boundaries:
+    """All boundaries of a problem. Nodes of a kind are alike, so what counts is whether two seats share a node."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._known: dict[tuple[Seat, Seat, int], Crossing] = {}
+
+    def crossing(self, sender: Seat, receiver: Seat, *, samples: int) -> Crossing:
+        """The cost of a microbatch of ``samples`` between two seats of one replica.
+
+        Raises:
+            ConfigError: the cluster describes no link between them.
+        """
+        first = Seat(sender.slot, 0, sender.offset)
+        apart = receiver.node - sender.node if sender.slot.kind == receiver.slot.kind else 0
+        second = Seat(receiver.slot, max(0, apart), receiver.offset)
+        key = first, second, samples
+        if key not in self._known:
+            self._known[key] = self._cost(first, second, samples)
+        return self._known[key]
+
+    def _cost(self, sender: Seat, receiver: Seat, samples: int) -> Crossing:
+        a, b = self._stage(sender, samples), self._stage(receiver, samples)
+        row_bytes = self._problem.model.hidden_size * self._problem.costs.element_bytes
+        topology, seq_length = self._problem.topology, self._problem.seq_length
+        forward, backward = (
+            transfer_cost(slice_messages(x, y, seq_length=seq_length, row_bytes=row_bytes), topology)
+            for x, y in ((a, b), (b, a))
+        )
+        return Crossing(
+            max(forward.seconds, backward.seconds),
+            max((busy_s for _, busy_s in forward.ports), default=0.0),
+            max((busy_s for _, busy_s in backward.ports), default=0.0),
+        )
+
+    def _stage(self, seat: Seat, samples: int) -> Stage:
+        kind = self._problem.kinds[seat.slot.kind]
+        first_rank = kind.ranks_of_node(seat.node)[seat.offset]
+        return Stage(
+            first_layer=0,
+            end_layer=1,
+            ranks=tuple(range(first_rank, first_rank + seat.slot.gpus)),
+            device=kind.device,
+            tp=seat.slot.tp,
+            dp=seat.slot.dp,
+            sequence_parallel=self._problem.splits_sequence(seat.slot.tp),
+            micro_batch_size=samples // seat.slot.dp,
+            in_flight=1,
+        )

@@ -1,0 +1,117 @@
+"""The last round: plans that the search found, checked by the validator and scored by the simulator.
+
+The search prices a step by a formula; among covers that are close together the simulator has the last word. It also
+decides whether depths beyond the smallest ones pay where memory holds them.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hetero.cost.memory import MemoryParts, plan_memory
+from hetero.cost.simulator import Simulation, simulate
+from hetero.plan.ir import Plan, Replica
+from hetero.plan.placement import check_plan_on_cluster
+from hetero.plan.validate import least_in_flight, validate
+from hetero.planner.clock import Clock
+from hetero.planner.cover import Cover
+from hetero.planner.expand import expand
+from hetero.planner.problem import Problem
+
+EXTRA_DEPTHS = (0, 1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A legal plan that fits, with its prediction.
+
+    memory: peak parts of one device of every stage, by replica and stage.
+    """
+
+    plan: Plan
+    simulation: Simulation
+    memory: Mapping[tuple[int, int], MemoryParts]
+
+    @property
+    def step_s(self) -> float:
+        return self.simulation.step_s
+
+
+def scored(plan: Plan, problem: Problem) -> Scored | None:
+    """``plan`` with its prediction; ``None`` if a stage takes more memory than its device has.
+
+    Raises:
+        PlanError: the plan is not legal, or not for this cluster.
+    """
+    validate(plan)
+    check_plan_on_cluster(plan, problem.cluster)
+    memory = plan_memory(plan, problem.costs)
+    if any(parts.total > capacity_bytes(plan, problem, key) for key, parts in memory.items()):
+        return None
+    return Scored(plan=plan, simulation=simulate(plan, problem.topology, problem.costs), memory=memory)
+
+
+def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
+    """Memory of a device of stage ``key``, replica and stage."""
+    rank = plan.replicas[key[0]].stages[key[1]].ranks[0]
+    return next(
+        kind.memory_bytes for kind in problem.kinds if kind.first_rank <= rank < kind.first_rank + kind.num_devices
+    )
+
+
+def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored | None:
+    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case."""
+    best: Scored | None = None
+    for number, cover in enumerate(covers):
+        seen: set[Plan] = set()
+        for extra_depth in EXTRA_DEPTHS:
+            if best is not None and clock.is_over():
+                return best
+            plan = expand(cover, problem, extra_depth=extra_depth)
+            if plan in seen:
+                continue
+            seen.add(plan)
+            candidate = scored(plan, problem) or scored_shallower(plan, problem)
+            if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
+                best = candidate
+        assert number >= 0
+    return best
+
+
+def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:
+    """As :func:`scored`, with smaller depths where a stage is short of memory; ``None`` if that does not help."""
+    memory = plan_memory(plan, problem.costs)
+    replicas = list(plan.replicas)
+    for (r, s), parts in memory.items():
+        over = parts.total - capacity_bytes(plan, problem, (r, s))
+        if over > 0:
+            each = (parts.activations + parts.logits) / replicas[r].stages[s].in_flight
+            depth = replicas[r].stages[s].in_flight - max(1, -int(-over // each))
+            if depth < least_in_flight(replicas[r], s):
+                return None
+            replicas[r] = _with_depth(replicas[r], s, depth)
+    return scored(dataclasses.replace(plan, replicas=tuple(replicas)), problem)
+
+
+def _with_depth(replica: Replica, stage: int, depth: int) -> Replica:
+    stages = list(replica.stages)
+    stages[stage] = dataclasses.replace(stages[stage], in_flight=depth)
+    return dataclasses.replace(replica, stages=tuple(stages))
+
+
+def worth(candidate: Scored, problem: Problem) -> float:
+    """What is minimised: seconds of a step, or its price."""
+    if problem.goal == "time":
+        return candidate.step_s
+    return price_per_hour(candidate.plan, problem) * candidate.step_s / 3600
+
+
+def price_per_hour(plan: Plan, problem: Problem) -> float:
+    """Of the devices that work; a node of which a part works counts with that part."""
+    working = [rank for _, _, stage in plan.stages() for rank in stage.ranks]
+    return sum(
+        (kind.price_per_hour or 0.0)
+        / kind.gpus_per_node
+        * sum(kind.first_rank <= rank < kind.first_rank + kind.num_devices for rank in working)
+        for kind in problem.kinds
+    )

@@ -1,0 +1,125 @@
+"""What is to be planned: a cluster seen as kinds of node, a model with its costs, and what counts as best."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from hetero.cost.latency import CostModel
+from hetero.cost.network import Topology
+from hetero.errors import ConfigError
+from hetero.plan.ir import Precision
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.model import ModelSpec
+from hetero.units import GIB
+
+Goal = Literal["time", "money"]
+"""``time``: the shortest step. ``money``: the least money per token, nodes that idle not counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeKind:
+    """All nodes of one node type: the planner tells nodes of a kind apart only when it hands out ranks.
+
+    memory_bytes: of one device.
+    first_rank: of the first node; the others follow.
+    """
+
+    index: int
+    name: str
+    device: str
+    gpus_per_node: int
+    count: int
+    memory_bytes: int
+    zone: str
+    price_per_hour: float | None
+    first_rank: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.gpus_per_node * self.count
+
+    def ranks_of_node(self, node: int) -> range:
+        """The ranks of the ``node``-th node of this kind."""
+        first = self.first_rank + node * self.gpus_per_node
+        return range(first, first + self.gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One question to the planner.
+
+    goal: what is minimised; ``budget_per_hour`` bounds the price of the nodes in use under either goal.
+    seed: of the solver's random choices. With one and the same seed the search takes the same course as long as the
+        time limit does not cut it short.
+    time_limit_s: seconds after which the best plan so far is returned, with the bound that was proven by then.
+    """
+
+    cluster: ClusterSpec
+    costs: CostModel
+    global_batch_size: int
+    goal: Goal = "time"
+    budget_per_hour: float | None = None
+    time_limit_s: float = 30.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size < 1:
+            raise ConfigError(f"planner: global_batch_size is {self.global_batch_size}, must be at least 1")
+        if self.time_limit_s <= 0:
+            raise ConfigError(f"planner: the time limit is {self.time_limit_s} s, must be above 0")
+        if self.budget_per_hour is not None and self.budget_per_hour <= 0:
+            raise ConfigError(f"planner: the budget is {self.budget_per_hour} per hour, must be above 0")
+        if self.goal == "money" or self.budget_per_hour is not None:
+            unpriced = [kind.name for kind in self.kinds if kind.price_per_hour is None]
+            if unpriced:
+                raise ConfigError(
+                    f"cluster: node type {unpriced[0]!r} has no price_per_hour, which planning by money needs"
+                )
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.costs.model
+
+    @property
+    def seq_length(self) -> int:
+        return self.costs.seq_length
+
+    @property
+    def precision(self) -> Precision:
+        return self.costs.precision
+
+    def splits_sequence(self, tp: int) -> bool:
+        """Sequence parallelism wherever it is possible: it takes no more time, less memory, and less of a boundary."""
+        return tp > 1 and self.seq_length % tp == 0
+
+    @cached_property
+    def topology(self) -> Topology:
+        return Topology(self.cluster)
+
+    @cached_property
+    def kinds(self) -> tuple[NodeKind, ...]:
+        """The kinds of node in file order."""
+        kinds = []
+        first_rank = 0
+        for index, node_type in enumerate(self.cluster.node_types):
+            memory_gib = self.cluster.device_of_rank(first_rank).memory_gib
+            if memory_gib is None:
+                raise ConfigError(
+                    f"cluster: node type {node_type.name!r} has devices of type {node_type.device!r}, whose memory is "
+                    "unknown; set memory_gib"
+                )
+            kinds.append(
+                NodeKind(
+                    index=index,
+                    name=node_type.name,
+                    device=node_type.device,
+                    gpus_per_node=node_type.gpus_per_node,
+                    count=node_type.count,
+                    memory_bytes=memory_gib * GIB,
+                    zone=node_type.zone,
+                    price_per_hour=node_type.price_per_hour,
+                    first_rank=first_rank,
+                )
+            )
+            first_rank += node_type.num_devices
+        return tuple(kinds)

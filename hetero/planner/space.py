@@ -1,0 +1,217 @@
+"""The template space: which templates the solver chooses from.
+
+Blocks cover whole nodes, up to a number per replica that grows with the model's memory; in small clusters also a half,
+a quarter ... of a node. Replicas mix up to ``MOST_KINDS`` kinds, each in one block, in any order. Within a kind and a
+size, blocks that another one beats in speed, in memory and in number of stages are left out, and so are templates
+that another one with the same devices and the same cuts between kinds beats in fill, in period and in update.
+
+The more kinds there are, the fewer sizes, blocks and cuts of each mixture are kept, so that the space stays at some
+hundreds of templates.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetero.planner.candidates import Candidates, StageOption
+from hetero.planner.clock import Clock
+from hetero.planner.problem import NodeKind, Problem
+from hetero.planner.templates import Block, Template, TemplateFactory
+
+MOST_KINDS = 3
+"""Kinds of node in one replica."""
+
+MOST_STAGES = 16
+
+SMALL_CLUSTER = 32
+"""Devices up to which a replica may take a part of a node: beyond, equal parts are data parallelism in a stage."""
+
+BLOCKS_PER_SIZE = {1: 24, 2: 5, 3: 2}
+"""Blocks of one kind and size that go into replicas of so many kinds; fewer in clusters of many kinds."""
+
+MOST_NODES_MIXED = {1: 10**6, 2: 4, 3: 2}
+"""Nodes of one kind in replicas of so many kinds, unless the model asks for more."""
+
+CUTS = {1: 12, 2: 10, 3: 4}
+"""Templates with the same devices in the same order that are kept in a cluster of so many kinds; 2 beyond."""
+
+NOMINAL_SAMPLES = 64
+"""Samples of a replica at which templates are compared by fill and period together."""
+
+SAMPLES = (1, 2, 4, 8, 16, 32)
+"""Samples per microbatch of a replica."""
+
+LEAST_EFFICIENCY = 0.7
+"""Templates with less than this share of what their devices reach in the best templates of one kind are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rated:
+    """A block at some number of samples per microbatch, with what pruning compares.
+
+    layers_per_s: layers of microbatches per second if it never waits.
+    most_layers: that its memory holds; ``most_layers_fast`` without recomputation.
+    """
+
+    block: Block
+    layers_per_s: float
+    most_layers: int
+    most_layers_fast: int
+
+    def beats(self, other: "_Rated") -> bool:
+        return (
+            self.layers_per_s >= other.layers_per_s
+            and self.most_layers >= other.most_layers
+            and self.most_layers_fast >= other.most_layers_fast
+            and self.block.num_stages <= other.block.num_stages
+        )
+
+
+class TemplateSpace:
+    """Enumerates the space of one problem."""
+
+    def __init__(self, problem: Problem, candidates: Candidates) -> None:
+        self._problem = problem
+        self._candidates = candidates
+        self._factory = TemplateFactory(problem, candidates)
+        self._blocks: dict[tuple[int, int], dict[int, list[_Rated]]] = {}
+
+    def templates(self, clock: Clock) -> list[Template]:
+        """All templates of the space that are not dominated, in a fixed order.
+
+        When ``clock`` runs out, the mixtures that were not looked at are missing.
+        """
+        found: list[Template] = []
+        best: dict[int, float] = defaultdict(float)
+        for blocks, samples in self._combinations():
+            if clock.is_over():
+                break
+            least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.kind] for block in blocks)
+            template = self._factory.build(blocks, samples, least_rate=least_rate)
+            if template is not None and template.rate >= least_rate:
+                found.append(template)
+                if len(blocks) == 1:
+                    kind = blocks[0].kind
+                    best[kind] = max(best[kind], template.rate / template.devices[kind])
+        return _fewest_cuts(undominated(found), CUTS.get(len(self._candidates.usable_kinds), 2))
+
+    def _combinations(self) -> Iterator[tuple[tuple[Block, ...], int]]:
+        """Few kinds first, so that a search that is cut short has seen the simple ones."""
+        kinds = self._candidates.usable_kinds
+        most_stages = min(MOST_STAGES, self._problem.model.num_layers)
+        for num_kinds in range(1, min(len(kinds), MOST_KINDS) + 1):
+            for chosen in itertools.combinations(kinds, num_kinds):
+                for samples in SAMPLES:
+                    if samples > self._problem.global_batch_size:
+                        continue
+                    choices = [self._choices(kind, samples, num_kinds) for kind in chosen]
+                    for blocks in itertools.product(*choices):
+                        if sum(block.num_stages for block in blocks) <= most_stages:
+                            yield from ((order, samples) for order in itertools.permutations(blocks))
+
+    def _choices(self, kind: NodeKind, samples: int, num_kinds: int) -> list[Block]:
+        """Blocks of ``kind`` for replicas of ``num_kinds`` kinds."""
+        most = BLOCKS_PER_SIZE[num_kinds]
+        if num_kinds == 2 and len(self._candidates.usable_kinds) > 2:
+            most = 3
+        return [
+            rated.block for size in self._sizes(kind, num_kinds) for rated in self._rated(kind, size, samples)[:most]
+        ]
+
+    def _sizes(self, kind: NodeKind, num_kinds: int) -> list[int]:
+        """Devices of ``kind`` that a replica of ``num_kinds`` kinds may take."""
+        per_node = kind.gpus_per_node
+        sizes = []
+        if self._problem.cluster.num_devices <= SMALL_CLUSTER:
+            part = per_node
+            while part % 2 == 0:
+                part //= 2
+                sizes.append(part)
+        needed = self._most_nodes(kind)
+        nodes = min(kind.count, needed, max(MOST_NODES_MIXED[num_kinds], needed // num_kinds))
+        steps = [m for m in range(1, nodes + 1) if m in (1, 2, 3, 4, nodes) or m % 4 == 0]
+        return sorted(sizes) + [m * per_node for m in steps]
+
+    def _most_nodes(self, kind: NodeKind) -> int:
+        """Twice as many nodes as hold weights, gradients and optimizer state, and four at least."""
+        block = self._candidates.options(Block(kind.index, 1, 1, 1).slot, 1)
+        if not block:
+            return 4
+        static = block[-1].memory.cases[0].per_layer * self._problem.model.num_layers
+        return max(4, 2 * math.ceil(static / (kind.memory_bytes * kind.gpus_per_node)))
+
+    def _rated(self, kind: NodeKind, size: int, samples: int) -> list[_Rated]:
+        """The undominated blocks of ``size`` devices, fastest first."""
+        by_samples = self._blocks.setdefault((kind.index, size), {})
+        if samples not in by_samples:
+            rated = [each for block in self._blocks_of(kind, size) if (each := self._rate(block, samples)) is not None]
+            rated.sort(key=lambda each: (-each.layers_per_s, each.block))
+            kept: list[_Rated] = []
+            for each in rated:
+                if not any(other.beats(each) for other in kept):
+                    kept.append(each)
+            by_samples[samples] = kept
+        return by_samples[samples]
+
+    def _blocks_of(self, kind: NodeKind, size: int) -> Iterator[Block]:
+        inside = min(size, kind.gpus_per_node)
+        for gpus in (g for g in range(1, inside + 1) if inside % g == 0):
+            for tp in self._candidates.degrees(gpus):
+                yield Block(kind.index, size // gpus, gpus, tp)
+
+    def _rate(self, block: Block, samples: int) -> _Rated | None:
+        options = self._candidates.options(block.slot, samples)
+        if not options or block.num_stages > self._problem.model.num_layers:
+            return None
+
+        def most_layers(choices: Sequence[StageOption]) -> int:
+            return sum(
+                max(option.most_layers(block.num_stages - s, first=False, last=False) for option in choices)
+                for s in range(block.num_stages)
+            )
+
+        most = most_layers(options)
+        if most == 0:
+            return None
+        return _Rated(block, block.num_stages / options[0].layer_s, most, most_layers(options[:1]))
+
+
+def undominated(templates: Sequence[Template]) -> list[Template]:
+    """Templates that no other with the same devices, cuts and no more samples per microbatch beats in time."""
+    groups: dict[object, list[Template]] = defaultdict(list)
+    for template in templates:
+        groups[template.devices, template.cuts].append(template)
+    return [template for group in groups.values() for template in _pareto(group)]
+
+
+def _fewest_cuts(templates: Sequence[Template], most: int) -> list[Template]:
+    """Of templates with the same devices in the same order of kinds, those with the shortest periods and fills."""
+    groups: dict[object, list[Template]] = defaultdict(list)
+    for template in templates:
+        groups[template.devices, tuple(kind for kind, _, _ in template.cuts)].append(template)
+    kept = []
+    for group in groups.values():
+        by_period = sorted(group, key=lambda t: (t.period_s / t.samples, t.fill_s))
+        by_fill = sorted(group, key=lambda t: (t.fill_s + NOMINAL_SAMPLES / t.samples * t.period_s, t.samples))
+        ordered = dict.fromkeys(itertools.chain.from_iterable(zip(by_fill, by_period, strict=True)))
+        kept += list(ordered)[:most]
+    return kept
+
+
+def _pareto(group: Sequence[Template]) -> list[Template]:
+    kept: list[Template] = []
+    for template in sorted(group, key=lambda t: (t.period_s / t.samples, t.fill_s, t.samples)):
+        if not any(_beats(other, template) for other in kept):
+            kept.append(template)
+    return kept
+
+
+def _beats(a: Template, b: Template) -> bool:
+    """``a`` takes any number of samples in no more time than ``b`` needs for it, its nodes' layers left aside."""
+    return (
+        a.samples <= b.samples
+        and a.period_s / a.samples <= b.period_s / b.samples
+        and a.fill_s + a.update_s + (b.samples / a.samples - 1) * a.period_s <= b.fill_s + b.update_s
+    )

@@ -1,0 +1,136 @@
+"""Models from a file: our own fields as YAML or JSON, or a Hugging Face ``config.json``.
+
+Only what megatron-core's GPTModel computes the same way is imported; the rest is refused by the key that differs.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import ConfigError
+from hetero.serialization import load, near_match, read_text
+from hetero.spec.model import ModelSpec, padded_vocab_size
+
+VOCABULARY_DIVISOR = 128
+"""Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
+
+GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+
+
+def load_model(path: Path) -> ModelSpec:
+    """The model that ``path`` describes.
+
+    Raises:
+        ConfigError: the file is missing or malformed, or a Hugging Face model that cannot be expressed.
+    """
+    if path.suffix == ".json":
+        try:
+            config = json.loads(read_text(path))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: not JSON, line {error.lineno} column {error.colno}: {error.msg}") from None
+        if isinstance(config, dict) and "model_type" in config:
+            return from_hugging_face(config, source=str(path))
+    return load(ModelSpec, path)
+
+
+def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
+    """The model of a Hugging Face configuration of type llama, mistral, qwen2 or gpt2.
+
+    Raises:
+        ConfigError: another type, a missing key, or something that GPTModel computes differently.
+    """
+    importers = {"llama": _llama, "mistral": _llama, "qwen2": _llama, "gpt2": _gpt2, "opt": _opt}
+    kind = str(config["model_type"])
+    if kind not in importers:
+        hint = near_match(kind, list(importers)) or f" (known: {', '.join(importers)})"
+        raise ConfigError(f"{source}: unknown model_type {kind!r}{hint}")
+    try:
+        return importers[kind](config, source)
+    except KeyError as error:
+        raise ConfigError(f"{source}: missing key {error.args[0]!r} of a {kind} configuration") from None
+
+
+def _llama(config: Mapping[str, Any], source: str) -> ModelSpec:
+    _demand(config, source, "hidden_act", ("silu",))
+    if config.get("rope_scaling"):
+        raise ConfigError(f"{source}: rope_scaling is set, which is not supported; plan with a file without it")
+    if config.get("sliding_window") and config.get("use_sliding_window", config["model_type"] == "mistral"):
+        raise ConfigError(f"{source}: sliding_window {config['sliding_window']} is not supported; set it to null")
+    heads = config["num_attention_heads"]
+    vocabulary = config["vocab_size"]
+    return ModelSpec(
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        num_attention_heads=heads,
+        num_query_groups=config.get("num_key_value_heads") or heads,
+        kv_channels=config.get("head_dim") or config["hidden_size"] // heads,
+        ffn_hidden_size=config["intermediate_size"],
+        vocab_size=vocabulary,
+        padded_vocab_size=padded_vocab_size(vocabulary, divisible_by=VOCABULARY_DIVISOR),
+        max_position_embeddings=config["max_position_embeddings"],
+        position_embedding="rope",
+        rotary_base=int(config.get("rope_theta", 10_000)),
+        normalization="RMSNorm",
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        activation="swiglu",
+        linear_bias=bool(config.get("mlp_bias", False)),
+        qkv_bias=config["model_type"] == "qwen2" or bool(config.get("attention_bias", False)),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _gpt2(config: Mapping[str, Any], source: str) -> ModelSpec:
+    _demand(config, source, "activation_function", GELU_TANH)
+    hidden, heads, vocabulary = config["n_embd"], config["n_head"], config["vocab_size"]
+    return ModelSpec(
+        num_layers=config["n_layer"],
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        kv_channels=hidden // heads,
+        ffn_hidden_size=config.get("n_inner") or 4 * hidden,
+        vocab_size=vocabulary,
+        padded_vocab_size=padded_vocab_size(vocabulary, divisible_by=VOCABULARY_DIVISOR),
+        max_position_embeddings=config["n_positions"],
+        position_embedding="learned_absolute",
+        normalization="LayerNorm",
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        activation="gelu",
+        linear_bias=True,
+        qkv_bias=True,
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def _opt(config: Mapping[str, Any], source: str) -> ModelSpec:
+    """OPT as published has ReLU; variants with GELU are imported."""
+    _demand(config, source, "activation_function", (*GELU_TANH, "gelu"))
+    _demand(config, source, "do_layer_norm_before", (True,))
+    hidden, heads, vocabulary = config["hidden_size"], config["num_attention_heads"], config["vocab_size"]
+    _demand(config, source, "word_embed_proj_dim", (hidden,))
+    return ModelSpec(
+        num_layers=config["num_hidden_layers"],
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        kv_channels=hidden // heads,
+        ffn_hidden_size=config["ffn_dim"],
+        vocab_size=vocabulary,
+        padded_vocab_size=padded_vocab_size(vocabulary, divisible_by=VOCABULARY_DIVISOR),
+        max_position_embeddings=config["max_position_embeddings"],
+        position_embedding="learned_absolute",
+        normalization="LayerNorm",
+        activation="gelu",
+        linear_bias=True,
+        qkv_bias=True,
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def _demand(config: Mapping[str, Any], source: str, key: str, allowed: tuple[object, ...]) -> None:
+    if config[key] not in allowed:
+        raise ConfigError(
+            f"{source}: {key} is {config[key]!r}, GPTModel here has {' or '.join(map(repr, allowed))}; to plan for the "
+            "same shape, write a model file as in scripts/presets/models/"
+        )

@@ -1,0 +1,283 @@
+"""Profiles: what one kind of layer costs on one device type, as somebody measured it.
+
+A profile holds measured numbers only, and says who measured them and how. Everything between and beyond them is
+computed in :mod:`hetero.cost`, which marks what is no longer measured.
+
+A layer's time depends on its shape, not on how many there are: a profile of 24 layers serves any model whose
+layers have the same sizes.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from hetero.errors import ConfigError
+from hetero.serialization import STRICT, near_match
+from hetero.spec.cluster import GroupLink
+from hetero.spec.devices import device_type
+from hetero.spec.model import ModelSpec
+
+LayerKind = Literal["embedding", "block", "head"]
+"""``head`` is the final norm, the projection onto the vocabulary and the loss."""
+
+LAYER_KINDS: tuple[LayerKind, ...] = ("embedding", "block", "head")
+
+Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+"""What the matrix units multiply in. ``tf32`` is fp32 in memory and 19 bits in the product: several times faster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerShape:
+    """The sizes that a layer's time and memory follow from.
+
+    heads: attention heads, and ``query_groups`` of keys and values.
+    gated: the MLP has a gate and an up projection of ``ffn`` rows each.
+    vocabulary: rows of the embedding and of the head, padding included.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    hidden: int
+    heads: int
+    query_groups: int
+    kv_channels: int
+    ffn: int
+    gated: bool
+    vocabulary: int
+    num_experts: int | None = None
+    experts_per_token: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "heads", "query_groups", "kv_channels", "ffn", "vocabulary"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"layer shape: {name} is {getattr(self, name)}, must be at least 1")
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> "LayerShape":
+        """The shape of the layers of ``model``."""
+        moe = model.num_experts is not None
+        return cls(
+            hidden=model.hidden_size,
+            heads=model.num_attention_heads,
+            query_groups=model.num_query_groups,
+            kv_channels=model.kv_channels,
+            ffn=model.moe_ffn_hidden_size if moe and model.moe_ffn_hidden_size else model.ffn_hidden_size,
+            gated=model.is_gated,
+            vocabulary=model.padded_vocab_size,
+            num_experts=model.num_experts,
+            experts_per_token=model.moe_router_topk if moe else None,
+        )
+
+    @property
+    def dense_block(self) -> "LayerShape":
+        """The same without a vocabulary: all that a block's time depends on."""
+        return dataclasses.replace(self, vocabulary=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTime:
+    """Seconds of one layer for one microbatch on one of ``tp`` ranks, the collectives of tensor parallelism included.
+
+    forward_s, backward_s: medians of the measurer's repetitions; the backward is of weights and inputs together.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: LayerKind
+    tp: int
+    micro_batch_size: int
+    forward_s: float
+    backward_s: float
+
+    def __post_init__(self) -> None:
+        where = f"profile: {self.kind} at tp {self.tp}, micro_batch_size {self.micro_batch_size}"
+        for name in ("tp", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{where}: {name} is {getattr(self, name)}, must be at least 1")
+        for name in ("forward_s", "backward_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{where}: {name} is {getattr(self, name)}, must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateTime:
+    """Seconds of the optimizer's update of one layer's parameters on one of ``tp`` ranks."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: LayerKind
+    tp: int
+    update_s: float
+
+    def __post_init__(self) -> None:
+        if self.update_s < 0:
+            where = f"profile: {self.kind} at tp {self.tp}"
+            raise ConfigError(f"{where}: update_s is {self.update_s}, must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerMemory:
+    """What one layer keeps on one of ``tp`` ranks.
+
+    parameters: elements, not bytes.
+    saved_bytes: activations kept from forward to backward, of one sample.
+    output_bytes: what it hands to the next layer, of one sample; the head's are its logits and the loss.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: LayerKind
+    tp: int
+    parameters: int
+    saved_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """Where a profile's numbers come from.
+
+    measured_by: who ran it; a shipped profile is somebody else's work.
+    licence: under which the numbers may be passed on, with the copyright notice that it asks for.
+    notes: what a reader must know before believing them.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    measured_by: str
+    source: str
+    licence: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """Measured seconds and bytes of one model's layers on one device type.
+
+    device: the name of a device type, see :mod:`hetero.spec.devices`.
+    model: what people call it; only :attr:`shape`, :attr:`seq_length` and :attr:`precision` are compared.
+    precision: of weights and activations in memory; ``arithmetic``: of the matrix products.
+    tp_collectives_included: the times of ``tp`` > 1 contain their all-reduces.
+    head_has_projection: false where the measurer's last layer stopped before the projection onto the vocabulary.
+    isolation_s: what measuring one layer alone adds to each of its passes: the device idles before the first kernel
+        and after the last, which in a row of layers is hidden behind the neighbours. Not part of a layer's cost.
+    all_reduce: what the collectives inside the times reach on the machine that was measured.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    format_version: Literal[1] = 1
+    device: str
+    model: str
+    shape: LayerShape
+    seq_length: int
+    precision: Literal["fp64", "fp32", "bf16", "fp16"]
+    arithmetic: Arithmetic
+    tp_collectives_included: bool = True
+    head_has_projection: bool = True
+    isolation_s: float = 0.0
+    all_reduce: tuple[GroupLink, ...] = ()
+    provenance: Provenance
+    times: tuple[LayerTime, ...]
+    updates: tuple[UpdateTime, ...] = ()
+    memory: tuple[LayerMemory, ...] = ()
+
+    def __post_init__(self) -> None:
+        where = f"profile of {self.model} on {self.device}"
+        try:
+            device_type(self.device)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if self.seq_length < 1:
+            raise ConfigError(f"{where}: seq_length is {self.seq_length}, must be at least 1")
+        if self.isolation_s < 0:
+            raise ConfigError(f"{where}: isolation_s is {self.isolation_s}, must be at least 0")
+        if not self.times:
+            raise ConfigError(f"{where}: times is empty, so it says nothing; measure a block at least")
+        _refuse_repeated(where, "times", ((t.kind, t.tp, t.micro_batch_size) for t in self.times))
+        _refuse_repeated(where, "updates", ((u.kind, u.tp) for u in self.updates))
+        _refuse_repeated(where, "memory", ((m.kind, m.tp) for m in self.memory))
+
+    def tps(self, kind: LayerKind) -> tuple[int, ...]:
+        """The tensor-parallel degrees at which ``kind`` was measured, ascending."""
+        return tuple(sorted({time.tp for time in self.times if time.kind == kind}))
+
+    def times_of(self, kind: LayerKind, *, tp: int) -> tuple[LayerTime, ...]:
+        """Measured times of ``kind`` at ``tp`` in ascending micro_batch_size; empty if there are none."""
+        found = [time for time in self.times if time.kind == kind and time.tp == tp]
+        return tuple(sorted(found, key=lambda time: time.micro_batch_size))
+
+    def update_of(self, kind: LayerKind, *, tp: int) -> float | None:
+        """Measured seconds of the update of ``kind`` at ``tp``, ``None`` if there are none."""
+        return next((u.update_s for u in self.updates if u.kind == kind and u.tp == tp), None)
+
+    def memory_of(self, kind: LayerKind, *, tp: int) -> LayerMemory | None:
+        """Measured bytes of ``kind`` at ``tp``, ``None`` if there are none."""
+        return next((m for m in self.memory if m.kind == kind and m.tp == tp), None)
+
+
+class ProfileStore:
+    """Profiles by device type and layer shape. Immutable; :meth:`plus` makes a larger one."""
+
+    def __init__(self, profiles: Iterable[Profile]) -> None:
+        self._profiles = tuple(profiles)
+
+    def __iter__(self) -> Iterator[Profile]:
+        return iter(self._profiles)
+
+    def __len__(self) -> int:
+        return len(self._profiles)
+
+    def plus(self, profiles: Iterable[Profile]) -> "ProfileStore":
+        """These and ``profiles``, which win where both describe the same."""
+        return ProfileStore((*profiles, *self._profiles))
+
+    def without_model(self, model: str) -> "ProfileStore":
+        """All but the profiles of ``model``: what a leave-one-model-out error is computed with."""
+        return ProfileStore(profile for profile in self._profiles if profile.model != model)
+
+    def devices(self) -> tuple[str, ...]:
+        """Device types that have a profile of any model, in the order of the store."""
+        return tuple(dict.fromkeys(profile.device for profile in self._profiles))
+
+    def of_device(self, device: str) -> tuple[Profile, ...]:
+        """All profiles of ``device``.
+
+        Raises:
+            ConfigError: there is none, or no such device type.
+        """
+        found = tuple(profile for profile in self._profiles if profile.device == device)
+        if not found:
+            device_type(device)
+            known = list(self.devices())
+            hint = near_match(device, known) or f" (profiled: {', '.join(known)})"
+            raise ConfigError(
+                f"no profile of any model on {device!r}{hint}; measure one with `hetero profile`, "
+                "leave these devices out, or allow estimates from data sheets"
+            )
+        return found
+
+    def find(self, shape: LayerShape, *, device: str, seq_length: int, precision: str) -> Profile | None:
+        """The profile whose blocks have exactly this shape, length and precision; the first of several.
+
+        The vocabulary may differ: only the embedding and the head depend on it.
+        """
+        alike = [
+            profile
+            for profile in self._profiles
+            if profile.device == device
+            and profile.seq_length == seq_length
+            and profile.precision == precision
+            and profile.shape.dense_block == shape.dense_block
+        ]
+        exact = [profile for profile in alike if profile.shape.vocabulary == shape.vocabulary]
+        return next(iter(exact or alike), None)
+
+
+def _refuse_repeated(where: str, what: str, keys: Iterable[Any]) -> None:
+    if repeated := [key for key, count in Counter(keys).items() if count > 1]:
+        raise ConfigError(f"{where}: {what} lists {', '.join(map(str, repeated[0]))} more than once; keep one")

@@ -1,0 +1,203 @@
+"""The replay, on timelines that can be drawn by hand."""
+
+import pytest
+
+from hetero.cost.deepspeed import lock_step
+from hetero.cost.engine import Pipeline, Span, replay
+from hetero.cost.network import TransferCost
+from hetero.errors import ScheduleError
+from hetero.schedule.actions import Schedule, format_schedule, parse_schedule
+from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.passes import add_communication, post_receives_early
+
+
+def cost(seconds: float, **ports: float) -> TransferCost:
+    """``out_0=2.0``: the outgoing side of node 0's interface is busy for two seconds."""
+    named = tuple((("out" if name[0] == "o" else "in", int(name[-1]), 0), busy_s) for name, busy_s in ports.items())
+    return TransferCost(seconds=seconds, ports=named, num_bytes=0)
+
+
+def pipeline(
+    rows: Schedule,
+    *,
+    counts: tuple[int, ...],
+    forward_s: tuple[float, ...],
+    backward_s: tuple[float, ...],
+    transfers: tuple[TransferCost, ...] = (),
+) -> Pipeline:
+    slices = tuple((each,) for each in transfers)
+    return Pipeline(
+        rows=rows,
+        num_microbatches=counts,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        forward=slices,
+        backward=slices,
+    )
+
+
+def rows_of(counts: tuple[int, ...], in_flight: tuple[int, ...], *, ahead: int = 2) -> Schedule:
+    order = one_f_one_b(num_microbatches=counts, in_flight=in_flight)
+    return post_receives_early(add_communication(order, num_microbatches=counts), computes_ahead=ahead)
+
+
+def times(spans: list[Span]) -> dict[str, tuple[float, float]]:
+    return {f"{span.stage}{span.kind}{span.number}": (span.start_s, span.end_s) for span in spans}
+
+
+def test_two_stages_and_a_link() -> None:
+    spans = replay(
+        [
+            pipeline(
+                rows_of((2, 2), (2, 1)),
+                counts=(2, 2),
+                forward_s=(1.0, 1.0),
+                backward_s=(2.0, 2.0),
+                transfers=(cost(0.5),),
+            )
+        ],
+        blocking=False,
+    )
+    assert times(spans) == {
+        "0F0": (0.0, 1.0),
+        "0SEND_F0": (1.0, 1.5),
+        "0F1": (1.0, 2.0),
+        "1F0": (1.5, 2.5),
+        "0SEND_F1": (2.0, 2.5),
+        "1B0": (2.5, 4.5),
+        "1SEND_B0": (4.5, 5.0),
+        "1F1": (4.5, 5.5),
+        "0B0": (5.0, 7.0),
+        "1B1": (5.5, 7.5),
+        "1SEND_B1": (7.5, 8.0),
+        "0B1": (8.0, 10.0),
+    }
+
+
+def test_each_span_names_what_let_it_start() -> None:
+    rows = rows_of((1, 1), (1, 1))
+    spans = replay(
+        [pipeline(rows, counts=(1, 1), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(0.5),))],
+        blocking=False,
+    )
+    names = [f"{span.stage}{span.kind}" for span in spans]
+    causes = [names[span.cause] if span.cause >= 0 else None for span in spans]
+    assert dict(zip(names, causes, strict=True)) == {
+        "0F": None,
+        "0SEND_F": "0F",
+        "1F": "0SEND_F",
+        "1B": "1F",
+        "1SEND_B": "1B",
+        "0B": "1SEND_B",
+    }
+
+
+def test_slices_of_one_direction_take_turns_on_the_link() -> None:
+    """A coarse microbatch leaves as two slices; the finer stage starts with the first."""
+    rows = rows_of((1, 2), (1, 2))
+    spans = replay(
+        [pipeline(rows, counts=(1, 2), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(2.0),))],
+        blocking=False,
+    )
+    found = times(spans)
+    assert found["0SEND_F0"] == (1.0, 3.0)
+    assert found["0SEND_F1"] == (3.0, 5.0)
+    assert found["1F0"] == (3.0, 4.0)
+    assert found["0B0"][0] == found["1SEND_B1"][1], "the coarse backward waits for both slices"
+
+
+def test_a_receive_that_is_posted_late_holds_the_transfer_up() -> None:
+    arguments = {
+        "counts": (2, 2),
+        "forward_s": (1.0, 3.0),
+        "backward_s": (1.0, 3.0),
+        "transfers": (cost(1.0),),
+    }
+    late = times(replay([pipeline(rows_of((2, 2), (2, 1), ahead=0), **arguments)], blocking=False))
+    early = times(replay([pipeline(rows_of((2, 2), (2, 1), ahead=2), **arguments)], blocking=False))
+    assert late["0SEND_F1"] == (8.0, 9.0), "after the backward of microbatch 0"
+    assert early["0SEND_F1"] == (2.0, 3.0)
+    assert early["1F1"][0] == late["1F1"][0] - 1.0
+
+
+def test_replicas_take_turns_on_a_shared_interface() -> None:
+    one = pipeline(
+        rows_of((1, 1), (1, 1)),
+        counts=(1, 1),
+        forward_s=(1.0, 1.0),
+        backward_s=(1.0, 1.0),
+        transfers=(cost(2.0, out_0=2.0),),
+    )
+    spans = replay([one, one], blocking=False)
+    first = [(span.replica, span.start_s, span.end_s) for span in spans if span.kind == "SEND_F"]
+    assert first == [(0, 1.0, 3.0), (1, 3.0, 5.0)]
+
+
+def test_an_interface_is_free_again_before_a_slow_transfer_ends() -> None:
+    """Another wire ends the transfer; this one was busy with a part of it only."""
+    slow = pipeline(
+        rows_of((1, 1), (1, 1)),
+        counts=(1, 1),
+        forward_s=(1.0, 1.0),
+        backward_s=(1.0, 1.0),
+        transfers=(cost(5.0, out_0=2.0),),
+    )
+    spans = replay([slow, slow], blocking=False)
+    assert [span.start_s for span in spans if span.kind == "SEND_F"] == [1.0, 3.0]
+
+
+def test_blocking_transfers_hold_both_sides() -> None:
+    spans = replay(
+        [
+            pipeline(
+                lock_step(num_stages=2, num_microbatches=2),
+                counts=(2, 2),
+                forward_s=(1.0, 1.0),
+                backward_s=(2.0, 2.0),
+                transfers=(cost(0.5),),
+            )
+        ],
+        blocking=True,
+    )
+    found = times(spans)
+    assert found["0SEND_F0"] == (1.0, 1.5)
+    assert found["0F1"] == (1.5, 2.5), "not beside the transfer"
+    assert found["1B0"] == (2.5, 4.5)
+    assert found["0SEND_F1"] == (4.5, 5.0), "the receiver comes to it only after its backward"
+    assert found["1SEND_B0"] == (5.0, 5.5)
+    assert found["0B0"] == (5.5, 7.5)
+
+
+def test_a_replay_that_stands_still_says_so() -> None:
+    rows = parse_schedule("0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1B0 1RECV_F0 1SEND_B0")
+    with pytest.raises(ScheduleError, match=r"the replay stands still: .*stage 1 before its action 0"):
+        replay(
+            [pipeline(rows, counts=(1, 1), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(0.5),))],
+            blocking=False,
+        )
+
+
+def test_lock_step_is_deepspeeds_train_schedule() -> None:
+    """A forward's output leaves in the next slot, after which the stage turns to its other neighbour."""
+    assert format_schedule(lock_step(num_stages=2, num_microbatches=2)).splitlines() == [
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1SEND_B1",
+    ]
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (2, 1), (4, 2), (4, 9), (5, 5)])
+def test_lock_step_finishes_and_meets_every_transfer(num_stages: int, num_microbatches: int) -> None:
+    counts = (num_microbatches,) * num_stages
+    spans = replay(
+        [
+            pipeline(
+                lock_step(num_stages=num_stages, num_microbatches=num_microbatches),
+                counts=counts,
+                forward_s=(1.0,) * num_stages,
+                backward_s=(2.0,) * num_stages,
+                transfers=(cost(0.1),) * (num_stages - 1),
+            )
+        ],
+        blocking=True,
+    )
+    assert len(spans) == 2 * num_microbatches * (2 * num_stages - 1)

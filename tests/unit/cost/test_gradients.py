@@ -1,0 +1,60 @@
+"""The quick count of gradient buckets is that of the runtime."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from hetero.cost.gradients import sync_buckets
+from hetero.plan.holders import gradient_buckets
+from hetero.plan.ir import Plan
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.strategies import legal_plans
+
+
+@given(legal_plans())
+@settings(max_examples=60, deadline=None)
+def test_every_group_sums_what_the_runtime_sums(legal: Plan) -> None:
+    expected: Counter[tuple[int, ...]] = Counter()
+    for bucket in gradient_buckets(legal, bucket_numel=10**9):
+        if len(bucket.ranks) > 1:
+            expected[bucket.ranks] += bucket.numel
+    found: Counter[tuple[int, ...]] = Counter()
+    for sync in sync_buckets(legal, bucket_numel=10**9):
+        found[sync.ranks] += sync.numel
+    assert found == expected
+
+
+TWO_REPLICAS = plan(
+    gpt2_model(tied_embeddings=False),
+    [
+        replica(stage(layers=(0, 6), ranks=(0,))),
+        replica(stage(layers=(0, 2), ranks=(1,)), stage(layers=(2, 6), ranks=(2,))),
+    ],
+)
+
+
+def test_the_head_is_first_and_the_embedding_last() -> None:
+    buckets = sync_buckets(TWO_REPLICAS, bucket_numel=1)
+    assert [bucket.position for bucket in buckets] == sorted((b.position for b in buckets), reverse=True)
+    assert (buckets[0].position, buckets[0].ranks) == (6, (0, 2))
+    assert (buckets[-1].position, buckets[-1].ranks) == (-1, (0, 1))
+
+
+def test_a_full_bucket_is_closed() -> None:
+    whole = sync_buckets(TWO_REPLICAS, bucket_numel=10**9)
+    pieces = sync_buckets(TWO_REPLICAS, bucket_numel=10_000)
+    assert len(whole) == 2 < len(pieces)
+    assert sum(bucket.numel for bucket in whole) == sum(bucket.numel for bucket in pieces)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_replica_shares_only_a_tied_embedding(tied: bool) -> None:
+    alone = plan(
+        gpt2_model(tied_embeddings=tied),
+        [replica(stage(layers=(0, 2), ranks=(0,)), stage(layers=(2, 6), ranks=(1,)))],
+    )
+    assert [(bucket.ranks, bucket.numel) for bucket in sync_buckets(alone, bucket_numel=1)] == [
+        ((0, 1), 64 * 32)
+    ] * tied

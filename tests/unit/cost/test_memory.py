@@ -1,0 +1,177 @@
+"""Peak memory, part by part."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hetero.cost.memory import memory_of_stage, plan_memory, saved_bytes, stage_memory
+from hetero.cost.traits import DEEPSPEED, HETERO
+from hetero.data import shipped_profiles
+from hetero.spec.model import ModelSpec
+from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
+from hetero.units import GIB
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.published_runs import published_model
+from tests.helpers.synthetic_profiles import cost_model, profile
+
+MODEL = gpt2_model()
+COSTS = cost_model(MODEL, [profile(MODEL)])
+STAGE: dict[str, Any] = {
+    "device": "A100-40",
+    "first_layer": 2,
+    "end_layer": 4,
+    "tp": 1,
+    "micro_batch_size": 2,
+    "num_neighbours": 2,
+}
+ROW = 4 * 2 * 16 * 32
+"""Bytes of one activation: fp32, 2 samples, 16 tokens, hidden size 32."""
+
+
+def test_weights_gradients_and_adam_are_four_copies() -> None:
+    parts = stage_memory(COSTS, **STAGE).at(1)
+    assert parts.gradients == parts.weights == 4 * COSTS.sizes.held(first_layer=2, end_layer=4, tp=1)
+    assert parts.optimizer == 2 * parts.weights
+
+
+def test_a_block_saves_what_the_formula_counts() -> None:
+    """e b s (4 h + 2 q + 2 kv + 2 f + a s), with q = kv = h = 32, f = 64, a = 4."""
+    parts = stage_memory(COSTS, **STAGE).at(1)
+    assert parts.activations == 2 * (4 * 2 * 16) * (4 * 32 + 4 * 32 + 2 * 64 + 4 * 16)
+
+
+def test_activations_grow_with_the_depth_and_nothing_else_but_slack_does() -> None:
+    one, three = stage_memory(COSTS, **STAGE).at(1), stage_memory(COSTS, **STAGE).at(3)
+    assert three.activations == 3 * one.activations
+    assert dataclasses.replace(three, activations=0, slack=0) == dataclasses.replace(one, activations=0, slack=0)
+    assert three.slack > one.slack
+
+
+def test_the_total_is_the_sum_of_the_named_parts() -> None:
+    parts = stage_memory(COSTS, **STAGE).at(2)
+    assert parts.total == sum(parts.named().values())
+    assert "communicators" in parts.named()
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved"),
+    [
+        ({"recompute": "full"}, 2 * ROW),
+        ({"recompute": "full", "recompute_num_layers": 1}, ROW + ROW * 14),
+        ({"recompute": "selective"}, 2 * 12 * ROW),
+        ({"sequence_parallel": True, "tp": 2}, 2 * 7 * ROW),
+        ({"tp": 2}, 2 * 9 * ROW),
+    ],
+)
+def test_what_is_kept_under_recomputation_and_parallelism(changes: dict[str, Any], saved: int) -> None:
+    """A block of this model keeps 14 activations: 4 of rows, 8 of projections and 2 of scores."""
+    assert stage_memory(COSTS, **{**STAGE, **changes}).at(1).activations == saved
+
+
+def test_full_recomputation_needs_one_block_while_it_works() -> None:
+    full, none = stage_memory(COSTS, **STAGE, recompute="full"), stage_memory(COSTS, **STAGE)
+    assert full.fixed.working - none.fixed.working == 14 * ROW
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    flash = cost_model(MODEL, [profile(MODEL)], traits=dataclasses.replace(HETERO, flash_attention=True))
+    assert stage_memory(flash, **STAGE).at(1).activations == 2 * 12 * ROW
+    assert stage_memory(flash, **STAGE).fixed.working < stage_memory(COSTS, **STAGE).fixed.working
+
+
+def test_the_head_keeps_logits_and_their_softmax() -> None:
+    parts = stage_memory(COSTS, **{**STAGE, "first_layer": 4, "end_layer": 6}).at(1)
+    assert parts.logits == 2 * ROW + 2 * (4 * 2 * 16 * 64)
+
+
+def test_a_neighbour_is_a_slice_in_and_a_slice_out() -> None:
+    two = stage_memory(COSTS, **STAGE).fixed.boundary_buffers
+    assert two == 4 * ROW
+    assert stage_memory(COSTS, **{**STAGE, "num_neighbours": 0}).fixed.boundary_buffers == 0
+
+
+def test_only_some_runtimes_copy_gradients_to_reduce_them() -> None:
+    theirs = cost_model(MODEL, [profile(MODEL)], traits=DEEPSPEED)
+    assert stage_memory(COSTS, **STAGE).fixed.sync_buffers == 0
+    assert stage_memory(theirs, **STAGE).fixed.sync_buffers == stage_memory(theirs, **STAGE).fixed.gradients
+    assert stage_memory(theirs, **STAGE, shares_gradients=False).fixed.sync_buffers == 0
+
+
+def test_the_context_depends_on_the_device() -> None:
+    assert stage_memory(COSTS, **{**STAGE, "device": "GH200"}).fixed.context == int(3.9 * GIB)
+    assert stage_memory(COSTS, **STAGE).fixed.context == GIB
+
+
+@pytest.mark.parametrize("depth", [1, 5, 200])
+def test_the_largest_depth_that_fits(depth: int) -> None:
+    memory = stage_memory(COSTS, **STAGE)
+    assert memory.largest_in_flight(memory.at(depth).total) == depth
+    assert memory.largest_in_flight(memory.at(depth).total - 1) == depth - 1
+
+
+def test_nothing_fits_into_less_than_the_weights() -> None:
+    assert stage_memory(COSTS, **STAGE).largest_in_flight(1000) == 0
+
+
+def test_every_stage_of_a_plan_has_its_own_peak() -> None:
+    two = plan(
+        MODEL,
+        [
+            replica(
+                stage(layers=(0, 4), ranks=(0,), device="A100-40", depth=3),
+                stage(layers=(4, 6), ranks=(1,), device="A100-40", depth=1),
+                num_samples=8,
+            )
+        ],
+    )
+    parts = plan_memory(two, COSTS)
+    first = memory_of_stage(two.replicas[0].stages[0], COSTS, num_neighbours=1, num_gradient_groups=1)
+    assert parts[0, 0] == first.at(3), "the tied embedding is shared with the last stage"
+    assert parts[0, 1].logits > 0 == parts[0, 0].logits
+
+
+def test_no_more_microbatches_are_held_than_there_are() -> None:
+    deep = plan(MODEL, [replica(stage(layers=(0, 6), ranks=(0,), device="A100-40", depth=9), num_samples=2)])
+    shallow = plan(MODEL, [replica(stage(layers=(0, 6), ranks=(0,), device="A100-40", depth=2), num_samples=2)])
+    assert plan_memory(deep, COSTS) == plan_memory(shallow, COSTS)
+
+
+@pytest.mark.parametrize("published", list(shipped_profiles()), ids=lambda p: f"{p.model} {p.device}")
+def test_the_formula_differs_from_what_others_saved_by_what_their_layers_do_otherwise(published: Profile) -> None:
+    """OPT's ReLU keeps its output alone, 4 / t activations less, and its blocks count their input as the previous
+    block's output, 1 less; GPT-Neo's dropout keeps two masks of one byte per element, 0.5 more."""
+    model = model_of(published)
+    ours = cost_model(model, [published], seq_length=2048)
+    row = 4 * 2048 * model.hidden_size
+    for memory in published.memory:
+        if memory.kind == "block":
+            more = -0.5 if published.model == "GPT-Neo-2.7B" else 1 + 4 / memory.tp
+            assert saved(ours, memory, published.device) == pytest.approx(memory.saved_bytes + more * row, rel=0.015)
+
+
+@pytest.mark.parametrize("published", list(shipped_profiles()), ids=lambda p: f"{p.model} {p.device}")
+def test_a_runtime_with_the_profiles_layers_saves_what_they_saved(published: Profile) -> None:
+    theirs = cost_model(model_of(published), [published], seq_length=2048, traits=DEEPSPEED)
+    for memory in published.memory:
+        assert saved(theirs, memory, published.device) == memory.saved_bytes
+    for tp in published.tps("block"):
+        if len(held := [memory.parameters for memory in published.memory if memory.tp == tp]) == len(LAYER_KINDS):
+            whole = theirs.held_parameters(
+                device=published.device, first_layer=0, end_layer=theirs.model.num_layers, tp=tp
+            )
+            block = published.memory_of("block", tp=tp)
+            assert block is not None
+            assert whole == sum(held) + (theirs.model.num_layers - 1) * block.parameters
+    assert {memory.kind for memory in published.memory} == set(LAYER_KINDS)
+
+
+def saved(costs: Any, memory: LayerMemory, device: str) -> int:
+    return saved_bytes(
+        costs, memory.kind, device=device, tp=memory.tp, micro_batch_size=1, sequence_ways=1, recompute="none"
+    )
+
+
+def model_of(published: Profile) -> ModelSpec:
+    return published_model({"OPT-350M": "OPT-350", "GPT-Neo-2.7B": "GPT-Neo-2.7", "OPT-30B": "OPT-30"}[published.model])

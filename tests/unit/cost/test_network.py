@@ -1,0 +1,130 @@
+"""What crosses a boundary, and how long messages and sums take on shared wires."""
+
+import pytest
+from hypothesis import given, settings
+
+from hetero.cost.network import (
+    Message,
+    Topology,
+    all_reduce_cost,
+    boundary_s,
+    num_phases,
+    slice_messages,
+    transfer_cost,
+)
+from hetero.distributed import reshard
+from hetero.plan.ir import Plan
+from hetero.spec.cluster import GroupLink, Link
+from hetero.units import GB
+from tests.helpers.plans import stage
+from tests.helpers.strategies import legal_plans
+from tests.helpers.synthetic_profiles import nodes
+
+SECOND = GB
+"""Bytes that a link of the default 1 GB/s takes a second for."""
+
+
+@given(legal_plans())
+@settings(max_examples=60, deadline=None)
+def test_messages_are_those_of_the_runtime(plan: Plan) -> None:
+    for replica in plan.replicas:
+        for here, after in zip(replica.stages, replica.stages[1:], strict=False):
+            for sender, receiver in ((here, after), (after, here)):
+                assert num_phases(sender, receiver) == reshard.num_phases(sender, receiver)
+                for phase in range(num_phases(sender, receiver)):
+                    routes = reshard.transfers(sender, receiver, seq_length=plan.seq_length, phase=phase)
+                    found = slice_messages(sender, receiver, seq_length=plan.seq_length, row_bytes=1, phase=phase)
+                    assert [Message(t.sender, t.receiver, elements(t)) for t in routes] == list(found)
+
+
+def elements(transfer: reshard.Transfer) -> int:
+    rows, samples = transfer.receiver_rows, transfer.receiver_samples
+    return (rows.stop - rows.start) * (samples.stop - samples.start)
+
+
+def test_without_sequence_parallelism_every_tensor_parallel_rank_gets_a_copy() -> None:
+    sender, receiver = stage(layers=(0, 1), ranks=(0,)), stage(layers=(1, 2), ranks=(1, 2), tp=2)
+    messages = slice_messages(sender, receiver, seq_length=8, row_bytes=10)
+    assert [message.num_bytes for message in messages] == [80, 80]
+
+
+def test_with_it_every_rank_gets_its_rows() -> None:
+    sender, receiver = stage(layers=(0, 1), ranks=(0,)), stage(layers=(1, 2), ranks=(1, 2), tp=2, sp=True)
+    messages = slice_messages(sender, receiver, seq_length=8, row_bytes=10)
+    assert [message.num_bytes for message in messages] == [40, 40]
+
+
+class TestTransfers:
+    def test_a_device_sends_one_message_after_the_other(self) -> None:
+        cost = transfer_cost([Message(0, 1, SECOND), Message(0, 2, SECOND)], Topology(nodes(1, gpus_per_node=3)))
+        assert cost.seconds == pytest.approx(2.0)
+        assert cost.ports == (), "inside a node there is no interface"
+
+    def test_other_devices_send_at_the_same_time(self) -> None:
+        cost = transfer_cost([Message(0, 2, SECOND), Message(1, 3, SECOND)], Topology(nodes(1, gpus_per_node=4)))
+        assert cost.seconds == pytest.approx(1.0)
+
+    def test_but_not_through_the_same_interface(self) -> None:
+        messages = [Message(0, 2, SECOND), Message(1, 3, SECOND)]
+        cost = transfer_cost(messages, Topology(nodes(2, gpus_per_node=2)))
+        assert cost.seconds == pytest.approx(2.0)
+        assert dict(cost.ports) == pytest.approx({("out", 0, 0): 2.0, ("in", 1, 0): 2.0})
+
+    def test_unless_each_has_its_own(self) -> None:
+        messages = [Message(0, 2, SECOND), Message(1, 3, SECOND)]
+        cost = transfer_cost(messages, Topology(nodes(2, gpus_per_node=2, nics_per_node=2)))
+        assert cost.seconds == pytest.approx(1.0)
+
+    def test_the_latency_counts_once(self) -> None:
+        topology = Topology(nodes(1, gpus_per_node=2, latency_us=1000.0))
+        cost = transfer_cost([Message(0, 1, SECOND), Message(0, 1, SECOND)], topology)
+        assert cost.seconds == pytest.approx(2.001)
+
+    def test_a_boundary_takes_as_long_as_its_slowest_slice(self) -> None:
+        """One sample of 10 rows x 0.1 GB from each rank of dp 2 to one rank."""
+        topology = Topology(nodes(3))
+        sender = stage(layers=(0, 1), ranks=(0, 1), dp=2)
+        receiver = stage(layers=(1, 2), ranks=(2,), mbs=2)
+        assert boundary_s(sender, receiver, topology, seq_length=10, row_bytes=SECOND // 10) == pytest.approx(2.0)
+
+
+class TestSums:
+    HOST = 1e12
+    """Fast enough not to show."""
+
+    def test_a_ring_inside_a_node(self) -> None:
+        topology = Topology(nodes(1, gpus_per_node=4))
+        cost = all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST)
+        assert cost.seconds == pytest.approx(2 * 3 / 4)
+        assert cost.ports == ()
+
+    def test_a_measured_group_wins(self) -> None:
+        """Devices that share a bus are far slower together than two of them are."""
+        slow = GroupLink(size=4, bus=Link(bandwidth_gb_per_s=0.1, latency_us=0))
+        topology = Topology(nodes(1, gpus_per_node=4, all_reduce_inside_node=(slow,)))
+        assert all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST).seconds == pytest.approx(15.0)
+        assert all_reduce_cost(SECOND, (0, 1), topology, host_gb_per_s=self.HOST).seconds == pytest.approx(10.0)
+
+    def test_a_ring_between_nodes_uses_every_interface_that_all_nodes_have(self) -> None:
+        one = all_reduce_cost(
+            SECOND, (0, 1, 2, 3), Topology(nodes(2, gpus_per_node=2, gb_per_s=100.0)), host_gb_per_s=self.HOST
+        )
+        cluster = nodes(2, gpus_per_node=2, gb_per_s=100.0, nics_per_node=2)
+        two = all_reduce_cost(SECOND, (0, 1, 2, 3), Topology(cluster), host_gb_per_s=self.HOST)
+        assert one.seconds == pytest.approx(0.015)
+        assert two.ports[0][1] == pytest.approx(0.015), "the links inside the nodes are no faster"
+        assert {port for port, _ in two.ports} == {
+            (way, n, nic) for way in ("out", "in") for n in (0, 1) for nic in (0, 1)
+        }
+
+    def test_between_nodes_every_byte_passes_the_link_and_the_host(self) -> None:
+        cost = all_reduce_cost(SECOND, (0, 1), Topology(nodes(2)), host_gb_per_s=0.5)
+        assert cost.seconds == pytest.approx(1.0 + 2.0)
+
+    def test_latency_counts_for_every_step_of_the_ring(self) -> None:
+        cost = all_reduce_cost(1, (0, 1, 2), Topology(nodes(3, latency_us=1000.0)), host_gb_per_s=self.HOST)
+        assert cost.seconds == pytest.approx(0.004, rel=1e-3)
+
+    @pytest.mark.parametrize(("num_bytes", "ranks"), [(SECOND, (0,)), (0, (0, 1))])
+    def test_nothing_to_sum(self, num_bytes: int, ranks: tuple[int, ...]) -> None:
+        assert all_reduce_cost(num_bytes, ranks, Topology(nodes(2)), host_gb_per_s=self.HOST).seconds == 0.0

@@ -1,0 +1,148 @@
+"""The importer, on tables of a few rows."""
+
+from pathlib import Path
+
+import pytest
+
+from hetero.data.sailor import ISOLATION_S, read_all_reduce, read_links, read_profiles
+from hetero.errors import ConfigError
+from hetero.spec.profile import Profile
+
+LAYERS = 26
+"""Of OPT-350M: the embedding, 24 blocks, the head."""
+
+
+def write(folder: Path, name: str, header: str, *rows: str) -> None:
+    (folder / name).write_text("\n".join([header, *rows]) + "\n")
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """OPT-350M on GH200 at tp 1; a model and a device that nobody knows; two nodes."""
+    write(
+        tmp_path,
+        "layer_profiles.csv",
+        "model,gpu,micro_batch,tp,layer,fwd_s,bwd_s,update_s,source",
+        "OPT-350,GH-96,1,1,0,0.001,0,0.01,x",
+        "OPT-350,GH-96,1,1,1,0.009,0.009,0.01,x",
+        *(f"OPT-350,GH-96,1,1,{layer},0.002,0.004,0.01,x" for layer in range(2, LAYERS - 1)),
+        "OPT-350,GH-96,1,1,25,0.003,0.005,0.01,x",
+        "LLAMA-3-8,GH-96,1,1,0,1,1,1,x",
+        "OPT-350,TPU,1,1,0,1,1,1,x",
+    )
+    write(
+        tmp_path,
+        "layer_memory.csv",
+        "model,tp,layer,params_floats,act_output_floats,act_input_floats,act_mem_floats,"
+        "params_bytes,act_output_bytes,act_input_bytes,act_mem_bytes",
+        "OPT-350,1,0,60000000,0,0,0,0,100,0,200",
+        *(f"OPT-350,1,{layer},10000000,0,0,0,0,100,0,300" for layer in range(1, LAYERS - 1)),
+        "OPT-350,1,25,60000000,0,0,0,0,100,0,400",
+    )
+    write(
+        tmp_path,
+        "collectives.csv",
+        "gpu,precision,collective,gpus,data_mb,median_time_ms,samples",
+        "GH-96,fp32,all_reduce,4,1,0.05,1",
+        "GH-96,fp32,all_reduce,4,100,0.5,1",
+        "GH-96,fp32,all_reduce,4,5120,1000000000.0,1",
+        "GH-96,fp16,all_reduce,4,1,9,1",
+        "GH-96,fp32,all_gather,4,1,9,1",
+    )
+    write(
+        tmp_path,
+        "p2p.csv",
+        "gpu,precision,scope,data_mb,bandwidth_raw",
+        "GH-96,fp32,intra,1,10",
+        "GH-96,fp32,intra,64,100",
+        "GH-96,fp32,inter,1,1",
+        "A100-40,fp32,intra,1,20",
+    )
+    zone = "us-central1-a"
+    write(
+        tmp_path,
+        "network_fits.csv",
+        "scope,src_zone,src_gpu,src_gpus,dst_zone,dst_gpu,dst_gpus,c2,c1,c0,max_bytes_per_s",
+        f"inter,{zone},GH-96,1,{zone},GH-96,1,0,5,10,40000000000",
+        f"inter,{zone},GH-96,4,{zone},GH-96,4,0,20,40,160000000000",
+        f"inter,{zone},A100-40,1,{zone},GH-96,1,0,1,-3,9000000000",
+        f"inter,{zone},A100-40,1,us-west1-b,A100-40,1,0,0,0.5,9000000000",
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def profile(tables: Path) -> Profile:
+    (only,) = read_profiles(tables)
+    return only
+
+
+def test_unknown_models_and_devices_are_left_out(profile: Profile) -> None:
+    assert (profile.model, profile.device, profile.precision) == ("OPT-350M", "GH200", "fp32")
+    assert profile.isolation_s == ISOLATION_S
+
+
+def test_layers_become_kinds_and_blocks_their_median(profile: Profile) -> None:
+    times = {time.kind: (time.forward_s, time.backward_s) for time in profile.times}
+    assert times == {"embedding": (0.001, 0.0), "block": (0.002, 0.004), "head": (0.003, 0.005)}
+
+
+def test_an_update_is_shared_out_by_parameters(profile: Profile) -> None:
+    """4 x 10 ms for an embedding, a head and the two blocks whose times differ: 140 million parameters."""
+    updates = {update.kind: update.update_s for update in profile.updates}
+    assert updates == pytest.approx({"embedding": 0.01714, "block": 0.002857, "head": 0.01714}, rel=1e-3)
+
+
+def test_memory_is_per_kind(profile: Profile) -> None:
+    block = profile.memory_of("block", tp=1)
+    assert block is not None
+    assert (block.parameters, block.saved_bytes, block.output_bytes) == (10_000_000, 300, 100)
+    assert profile.head_has_projection
+
+
+def test_a_block_that_beats_the_fp32_peak_was_in_tf32(tables: Path) -> None:
+    """69 Gflop in 2 ms are 34 Tflop/s, below the 67 of fp32; in 0.5 ms they are above."""
+    (slow,) = read_profiles(tables)
+    path = tables / "layer_profiles.csv"
+    path.write_text(path.read_text().replace(",0.002,", ",0.0005,"))
+    (fast,) = read_profiles(tables)
+    assert (slow.arithmetic, fast.arithmetic) == ("fp32", "tf32")
+
+
+def test_collectives_are_bus_bandwidths_without_those_that_failed(tables: Path) -> None:
+    (group,) = read_all_reduce(tables)["GH-96"]
+    assert group.size == 4
+    assert group.bus.bandwidth_gb_per_s == ((10**6, 30.0), (100 * 10**6, 300.0))
+
+
+def test_links_inside_and_between_nodes(tables: Path) -> None:
+    links = read_links(tables)
+    gh200 = links.of("GH200")
+    assert gh200.inside_node.bandwidth_gb_per_s == ((10**6, 10.0), (64 * 10**6, 100.0))
+    assert gh200.between_nodes is not None
+    assert gh200.between_nodes.bytes_per_s(10**6) == 10e9
+    assert gh200.between_nodes.bytes_per_s(8 * 10**6) == 25e9
+    assert gh200.between_nodes.bytes_per_s(10**9) == 40e9, "never above the stated maximum"
+    assert gh200.nics_per_node == 4
+
+
+def test_a_fit_below_nothing_is_left_out(tables: Path) -> None:
+    (pair,) = read_links(tables).pairs
+    assert pair.node_types == ("A100-40", "GH200")
+    assert pair.link.bandwidth_gb_per_s[0] == (16 * 10**6, 1.0)
+
+
+def test_the_line_between_regions(tables: Path) -> None:
+    (zones,) = read_links(tables).zones
+    assert (zones.zones, zones.link.bytes_per_s(10**8)) == (("us-central1", "us-west1"), 0.5e9)
+
+
+def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"layer_profiles\.csv: no such file; give the folder"):
+        read_profiles(tmp_path)
+
+
+def test_a_table_of_another_kind_is_refused(tables: Path) -> None:
+    write(tables, "collectives.csv", "gpu,time", "GH-96,1")
+    with pytest.raises(ConfigError, match=r"collectives\.csv: has no column collective, data_mb, gpus"):
+        read_profiles(tables)

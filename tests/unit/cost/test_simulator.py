@@ -1,0 +1,305 @@
+"""Whole plans: where the step goes, what hides what, and who waits for whom."""
+
+import dataclasses
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from hetero.cost.basis import Basis
+from hetero.cost.period import pipeline_s
+from hetero.cost.simulator import Simulation, simulate
+from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
+from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan
+from hetero.schedule.actions import Kind
+from hetero.spec.cluster import ClusterSpec
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.strategies import legal_plans
+from tests.helpers.synthetic_profiles import cost_model, nodes, profile
+
+MODEL = gpt2_model(tied_embeddings=False)
+BLOCK_S = (1.0, 2.0)
+A100 = "A100-40"
+FAST_HOST = dataclasses.replace(HETERO, sync_host_gb_per_s=1e9)
+"""Sums of gradients cost what their links cost."""
+
+
+def run(
+    described: Plan,
+    cluster: ClusterSpec | None = None,
+    *,
+    update_s: float = 0.0,
+    traits: RuntimeTraits = FAST_HOST,
+) -> Simulation:
+    """On single-device nodes with links that cost next to nothing, unless ``cluster`` says otherwise."""
+    costs = cost_model(described.model, [profile(described.model, block_s=BLOCK_S, update_s=update_s)], traits=traits)
+    return simulate(described, cluster or nodes(described.world_size, gb_per_s=1e9), costs)
+
+
+def pipeline(num_stages: int, *, num_samples: int, depths: list[int] | None = None) -> Plan:
+    """One replica of equal stages on one device each."""
+    layers = MODEL.num_layers // num_stages
+    stages = [
+        stage(
+            layers=(s * layers, (s + 1) * layers),
+            ranks=(s,),
+            device=A100,
+            depth=depths[s] if depths else min(num_stages - s, num_samples),
+        )
+        for s in range(num_stages)
+    ]
+    return plan(MODEL, [replica(*stages, num_samples=num_samples)])
+
+
+def data_parallel(count: int, *, num_samples: int = 2) -> Plan:
+    """``count`` replicas of one device."""
+    return plan(
+        MODEL,
+        [
+            replica(stage(layers=(0, 6), ranks=(r,), device=A100, depth=1), num_samples=num_samples)
+            for r in range(count)
+        ],
+    )
+
+
+def test_one_device_computes_and_updates() -> None:
+    result = run(data_parallel(1, num_samples=4), update_s=0.5)
+    assert result.step_s == pytest.approx(4 * 6 * 3.0 + 8 * 0.5)
+    assert result.bubble_share == pytest.approx(0.0)
+    assert result.basis == Basis.MEASURED
+    assert result.samples_per_s == pytest.approx(4 / result.step_s)
+    assert result.tokens_per_s == pytest.approx(4 * 16 / result.step_s)
+
+
+@pytest.mark.parametrize("num_samples", [3, 6, 12])
+def test_plain_1f1b_has_the_bubble_of_its_paper(num_samples: int) -> None:
+    """arXiv 2104.04473: (p - 1) / m of the ideal time, without transfers."""
+    result = run(pipeline(3, num_samples=num_samples))
+    ideal_s = num_samples * 2 * 3.0
+    assert result.compute_end_s == pytest.approx(ideal_s * (1 + 2 / num_samples), rel=1e-6)
+    times = result.stages[0, 0]
+    assert times.busy_s == pytest.approx(ideal_s)
+    assert times.bubble_s == pytest.approx(ideal_s * 2 / num_samples, rel=1e-6)
+
+
+def test_the_closed_form_is_the_step_of_a_long_pipeline() -> None:
+    seconds_on_the_link = 0.6
+    row_bytes = 4 * 16 * 32
+    cluster = nodes(3, gb_per_s=row_bytes / 1e9 / seconds_on_the_link)
+    described = pipeline(3, num_samples=40, depths=[5, 3, 1])
+    formula_s = pipeline_s(
+        microbatch_s=[6.0] * 3,
+        boundary_s=[seconds_on_the_link] * 2,
+        in_flight=[5, 3, 1],
+        num_microbatches=40,
+    )
+    assert run(described, cluster).compute_end_s == pytest.approx(formula_s, rel=0.02)
+
+
+def test_a_deeper_pipeline_hides_a_slow_link() -> None:
+    cluster = nodes(3, gb_per_s=4 * 16 * 32 / 1e9 / 3.0)
+    shallow = run(pipeline(3, num_samples=20, depths=[3, 2, 1]), cluster)
+    deep = run(pipeline(3, num_samples=20, depths=[7, 4, 1]), cluster)
+    assert deep.step_s < shallow.step_s / 1.3
+
+
+def test_two_boundaries_of_one_node_share_its_interface() -> None:
+    """The middle stage sends activations one way and gradients the other, both through one wire."""
+    row_bytes = 4 * 16 * 32
+    described = pipeline(3, num_samples=30, depths=[9, 5, 1])
+    assert run(described, nodes(3, gb_per_s=row_bytes / 1e9 / 5.0)).step_s > 30 * 10.0
+    inside = nodes(1, gpus_per_node=3, gb_per_s=row_bytes / 1e9 / 5.0)
+    assert run(described, inside).step_s < 30 * 7.0 + 40.0, "inside a node each boundary has its own"
+
+
+class TestGradients:
+    NUMEL = 6 * 8544 + 2 * 64 * 32 + 64 * 32 + 2 * 32
+    """Blocks, embedding and head, positions, final norm."""
+
+    def cluster(self, seconds: float) -> ClusterSpec:
+        """Summing all gradients of two devices takes that long."""
+        return nodes(2, gb_per_s=4 * self.NUMEL / 1e9 / seconds)
+
+    def test_their_sum_follows_the_backward_where_nothing_overlaps(self) -> None:
+        blocking = dataclasses.replace(FAST_HOST, overlaps_gradient_sync=False)
+        result = run(data_parallel(2), self.cluster(10.0), traits=blocking)
+        assert result.stages[0, 0].sync_s == pytest.approx(10.0)
+        assert result.step_s == pytest.approx(2 * 18.0 + 10.0)
+
+    def test_beside_the_last_backward_only_the_end_of_it_shows(self) -> None:
+        eager = dataclasses.replace(FAST_HOST, bucket_numel=1)
+        result = run(data_parallel(2), self.cluster(10.0), traits=eager)
+        last_layer_s = 10.0 * (8544 + 2 * 64 * 32) / self.NUMEL
+        assert 0.0 < result.stages[0, 0].sync_s < last_layer_s * 1.1
+        assert result.syncs[0].start_s < result.compute_end_s < result.syncs[-1].end_s
+
+    def test_the_slower_replica_is_waited_for(self) -> None:
+        uneven = plan(
+            MODEL,
+            [
+                replica(stage(layers=(0, 6), ranks=(0,), device=A100, depth=1), num_samples=1),
+                replica(stage(layers=(0, 6), ranks=(1,), device=A100, depth=1), num_samples=3),
+            ],
+        )
+        result = run(uneven, update_s=0.5)
+        assert result.stages[0, 0].sync_s == pytest.approx(36.0, rel=1e-3)
+        assert result.stages[1, 0].sync_s == pytest.approx(0.0, abs=1e-3)
+        assert result.step_s == pytest.approx(54.0 + 8 * 0.5, rel=1e-3)
+
+    def test_where_nothing_is_shared_nothing_is_waited_for_but_the_norm(self) -> None:
+        """The last stage ends its backwards first; only a runtime that agrees on the norm keeps it waiting."""
+        described = pipeline(2, num_samples=4)
+        hasty = dataclasses.replace(FAST_HOST, waits_for_all_before_update=False)
+        assert run(described).stages[0, 1].sync_s > 1.0
+        assert run(described, traits=hasty).stages[0, 1].sync_s == 0.0
+
+
+@given(legal_plans())
+@settings(max_examples=40, deadline=None)
+def test_the_parts_of_every_stage_add_up_to_the_step(legal: Plan) -> None:
+    described = on_a100(legal)
+    result = run_any(described)
+    for times in result.stages.values():
+        parts = dataclasses.astuple(times)
+        assert sum(parts) == pytest.approx(result.step_s)
+        assert min(parts) >= -1e-9 * result.step_s
+
+
+@given(legal_plans())
+@settings(max_examples=40, deadline=None)
+def test_a_faster_network_is_never_much_slower(legal: Plan) -> None:
+    """Not strictly never: fixed orders on shared wires have anomalies (Graham, SIAM J. Appl. Math. 17, 1969)."""
+    described = on_a100(legal)
+    assert run_any(described, gb_per_s=1.0).step_s <= run_any(described, gb_per_s=1e-6).step_s * 1.05
+
+
+@given(legal_plans())
+@settings(max_examples=40, deadline=None)
+def test_no_stage_holds_more_than_its_depth(legal: Plan) -> None:
+    described = on_a100(legal)
+    result = run_any(described)
+    for r, s, each in described.stages():
+        held = [count for _, count in result.in_flight(r, s)]
+        assert max(held) == min(each.in_flight, described.replicas[r].num_microbatches(s))
+        assert held[-1] == 0
+
+
+@given(legal_plans())
+@settings(max_examples=40, deadline=None)
+def test_the_critical_path_has_no_gaps(legal: Plan) -> None:
+    result = run_any(on_a100(legal))
+    path = result.critical_path()
+    assert path[0].start_s == 0.0
+    assert path[-1].end_s == pytest.approx(result.compute_end_s)
+    for before, after in pairwise(path):
+        assert before.end_s <= after.start_s + 1e-9 or before.kind not in (Kind.F, Kind.B)
+        assert before.start_s <= after.start_s
+
+
+def on_a100(legal: Plan) -> Plan:
+    """The same plan for devices that can have a profile."""
+    return dataclasses.replace(
+        legal,
+        replicas=tuple(
+            dataclasses.replace(r, stages=tuple(dataclasses.replace(s, device=A100) for s in r.stages))
+            for r in legal.replicas
+        ),
+    )
+
+
+def run_any(described: Plan, *, gb_per_s: float = 1e-5) -> Simulation:
+    measured = profile(described.model, block_s=(1e-3, 2e-3), ends_s=(1e-3, 1e-3), tps=(1, 2, 3, 4, 6), seq_length=24)
+    costs = cost_model(described.model, [measured], seq_length=24)
+    return simulate(described, nodes(described.world_size, gb_per_s=gb_per_s), costs)
+
+
+class TestReplicasThatAreAlike:
+    def plan_of(self, count: int, *, samples: list[int] | None = None) -> Plan:
+        return plan(
+            MODEL,
+            [
+                replica(
+                    stage(layers=(0, 3), ranks=(2 * r,), device=A100, depth=2),
+                    stage(layers=(3, 6), ranks=(2 * r + 1,), device=A100, depth=1),
+                    num_samples=samples[r] if samples else 4,
+                )
+                for r in range(count)
+            ],
+        )
+
+    def test_they_are_replayed_once(self) -> None:
+        result = run(self.plan_of(3))
+        assert result.alike == (0, 0, 0)
+        assert len(result.spans) == len(run(self.plan_of(1)).spans)
+        assert result.spans_of(2) == result.spans_of(0)
+        assert result.stages[2, 1] == result.stages[0, 1]
+
+    def test_unless_they_share_an_interface(self) -> None:
+        """Two replicas across the same two nodes: ranks 0, 1 on one, 2, 3 on the other."""
+        crossing = plan(
+            MODEL,
+            [
+                replica(
+                    stage(layers=(0, 3), ranks=(r,), device=A100, depth=2),
+                    stage(layers=(3, 6), ranks=(r + 2,), device=A100, depth=1),
+                    num_samples=4,
+                )
+                for r in range(2)
+            ],
+        )
+        slow_link = 4 * 16 * 32 / 1e9 / 4.0
+        shared = run(crossing, nodes(2, gpus_per_node=2, gb_per_s=slow_link))
+        apart = run(crossing, nodes(2, gpus_per_node=2, gb_per_s=slow_link, nics_per_node=2))
+        assert shared.alike == (0, 1)
+        assert shared.compute_end_s > apart.compute_end_s
+
+    def test_other_shares_take_other_times(self) -> None:
+        result = run(self.plan_of(2, samples=[4, 8]))
+        assert result.alike == (0, 1)
+        assert result.stages[1, 0].busy_s == pytest.approx(2 * result.stages[0, 0].busy_s)
+
+
+class TestDeepSpeed:
+    TRAITS = dataclasses.replace(DEEPSPEED, sync_host_gb_per_s=1e9)
+
+    def test_blocking_transfers_cost_what_ours_hide(self) -> None:
+        """Per microbatch the last stage takes 2 transfers more, here as long as its computing."""
+        cluster = nodes(2, gb_per_s=4 * 16 * 32 / 1e9 / 4.5)
+        described = pipeline(2, num_samples=20, depths=[4, 1])
+        theirs, ours = run(described, cluster, traits=self.TRAITS), run(described, cluster)
+        assert theirs.step_s == pytest.approx(20 * (9.0 + 2 * 4.5) + 9.0, rel=0.05)
+        assert ours.step_s == pytest.approx(20 * 9.0 + 9.0 + 2 * 4.5, rel=0.05)
+
+    def test_stages_count_the_same_microbatches(self) -> None:
+        uneven = plan(
+            MODEL,
+            [
+                replica(
+                    stage(layers=(0, 3), ranks=(0,), device=A100, mbs=2, depth=2),
+                    stage(layers=(3, 6), ranks=(1,), device=A100, mbs=1, depth=1),
+                    num_samples=4,
+                )
+            ],
+        )
+        with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
+            run(uneven, traits=self.TRAITS)
+
+
+def test_a_link_that_is_missing_is_named() -> None:
+    cluster = dataclasses.replace(nodes(2), links=dataclasses.replace(nodes(2).links, between_nodes=None))
+    with pytest.raises(ConfigError, match=r"no link between ranks 0 .* and 1"):
+        run(pipeline(2, num_samples=2), cluster)
+
+
+def test_64_stages_of_64_microbatches_take_well_under_a_second() -> None:
+    deep = dataclasses.replace(MODEL, num_layers=64)
+    stages = [stage(layers=(s, s + 1), ranks=(s,), device=A100, depth=64 - s) for s in range(64)]
+    described = plan(deep, [replica(*stages, num_samples=64)])
+    started = time.process_time()
+    result = run(described)
+    assert time.process_time() - started < 1.0
+    assert len(result.spans) == 64 * 64 * 2 + 63 * 64 * 2
+    assert result.step_s == pytest.approx((64 + 63) * 3.0, rel=1e-6)
