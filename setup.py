@@ -41,7 +41,7 @@ setup(
             "ruff>=0.6",
             "tensorboard>=2.16",
             "tokenizers>=0.20",
-            "transformers>=4.45",
+            "transformers>=5.0",
             "types-PyYAML",
         ],
     },

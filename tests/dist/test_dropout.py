@@ -17,7 +17,7 @@ from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import Trace, microbatches, train
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
 MODEL = gpt2_model(num_layers=3)
 NUM_STEPS = 3

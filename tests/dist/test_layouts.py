@@ -4,6 +4,8 @@ In float64, to 1e-9 relative to the largest element of each tensor, over three c
 """
 
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,13 @@ pytestmark = pytest.mark.dist
 NUM_STEPS = 3
 TOLERANCE = 1e-9
 LAYOUTS = list(layouts())
+ALWAYS = ("one-stage", "tp-1|2|4-sp", "dp-2|4", "micro-batch-2|4|1", "depths-1+2+3", "everything", "moe")
+"""Layouts that the fast run of the tests keeps: between them they take every branch."""
+
+
+def _cases() -> Iterator[Any]:
+    for name, style, plan in LAYOUTS:
+        yield pytest.param(style, plan, id=f"{name}-{style}", marks=() if name in ALWAYS else pytest.mark.slow)
 
 
 @functools.cache
@@ -30,7 +39,7 @@ def oracle(plan: Plan) -> Trace:
     return trace
 
 
-@pytest.mark.parametrize(("style", "plan"), [row[1:] for row in LAYOUTS], ids=[f"{n}-{s}" for n, s, _ in LAYOUTS])
+@pytest.mark.parametrize(("style", "plan"), _cases())
 def test_layout_equals_one_process(style: str, plan: Plan) -> None:
     validate(plan)
     expected = oracle(one_process_plan(plan))

@@ -17,7 +17,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.stock_megatron import StockOptions, StockTrainer, install_stand_ins
 from tests.helpers.training import ADAM, microbatches, train
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 NUM_STEPS = 3
 TOLERANCE = 1e-6

@@ -27,7 +27,7 @@ from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import Ended, end_of_ranks
 from tests.helpers.training import ADAM, microbatches
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(90)]
 
 OPTIONS = WatchOptions(beat_s=0.2, lost_after_s=3.0, roll_call_s=2.0)
 AT_ONCE_S = OPTIONS.roll_call_s + 2 * OPTIONS.beat_s

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hetero.serialization import save
 from tests.helpers.commands import STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @functools.cache

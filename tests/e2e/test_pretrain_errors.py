@@ -25,7 +25,7 @@ from megatron.training.launch import Launch, agree_on_plan, exit_code, join, lau
 from tests.helpers.commands import MODEL, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
 # ---- what all ranks are told about a plan that does not work
 
