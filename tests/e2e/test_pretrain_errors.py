@@ -328,6 +328,8 @@ def test_every_rank_says_that_another_was_lost(capsys: pytest.CaptureFixture[str
 def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
     """Join on a host that has ``num_gpus`` as far as torch can tell, over gloo whatever is asked for."""
     store = dist.distributed_c10d._get_default_store()
+    # Who leaves at once breaks the connections that the other is still making.
+    dist.barrier()
     dist.destroy_process_group()
     init_process_group = dist.init_process_group
     torch.cuda.device_count = lambda: num_gpus
