@@ -31,7 +31,8 @@ class Stage:
 
     The stage that starts at layer 0 also holds the embedding, the one that ends at the last layer the head.
 
-    ranks: data-parallel major, so that ranks ``[d * tp, (d + 1) * tp)`` of the tuple are one tensor-parallel group.
+    ranks: data-parallel major, so that ranks ``[d * tp, (d + 1) * tp)`` of the tuple are one tensor-parallel group,
+        in ascending order.
     device: the device type that every rank must turn out to have.
     micro_batch_size: samples per data-parallel rank and microbatch.
     in_flight: microbatches of this stage between forward and backward, at most.

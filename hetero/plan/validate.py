@@ -73,6 +73,16 @@ def check_ranks_fill_each_stage(plan: Plan) -> None:
             )
 
 
+def check_tp_groups_ascend(plan: Plan) -> None:
+    """torch numbers the ranks of a group in ascending order; a tp position has to mean the same to plan and group."""
+    for where, stage in _named_stages(plan):
+        for group in stage.tp_groups:
+            if list(group) != sorted(group):
+                raise PlanError(
+                    f"{where}: the ranks of a tp group must ascend, got {list(group)}; list it as {sorted(group)}"
+                )
+
+
 def check_each_rank_has_one_place(plan: Plan) -> None:
     uses = Counter(plan.ranks())
     if repeated := sorted(rank for rank, count in uses.items() if count > 1):
@@ -215,6 +225,7 @@ CHECKS = (
     check_numbers_are_positive,
     check_each_replica_covers_all_layers,
     check_ranks_fill_each_stage,
+    check_tp_groups_ascend,
     check_each_rank_has_one_place,
     check_samples_add_up,
     check_microbatches_divide,

@@ -189,6 +189,8 @@ def _moe_settings(context: ParallelContext, options: StageOptions) -> dict[str, 
     return {
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.moe_router_topk,
+        # A softmax over the one expert that was chosen would be 1, and the router would learn nothing.
+        "moe_router_pre_softmax": model.moe_router_topk == 1,
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
         "moe_router_load_balancing_type": options.moe_router_load_balancing,
         "moe_aux_loss_coeff": options.moe_aux_loss_coeff,

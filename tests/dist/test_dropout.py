@@ -108,7 +108,7 @@ def test_tensor_parallel_ranks_agree_on_what_they_all_hold(sp: bool) -> None:
     assert not np.array_equal(first[0], first[1]), "two microbatches must not drop the same"
 
 
-def test_replicas_stages_and_data_parallel_ranks_drop_differently() -> None:
+def test_replicas_and_data_parallel_ranks_drop_differently() -> None:
     """The same microbatch through the same layers: equal without dropout, so what differs is what was dropped."""
     whole = stage(layers=(0, 3), ranks=(0, 1), dp=2), stage(layers=(0, 3), ranks=(2,))
     made = in_float64(plan(MODEL, [replica(whole[0]), replica(whole[1])]))

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hetero.runtime.optimizer import StepResult
 from hetero.serialization import save
-from megatron.training.metrics import Metrics
 from tests.helpers.commands import STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -86,19 +84,6 @@ def assert_events_say(lines: list[re.Match[str]], folder: Path) -> None:
         assert [event.value for event in scalars[tag]] == pytest.approx(
             [float(line[field]) for line in lines], abs=tolerance
         )
-
-
-def test_what_was_reported_is_on_the_disk(tmp_path: Path) -> None:
-    """A rank that ends because another was lost does not get to close its files."""
-    metrics = Metrics(
-        train_iters=9, global_batch_size=6, seq_length=16, log_interval=1, tensorboard_dir=tmp_path, progress=False
-    )
-    for step in (1, 2, 3):
-        metrics.record(step, StepResult(loss=float(step), num_tokens=96, grad_norm=1.0, skipped=False), lr=1e-2)
-    events = EventAccumulator(str(tmp_path)).Reload()
-    for tag in events.Tags()["scalars"]:
-        assert [event.step for event in events.Scalars(tag)] == [1, 2, 3]
-    assert [event.value for event in events.Scalars("lm loss")] == [1.0, 2.0, 3.0]
 
 
 def assert_same_training(ours: list[re.Match[str]], theirs: list[re.Match[str]]) -> None:

@@ -82,6 +82,7 @@ def legal_plans(draw: st.DrawFn) -> Plan:
         built: list[Stage] = []
         for layers, tp, dp in stages:
             mine, ranks = ranks[: tp * dp], ranks[tp * dp :]
+            mine = [rank for d in range(dp) for rank in sorted(mine[d * tp : (d + 1) * tp])]
             sp = draw(st.booleans()) or (model.num_experts is not None and tp > 1)
             mbs = draw(st.sampled_from([1, 2, 4]))
             built.append(stage(layers=layers, ranks=mine, tp=tp, dp=dp, mbs=mbs, depth=1, sp=sp))

@@ -68,6 +68,7 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_numbers_are_positive, "one of everything", in_plan(seq_length=1)),
     (rules.check_each_replica_covers_all_layers, "another cut in each replica", in_plan()),
     (rules.check_ranks_fill_each_stage, "tp 4 instead of 2 x 2", in_stage(0, 0, tp=4, dp=1)),
+    (rules.check_tp_groups_ascend, "groups in any order", in_stage(0, 0, ranks=(2, 3, 0, 1))),
     (rules.check_each_rank_has_one_place, "ranks in any order", in_stage(0, 0, ranks=(3, 0, 2, 1))),
     (rules.check_samples_add_up, "unequal shares", in_plan()),
     (rules.check_microbatches_divide, "2 samples before 8", in_stage(0, 1, micro_batch_size=8)),
@@ -86,6 +87,11 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
 ]
 
 FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
+    (
+        rules.check_tp_groups_ascend,
+        r"replica 0 stage 0: the ranks of a tp group must ascend, got \[3, 0\]; list it as \[0, 3\]",
+        in_stage(0, 0, ranks=(3, 0, 1, 2)),
+    ),
     (rules.check_numbers_are_positive, "plan: seq_length is 0, must be at least 1", in_plan(seq_length=0)),
     (rules.check_numbers_are_positive, "plan: global_batch_size is -4, must", in_plan(global_batch_size=-4)),
     (rules.check_numbers_are_positive, "plan: no replicas", in_plan(replicas=())),
