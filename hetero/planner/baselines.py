@@ -56,9 +56,11 @@ class _Candidate:
     make: Callable[[], Plan]
 
 
-def yardsticks(problem: Problem, clock: Clock | None = None) -> tuple[Yardstick, ...]:
-    """All yardsticks of ``problem`` in the order of this file's head."""
-    clock = clock or Clock(float("inf"))
+def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, ...]:
+    """All yardsticks of ``problem`` in the order of this file's head; each is searched for ``limit_s`` seconds at most.
+
+    Half of the time goes into listing plans with their seconds by a formula, half into simulating the best of them.
+    """
     candidates = Candidates(problem)
     every = {"uniform": _uniform(problem, candidates, problem.kinds)}
     if len(problem.kinds) > 1:
@@ -68,14 +70,17 @@ def yardsticks(problem: Problem, clock: Clock | None = None) -> tuple[Yardstick,
         "autohet": _autohet(problem, candidates),
         "harp": _harp(problem, candidates),
     }
-    return tuple(Yardstick(name=name, best=_best(plans, problem, clock)) for name, plans in every.items())
+    return tuple(Yardstick(name=name, best=_best(plans, problem, limit_s)) for name, plans in every.items())
 
 
-def _best(candidates: Iterable[_Candidate], problem: Problem, clock: Clock) -> Scored | None:
+def _best(candidates: Iterable[_Candidate], problem: Problem, limit_s: float) -> Scored | None:
+    listing = Clock(limit_s / 2)
+    listed = list(itertools.takewhile(lambda _: not listing.is_over(), candidates))
+    clock = Clock(limit_s / 2)
     best: Scored | None = None
     simulated = 0
     most = MOST_SIMULATED if problem.cluster.num_devices <= LARGE_CLUSTER else SIMULATED_IF_LARGE
-    for candidate in sorted(candidates, key=lambda candidate: candidate.formula_s):
+    for candidate in sorted(listed, key=lambda candidate: candidate.formula_s):
         if best is not None and (candidate.formula_s > CLOSE * best.step_s or clock.is_over() or simulated >= most):
             break
         try:

@@ -34,6 +34,7 @@ class StageOption:
     """A slot with a microbatch and a recomputation, in seconds and bytes.
 
     layer_s: forward and backward of one block for one microbatch; ``embedding_s`` and ``head_s`` likewise.
+    backwards_s: the backward's part of these three.
     updates_s: of the weights of one block, of the embedding, and of the head.
     """
 
@@ -42,6 +43,7 @@ class StageOption:
     layer_s: float
     embedding_s: float
     head_s: float
+    backwards_s: tuple[float, float, float]
     updates_s: tuple[float, float, float]
     memory: Footprint
     capacity_bytes: int
@@ -49,6 +51,10 @@ class StageOption:
     def seconds(self, num_layers: int, *, first: bool, last: bool) -> float:
         """t_s: forward and backward of one microbatch."""
         return num_layers * self.layer_s + first * self.embedding_s + last * self.head_s
+
+    def backward_s(self, num_layers: int, *, first: bool, last: bool) -> float:
+        """Backward of one microbatch."""
+        return num_layers * self.backwards_s[0] + first * self.backwards_s[1] + last * self.backwards_s[2]
 
     def update_s(self, num_layers: int, *, first: bool, last: bool) -> float:
         """Seconds of the update of the stage's weights."""
@@ -142,6 +148,11 @@ class Candidates:
             layer_s=first.microbatch_s - embedding_s - head_s * (self._problem.model.num_layers == 1),
             embedding_s=embedding_s,
             head_s=head_s,
+            backwards_s=(
+                first.backward_s - embedding.backward_s - head.backward_s * (self._problem.model.num_layers == 1),
+                embedding.backward_s,
+                head.backward_s,
+            ),
             updates_s=self._updates(kind.device, slot.tp),
             memory=self._footprints.of(
                 device=kind.device, tp=slot.tp, micro_batch_size=micro_batch_size, recompute=recompute

@@ -27,7 +27,7 @@ NEVER_US = 10**10
 class Limits:
     """What a cover must keep to.
 
-    sync_s: seconds that the sums of gradients on any node may take; ``None`` for no limit.
+    sync_s: seconds that the sums of gradients on any node may take beyond what is hidden; ``None`` for no limit.
     """
 
     problem: Problem
@@ -108,7 +108,7 @@ def rings_are_as_slow_as_their_slowest_link(model: cp_model.CpModel, master: Mas
 
 
 def sync_stays_within_its_limit(model: cp_model.CpModel, master: Master, limits: Limits) -> None:
-    """u[t] => sum_{g on the node} bytes[g] x (inside[k] + sum_j step[k, j] slower[g, j]) <= limit, for its nodes.
+    """u[t] => sum_{g on a node} bytes[g] x (inside[k] + sum_j step[k, j] slower[g, j]) <= limit + hidden, each node.
 
     step[k, j] is what level j costs beyond level j - 1, on a node whose inside costs inside[k]. Nodes with the same
     layers share one constraint, and all nodes of a kind one running sum over the segments.
@@ -125,11 +125,12 @@ def sync_stays_within_its_limit(model: cp_model.CpModel, master: Master, limits:
         key = held.kind, held.inside
         if key not in sums:
             sums[key] = _running_sums(model, master, held, limits)
-        seconds = sums[key][held.end] - sums[key][held.first] - _counted_twice(master, held, limits)
+        seconds = sum(sums[key][end] - sums[key][first] for first, end in held.runs)
+        seconds -= _counted_twice(master, held, limits)
         anyone = model.new_bool_var(f"held_{number}")
         for column in columns:
             model.add_implication(column.used, anyone)
-        model.add(seconds <= limit_us).only_enforce_if(anyone)
+        model.add(seconds <= limit_us + int(held.hidden_s * US_PER_S)).only_enforce_if(anyone)
 
 
 def _running_sums(model: cp_model.CpModel, master: Master, held: Held, limits: Limits) -> dict[int, Microseconds]:
@@ -152,7 +153,7 @@ def _running_sums(model: cp_model.CpModel, master: Master, held: Held, limits: L
 def _counted_twice(master: Master, held: Held, limits: Limits) -> Microseconds:
     """Microseconds of a tied head beside its embedding, which have one gradient together."""
     model = limits.problem.model
-    if not (model.tied_embeddings and held.first == -1 and held.end == model.num_layers + 1):
+    if not (model.tied_embeddings and held.holds(-1) and held.holds(model.num_layers)):
         return 0
     head = next(ring for ring in master.rings if ring.segment.first == model.num_layers)
     num_bytes = limits.rings.word_embedding_bytes
@@ -188,7 +189,7 @@ def segments(templates: Sequence[Template], problem: Problem) -> tuple[Segment, 
     cuts = {-1, 0, num_layers, num_layers + 1}
     for template in templates:
         for held in template.held:
-            cuts |= {held.first, held.end}
+            cuts |= {position for run in held.runs for position in run}
     ordered = sorted(cuts)
     return tuple(Segment(first, end) for first, end in pairwise(ordered))
 
@@ -200,8 +201,8 @@ def nodes_holding(template: Template, segment: Segment, kind: int, problem: Prob
 
 def _holds(held: Held, segment: Segment, problem: Problem) -> bool:
     if is_tied_end(segment, problem):
-        return held.first == -1 or held.end == problem.model.num_layers + 1
-    return held.first <= segment.first < held.end
+        return held.holds(-1) or held.holds(problem.model.num_layers)
+    return held.holds(segment.first)
 
 
 def is_tied_end(segment: Segment, problem: Problem) -> bool:
@@ -213,7 +214,7 @@ def segment_bytes(segment: Segment, held: Held, limits: Limits) -> int:
     """Gradient bytes of ``segment``; a tied head beside its embedding has none of its own but the final norm's."""
     num_bytes = limits.rings.bytes_of(segment.first, segment.end)
     is_head = segment.first == limits.problem.model.num_layers
-    if is_head and held.first == -1 and is_tied_end(segment, limits.problem):
+    if is_head and held.holds(-1) and is_tied_end(segment, limits.problem):
         num_bytes -= limits.rings.word_embedding_bytes
     return num_bytes
 
@@ -226,10 +227,10 @@ def level_steps(held: Held, rings: Rings) -> tuple[float, ...]:
 
 
 def unlike(held: Sequence[Held]) -> Iterator[Held]:
-    """One of each kind, interval and sharing."""
+    """One of those that differ in their number only."""
     seen = set()
     for each in held:
-        key = each.kind, each.first, each.end, each.inside
+        key = replace(each, node=0)
         if key not in seen:
             seen.add(key)
             yield each

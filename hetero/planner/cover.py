@@ -1,9 +1,9 @@
 """A cover of the cluster by copies of templates, and what it costs by the planner's own formula.
 
-    step = max_t T_t(M_t) + max over nodes of the sums of gradients
+    step = max_t T_t(M_t) + max over nodes of ( sums of gradients - hidden ), at least 0
 
-T_t(M) is the template's time for M microbatches, update included. The sums are taken as not hidden: the pipeline's
-cool-down, which hides some of them on later stages, is left to the simulator.
+T_t(M) is the template's time for M microbatches, update included. Later stages sum their gradients while earlier ones
+still compute; ``hidden`` is that time. What a replica hides that ends before the others is left to the simulator.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def score(cover: Sequence[Copies], problem: Problem, rings: Rings) -> Score:
 
 
 def sync_s(cover: Sequence[Copies], problem: Problem, rings: Rings) -> float:
-    """Seconds of the sums of gradients on the node that is busiest with them."""
+    """Seconds of the sums of gradients that are not hidden, on the node that has most of them."""
     templates = [copies.template for copies in cover]
     limits = Limits(problem=problem, rings=rings, sync_s=None)
     levels = {
@@ -82,14 +82,14 @@ def sync_s(cover: Sequence[Copies], problem: Problem, rings: Rings) -> float:
         steps = level_steps(held, rings)
         inside = rings.inside_s_per_byte[held.kind] * held.inside
         if not levels:
-            return rings.bytes_of(held.first, held.end) * inside
-        return sum(
+            return sum(rings.bytes_of(*run) for run in held.runs) * inside - held.hidden_s
+        return -held.hidden_s + sum(
             segment_bytes(segment, held, limits) * (inside + sum(steps[: level + 1]))
             for segment, level in levels.items()
-            if held.first <= segment.first < held.end
+            if held.holds(segment.first)
         )
 
-    return max(seconds(held) for template in templates for held in unlike(template.held))
+    return max(0.0, *(seconds(held) for template in templates for held in unlike(template.held)))
 
 
 def _slowest_level(segment: Segment, cover: Sequence[Copies], problem: Problem, rings: Rings) -> int:

@@ -1,9 +1,12 @@
 """The shortest step of a small problem by looking at every plan, to hold the solver against.
 
-Every replica is a sequence of stages, each with a kind, devices, tp, layers and recomputation; every way to divide
-the devices among replicas and the samples among them is tried, by the same formula as the solver's
-(:mod:`hetero.planner.cover`). Nothing is pruned but sets of replicas of which one alone is already too slow.
-Microbatches are equal along a replica, as in the template space. The work grows without mercy: up to 8 devices.
+Every replica is a sequence of stages, each with a kind, devices, tp and layers; every way to divide the devices among
+replicas and the samples among them is tried, by the same formula as the solver's (:mod:`hetero.planner.cover`).
+Microbatches are equal along a replica, as in the template space, and recomputation and depths follow from the layers.
+
+Sets of replicas are left out only if they cannot finish the global batch within the best step so far: with w_t the
+samples that replica t finishes by then, any prices p_k with sum_k d[t, k] p_k >= w_t for all t bound what devices are
+worth; a set that wastes more of it than is to spare is too slow. The work grows without mercy: up to 8 devices.
 """
 
 import itertools
@@ -17,6 +20,9 @@ from hetero.planner.cover import Copies, Cover, score
 from hetero.planner.problem import Problem
 from hetero.planner.rings import Rings
 from hetero.planner.templates import Template, TemplateFactory
+
+RESTART = 0.98
+"""Covers that are better by this factor make it worth beginning again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +69,36 @@ def best_by_force(problem: Problem, *, sizes: Sequence[int], samples: Sequence[i
     """
     rings = Rings(problem)
     replicas = list(every_replica(problem, sizes=sizes, samples=samples))
-    best = Best((), float("inf"), len(replicas))
+    best = _best_alone(replicas, problem, rings)
     looked_at = len(replicas)
-    limits = [kind.num_devices for kind in problem.kinds]
-    for chosen in _sets(replicas, limits, problem.global_batch_size):
-        looked_at += 1
-        shares = _shortest_shares(chosen, problem.global_batch_size, best.step_s)
-        if shares is None:
-            continue
-        cover = tuple(Copies(template, 1, share) for template, share in zip(chosen, shares, strict=True))
-        step_s = score(cover, problem, rings).step_s
-        if step_s < best.step_s:
-            best = Best(cover, step_s, looked_at)
+    improved = True
+    while improved:
+        # A better cover allows less waste: begin again with tighter prices.
+        improved = False
+        for chosen in _sets(replicas, problem, best.step_s):
+            looked_at += 1
+            shares = _shortest_shares(chosen, problem.global_batch_size, best.step_s)
+            if shares is None:
+                continue
+            cover = tuple(Copies(template, 1, share) for template, share in zip(chosen, shares, strict=True))
+            step_s = score(cover, problem, rings).step_s
+            if step_s < best.step_s:
+                improved = step_s < RESTART * best.step_s
+                best = Best(cover, step_s, looked_at)
+                if improved:
+                    break
     return Best(best.cover, best.step_s, looked_at)
+
+
+def _best_alone(replicas: Sequence[Template], problem: Problem, rings: Rings) -> Best:
+    best = Best((), float("inf"), 0)
+    for template in replicas:
+        microbatches, rest = divmod(problem.global_batch_size, template.samples)
+        if not rest and template.seconds(microbatches) < best.step_s:
+            cover = (Copies(template, 1, microbatches),)
+            if (step_s := score(cover, problem, rings).step_s) < best.step_s:
+                best = Best(cover, step_s, 0)
+    return best
 
 
 def _sequences(slots: Sequence[Slot], problem: Problem) -> Iterator[tuple[Seat, ...]]:
@@ -100,18 +123,40 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
         yield tuple(b - a for a, b in itertools.pairwise((0, *cuts, total)))
 
 
-def _sets(replicas: Sequence[Template], limits: Sequence[int], batch: int) -> Iterator[tuple[Template, ...]]:
-    """Every multiset of replicas that fits the devices."""
+def _sets(replicas: Sequence[Template], problem: Problem, limit_s: float) -> Iterator[tuple[Template, ...]]:
+    """Every multiset of replicas that fits the devices and can finish the global batch within ``limit_s``."""
+    able = [(t, t.samples * t.most_microbatches(limit_s)) for t in replicas]
+    able = [(t, samples) for t, samples in able if samples]
+    if not able:
+        return
+    prices = [
+        max((samples / sum(t.devices) for t, samples in able if t.devices[kind.index] == sum(t.devices)), default=0.0)
+        for kind in problem.kinds
+    ]
+    prices = [price or max(samples / sum(t.devices) for t, samples in able) for price in prices]
 
-    def extend(chosen: tuple[Template, ...], start: int, left: Sequence[int]) -> Iterator[tuple[Template, ...]]:
+    def worth(t: Template) -> float:
+        return sum(n * price for n, price in zip(t.devices, prices, strict=True))
+
+    scale = max(samples / worth(t) for t, samples in able)
+    wasted = sorted(((scale * worth(t) - samples, i) for i, (t, samples) in enumerate(able)))
+    spare = scale * sum(k.num_devices * p for k, p in zip(problem.kinds, prices, strict=True))
+    spare -= problem.global_batch_size
+
+    def extend(
+        chosen: tuple[Template, ...], start: int, left: Sequence[int], spare: float
+    ) -> Iterator[tuple[Template, ...]]:
         if chosen:
             yield chosen
-        for i in range(start, len(replicas)):
-            rest = [have - n for have, n in zip(left, replicas[i].devices, strict=True)]
+        for position in range(start, len(wasted)):
+            waste, i = wasted[position]
+            if waste > spare:
+                return
+            rest = [have - n for have, n in zip(left, able[i][0].devices, strict=True)]
             if min(rest) >= 0:
-                yield from extend((*chosen, replicas[i]), i, rest)
+                yield from extend((*chosen, able[i][0]), position, rest, spare - waste)
 
-    yield from extend((), 0, limits)
+    yield from extend((), 0, [kind.num_devices for kind in problem.kinds], spare + 1e-9)
 
 
 def _shortest_shares(chosen: Sequence[Template], batch: int, limit_s: float) -> tuple[int, ...] | None:

@@ -15,9 +15,9 @@ from hetero.planner.rings import Rings
 from hetero.planner.search import FINALISTS
 from hetero.planner.templates import Template
 
-STEP = 1.15
+STEP = 1.3
 
-LONGEST = 30.0
+LONGEST = 10.0
 """Steps so many times the shortest one are looked at."""
 
 

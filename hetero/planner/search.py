@@ -226,15 +226,17 @@ class Search:
         key = template.held
         if key not in self._own_sync:
             twice_s = sync_s((Copies(template, 2, 2),), self._problem, self._rings)
-            accompanied_s = (
-                max(
-                    self._rings.bytes_of(max(0, held.first), min(held.end, self._problem.model.num_layers))
+            last = self._problem.model.num_layers
+            accompanied_s = max(
+                0.0,
+                *(
+                    sum(self._rings.bytes_of(max(0, first), min(end, last)) for first, end in held.runs)
                     * self._rings.fastest_s_per_byte(held.kind)
+                    - held.hidden_s
                     for held in template.held
                     if held.whole
-                )
-                if any(held.whole for held in template.held)
-                else 0.0
+                ),
+                0.0,
             )
             self._own_sync[key] = min(accompanied_s, twice_s), twice_s
         return self._own_sync[key]

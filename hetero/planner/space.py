@@ -1,19 +1,20 @@
 """The template space: which templates the solver chooses from.
 
 Blocks cover whole nodes, up to a number per replica that grows with the model's memory; in small clusters also a half,
-a quarter ... of a node. Replicas mix up to ``MOST_KINDS`` kinds, each in one block, in any order. Within a kind and a
-size, blocks that another one beats in speed, in memory and in number of stages are left out, and so are templates
-that another one with the same devices and the same cuts between kinds beats in fill, in period and in update.
+a quarter ... of one node. Replicas mix up to ``MOST_KINDS`` kinds, each in one block, in any order; with tied
+embeddings, of two kinds the first may come back at the end.
 
-The more kinds there are, the fewer sizes, blocks and cuts of each mixture are kept, so that the space stays at some
-hundreds of templates.
+Within a kind and a size, blocks that another one beats in speed, in memory and in number of stages are left out, and
+so are templates that another one with the same devices and the same cuts between kinds beats in fill, in period and in
+update. The more kinds there are, the fewer sizes, blocks and cuts of each mixture are kept, so that the space stays at
+some hundreds of templates.
 """
 
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero.planner.candidates import Candidates, StageOption
 from hetero.planner.clock import Clock
@@ -109,7 +110,25 @@ class TemplateSpace:
                     choices = [self._choices(kind, samples, num_kinds) for kind in chosen]
                     for blocks in itertools.product(*choices):
                         if sum(block.num_stages for block in blocks) <= most_stages:
-                            yield from ((order, samples) for order in itertools.permutations(blocks))
+                            yield from ((order, samples) for order in self._orders(blocks))
+
+    def _orders(self, blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
+        """Every order of ``blocks``; with tied embeddings also with the first and the last stages on one kind.
+
+        Embedding and head are then copies of one matrix, whose gradients would else be summed between nodes.
+        """
+        for order in itertools.permutations(blocks):
+            yield order
+            outer = order[0]
+            if len(blocks) == 2 and self._problem.model.tied_embeddings:
+                for stages in sorted(
+                    {1, outer.num_stages // 2, outer.num_stages - 1} & set(range(1, outer.num_stages))
+                ):
+                    yield (
+                        replace(outer, num_stages=stages),
+                        order[1],
+                        replace(outer, num_stages=outer.num_stages - stages),
+                    )
 
     def _choices(self, kind: NodeKind, samples: int, num_kinds: int) -> list[Block]:
         """Blocks of ``kind`` for replicas of ``num_kinds`` kinds."""

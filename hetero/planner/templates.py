@@ -6,10 +6,9 @@ templates as ways to combine kinds, however many nodes of a kind there are.
 """
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetero.planner.balance import Balanced, Share, balance
@@ -38,18 +37,25 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Layers ``[first, end)`` on one node of a template; -1 is the embedding and ``num_layers`` the head.
+    """Positions on one node of a template; -1 is the embedding and ``num_layers`` the head.
+
+    runs: intervals ``[first, end)`` in ascending order. More than one where a replica comes back to a node.
 
     inside: several devices of the node hold the same layers.
     whole: the node has no place for another replica.
+    hidden_s: seconds from the last backward of its first run until the replica's: time in which its gradients are
+        summed at no cost.
     """
 
     kind: int
     node: int
-    first: int
-    end: int
+    runs: tuple[tuple[int, int], ...]
     inside: bool
     whole: bool
+    hidden_s: float
+
+    def holds(self, position: int) -> bool:
+        return any(first <= position < end for first, end in self.runs)
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,7 @@ class TemplateFactory:
 
     def template(self, seats: tuple[Seat, ...], balanced: Balanced, samples: int) -> Template:
         """A template of ``seats`` that hold the shares of ``balanced``."""
+        crossings = self.crossings(seats, samples)
         devices = [0] * len(self.problem.kinds)
         for seat in seats:
             devices[seat.slot.kind] += seat.slot.gpus
@@ -170,36 +177,44 @@ class TemplateFactory:
                 for s, share in enumerate(balanced.shares)
             ),
             devices=tuple(devices),
-            held=tuple(_held(seats, balanced.shares, self.problem)),
+            held=tuple(_held(seats, balanced.shares, crossings, self.problem)),
         )
 
 
 def _seats(blocks: Iterable[Block], kinds: Sequence[NodeKind]) -> Iterator[Seat]:
-    """Stages in order, each block's nodes filled one after the other."""
-    next_node: dict[int, int] = defaultdict(int)
+    """Stages in order, the nodes of each kind filled one after the other."""
+    taken: dict[int, int] = defaultdict(int)
     for block in blocks:
-        per_node = min(kinds[block.kind].gpus_per_node, block.num_devices) // block.gpus
-        for s in range(block.num_stages):
-            yield Seat(block.slot, next_node[block.kind] + s // per_node, s % per_node * block.gpus)
-        next_node[block.kind] += math.ceil(block.num_stages / per_node)
+        per_node = kinds[block.kind].gpus_per_node
+        for _ in range(block.num_stages):
+            yield Seat(block.slot, *divmod(taken[block.kind], per_node))
+            taken[block.kind] += block.gpus
 
 
-def _held(seats: Sequence[Seat], shares: Sequence[Share], problem: Problem) -> Iterator[Held]:
-    """One entry per node and run of stages on it."""
+def _held(
+    seats: Sequence[Seat], shares: Sequence[Share], crossings: Sequence[Crossing], problem: Problem
+) -> Iterator[Held]:
+    """One entry per node."""
     num_layers = problem.model.num_layers
-    runs: list[tuple[int, int, int, int, bool, int]] = []
-    layer = 0
-    for seat, share in zip(seats, shares, strict=True):
+    nodes: dict[tuple[int, int], Held] = {}
+    taken: dict[tuple[int, int], int] = defaultdict(int)
+    layer, hidden_s = 0, 0.0
+    for s, (seat, share) in enumerate(zip(seats, shares, strict=True)):
         end = layer + share.num_layers
-        first = -1 if layer == 0 else layer
-        last = num_layers + 1 if end == num_layers else end
-        slot = seat.slot
-        if runs and runs[-1][:2] == (slot.kind, seat.node):
-            kind, node, begin, _, inside, taken = runs[-1]
-            runs[-1] = (kind, node, begin, last, inside or slot.dp > 1, taken + slot.gpus)
+        is_first, is_last = layer == 0, end == num_layers
+        run = -1 if is_first else layer, num_layers + 1 if is_last else end
+        slot, node = seat.slot, (seat.slot.kind, seat.node)
+        taken[node] += slot.gpus
+        if (held := nodes.get(node)) is None:
+            nodes[node] = Held(*node, (run,), slot.dp > 1, False, hidden_s)
+        elif held.runs[-1][1] == run[0]:
+            runs = (*held.runs[:-1], (held.runs[-1][0], run[1]))
+            nodes[node] = replace(held, runs=runs, inside=held.inside or slot.dp > 1)
         else:
-            runs.append((slot.kind, seat.node, first, last, slot.dp > 1, slot.gpus))
+            nodes[node] = replace(held, runs=(*held.runs, run), inside=held.inside or slot.dp > 1)
+        hidden_s += share.option.backward_s(share.num_layers, first=is_first, last=is_last)
+        hidden_s += crossings[s].seconds if s < len(crossings) else 0.0
         layer = end
-    for kind, node, first, last, inside, taken in runs:
-        per_node = problem.kinds[kind].gpus_per_node
-        yield Held(kind, node, first, last, inside or 2 * taken <= per_node, taken >= per_node)
+    for node, held in nodes.items():
+        per_node = problem.kinds[held.kind].gpus_per_node
+        yield replace(held, inside=held.inside or 2 * taken[node] <= per_node, whole=taken[node] >= per_node)

@@ -1,0 +1,74 @@
+"""``hetero plan`` and ``hetero simulate`` as a user runs them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetero.cli import main
+from hetero.plan.ir import Plan
+from hetero.plan.validate import validate
+from hetero.serialization import load
+
+CLUSTER = """\
+node_types:
+  - name: fast
+    device: A100-40
+    gpus_per_node: 2
+    inside_node: {bandwidth_gb_per_s: 200, latency_us: 10}
+  - name: slow
+    device: V100-16
+    gpus_per_node: 2
+    inside_node: {bandwidth_gb_per_s: 60, latency_us: 10}
+links:
+  between_nodes: {bandwidth_gb_per_s: 2, latency_us: 30}
+"""
+
+MODEL = (Path(__file__).parents[3] / "scripts/presets/models/opt-350m.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
+    (tmp_path / "model.yaml").write_text(MODEL.replace("num_layers: 24", "num_layers: 6"), encoding="utf-8")
+    return tmp_path
+
+
+def run(files: Path, *more: str) -> int:
+    known = ["--cluster", str(files / "cluster.yaml"), "--model", str(files / "model.yaml")]
+    return main(["plan", *known, "--global-batch-size", "16", *more])
+
+
+def test_plan_writes_a_plan_that_simulate_reads(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_path, trace_path = files / "plan.json", files / "trace.json"
+    assert run(files, "--out", str(plan_path)) == 0
+    printed = capsys.readouterr().out
+    assert "gap" in printed
+    assert "planned in" in printed
+    plan = load(Plan, plan_path)
+    validate(plan)
+    assert plan.global_batch_size == 16
+
+    assert main(["simulate", str(plan_path), "--cluster", str(files / "cluster.yaml"), "--trace", str(trace_path)]) == 0
+    assert "s per step" in capsys.readouterr().out
+    assert json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(files, "--compare") == 0
+    printed = capsys.readouterr().out
+    for name in ("this planner", "uniform", "uniform, fast", "whale", "autohet", "harp"):
+        assert name in printed
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--objective", "money"], "node type 'fast' has no price_per_hour"),
+        (["--precision", "bf16", "--time-limit", "-1"], "time limit is -1"),
+        (["--out", "/no/such/folder/plan.json"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_line(files: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
+    assert run(files, *more) == 2
+    assert message in capsys.readouterr().err
