@@ -62,7 +62,7 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
 def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored | None:
     """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case."""
     best: Scored | None = None
-    for number, cover in enumerate(covers):
+    for cover in covers:
         seen: set[Plan] = set()
         for extra_depth in EXTRA_DEPTHS:
             if best is not None and clock.is_over():
@@ -74,7 +74,6 @@ def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored |
             candidate = scored(plan, problem) or scored_shallower(plan, problem)
             if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
                 best = candidate
-        assert number >= 0
     return best
 
 

@@ -2,7 +2,7 @@
 
 Blocks cover whole nodes, up to a number per replica that grows with the model's memory; in small clusters also a half,
 a quarter ... of one node. Replicas mix up to ``MOST_KINDS`` kinds, each in one block, in any order; with tied
-embeddings, of two kinds the first may come back at the end.
+embeddings the first kind may come back at the end. Replicas that divide the cluster evenly are looked at first.
 
 Within a kind and a size, blocks that another one beats in speed, in memory and in number of stages are left out, and
 so are templates that another one with the same devices and the same cuts between kinds beats in fill, in period and in
@@ -24,7 +24,10 @@ from hetero.planner.templates import Block, Template, TemplateFactory
 MOST_KINDS = 3
 """Kinds of node in one replica."""
 
-MOST_STAGES = 16
+MOST_STAGES = 24
+
+MOST_NODES, MOST_PROPORTIONS = 24, {2: 5, 3: 2}
+"""Of replicas that take equal parts of the nodes of so many kinds: nodes of one replica, and how many such parts."""
 
 SMALL_CLUSTER = 32
 """Devices up to which a replica may take a part of a node: beyond, equal parts are data parallelism in a stage."""
@@ -99,18 +102,60 @@ class TemplateSpace:
         return _fewest_cuts(undominated(found), CUTS.get(len(self._candidates.usable_kinds), 2))
 
     def _combinations(self) -> Iterator[tuple[tuple[Block, ...], int]]:
-        """Few kinds first, so that a search that is cut short has seen the simple ones."""
-        kinds = self._candidates.usable_kinds
-        most_stages = min(MOST_STAGES, self._problem.model.num_layers)
-        for num_kinds in range(1, min(len(kinds), MOST_KINDS) + 1):
-            for chosen in itertools.combinations(kinds, num_kinds):
-                for samples in SAMPLES:
-                    if samples > self._problem.global_batch_size:
+        """What matters most first, so that a search that is cut short has seen it: replicas of one kind, then those
+        that leave no device over, then all other mixtures."""
+        seen = set()
+        usable = len(self._candidates.usable_kinds)
+        for sizes, most_blocks in itertools.chain(
+            self._mixed_sizes(1),
+            self._proportional_sizes(),
+            *map(self._mixed_sizes, range(2, usable + 1)[: MOST_KINDS - 1]),
+        ):
+            for samples in SAMPLES:
+                if samples > self._problem.global_batch_size:
+                    break
+                choices = [[rated.block for rated in self._rated(k, n, samples)[:most_blocks]] for k, n in sizes]
+                for blocks in itertools.product(*choices):
+                    if sum(block.num_stages for block in blocks) > min(MOST_STAGES, self._problem.model.num_layers):
                         continue
-                    choices = [self._choices(kind, samples, num_kinds) for kind in chosen]
-                    for blocks in itertools.product(*choices):
-                        if sum(block.num_stages for block in blocks) <= most_stages:
-                            yield from ((order, samples) for order in self._orders(blocks))
+                    for order in self._orders(blocks):
+                        if (order, samples) not in seen:
+                            seen.add((order, samples))
+                            yield order, samples
+
+    def _mixed_sizes(self, num_kinds: int) -> Iterator[tuple[tuple[tuple[NodeKind, int], ...], int]]:
+        """Every (kind, devices) of a replica of ``num_kinds`` kinds, and how many blocks of each to look at."""
+        many = len(self._candidates.usable_kinds) > 2
+        most_blocks = 3 if num_kinds == 2 and many else BLOCKS_PER_SIZE[num_kinds]
+        for chosen in itertools.combinations(self._candidates.usable_kinds, num_kinds):
+            for sizes in itertools.product(*(self._sizes(kind, num_kinds) for kind in chosen)):
+                yield tuple(zip(chosen, sizes, strict=True)), most_blocks
+
+    def _proportional_sizes(self) -> Iterator[tuple[tuple[tuple[NodeKind, int], ...], int]]:
+        """Replicas that take an equal part of every node, or of all nodes of each of their kinds."""
+        usable = self._candidates.usable_kinds
+        for num_kinds in range(min(len(usable), MOST_KINDS), 1, -1):
+            most_blocks = BLOCKS_PER_SIZE[num_kinds] if len(usable) < 3 else 3 if num_kinds == 2 else 2
+            for chosen in itertools.combinations(usable, num_kinds):
+                found: dict[tuple[int, ...], None] = {}
+                if self._problem.cluster.num_devices <= SMALL_CLUSTER and all(kind.count == 1 for kind in chosen):
+                    for parts in (2, 4, 8):
+                        if all(kind.gpus_per_node % parts == 0 for kind in chosen):
+                            found[tuple(kind.gpus_per_node // parts for kind in chosen)] = None
+                for copies in range(min(kind.count for kind in chosen), 0, -1):
+                    nodes = [kind.count // copies for kind in chosen]
+                    if sum(nodes) <= MOST_NODES:
+                        found[tuple(n * kind.gpus_per_node for n, kind in zip(nodes, chosen, strict=True))] = None
+                large = [sizes for sizes in found if self._may_hold_the_model(chosen, sizes)]
+                for sizes in large[: MOST_PROPORTIONS[num_kinds]]:
+                    yield tuple(zip(chosen, sizes, strict=True)), most_blocks
+
+    def _may_hold_the_model(self, kinds: Sequence[NodeKind], sizes: Sequence[int]) -> bool:
+        most = sum(
+            max((rated.most_layers for rated in self._rated(kind, size, 1)), default=0)
+            for kind, size in zip(kinds, sizes, strict=True)
+        )
+        return most >= self._problem.model.num_layers
 
     def _orders(self, blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
         """Every order of ``blocks``; with tied embeddings also with the first and the last stages on one kind.
@@ -120,24 +165,10 @@ class TemplateSpace:
         for order in itertools.permutations(blocks):
             yield order
             outer = order[0]
-            if len(blocks) == 2 and self._problem.model.tied_embeddings:
-                for stages in sorted(
-                    {1, outer.num_stages // 2, outer.num_stages - 1} & set(range(1, outer.num_stages))
-                ):
-                    yield (
-                        replace(outer, num_stages=stages),
-                        order[1],
-                        replace(outer, num_stages=outer.num_stages - stages),
-                    )
-
-    def _choices(self, kind: NodeKind, samples: int, num_kinds: int) -> list[Block]:
-        """Blocks of ``kind`` for replicas of ``num_kinds`` kinds."""
-        most = BLOCKS_PER_SIZE[num_kinds]
-        if num_kinds == 2 and len(self._candidates.usable_kinds) > 2:
-            most = 3
-        return [
-            rated.block for size in self._sizes(kind, num_kinds) for rated in self._rated(kind, size, samples)[:most]
-        ]
+            if len(blocks) > 1 and self._problem.model.tied_embeddings:
+                for stages in sorted({outer.num_stages // 2, outer.num_stages - 1} & set(range(1, outer.num_stages))):
+                    back = replace(outer, num_stages=outer.num_stages - stages)
+                    yield replace(outer, num_stages=stages), *order[1:], back
 
     def _sizes(self, kind: NodeKind, num_kinds: int) -> list[int]:
         """Devices of ``kind`` that a replica of ``num_kinds`` kinds may take."""
@@ -162,7 +193,7 @@ class TemplateSpace:
         return max(4, 2 * math.ceil(static / (kind.memory_bytes * kind.gpus_per_node)))
 
     def _rated(self, kind: NodeKind, size: int, samples: int) -> list[_Rated]:
-        """The undominated blocks of ``size`` devices, fastest first."""
+        """The undominated blocks of ``size`` devices: the fastest, the one with the fewest stages, then by speed."""
         by_samples = self._blocks.setdefault((kind.index, size), {})
         if samples not in by_samples:
             rated = [each for block in self._blocks_of(kind, size) if (each := self._rate(block, samples)) is not None]
@@ -171,7 +202,9 @@ class TemplateSpace:
             for each in rated:
                 if not any(other.beats(each) for other in kept):
                     kept.append(each)
-            by_samples[samples] = kept
+            # The fastest and the shortest, which fills fastest, come first.
+            shortest = min(kept, key=lambda each: each.block.num_stages, default=None)
+            by_samples[samples] = sorted(kept, key=lambda each: each is not kept[0] and each is not shortest)
         return by_samples[samples]
 
     def _blocks_of(self, kind: NodeKind, size: int) -> Iterator[Block]:
