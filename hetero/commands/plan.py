@@ -143,10 +143,8 @@ def _simulate(args: argparse.Namespace) -> int:
     memory = plan_memory(plan, costs)
     console().print(prediction_table(simulation, memory, cluster))
     print(
-        print(
-            f"{simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
-            f"{simulation.tokens_per_s:.4g} tokens/s"
-        )
+        f"{simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
+        f"{simulation.tokens_per_s:.4g} tokens/s"
     )
     if args.trace is not None:
         try:
