@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hetero.commands.plan import add_plan, add_simulate
+from hetero.commands.profile import add_profile
 from hetero.commands.show import add_show, add_validate
 from hetero.errors import HeteroError
 
@@ -18,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="hetero", description="Plans for training on GPUs that are not alike.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_command in (add_plan, add_simulate, add_show, add_validate):
+    for add_command in (add_plan, add_simulate, add_show, add_validate, add_profile):
         add_command(commands)
     args = parser.parse_args(argv)
     try:

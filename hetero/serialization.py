@@ -1,4 +1,4 @@
-"""Frozen dataclasses to and from JSON and YAML; unknown keys are refused with the near match.
+"""Frozen dataclasses to and from JSON and YAML; unknown keys are refused with the near match, repeated ones too.
 
 Humans write YAML, machines write JSON; both load through the same strict check of types, so ``"4"`` is not 4.
 """
@@ -24,7 +24,39 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """PyYAML speaks YAML 1.1, in which ``1e-5`` is a text; here it is a number, as in YAML 1.2 and JSON."""
+    """PyYAML speaks YAML 1.1, in which ``1e-5`` is a text; here it is a number, as in YAML 1.2 and JSON.
+
+    A key that a mapping has twice is refused: PyYAML would take the last one and say nothing.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here and not where the mapping is constructed: by then ``<<`` has put the keys of others beside its own.
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise _DuplicateKeyError(key.value, f" (lines {lines[key.value]} and {line})")
+                lines[key.value] = line
+        return node
+
+
+class _DuplicateKeyError(ValueError):
+    """A mapping of a file has one key twice."""
+
+    def __init__(self, key: str, where: str) -> None:
+        super().__init__(f"key {key!r} is given twice{where}; keep one of the two")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An ``object_pairs_hook``: the object of ``pairs``."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _DuplicateKeyError(key, "")
+        found[key] = value
+    return found
 
 
 _YamlLoader.add_implicit_resolver(
@@ -41,14 +73,17 @@ def from_json(cls: type[T], text: str, *, source: str) -> T:
     """Parse ``text`` as a ``cls``.
 
     Raises:
-        ConfigError: not JSON, a missing or unknown key, or a value of the wrong type. ``source`` names the text.
+        ConfigError: not JSON, a missing, unknown or repeated key, or a value of the wrong type. ``source`` names the
+            text.
     """
     try:
-        json.loads(text)
+        json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{source}: not JSON, line {error.lineno} column {error.colno}: {error.msg}. Is the file complete?"
         ) from None
+    except _DuplicateKeyError as error:
+        raise ConfigError(f"{source}: {error}") from None
     return _validated(cls, text, source)
 
 
@@ -65,6 +100,8 @@ def load(cls: type[T], path: Path) -> T:
         data = yaml.load(text, Loader=_YamlLoader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except _DuplicateKeyError as error:
+        raise ConfigError(f"{path}: {error}") from None
     try:
         # YAML has dates, which JSON has not: they stay the text that was written.
         as_json = json.dumps(data, default=str)
@@ -74,10 +111,17 @@ def load(cls: type[T], path: Path) -> T:
 
 
 def save(value: Any, path: Path) -> None:
-    """Write ``value`` as JSON. The file appears complete or not at all."""
+    """Write ``value`` as JSON. The file appears complete or not at all.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(to_json(value), encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(to_json(value), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def read_text(path: Path) -> str:

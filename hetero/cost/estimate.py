@@ -44,6 +44,11 @@ ROW_PASSES: dict[Direction, float] = {"forward": 3.0, "backward": 6.0}
 LAUNCH_S = 3e-4
 """Seconds to launch the kernels of a layer, which small layers cannot hide."""
 
+NOMINAL_HOST = DataSheet(
+    memory_gb_per_s=10.0, fp64=0.05, fp32=0.1, tf32=None, half=0.1, source="ten fp32 operations per byte"
+)
+"""Stands in for the host CPU, which has no data sheet. The fit scales both figures, so that only their ratio counts."""
+
 SCALED = 3
 """The first coefficients of the prior: those that a data sheet gives, up to one common scale."""
 
@@ -140,8 +145,7 @@ def _features(profile: Profile, time: LayerTime) -> list[float]:
 
 
 def _prior(device: DeviceType, *, arithmetic: str, direction: Direction) -> NDArray[np.float64]:
-    sheet = device.data_sheet
-    assert sheet is not None, "profiles are of GPUs"
+    sheet = device.data_sheet or NOMINAL_HOST
     bytes_per_s = sheet.memory_gb_per_s * GB
     operations = 1.0 if direction == "forward" else 2.0
     return np.array(

@@ -33,6 +33,27 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]
 
 
+def from_rank_0(step: Callable[[], str]) -> str:
+    """Call ``step`` on rank 0 and return its text on every rank.
+
+    Collective over the world (broadcast). ``step`` must not communicate.
+
+    Raises:
+        ConfigError: ``step`` raised a ``HeteroError``; every rank gets the same message.
+    """
+    answer: list[str | None] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer = [step(), None]
+        except HeteroError as raised:
+            answer = [None, str(raised) or type(raised).__name__]
+    dist.broadcast_object_list(answer, src=0)
+    text, error = answer
+    if text is None:
+        raise ConfigError(str(error))
+    return text
+
+
 def check_same_everywhere(what: str, text: str, *, fix: str) -> None:
     """Check that every rank has the same ``text``, for example the plan file's contents.
 

@@ -4,6 +4,7 @@ A flag that would change nothing is refused like a contradiction: its user expec
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 from hetero.errors import ConfigError
@@ -14,6 +15,7 @@ from megatron.training.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
+    PlannerConfig,
     PretrainConfig,
     RunConfig,
 )
@@ -63,6 +65,14 @@ def _is_rope(flags: FlagValues) -> bool:
     return flags["--use-rotary-position-embeddings"] is True or flags["--position-embedding-type"] == "rope"
 
 
+def _is_auto(flags: FlagValues) -> bool:
+    return flags["--hetero-plan"] == Path("auto")
+
+
+def _plans_at_start(flags: FlagValues) -> bool:
+    return flags["--hetero-cluster"] is not None and (flags["--hetero-plan"] is None or _is_auto(flags))
+
+
 def _is_wsd(flags: FlagValues) -> bool:
     return bool(flags["--lr-decay-style"] == "WSD")
 
@@ -95,6 +105,11 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = 
         "--weight-decay-incr-style constant",
     ),
     (("--valid-data-path", "--test-data-path"), lambda flags: flags["--train-data-path"] != (), "--train-data-path"),
+    (
+        ("--hetero-profile", "--hetero-data-sheets", "--hetero-plan-time-limit", "--hetero-plan-out"),
+        _plans_at_start,
+        "--hetero-cluster and no plan file",
+    ),
     (("--split",), lambda flags: flags["--data-path"] != (), "--data-path"),
     (("--data-cache-path",), lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),
 )
@@ -178,8 +193,8 @@ def default_backend() -> Literal["gloo", "nccl"]:
 
 def _check_nothing_is_missing(flags: FlagValues) -> None:
     missing = [name for name in _REQUIRED if name not in flags.given]
-    if not flags.given & {"--micro-batch-size", "--hetero-plan"}:
-        missing.append("--micro-batch-size (or --hetero-plan)")
+    if not flags.given & {"--micro-batch-size", "--hetero-plan", "--hetero-cluster"}:
+        missing.append("--micro-batch-size (or --hetero-plan, or --hetero-cluster)")
     if not flags.given & {"--train-iters", "--train-samples"}:
         missing.append("--train-iters (or --train-samples)")
     if not flags.given & {"--data-path", "--train-data-path", "--mock-data"}:
@@ -192,18 +207,24 @@ def _check_flags_go_together(flags: FlagValues) -> None:
     for first, second in _EXCLUSIVE:
         if {first, second} <= flags.given:
             raise ConfigError(f"{flags.shown(first)} and {flags.shown(second)} exclude each other: leave one out")
-    if flags["--hetero-plan"] is not None:
-        for name in _STATED_BY_THE_PLAN:
-            if name in flags.given:
-                raise ConfigError(
-                    f"{flags.shown(name)} beside {flags.shown('--hetero-plan')}: the plan states it for each stage; "
-                    f"leave {name} out and change the plan instead"
-                )
+    _check_plan_flags(flags)
     _check_counts_have_one_unit(flags)
     for names, holds, fix in _NEEDS:
         for name in names:
             if name in flags.given and not holds(flags):
                 raise ConfigError(f"{flags.shown(name)} has no effect without {fix}: add that, or leave {name} out")
+
+
+def _check_plan_flags(flags: FlagValues) -> None:
+    if _is_auto(flags) and flags["--hetero-cluster"] is None:
+        raise ConfigError("--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml")
+    for source in ("--hetero-plan", "--hetero-cluster"):
+        for name in _STATED_BY_THE_PLAN:
+            if flags[source] is not None and name in flags.given:
+                raise ConfigError(
+                    f"{flags.shown(name)} beside {flags.shown(source)}: the plan states it for each stage; "
+                    f"leave {name} out, or change the plan"
+                )
 
 
 def _check_counts_have_one_unit(flags: FlagValues) -> None:
@@ -453,7 +474,9 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
             f"{flags.shown('--global-batch-size')} is no multiple of {flags.shown('--micro-batch-size')}: change one"
         )
     return ParallelConfig(
-        hetero_plan=flags["--hetero-plan"],
+        hetero_plan=None if _is_auto(flags) else flags["--hetero-plan"],
+        hetero_cluster=flags["--hetero-cluster"],
+        planner=_planner_config(flags) if _plans_at_start(flags) else None,
         tensor_model_parallel_size=flags["--tensor-model-parallel-size"],
         pipeline_model_parallel_size=flags["--pipeline-model-parallel-size"],
         sequence_parallel=flags["--sequence-parallel"],
@@ -466,6 +489,16 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
         bucket_size=flags["--ddp-bucket-size"],
         backend=flags["--distributed-backend"] or default_backend(),
         timeout_minutes=flags["--distributed-timeout-minutes"],
+    )
+
+
+def _planner_config(flags: FlagValues) -> PlannerConfig:
+    return PlannerConfig(
+        cluster=flags["--hetero-cluster"],
+        profiles=flags["--hetero-profile"],
+        data_sheets=flags["--hetero-data-sheets"],
+        time_limit_s=flags["--hetero-plan-time-limit"],
+        out=flags["--hetero-plan-out"],
     )
 
 

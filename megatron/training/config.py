@@ -92,14 +92,34 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelConfig:
-    """Either a plan file, or the degrees of the uniform plan.
+class PlannerConfig:
+    """What rank 0 plans from at start.
 
-    With ``hetero_plan``, the plan states degrees, schedule, microbatches and recompute: the fields here then hold
-    defaults and ``micro_batch_size`` is ``None``.
+    profiles: files beside the shipped ones.
+    data_sheets: price devices without any profile by their data sheets.
+    out: where the plan is written, if anywhere.
+    """
+
+    cluster: Path
+    profiles: tuple[Path, ...]
+    data_sheets: bool
+    time_limit_s: float
+    out: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """A plan file, or a cluster to plan for at start, or the degrees of the uniform plan.
+
+    With a plan of the first two kinds, it states degrees, schedule, microbatches and recompute: the fields here then
+    hold defaults and ``micro_batch_size`` is ``None``.
+
+    hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
     """
 
     hetero_plan: Path | None
+    hetero_cluster: Path | None
+    planner: PlannerConfig | None
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
     sequence_parallel: bool

@@ -277,7 +277,22 @@ _LEARNING_RATE = (
 )
 
 _PARALLELISM = (
-    Flag("--hetero-plan", _PATH, "Plan file (JSON): replicas, stages, ranks and microbatches, none like the other."),
+    Flag(
+        "--hetero-plan",
+        _PATH,
+        "Plan file (JSON): replicas, stages, ranks and microbatches, none like the other. "
+        "'auto' plans at start, for --hetero-cluster.",
+    ),
+    Flag(
+        "--hetero-cluster",
+        _PATH,
+        "Cluster file (YAML). Without a plan file, rank 0 plans for it at start; with one, the plan is checked "
+        "against it.",
+    ),
+    Flag("--hetero-profile", _PATH, "With --hetero-cluster: profiles beside the shipped ones.", default=(), many=True),
+    _switch("--hetero-data-sheets", "With --hetero-cluster: price devices without any profile by their data sheets."),
+    Flag("--hetero-plan-time-limit", _POSITIVE, "With --hetero-cluster: seconds to plan.", default=30.0),
+    Flag("--hetero-plan-out", _PATH, "With --hetero-cluster: write the plan that was made here."),
     Flag(
         "--hetero-schedule",
         _one_of("1f1b", "gpipe"),

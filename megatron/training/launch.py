@@ -13,12 +13,15 @@ from hetero.distributed.agreement import check_devices, check_same_everywhere, o
 from hetero.distributed.watch import EXIT_CODE
 from hetero.errors import ConfigError, HeteroError, MembershipError, PlanError
 from hetero.plan.ir import Plan
+from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate_launch
 from hetero.serialization import load, to_json
+from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DEVICE_TYPES, device_type_of_cuda_name
 from hetero.spec.model import ModelSpec
 from megatron.training.config import ParallelConfig, PretrainConfig
+from megatron.training.planning import plan_on_rank_0
 
 _SECONDS_TO_REPORT = 30.0
 """Longer than the ranks of a busy host differ in starting up. A launcher cuts it short once rank 0 has failed."""
@@ -119,7 +122,7 @@ def _device(backend: str, local_rank: int) -> torch.device:
 
 
 def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device) -> Plan:
-    """The plan of this launch: the file's, or the uniform one of the flags. The same on every rank.
+    """The plan of this launch: the file's, the planner's, or the uniform one of the flags. The same on every rank.
 
     Collective over the world.
 
@@ -129,7 +132,8 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
     """
     devices: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(devices, device_name(device))
-    plan = on_all_ranks(lambda: _local_plan(config, model, devices))
+    planned = plan_on_rank_0(config, planner, model) if (planner := config.parallel.planner) is not None else None
+    plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
     check_same_everywhere("flags", repr(config), fix="launch every rank with the same command line")
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
     check_devices(plan, devices)
@@ -146,11 +150,13 @@ def device_name(device: torch.device) -> str:
 
 
 def _local_plan(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
+    if config.parallel.hetero_plan is not None:
+        return load(Plan, config.parallel.hetero_plan)
+    return _plan_of_flags(config, model, devices)
+
+
+def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
     parallel = config.parallel
-    if parallel.hetero_plan is not None:
-        plan = load(Plan, parallel.hetero_plan)
-    else:
-        plan = _plan_of_flags(config, model, devices)
     validate_launch(
         plan,
         world_size=dist.get_world_size(),
@@ -158,6 +164,8 @@ def _local_plan(config: PretrainConfig, model: ModelSpec, devices: list[str]) ->
         seq_length=config.data.seq_length,
         global_batch_size=parallel.global_batch_size,
     )
+    if parallel.hetero_cluster is not None:
+        check_plan_on_cluster(plan, load(ClusterSpec, parallel.hetero_cluster))
     if plan.precision not in ("fp32", "fp64"):
         raise PlanError(f"plan: precision {plan.precision} is not supported yet; set it to fp32")
     return plan

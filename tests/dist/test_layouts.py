@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
-from hetero.spec.parameters import Parameter, parameters, shard_intervals
+from hetero.spec.parameters import parameters
+from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layouts
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import Trace, one_process_plan, train
@@ -42,22 +42,8 @@ def oracle(plan: Plan) -> Trace:
 @pytest.mark.parametrize(("style", "plan"), _cases())
 def test_layout_equals_one_process(style: str, plan: Plan) -> None:
     validate(plan)
-    expected = oracle(one_process_plan(plan))
-    by_name = {parameter.name: parameter for parameter in parameters(plan.model)}
-    for rank, trace in enumerate(run_ranks(train, plan.world_size, plan, NUM_STEPS)):
-        if trace is None:
-            assert rank in plan.idle_ranks
-            continue
-        assert trace.losses == pytest.approx(expected.losses, rel=TOLERANCE)
-        assert trace.grad_norms == pytest.approx(expected.grad_norms, rel=TOLERANCE)
-        for step in range(NUM_STEPS):
-            for name in trace.weights[step]:
-                for what in ("gradients", "weights"):
-                    assert_close(
-                        getattr(trace, what)[step][name],
-                        shard(getattr(expected, what)[step][name], by_name[name], trace),
-                        f"{what} of {name}, rank {rank}, step {step}",
-                    )
+    traces = run_ranks(train, plan.world_size, plan, NUM_STEPS)
+    assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
 
 
 def test_every_rank_of_a_piece_ends_with_the_same_bits() -> None:
@@ -84,19 +70,3 @@ def test_overlap_changes_nothing() -> None:
             assert ours.grad_norms == theirs.grad_norms
             for name, weight in ours.weights[-1].items():
                 np.testing.assert_array_equal(weight, theirs.weights[-1][name])
-
-
-def shard(full: np.ndarray, parameter: Parameter, trace: Trace) -> np.ndarray:
-    """The part of the oracle's tensor that a rank of ``trace`` holds."""
-    if parameter.shard_dim is None:
-        return full
-    intervals = shard_intervals(parameter, tp=trace.tp, tp_rank=trace.tp_rank)
-    indices = np.concatenate([np.arange(i.global_start, i.global_start + i.length) for i in intervals])
-    return np.take(full, indices, axis=parameter.shard_dim)
-
-
-def assert_close(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
-    scale = np.abs(expected).max()
-    error = np.abs(actual - expected).max()
-    assert actual.shape == expected.shape, what
-    assert error <= TOLERANCE * scale + torch.finfo(torch.float64).tiny, f"{what}: off by {error:.1e} of {scale:.1e}"

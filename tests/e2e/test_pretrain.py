@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hetero.serialization import save
-from tests.helpers.commands import STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
+from hetero.plan.ir import Plan
+from hetero.serialization import load, save
+from tests.helpers.commands import MODEL, STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
+from tests.helpers.synthetic_profiles import profile
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -90,6 +92,29 @@ def assert_same_training(ours: list[re.Match[str]], theirs: list[re.Match[str]])
     for mine, other in zip(ours, theirs, strict=True):
         assert float(mine["loss"]) == pytest.approx(float(other["loss"]), abs=1e-4)
         assert float(mine["norm"]) == pytest.approx(float(other["norm"]), rel=1e-3)
+
+
+def test_planning_at_start(tmp_path: Path) -> None:
+    """With a cluster file rank 0 plans; the plan is written down, and trains what the uniform one does."""
+    save(profile(MODEL, device="cpu"), tmp_path / "cpu.json")
+    (tmp_path / "cluster.yaml").write_text(
+        "node_types:\n"
+        "  - {name: box, device: cpu, gpus_per_node: 1, count: 2, memory_gib: 4,\n"
+        "     inside_node: {bandwidth_gb_per_s: 1, latency_us: 10}}\n"
+        "links: {between_nodes: {bandwidth_gb_per_s: 1, latency_us: 10}}\n"
+    )
+    argv = command_line(
+        hetero_cluster=str(tmp_path / "cluster.yaml"),
+        hetero_plan="auto",
+        hetero_profile=str(tmp_path / "cpu.json"),
+        hetero_plan_out=str(tmp_path / "plan.json"),
+    )
+    run = launched(2, argv)
+    assert_same_training(log_lines(run), log_lines(uniform_run("1f1b")))
+    chosen = load(Plan, tmp_path / "plan.json")
+    assert sorted(chosen.ranks()) == [0, 1]
+    assert run.stdout.count("predicted: ") == 1, "one rank plans"
+    assert run.stdout.index("predicted: ") < run.stdout.index("step 1/3")
 
 
 def test_gpipe_trains_like_1f1b() -> None:

@@ -22,7 +22,7 @@ from hetero.serialization import save, to_json
 from megatron.training import launch
 from megatron.training.arguments import model_spec, parse_args
 from megatron.training.launch import Launch, agree_on_plan, exit_code, join, launch_from
-from tests.helpers.commands import MODEL, WORLD_SIZE, command_line, good_plan, launched, model_of
+from tests.helpers.commands import MODEL, ROOT, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 Change = Callable[[dict[str, Any]], None]
+
+CLUSTER = str(ROOT / "scripts" / "presets" / "clusters" / "a100_v100.yaml")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,16 @@ CASES = {
     "another-batch": Case(
         flags={"global_batch_size": "12"},
         message="plan: global_batch_size is 6, but --global-batch-size is 12; make them equal",
+    ),
+    "another-cluster": Case(
+        flags={"hetero_cluster": CLUSTER},
+        message="plan: it names 4 ranks, the cluster has 16 devices; list devices without work under idle_ranks, or "
+        "make a plan for this cluster",
+    ),
+    "planning-for-another-launch": Case(
+        flags={"hetero_plan": "auto", "hetero_cluster": CLUSTER},
+        message=f"{CLUSTER}: it describes 16 devices, the launch has 4 ranks; start one "
+        "process per device, or correct gpus_per_node and count",
     ),
     "a-precision-of-later": Case(
         change=in_plan(precision="bf16"),

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from hetero.cli import main
+from hetero.data import PublishedLinks
 from hetero.data.sailor import ISOLATION_S, read_all_reduce, read_links, read_profiles
 from hetero.errors import ConfigError
+from hetero.serialization import load
 from hetero.spec.profile import Profile
 
 LAYERS = 26
@@ -146,3 +149,17 @@ def test_a_table_of_another_kind_is_refused(tables: Path) -> None:
     write(tables, "collectives.csv", "gpu,time", "GH-96,1")
     with pytest.raises(ConfigError, match=r"collectives\.csv: has no column collective, data_mb, gpus"):
         read_profiles(tables)
+
+
+def test_the_command_writes_what_the_importer_reads(tables: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made" / "here"
+    assert main(["profile", "import", str(tables), "--out", str(out)]) == 0
+    (expected,) = read_profiles(tables)
+    assert load(Profile, out / "profiles" / "opt-350m.gh200.json") == expected
+    assert load(PublishedLinks, out / "links.json") == read_links(tables)
+
+
+def test_the_command_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "import", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "layer_profiles.csv: no such file; give the folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists(), "nothing is written before everything is read"

@@ -61,6 +61,7 @@ GROWING_DECAY = "--weight-decay-incr-style linear --start-weight-decay 0.1 --end
 FILES = {"context": "--data-path a", "without": "--mock-data"}
 SPLIT_FILES = {"context": "--train-data-path a", "without": "--mock-data"}
 SAMPLES = {"context": "--train-samples 800", "without": "--train-iters"}
+CLUSTER = {"context": "--hetero-cluster c.yaml", "without": "--micro-batch-size"}
 PLAN = {"context": "--hetero-plan a.json", "without": "--micro-batch-size"}
 
 EFFECTS = [
@@ -140,6 +141,11 @@ EFFECTS = [
         without="--train-iters",
     ),
     Effect("--hetero-plan b.json", "parallel.hetero_plan", Path("b.json"), **PLAN),
+    Effect("--hetero-cluster c.yaml", "parallel.hetero_cluster", Path("c.yaml"), **PLAN),
+    Effect("--hetero-profile a.json b.json", "parallel.planner.profiles", (Path("a.json"), Path("b.json")), **CLUSTER),
+    Effect("--hetero-data-sheets", "parallel.planner.data_sheets", True, **CLUSTER),
+    Effect("--hetero-plan-time-limit 5", "parallel.planner.time_limit_s", 5.0, **CLUSTER),
+    Effect("--hetero-plan-out p.json", "parallel.planner.out", Path("p.json"), **CLUSTER),
     Effect("--hetero-schedule gpipe", "parallel.schedule", "gpipe"),
     Effect("--tensor-model-parallel-size 2", "parallel.tensor_model_parallel_size", 2),
     Effect("--pipeline-model-parallel-size 2", "parallel.pipeline_model_parallel_size", 2),
@@ -255,6 +261,18 @@ def test_a_plan_replaces_the_uniform_plans_flags() -> None:
     assert parallel.micro_batch_size is None
 
 
+def test_planning_at_start_needs_a_cluster_and_no_plan_file() -> None:
+    without = "--micro-batch-size"
+    for flags in ("--hetero-cluster c.yaml", "--hetero-cluster c.yaml --hetero-plan auto"):
+        parallel = parse(flags, without=without).parallel
+        assert parallel.hetero_plan is None
+        assert parallel.planner is not None
+        assert parallel.planner.cluster == parallel.hetero_cluster == Path("c.yaml")
+    checked = parse("--hetero-cluster c.yaml --hetero-plan a.json", without=without).parallel
+    assert checked.planner is None
+    assert checked.hetero_cluster == Path("c.yaml")
+
+
 @pytest.mark.parametrize(
     "flag",
     [
@@ -269,6 +287,8 @@ def test_a_plan_replaces_the_uniform_plans_flags() -> None:
 def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flag} beside --hetero-plan plan.json: the plan states it"):
         parse("--hetero-plan plan.json", flag, without="--micro-batch-size")
+    with pytest.raises(ConfigError, match=f"^{flag} beside --hetero-cluster c.yaml: the plan states it"):
+        parse("--hetero-cluster c.yaml", flag, without="--micro-batch-size")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +296,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
     [
         # Missing.
         ("", "--num-layers --lr", "required and missing: --num-layers, --lr"),
-        ("", "--micro-batch-size", "required and missing: --micro-batch-size (or --hetero-plan)"),
+        ("", "--micro-batch-size", "required and missing: --micro-batch-size (or --hetero-plan, or --hetero-cluster)"),
         ("", "--train-iters", "required and missing: --train-iters (or --train-samples)"),
         ("", "--mock-data", "required and missing: --data-path (or --train-data-path, or --mock-data)"),
         ("--weight-decay-incr-style linear --start-weight-decay 0.1", "", "needs both --start-weight-decay and --end"),
@@ -294,7 +314,10 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--position-embedding-type learned_absolute --use-rotary-position-embeddings", "", "exclude each other"),
         ("--lr-decay-samples 80", "", "--lr-decay-samples 80 beside --train-iters 100: use --lr-decay-iters"),
         ("--lr-warmup-iters 1 --train-samples 80", "--train-iters", "use --lr-warmup-samples with --train-samples"),
+        ("--hetero-plan auto", "--micro-batch-size", "--hetero-plan auto: plans for a cluster, so add"),
         # No effect.
+        ("--hetero-plan-out p.json", "", "--hetero-plan-out p.json has no effect without --hetero-cluster and no plan"),
+        ("--hetero-cluster c --hetero-plan p --hetero-data-sheets", "--micro-batch-size", "has no effect without"),
         ("--num-query-groups 2", "", "--num-query-groups 2 has no effect without --group-query-attention"),
         ("--rotary-base 10000", "", "has no effect without --position-embedding-type rope"),
         ("--moe-router-topk 2", "", "--moe-router-topk 2 has no effect without --num-experts"),

@@ -1,0 +1,60 @@
+"""A plan made at start: rank 0 asks the planner, and all ranks get its answer."""
+
+import sys
+
+import torch.distributed as dist
+
+from hetero.distributed.agreement import from_rank_0
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan
+from hetero.serialization import from_json, load, save, to_json
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.model import ModelSpec
+from megatron.training.config import PlannerConfig, PretrainConfig
+
+
+def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
+    """The planner's plan for the cluster file, the same on every rank; collective over the world (broadcast).
+
+    Raises:
+        ConfigError: rank 0 found no plan, or cannot read the cluster or a profile; on every rank.
+    """
+    text = from_rank_0(lambda: to_json(_planned(config, planner, model)))
+    return from_json(Plan, text, source="plan of rank 0")
+
+
+def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
+    # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
+    from hetero.cost.latency import CostModel  # noqa: PLC0415
+    from hetero.data import shipped_profiles  # noqa: PLC0415
+    from hetero.planner.problem import Problem  # noqa: PLC0415
+    from hetero.planner.solver import plan_cluster  # noqa: PLC0415
+    from hetero.report.tables import result_lines  # noqa: PLC0415
+    from hetero.spec.profile import Profile  # noqa: PLC0415
+
+    cluster = load(ClusterSpec, planner.cluster)
+    if cluster.num_devices != dist.get_world_size():
+        raise PlanError(
+            f"{planner.cluster}: it describes {cluster.num_devices} devices, the launch has {dist.get_world_size()} "
+            "ranks; start one process per device, or correct gpus_per_node and count"
+        )
+    costs = CostModel(
+        model=model,
+        seq_length=config.data.seq_length,
+        precision=config.parallel.precision,
+        profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
+        data_sheets=planner.data_sheets,
+    )
+    problem = Problem(
+        cluster=cluster,
+        costs=costs,
+        global_batch_size=config.parallel.global_batch_size,
+        time_limit_s=planner.time_limit_s,
+    )
+    result = plan_cluster(problem)
+    if planner.out is not None:
+        save(result.plan, planner.out)
+    for line in result_lines(result):
+        print(line)
+    sys.stdout.flush()
+    return result.plan
