@@ -17,8 +17,14 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["hetero", "hetero.*", "megatron.training", "megatron.training.*"]),
-    package_data={"hetero": ["py.typed"], "hetero.data": ["*.json", "profiles/*.json", "NOTICE.md"]},
+    package_data={
+        "hetero": ["py.typed"],
+        "hetero.data": ["*.json", "profiles/*.json", "NOTICE.md"],
+        "hetero.report": ["*.html.j2"],
+    },
     install_requires=[
+        "Jinja2>=3.1",
+        "matplotlib>=3.9",
         "megatron-core>=0.16.1,<0.17",
         "numpy>=1.26",
         "ortools>=9.11",

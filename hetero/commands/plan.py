@@ -8,6 +8,7 @@ from typing import Any
 from rich.status import Status
 
 from hetero.commands.console import console
+from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.latency import CostModel
 from hetero.cost.memory import plan_memory
@@ -16,10 +17,11 @@ from hetero.cost.trace import chrome_trace
 from hetero.data import shipped_profiles
 from hetero.errors import ConfigError
 from hetero.plan.placement import check_plan_on_cluster
-from hetero.planner.baselines import yardsticks
+from hetero.planner.baselines import Yardstick, yardsticks
 from hetero.planner.problem import Problem
 from hetero.planner.search import Progress
 from hetero.planner.solver import PlanResult, plan_cluster
+from hetero.report.content import Report
 from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
@@ -45,6 +47,7 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--budget-per-hour", type=float, metavar="X", help="most that the nodes in use may cost")
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
+    add_outputs(parser)
     _add_profiles(parser)
     parser.set_defaults(run=_plan)
 
@@ -54,6 +57,7 @@ def add_simulate(commands: Any) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
     parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write a Chrome/Perfetto trace")
+    add_outputs(parser)
     _add_profiles(parser)
     parser.set_defaults(run=_simulate)
 
@@ -72,6 +76,7 @@ def _profiles(args: argparse.Namespace) -> ProfileStore:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    wanted = outputs(args, compares=True)
     model = load_model(args.model)
     costs = CostModel(
         model=model,
@@ -99,10 +104,37 @@ def _plan(args: argparse.Namespace) -> int:
         print(line)
     if args.out is not None:
         print(f"written to {args.out}")
-    if args.compare:
+    others = _compared(problem) if args.compare or wanted.comparison else ()
+    if others:
         print()
-        out.print(comparison_table(result, yardsticks(problem), problem.cluster))
+        out.print(comparison_table(result, others, problem.cluster))
+    if wanted.wanted:
+        report = Report(
+            model_name=_name_of(args.model),
+            cluster_name=args.cluster.stem,
+            cluster=problem.cluster,
+            costs=costs,
+            simulation=result.simulation,
+            memory=result.memory,
+            result=result,
+            others=others,
+        )
+        for line in written(wanted, report):
+            print(line)
     return 0
+
+
+def _name_of(model: Path) -> str:
+    """What the model's file is called; every file of Hugging Face's is called alike, its folder is not."""
+    return model.absolute().parent.name if model.name == "config.json" else model.stem
+
+
+def _compared(problem: Problem) -> tuple[Yardstick, ...]:
+    watched = console(stderr=True)
+    if not watched.is_terminal:
+        return yardsticks(problem)
+    with Status("planning in other manners, to compare ...", console=watched):
+        return yardsticks(problem)
 
 
 def _save(result: PlanResult, path: Path) -> None:
@@ -129,6 +161,7 @@ def _with_progress(problem: Problem) -> PlanResult:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    wanted = outputs(args, compares=False)
     plan = legal_plan(args.plan)
     cluster = load(ClusterSpec, args.cluster)
     check_plan_on_cluster(plan, cluster)
@@ -152,4 +185,14 @@ def _simulate(args: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"{args.trace}: cannot be written: {error.strerror}") from None
         print(f"trace written to {args.trace}; open it in ui.perfetto.dev")
+    report = Report(
+        model_name=args.plan.name,
+        cluster_name=args.cluster.stem,
+        cluster=cluster,
+        costs=costs,
+        simulation=simulation,
+        memory=memory,
+    )
+    for line in written(wanted, report):
+        print(line)
     return 0

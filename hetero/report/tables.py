@@ -8,10 +8,20 @@ from rich.table import Table
 
 from hetero.cost.memory import MemoryParts
 from hetero.cost.simulator import Simulation
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Stage
 from hetero.planner.baselines import Yardstick
 from hetero.planner.finalists import Scored
 from hetero.planner.solver import PlanResult
+from hetero.report.wording import (
+    alike,
+    degrees,
+    held_by,
+    layers_of,
+    ranks_in_words,
+    recompute_of,
+    shape_of,
+    title_of,
+)
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -19,11 +29,13 @@ from hetero.units import GIB
 PICTURE_COLUMNS = 96
 """Boxes get no wider than this altogether, unless the model has more layers than that."""
 
+UNKNOWN = "?"
+
 
 def plan_table(plan: Plan) -> Table:
     """One row per stage of every replica. ``ranks`` and ``layers`` name the last one too: 0-3 are four."""
     table = Table(
-        title=_title(plan), title_justify="left", caption=_caption(plan), caption_justify="left", box=box.SQUARE
+        title=title_of(plan), title_justify="left", caption=_caption(plan), caption_justify="left", box=box.SQUARE
     )
     for header in ("replica", "samples", "stage"):
         table.add_column(header, justify="right")
@@ -39,7 +51,7 @@ def plan_table(plan: Plan) -> Table:
             table.add_row(
                 *((str(r), share) if s == 0 else ("", "")),
                 str(s),
-                _held(plan, stage),
+                held_by(plan, stage),
                 number_ranges(stage.ranks),
                 stage.device,
                 str(stage.tp),
@@ -48,7 +60,7 @@ def plan_table(plan: Plan) -> Table:
                 str(stage.micro_batch_size),
                 str(replica.num_microbatches(s)),
                 str(stage.in_flight),
-                _recompute(stage),
+                recompute_of(stage),
                 end_section=s + 1 == len(replica.stages),
             )
     return table
@@ -76,7 +88,7 @@ def plan_picture(plan: Plan) -> str:
             lines.append(label.ljust(indent) + "│" + "│".join(cells) + "│")
     lines.append(" " * indent + _border(above=walls[-1], below=set(), width=width))
     if plan.idle_ranks:
-        lines.append("idle".ljust(indent) + _rank_words(plan.idle_ranks))
+        lines.append("idle".ljust(indent) + ranks_in_words(plan.idle_ranks))
     return "\n".join(lines)
 
 
@@ -88,7 +100,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
     """One row per stage of every sort of replica: where its step goes, and what its devices hold at the peak."""
     plan = simulation.plan
     table = Table(
-        title=f"{_title(plan)}: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s",
+        title=f"{title_of(plan)}: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s",
         title_justify="left",
         caption=_caption(plan),
         caption_justify="left",
@@ -103,7 +115,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
     table.add_column("recompute")
     for header in ("busy", "bubble", "sync", "memory GiB"):
         table.add_column(header, justify="right")
-    for members in _alike(plan).values():
+    for members in alike(plan):
         first = members[0]
         replica = plan.replicas[first]
         for s, stage in enumerate(replica.stages):
@@ -113,17 +125,17 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
             table.add_row(
                 *((str(len(members)), str(replica.num_samples)) if s == 0 else ("", "")),
                 str(s),
-                _held(plan, stage),
+                held_by(plan, stage),
                 stage.device,
                 str(stage.tp),
                 str(stage.dp),
                 str(stage.micro_batch_size),
                 str(stage.in_flight),
-                _recompute(stage),
+                recompute_of(stage),
                 f"{times.busy_s / simulation.step_s:.0%}",
                 f"{times.bubble_s / simulation.step_s:.0%}",
                 f"{times.sync_s / simulation.step_s:.0%}",
-                f"{used_gib:.1f} of {capacity_gib if capacity_gib is not None else '?'}",
+                f"{used_gib:.1f} of {capacity_gib if capacity_gib is not None else UNKNOWN}",
                 end_section=s + 1 == len(replica.stages),
             )
     return table
@@ -167,96 +179,34 @@ def comparison_table(result: PlanResult, others: Sequence[Yardstick], cluster: C
             f"{each.simulation.samples_per_s:.4g}",
             f"{each.step_s / result.simulation.step_s:.2f}x",
             f"{each.simulation.bubble_share:.0%}",
-            f"{_fullest(each, cluster):.0%}",
+            fullest(each.memory, each.plan, cluster),
             str(len(each.plan.idle_ranks)),
-            _shape(each.plan),
+            shape_of(each.plan),
         )
     return table
 
 
-def _fullest(scored: Scored, cluster: ClusterSpec) -> float:
-    """The largest share of its device's memory that any stage takes."""
+def fullest(memory: Memory, plan: Plan, cluster: ClusterSpec) -> str:
+    """The largest share of its device's memory that any stage takes, as ``92%``; ``?`` where none is known."""
     shares = []
-    for (r, s), parts in scored.memory.items():
-        capacity_gib = cluster.device_of_rank(scored.plan.replicas[r].stages[s].ranks[0]).memory_gib
-        shares.append(parts.total / (capacity_gib * GIB) if capacity_gib else 0.0)
-    return max(shares)
-
-
-def _shape(plan: Plan) -> str:
-    """``4x (V100-16 tp2: 5 | A100-40: 14 | A100-40: 13)``: layers per stage of each sort of replica."""
-    sorts = []
-    for members in _alike(plan).values():
-        stages = " | ".join(
-            f"{stage.device}{_degrees(stage).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
-            f"{stage.num_layers}"
-            for stage in plan.replicas[members[0]].stages
-        )
-        sorts.append(f"{len(members)}x ({stages})")
-    shown = sorts[:3] + ([f"and {len(sorts) - 3} more sorts"] if len(sorts) > 3 else [])
-    return ", ".join(shown)
-
-
-def _alike(plan: Plan) -> dict[object, list[int]]:
-    """The replicas that differ in their ranks only."""
-
-    def sort_of(replica: Replica) -> object:
-        return replica.num_samples, tuple(
-            (t.end_layer, t.device, t.tp, t.dp, t.micro_batch_size, t.in_flight, t.recompute, t.recompute_num_layers)
-            for t in replica.stages
-        )
-
-    sorts: dict[object, list[int]] = {}
-    for r, replica in enumerate(plan.replicas):
-        sorts.setdefault(sort_of(replica), []).append(r)
-    return sorts
-
-
-def _title(plan: Plan) -> str:
-    return (
-        f"{plan.model.num_layers} layers, sequence {plan.seq_length}, global batch {plan.global_batch_size}, "
-        f"{plan.precision}, {plan.world_size} ranks"
-    )
+    for (r, s), parts in memory.items():
+        capacity_gib = cluster.device_of_rank(plan.replicas[r].stages[s].ranks[0]).memory_gib
+        if capacity_gib is not None:
+            shares.append(parts.total / (capacity_gib * GIB))
+    return f"{max(shares):.0%}" if shares else UNKNOWN
 
 
 def _caption(plan: Plan) -> str:
     return f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"
 
 
-def _layers(stage: Stage) -> str:
-    return number_ranges(range(stage.first_layer, stage.end_layer))
-
-
-def _held(plan: Plan, stage: Stage) -> str:
-    """The layers, and the embedding and the head with the stages that hold them."""
-    parts = ["emb"] if stage.first_layer == 0 else []
-    parts.append(_layers(stage))
-    if stage.end_layer == plan.model.num_layers:
-        parts.append("head")
-    return " + ".join(parts)
-
-
-def _recompute(stage: Stage) -> str:
-    if stage.recompute_num_layers is None:
-        return "-" if stage.recompute == "none" else stage.recompute
-    return f"{stage.recompute} {stage.recompute_num_layers}/{stage.num_layers}"
-
-
-def _rank_words(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
-
-
-def _degrees(stage: Stage) -> str:
-    return "".join(f", {name} {value}" for name, value in (("tp", stage.tp), ("dp", stage.dp)) if value > 1)
-
-
 def _box_lines(stage: Stage) -> list[tuple[str, str]]:
     """What a box says, line by line: in full, and in short."""
-    layers, ranks = _layers(stage), number_ranges(stage.ranks)
+    layers, ranks = layers_of(stage), number_ranges(stage.ranks)
     return [
         (f"layer{'s' if stage.num_layers > 1 else ''} {layers}", layers),
         (stage.device, stage.device),
-        (_rank_words(stage.ranks) + _degrees(stage), ranks + _degrees(stage)),
+        (ranks_in_words(stage.ranks) + degrees(stage), ranks + degrees(stage)),
     ]
 
 

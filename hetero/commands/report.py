@@ -1,0 +1,126 @@
+"""``--report`` and ``--figure``: the page and the pictures of a prediction, as files."""
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from hetero.errors import ConfigError
+from hetero.report.content import Report
+from hetero.serialization import near_match
+
+OVERVIEW = "overview"
+
+FIGURES = (OVERVIEW, "cluster", "timeline", "memory", "comparison")
+
+PAGE_SUFFIXES = (".html", ".htm")
+
+FIGURE_SUFFIXES = (".svg", ".pdf", ".png")
+
+LIBRARIES = ("matplotlib", "jinja2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outputs:
+    """What was asked for: a page, and figures by name with their files."""
+
+    page: Path | None
+    figures: tuple[tuple[str, Path], ...]
+
+    @property
+    def wanted(self) -> bool:
+        return self.page is not None or bool(self.figures)
+
+    @property
+    def comparison(self) -> bool:
+        """Whether any of it shows the yardsticks."""
+        return self.page is not None or any(name == "comparison" for name, _ in self.figures)
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page with figures and tables")
+    parser.add_argument(
+        "--figure",
+        action="append",
+        default=[],
+        metavar="[NAME=]OUT.svg",
+        help=f"write one figure as .svg, .pdf or .png: {', '.join(FIGURES)} (default: {OVERVIEW}, which is cluster "
+        "and timeline); may be repeated",
+    )
+
+
+def outputs(args: argparse.Namespace, *, compares: bool) -> Outputs:
+    """What the command line asks for, checked as far as that goes before anything is computed.
+
+    compares: the command can compare a plan with yardsticks.
+
+    Raises:
+        ConfigError: an unknown figure, a file that cannot be written or has another suffix, a missing library.
+    """
+    figures = tuple(_figure(text) for text in args.figure)
+    wanted = Outputs(page=args.report, figures=figures)
+    if wanted.page is not None:
+        _check(f"--report {wanted.page}", wanted.page, PAGE_SUFFIXES)
+    for name, path in figures:
+        _check(f"--figure {path}", path, FIGURE_SUFFIXES)
+        if name == "comparison" and not compares:
+            raise ConfigError(f"--figure comparison={path}: only hetero plan compares; leave it out, or plan")
+    missing = [library for library in LIBRARIES if wanted.wanted and find_spec(library) is None]
+    if missing:
+        raise ConfigError(
+            f"--report and --figure need {missing[0]}, which is not installed; run: pip install {' '.join(missing)}"
+        )
+    return wanted
+
+
+def written(wanted: Outputs, report: Report) -> Iterator[str]:
+    """Write it all; for each file a line that says so.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    if wanted.page is not None:
+        from hetero.report.page import html_page
+
+        _write(wanted.page, html_page(report).encode("utf-8"))
+        yield f"report written to {wanted.page}"
+    if wanted.figures:
+        from hetero.report.figures import figure_bytes
+
+        for name, path in wanted.figures:
+            _write(path, figure_bytes(report, name, path.suffix[1:].lower()))
+            yield f"figure ({name}) written to {path}"
+
+
+def _figure(text: str) -> tuple[str, Path]:
+    """``timeline=out.svg``, or ``out.svg`` for the overview."""
+    name, separator, path = text.partition("=")
+    if not separator:
+        return OVERVIEW, Path(text)
+    if name not in FIGURES:
+        hint = near_match(name, list(FIGURES)) or f" (known: {', '.join(FIGURES)})"
+        raise ConfigError(f"--figure {text}: unknown figure {name!r}{hint}")
+    return name, Path(path)
+
+
+def _check(where: str, path: Path, suffixes: tuple[str, ...]) -> None:
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{where}: ends in {path.suffix!r}, must end in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{where}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ConfigError(f"{where}: is a folder; name a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{where}: may not be written; choose another place, or change its permissions")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The file appears complete or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,157 @@
+"""What a report shows, before anybody draws it: a plan's prediction, row by row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetero.cost.latency import CostModel
+from hetero.cost.memory import MemoryParts
+from hetero.cost.simulator import Simulation, StageTimes
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.planner.baselines import Yardstick
+from hetero.planner.finalists import Scored
+from hetero.planner.solver import PlanResult
+from hetero.report.tables import Memory
+from hetero.report.wording import alike
+from hetero.spec.cluster import ClusterSpec
+from hetero.text import number_ranges
+from hetero.units import GIB
+
+NUM_HUES = 7
+"""Replicas that colour tells apart; with more of them, replicas that are alike share one."""
+
+RANGE_CHARACTERS = 28
+"""A list of numbers longer than this is told by its length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """One stage of all replicas that differ in their ranks only.
+
+    group: number of that sort of replica; ``members`` are its replicas, ``replica`` is the first.
+    memory: peak parts of one device, of the member that needs most.
+    capacity_bytes: of one device; ``None`` where nobody knows it.
+    """
+
+    group: int
+    members: tuple[int, ...]
+    replica: Replica
+    index: int
+    stage: Stage
+    times: StageTimes
+    memory: MemoryParts
+    capacity_bytes: int | None
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.replica.num_microbatches(self.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that the figures and the page are made from.
+
+    model_name, cluster_name: what their reader calls them.
+    memory: peak parts of one device of every stage.
+    result: what the planner knows about its plan; ``None`` for a plan that came from elsewhere.
+    others: the yardsticks; empty if nothing was compared.
+    """
+
+    model_name: str
+    cluster_name: str
+    cluster: ClusterSpec
+    costs: CostModel
+    simulation: Simulation
+    memory: Memory
+    result: PlanResult | None = None
+    others: tuple[Yardstick, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        return self.simulation.plan
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Replicas that differ in their ranks only, together."""
+        return tuple(tuple(members) for members in alike(self.plan))
+
+    @cached_property
+    def group_of(self) -> dict[int, int]:
+        """The group of each replica."""
+        return {r: group for group, members in enumerate(self.groups) for r in members}
+
+    @property
+    def hue_per_replica(self) -> bool:
+        """Whether every replica has a colour of its own, and not every group."""
+        return len(self.plan.replicas) <= NUM_HUES
+
+    def hue(self, replica: int) -> int:
+        """Which colour a replica has."""
+        return (replica if self.hue_per_replica else self.group_of[replica]) % NUM_HUES
+
+    def owner(self, replica: int) -> str:
+        """What a box of the replica is called: by its number, or by its group where groups share a colour."""
+        return f"replica {replica}" if self.hue_per_replica else f"group {self.group_of[replica]}"
+
+    @cached_property
+    def rows(self) -> tuple[StageRow, ...]:
+        """One per stage of every group."""
+        rows = []
+        for group, members in enumerate(self.groups):
+            replica = self.plan.replicas[members[0]]
+            for s, stage in enumerate(replica.stages):
+                memory_gib = self.cluster.device_of_rank(stage.ranks[0]).memory_gib
+                rows.append(
+                    StageRow(
+                        group=group,
+                        members=members,
+                        replica=replica,
+                        index=s,
+                        stage=stage,
+                        times=self.simulation.stages[members[0], s],
+                        memory=max((self.memory[r, s] for r in members), key=lambda parts: parts.total),
+                        capacity_bytes=memory_gib * GIB if memory_gib is not None else None,
+                    )
+                )
+        return tuple(rows)
+
+    def drawn_rows(self, most: int) -> tuple[StageRow, ...]:
+        """The rows of whole groups in order, without the groups that would make them more than ``most``; one group at
+        least."""
+        drawn: list[StageRow] = []
+        for group in range(len(self.groups)):
+            rows = [row for row in self.rows if row.group == group]
+            if not drawn or len(drawn) + len(rows) <= most:
+                drawn += rows
+        return tuple(drawn)
+
+    def group_title(self, row: StageRow) -> str:
+        """``replicas 0-3, 64 samples each``, of the group that ``row`` belongs to."""
+        members = named("replica", row.members)
+        if not self.hue_per_replica:
+            members = f"group {row.group}: {members}"
+        each = " each" if len(row.members) > 1 else ""
+        return f"{members}, {row.replica.num_samples} samples{each}"
+
+    @cached_property
+    def compared(self) -> tuple[tuple[str, Scored | None], ...]:
+        """The plan and the yardsticks by name; ``None`` where no plan of a yardstick fits."""
+        ours = Scored(plan=self.plan, simulation=self.simulation, memory=self.memory)
+        return (("this plan", ours), *((other.name, other.best) for other in self.others))
+
+    def best_uniform(self) -> tuple[str, Scored] | None:
+        """The fastest yardstick that gives all its GPUs one and the same degrees, with its name."""
+        found = [(name, best) for name, best in self.compared if name.startswith("uniform") and best is not None]
+        return min(found, key=lambda pair: pair[1].step_s, default=None)
+
+
+def named(what: str, numbers: Sequence[int]) -> str:
+    """``replica 3``, ``replicas 0-3``, or ``40 replicas`` where the list would be long."""
+    if len(numbers) == 1:
+        return f"{what} {numbers[0]}"
+    text = f"{what}s {number_ranges(numbers)}"
+    return text if len(text) <= RANGE_CHARACTERS else f"{len(numbers)} {what}s"

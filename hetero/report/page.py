@@ -1,0 +1,264 @@
+"""The report as one HTML page that loads nothing: figures as inline SVG, tables, and where the numbers come from."""
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from hetero.cost.basis import Basis
+from hetero.cost.memory import MemoryParts
+from hetero.planner.finalists import Scored
+from hetero.report.content import Report, StageRow, named
+from hetero.report.figures import DRAWINGS
+from hetero.report.sheet import inline_svg, shade
+from hetero.report.tables import UNKNOWN, fullest
+from hetero.report.timeline_figure import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
+from hetero.report.wording import held_by, recompute_of, shape_of
+from hetero.spec.profile import LAYER_KINDS
+from hetero.text import number_ranges
+from hetero.units import GIB
+
+REPORT_FORMAT = 1
+
+MOST_TABLE_ROWS = 200
+
+BASIS_WORDS = {
+    Basis.MEASURED: "measured",
+    Basis.INTERPOLATED: "between measured sizes",
+    Basis.EXTRAPOLATED: "estimate: beyond measured sizes",
+    Basis.ESTIMATED: "estimate: from other layers on this device",
+    Basis.DATA_SHEET: "estimate: from data sheets",
+}
+
+SHARES = (
+    ("forward and backward", "busy_s", COLOURS[BACKWARD]),
+    ("bubble", "bubble_s", "#d3d9e1"),
+    ("exposed sync", "sync_s", "#cf9fc2"),
+    ("update", "update_s", COLOURS[UPDATE]),
+    ("waits after that", "rest_s", COLOURS[WAIT]),
+)
+"""Where a stage's step goes, by fields of ``StageTimes``."""
+
+
+def html_page(report: Report) -> str:
+    """The page. The same report gives the same text."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("hetero.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
+    rows = report.rows[:MOST_TABLE_ROWS]
+    return template.render(
+        title=f"{report.model_name} on {report.cluster_name}",
+        lede=_lede(report),
+        tiles=list(_tiles(report)),
+        warning=_warning(report),
+        figures=list(_figures(report)),
+        memory_parts=[name.replace("_", " ") for name in MemoryParts.__dataclass_fields__],
+        rows=[_row(report, row) for row in rows],
+        rows_left_out=len(report.rows) - len(rows),
+        shares=[(name, colour) for name, _, colour in SHARES],
+        compared=[_compared(report, name, best) for name, best in report.compared],
+        idle=number_ranges(report.plan.idle_ranks) or "none",
+        layer_kinds=LAYER_KINDS,
+        bases=list(_bases(report)),
+        origin=_origin(report),
+        plan_format=report.plan.format_version,
+        report_format=REPORT_FORMAT,
+    )
+
+
+def _lede(report: Report) -> str:
+    plan, costs = report.plan, report.costs
+    parameters = costs.sizes.held(first_layer=0, end_layer=plan.model.num_layers, tp=1)
+    devices: dict[str, int] = {}
+    for node_type in report.cluster.node_types:
+        devices[node_type.device] = devices.get(node_type.device, 0) + node_type.num_devices
+    counts = ", ".join(f"{count:,} {device}" for device, count in devices.items())
+    return (
+        f"{_count(parameters)} parameters in {plan.model.num_layers} layers of hidden size "
+        f"{plan.model.hidden_size}, sequences of {plan.seq_length:,} tokens, {plan.global_batch_size:,} samples per "
+        f"step, {plan.precision}. {report.cluster.num_devices:,} devices: {counts}."
+    )
+
+
+def _tiles(report: Report) -> Iterator[dict[str, str]]:
+    """The headline, figure by figure."""
+    simulation, plan = report.simulation, report.plan
+    yield {
+        "name": "Time of a step",
+        "value": _seconds(simulation.step_s),
+        "note": f"{plan.global_batch_size:,} samples; devices compute nothing for {simulation.bubble_share:.1%} of it",
+    }
+    yield {
+        "name": "Throughput",
+        "value": f"{simulation.tokens_per_s:,.0f}",
+        "note": f"tokens per second, or {_rate(simulation.samples_per_s)} samples per second",
+    }
+    if (best := report.best_uniform()) is not None:
+        every = next((each for name, each in report.compared if name == "uniform"), None)
+        of_all = "; over all GPUs none fits"
+        if every is not None:
+            of_all = f"; {every.step_s / simulation.step_s:.2f} × over all GPUs" if every is not best[1] else ""
+        yield {
+            "name": "Against the best uniform plan",
+            "value": f"{best[1].step_s / simulation.step_s:.2f} ×",
+            "note": f"faster than “{best[0]}” with {_seconds(best[1].step_s)}{of_all}",
+        }
+    if (result := report.result) is not None:
+        ending = "" if result.finished else ", stopped by its time limit"
+        yield {
+            "name": "Bound of the search",
+            "value": f"gap {result.gap:.1%}",
+            "note": (
+                f"by the planner's formula: found {_seconds(result.score.step_s)}, none of its covers by "
+                f"{result.num_templates:,} templates below {_seconds(result.bound_s)}{ending}"
+            ),
+        }
+    full = fullest(report.memory, plan, report.cluster)
+    working = sum(len(stage.ranks) for _, _, stage in plan.stages())
+    replicas = f"{len(plan.replicas):,} replica{'s' if len(plan.replicas) > 1 else ''}"
+    if len(report.groups) < len(plan.replicas):
+        replicas += ", all alike" if len(report.groups) == 1 else f" of {len(report.groups)} sorts"
+    yield {
+        "name": "Devices at work",
+        "value": f"{working:,} of {report.cluster.num_devices:,}",
+        "note": replicas + (f"; the fullest device is {full} full" if full != UNKNOWN else ""),
+    }
+
+
+def _warning(report: Report) -> str:
+    if report.simulation.basis.is_estimate:
+        return "some times rest on estimates and not on measured profiles, see the table at the end."
+    return "every layer's time was measured on these devices, or lies between sizes that were."
+
+
+def _figures(report: Report) -> Iterator[dict[str, Any]]:
+    cut = " Its middle, which repeats, is left out." if is_cut(report) else ""
+    notes = {
+        "cluster": (
+            "Who holds what",
+            "Nodes as boxes with their devices; one hue per "
+            f"{'replica' if report.hue_per_replica else 'group of replicas that are alike'}, stages from light to "
+            "full. Nodes that hold the same are drawn once. s, L, t and d are stage, layers, tp and dp where a box is "
+            "narrow; the small numbers are ranks.",
+        ),
+        "timeline": (
+            "One step",
+            f"A row per stage, of the first replica where several are alike.{cut} Numbers are microbatches; below each "
+            "row is what its devices send and sum meanwhile.",
+        ),
+        "memory": ("Memory at the peak", "What one device of each stage holds, against what it has."),
+        "comparison": (
+            "Against other planners",
+            "The same cluster planned in other manners, each at its best, by the same simulator and the same memory "
+            "check. whale, autohet and harp are readings of published ideas, not their authors' programs.",
+        ),
+    }
+    for name, (title, note) in notes.items():
+        if name != "comparison" or report.others:
+            svg = Markup(inline_svg(DRAWINGS[name](report), name=name, label=f"{title}. {note}"))
+            yield {"name": name, "title": title, "note": note, "svg": svg}
+
+
+def _row(report: Report, row: StageRow) -> dict[str, Any]:
+    stage, times, step_s = row.stage, row.times, report.simulation.step_s
+    ranks = [rank for r in row.members for rank in report.plan.replicas[r].stages[row.index].ranks]
+    total_gib = row.memory.total / GIB
+    capacity = f"{row.capacity_bytes / GIB:.0f}" if row.capacity_bytes is not None else UNKNOWN
+    return {
+        "is_first": row.is_first,
+        "members": number_ranges(row.members) if len(row.members) < 9 else f"{len(row.members)} alike",
+        "samples": row.replica.num_samples,
+        "stage": row.index,
+        "colour": shade(report.hue(row.members[0]), row.index, len(row.replica.stages)),
+        "layers": held_by(report.plan, stage),
+        "device": stage.device,
+        "ranks": named("rank", sorted(ranks)).removeprefix("ranks ").removeprefix("rank "),
+        "all_ranks": number_ranges(sorted(ranks)),
+        "tp": stage.tp,
+        "dp": stage.dp,
+        "sp": "yes" if stage.splits_sequence else "-",
+        "micro_batch_size": stage.micro_batch_size,
+        "microbatches": row.num_microbatches,
+        "in_flight": stage.in_flight,
+        "recompute": recompute_of(stage),
+        "busy": f"{times.busy_s / step_s:.0%}",
+        "bubble": f"{times.bubble_s / step_s:.0%}",
+        "sync": f"{times.sync_s / step_s:.0%}",
+        "bar": [(round(100 * getattr(times, field) / step_s, 2), colour) for _, field, colour in SHARES],
+        "memory_gib": [f"{num_bytes / GIB:.2f}" for num_bytes in row.memory.named().values()],
+        "total_gib": f"{total_gib:.2f}",
+        "used": f"{total_gib:.1f} of {capacity}",
+    }
+
+
+def _compared(report: Report, name: str, best: Scored | None) -> dict[str, Any]:
+    if best is None:
+        return {"name": name, "fits": False}
+    return {
+        "name": name,
+        "fits": True,
+        "step": f"{best.step_s:.4g}",
+        "samples": _rate(best.simulation.samples_per_s),
+        "times": f"{best.step_s / report.simulation.step_s:.2f} ×",
+        "bubble": f"{best.simulation.bubble_share:.0%}",
+        "memory": fullest(best.memory, best.plan, report.cluster),
+        "idle": len(best.plan.idle_ranks),
+        "shape": shape_of(best.plan),
+    }
+
+
+def _bases(report: Report) -> Iterator[dict[str, Any]]:
+    """What each device's times rest on, at the tp and microbatch size that the plan uses."""
+    costs = report.costs
+    uses = dict.fromkeys((row.stage.device, row.stage.tp, row.stage.micro_batch_size) for row in report.rows)
+    for device, tp, micro_batch_size in uses:
+        held = {
+            kind
+            for row in report.rows
+            if (row.stage.device, row.stage.tp, row.stage.micro_batch_size) == (device, tp, micro_batch_size)
+            for kind in LAYER_KINDS
+            if kind == "block"
+            or (kind == "embedding" and row.stage.first_layer == 0)
+            or (kind == "head" and row.stage.end_layer == report.plan.model.num_layers)
+        }
+        profile = costs.profile_of(device)
+        told = "none of this model's layers"
+        if profile is not None:
+            told = f"{profile.model}, {profile.arithmetic}, by {profile.provenance.measured_by}"
+        yield {
+            "device": device,
+            "tp": tp,
+            "micro_batch_size": micro_batch_size,
+            "layers": [
+                BASIS_WORDS[costs.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size).basis]
+                if kind in held
+                else "-"
+                for kind in LAYER_KINDS
+            ],
+            "update_basis": BASIS_WORDS[costs.update("block", device=device, tp=tp)[1]],
+            "profile": told,
+        }
+
+
+def _origin(report: Report) -> str:
+    links = "Bandwidths and latencies are those of the cluster's file."
+    memory = "Memory is computed part by part by the cost model."
+    if report.result is None:
+        return f"Made by hetero simulate. {links} {memory}"
+    return f"Made by hetero plan in {report.result.planning_s:.1f} s of planning. {links} {memory}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{1000 * seconds:.4g} ms"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
+
+
+def _count(number: int) -> str:
+    for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if number >= size:
+            return f"{number / size:.3g} {word}"
+    return f"{number:,}"

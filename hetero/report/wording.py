@@ -1,0 +1,71 @@
+"""Wording of plans that tables, figures and the page share."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.text import number_ranges
+
+SORTS_SHOWN = 3
+"""Sorts of replica that one line of text tells."""
+
+
+def alike(plan: Plan) -> list[list[int]]:
+    """The replicas, those that differ in their ranks only together."""
+
+    def sort_of(replica: Replica) -> object:
+        return replica.num_samples, tuple(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+
+    sorts: dict[object, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        sorts.setdefault(sort_of(replica), []).append(r)
+    return list(sorts.values())
+
+
+def shape_of(plan: Plan) -> str:
+    """``4x (V100-16 tp2: 5 | A100-40: 14 | A100-40: 13)``: layers per stage of each sort of replica."""
+    sorts = []
+    for members in alike(plan):
+        stages = " | ".join(
+            f"{stage.device}{degrees(stage).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
+            f"{stage.num_layers}"
+            for stage in plan.replicas[members[0]].stages
+        )
+        sorts.append(f"{len(members)}x ({stages})")
+    shown = sorts[:SORTS_SHOWN] + ([f"and {len(sorts) - SORTS_SHOWN} more sorts"] if len(sorts) > SORTS_SHOWN else [])
+    return ", ".join(shown)
+
+
+def title_of(plan: Plan) -> str:
+    return (
+        f"{plan.model.num_layers} layers, sequence {plan.seq_length}, global batch {plan.global_batch_size}, "
+        f"{plan.precision}, {plan.world_size} ranks"
+    )
+
+
+def layers_of(stage: Stage) -> str:
+    return number_ranges(range(stage.first_layer, stage.end_layer))
+
+
+def held_by(plan: Plan, stage: Stage) -> str:
+    """The layers, and the embedding and the head with the stages that hold them."""
+    parts = ["emb"] if stage.first_layer == 0 else []
+    parts.append(layers_of(stage))
+    if stage.end_layer == plan.model.num_layers:
+        parts.append("head")
+    return " + ".join(parts)
+
+
+def recompute_of(stage: Stage) -> str:
+    if stage.recompute_num_layers is None:
+        return "-" if stage.recompute == "none" else stage.recompute
+    return f"{stage.recompute} {stage.recompute_num_layers}/{stage.num_layers}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
+
+
+def degrees(stage: Stage) -> str:
+    """``, tp 2, dp 4``, as far as they are above 1."""
+    return "".join(f", {name} {value}" for name, value in (("tp", stage.tp), ("dp", stage.dp)) if value > 1)

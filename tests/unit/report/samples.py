@@ -1,0 +1,134 @@
+"""Reports to look at: small models on clusters that have a bit of everything."""
+
+import dataclasses
+from typing import Any
+
+from hetero.cost.latency import CostModel
+from hetero.cost.memory import plan_memory
+from hetero.cost.simulator import simulate
+from hetero.data import shipped_profiles
+from hetero.plan.ir import Replica
+from hetero.planner.baselines import Yardstick
+from hetero.planner.cover import Score
+from hetero.planner.finalists import Scored
+from hetero.planner.solver import PlanResult
+from hetero.report.content import Report
+from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from tests.helpers.models import llama_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.synthetic_profiles import cost_model, profile
+
+LINK = Link(bandwidth_gb_per_s=10, latency_us=10)
+
+MODEL = llama_model()
+
+
+def cluster(*node_types: tuple[str, str, int, int] | tuple[str, str, int, int, str]) -> ClusterSpec:
+    """``(name, device, GPUs per node, nodes[, zone])`` per node type."""
+    return ClusterSpec(
+        node_types=tuple(
+            NodeType(
+                name=name, device=device, gpus_per_node=gpus, count=count, inside_node=LINK,
+                zone=zone[0] if zone else "default",
+            )
+            for name, device, gpus, count, *zone in node_types
+        ),
+        links=Links(between_nodes=LINK),
+    )  # fmt: skip
+
+
+def report_of(spec: ClusterSpec, replicas: list[Replica], *, idle: tuple[int, ...] = (), **overrides: Any) -> Report:
+    planned = plan(MODEL, replicas, idle_ranks=idle)
+    costs = CostModel(model=MODEL, seq_length=16, precision="fp32", profiles=shipped_profiles(), data_sheets=True)
+    parts = {
+        "model_name": "small",
+        "cluster_name": "room",
+        "cluster": spec,
+        "costs": costs,
+        "simulation": simulate(planned, spec, costs),
+        "memory": plan_memory(planned, costs),
+    }
+    return Report(**{**parts, **overrides})
+
+
+MIXED = cluster(("fast", "A100-40", 4, 1), ("slow", "V100-16", 4, 1))
+
+
+def mixed_report(**overrides: Any) -> Report:
+    """Two replicas that are alike, each across both nodes, and two idle ranks."""
+    twins = [
+        replica(
+            stage(layers=(0, 2), ranks=(4 + r,), device="V100-16", depth=2, recompute="full"),
+            stage(layers=(2, 6), ranks=(2 * r, 2 * r + 1), tp=2, sp=True, device="A100-40", depth=1),
+            num_samples=5,
+        )
+        for r in range(2)
+    ]
+    return report_of(MIXED, twins, idle=(6, 7), **overrides)
+
+
+def compared_report(**overrides: Any) -> Report:
+    """:func:`mixed_report` as the planner's answer, with three yardsticks of which one does not fit."""
+    ours = mixed_report()
+    slower = dataclasses.replace(ours.simulation, step_s=2 * ours.simulation.step_s)
+    slowest = dataclasses.replace(ours.simulation, step_s=3 * ours.simulation.step_s)
+    result = PlanResult(
+        plan=ours.plan,
+        simulation=ours.simulation,
+        memory=ours.memory,
+        score=Score(compute_s=0.9, sync_s=0.1, milli_price=0),
+        bound_s=0.95,
+        num_templates=1234,
+        planning_s=1.5,
+        finished=False,
+    )
+    others = (
+        Yardstick(name="uniform", best=Scored(plan=ours.plan, simulation=slowest, memory=ours.memory)),
+        Yardstick(name="uniform, fast", best=Scored(plan=ours.plan, simulation=slower, memory=ours.memory)),
+        Yardstick(name="harp", best=None),
+    )
+    return mixed_report(**{"result": result, "others": others, **overrides})
+
+
+def fleet_report(num_nodes: int = 12) -> Report:
+    """As many replicas that are alike as there are fast nodes, and slow nodes in another zone that idle."""
+    spec = cluster(("fast", "A100-40", 8, num_nodes), ("slow", "V100-16", 4, 3, "far"))
+    replicas = [
+        replica(
+            stage(layers=(0, 3), ranks=range(8 * r, 8 * r + 4), dp=4, device="A100-40", depth=2),
+            stage(layers=(3, 6), ranks=range(8 * r + 4, 8 * r + 8), tp=4, mbs=4, device="A100-40", depth=1),
+            num_samples=8,
+        )
+        for r in range(num_nodes)
+    ]
+    return report_of(spec, replicas, idle=tuple(range(8 * num_nodes, 8 * num_nodes + 12)))
+
+
+def long_report() -> Report:
+    """A step of so many microbatches that its middle is left out."""
+    stages = (
+        stage(layers=(0, 3), ranks=(0,), device="A100-40", depth=2),
+        stage(layers=(3, 6), ranks=(1,), device="A100-40", depth=1),
+    )
+    return report_of(cluster(("fast", "A100-40", 2, 1)), [replica(*stages, num_samples=200)])
+
+
+def many_sorts_report() -> Report:
+    """Twelve replicas of which no two are alike, on nodes of one device."""
+    replicas = [replica(stage(layers=(0, 6), ranks=(r,), device="A100-40"), num_samples=1 + r) for r in range(12)]
+    return report_of(cluster(("one", "A100-40", 1, 12)), replicas)
+
+
+def cpu_report() -> Report:
+    """Two stages on the host's processor, whose memory nobody states."""
+    costs = cost_model(MODEL, [profile(MODEL, device="cpu", micro_batch_sizes=(1, 2))])
+    spec = cluster(("laptop", "cpu", 2, 1))
+    planned = plan(MODEL, [replica(stage(layers=(0, 4), ranks=(0,)), stage(layers=(4, 6), ranks=(1,)))])
+    return Report(
+        model_name="small",
+        cluster_name="laptop",
+        cluster=spec,
+        costs=costs,
+        simulation=simulate(planned, spec, costs),
+        memory=plan_memory(planned, costs),
+    )

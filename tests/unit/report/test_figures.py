@@ -1,0 +1,138 @@
+"""Figures are real files, the same every time, and say what they should."""
+
+import dataclasses
+import io
+import re
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from hetero.cost.memory import MemoryParts
+from hetero.report.bar_figures import PART_COLOURS
+from hetero.report.content import Report
+from hetero.report.figures import DRAWINGS, figure_bytes
+from hetero.report.sheet import HUES, INK, PAPER, fitting, ink_on, inline_svg, shade
+from hetero.report.timeline_figure import is_cut
+from tests.unit.report.samples import compared_report, fleet_report, long_report, many_sorts_report, mixed_report
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(report: Report, name: str) -> list[str]:
+    """Every piece of text in a figure."""
+    root = ElementTree.fromstring(figure_bytes(report, name, "svg"))
+    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", ["overview", *DRAWINGS])
+def test_a_figure_is_an_svg(name: str) -> None:
+    found = texts(compared_report(), name)
+    assert found[0] == "small on room"
+    assert "simulated, not measured" in found[1]
+
+
+@pytest.mark.parametrize("name", ["overview", "comparison"])
+def test_a_figure_is_a_png_or_a_pdf(name: str) -> None:
+    with Image.open(io.BytesIO(figure_bytes(compared_report(), name, "png"))) as image:
+        assert image.format == "PNG"
+        assert image.width == 2000
+        assert len(image.convert("RGB").getcolors(2**24)) > 10, "something is on it"
+    assert figure_bytes(compared_report(), name, "pdf").startswith(b"%PDF-")
+
+
+@pytest.mark.parametrize("file_format", ["svg", "png", "pdf"])
+def test_the_same_report_gives_the_same_file(file_format: str) -> None:
+    first, second = (figure_bytes(compared_report(), "overview", file_format) for _ in range(2))
+    assert first == second
+    assert b"<dc:date>" not in first
+
+
+def test_the_cluster_shows_every_stage_and_who_idles() -> None:
+    found = texts(mixed_report(), "cluster")
+    assert {"r0 · s0", "r1 · s0", "replica 0 · stage 1", "replica 1 · stage 1", "idle"} <= set(found)
+    assert {"layers 2-5", "tp 2 · dp 1", "fast · node 0", "4 × A100-40"} <= set(found)
+    assert {str(rank) for rank in range(8)} <= set(found)
+
+
+def test_thousands_of_devices_stay_a_few_boxes() -> None:
+    found = texts(fleet_report(num_nodes=500), "cluster")
+    assert {"500 × fast · nodes 0-499", "3 × slow · nodes 500-502", "zone default", "zone far"} <= set(found)
+    assert len(found) < 30
+
+
+def test_the_timeline_has_a_row_per_stage_and_a_number_per_microbatch() -> None:
+    found = texts(mixed_report(), "timeline")
+    assert {"replicas 0-1, 5 samples each", "stage 0 · 1 × V100-16", "stage 1 · 2 × A100-40"} <= set(found)
+    assert {"forward", "backward", "activations sent", "exposed sync", "update"} <= set(found)
+    assert {"0", "1", "2", "3", "4"} <= set(found)
+    assert not is_cut(mixed_report())
+
+
+def test_the_middle_of_a_long_step_is_left_out_and_said_to_be() -> None:
+    report = long_report()
+    assert is_cut(report)
+    found = texts(report, "timeline")
+    assert any("in between are not drawn" in text for text in found)
+    assert "199" in found
+    assert "100" not in found
+
+
+def test_what_is_not_drawn_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.report.timeline_figure.MOST_ROWS", 9)
+    monkeypatch.setattr("hetero.report.cluster_figure.MOST_BOXES", 5)
+    monkeypatch.setattr("hetero.report.bar_figures.MOST_ROWS", 9)
+    report = many_sorts_report()
+    assert "3 more groups of replicas are not drawn; the table has them" in texts(report, "timeline")
+    assert "and 7 more nodes in other arrangements" in texts(report, "cluster")
+    assert "3 more stages are not drawn; the table has them" in texts(report, "memory")
+
+
+def test_memory_names_every_part_and_the_capacity() -> None:
+    found = texts(mixed_report(), "memory")
+    names = [field.name for field in dataclasses.fields(MemoryParts)]
+    assert {name.replace("_", " ") for name in names} <= set(found)
+    assert list(PART_COLOURS) == names
+    assert len(set(PART_COLOURS.values())) == len(names)
+    assert sum(bool(re.fullmatch(r"[\d.]+ of (16|40) GiB \(\d+%\)", text)) for text in found) == 2
+
+
+def test_the_comparison_says_how_much_longer_others_take() -> None:
+    found = texts(compared_report(), "comparison")
+    assert {"this plan", "uniform", "uniform, fast", "harp", "does not fit"} <= set(found)
+    assert any(text.endswith("(2.00 × as long)") for text in found)
+
+
+def test_a_hostile_name_is_text() -> None:
+    found = texts(mixed_report(cluster_name="$x^2$ <script>&amp;"), "cluster")
+    assert found[0] == "small on $x^2$ <script>&amp;"
+
+
+def test_figures_of_one_page_share_no_id() -> None:
+    svgs = [inline_svg(draw(compared_report()), name=name, label='"a" <b>') for name, draw in DRAWINGS.items()]
+    ids = [each for svg in svgs for each in set(re.findall(r' id="([^"]*)"', svg))]
+    assert len(ids) == len(set(ids))
+    for svg in svgs:
+        ElementTree.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+        own = set(re.findall(r' id="([^"]*)"', svg))
+        assert set(re.findall(r'(?:url\(|href=")#([^")]*)', svg)) <= own
+
+
+@pytest.mark.parametrize(
+    ("room_in", "expected"), [(2.0, "stage 3, long"), (0.5, "stage 3"), (0.25, "s3"), (0.0, ""), (0.12, "s3")]
+)
+def test_the_longest_wording_that_fits(room_in: float, expected: str) -> None:
+    assert fitting(["stage 3, long", "stage 3", "s3"], room_in=room_in, size_pt=6.5) == expected
+
+
+def test_what_fits_nowhere_is_cut_short() -> None:
+    assert fitting(["a long name"], room_in=0.3, size_pt=6.5) == "a lo…"
+
+
+@pytest.mark.parametrize("hue", range(len(HUES)))
+def test_stages_of_a_replica_differ_in_shade_and_can_be_read(hue: int) -> None:
+    shades = [shade(hue, s, 8) for s in range(8)]
+    assert len(set(shades)) == 8
+    assert shades[-1] == shade(hue, 0, 1) == HUES[hue]
+    assert ink_on("#ffffff") == INK
+    assert ink_on("#000000") == PAPER

@@ -1,0 +1,184 @@
+"""The page: well-formed, complete, of one piece, and the same every time."""
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from html.parser import HTMLParser
+
+import pytest
+
+from hetero.cost.memory import MemoryParts
+from hetero.report.content import Report
+from hetero.report.page import html_page
+from tests.unit.report.samples import (
+    compared_report,
+    cpu_report,
+    fleet_report,
+    long_report,
+    many_sorts_report,
+    mixed_report,
+)
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest, and collects texts, attributes and table cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.sections: dict[str, list[str]] = {}
+        self.rows: dict[str, list[list[str]]] = {}
+        self.attributes: list[tuple[str, str, str]] = []
+        self._section = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "section":
+            self._section = dict(attrs)["id"] or ""
+            self.sections[self._section] = []
+            self.rows[self._section] = []
+        if tag == "tr":
+            self.rows[self._section].append([])
+        if tag in ("td", "th"):
+            self.rows[self._section][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> without a start"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+        if self._section:
+            self.sections[self._section].append(data.strip())
+        if self.open and {"td", "th"} & set(self.open):
+            self.rows[self._section][-1][-1] += data
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def cells(reader: Reader, section: str) -> list[list[str]]:
+    """The rows of a section's table, its head left out."""
+    return [[cell.strip() for cell in row] for row in reader.rows[section]][1:]
+
+
+@pytest.mark.parametrize("make", [mixed_report, compared_report, fleet_report, long_report, many_sorts_report])
+def test_the_page_is_well_formed_and_has_a_row_per_stage(make: Callable[[], Report]) -> None:
+    report = make()
+    reader = read(html_page(report))
+    assert len(cells(reader, "plan")) == len(report.rows)
+    assert list(reader.sections) == [
+        "cluster", "timeline", "memory", *(["comparison"] if report.others else []), "plan", "basis",
+    ]  # fmt: skip
+
+
+def test_the_plan_is_told_stage_by_stage() -> None:
+    report = mixed_report()
+    first, second = cells(read(html_page(report)), "plan")
+    assert first[:13] == ["0-1", "5", "0", "emb + 0-1", "V100-16", "4-5", "1", "1", "-", "1", "5", "2", "full"]
+    assert second[:13] == ["", "", "1", "2-5 + head", "A100-40", "0-3", "2", "1", "yes", "1", "5", "1", "-"]
+    times = report.simulation.stages[0, 0]
+    assert first[13] == f"{times.busy_s / report.simulation.step_s:.0%}"
+    assert "Idle GPUs: 6-7." in read(html_page(report)).sections["plan"]
+
+
+def test_the_shares_of_the_step_add_up() -> None:
+    widths = [float(width) for width in re.findall(r"<i style=\"width:([\d.]+)%", html_page(mixed_report()))]
+    assert len(widths) == 10
+    assert sum(widths[:5]) == pytest.approx(100, abs=0.05)
+
+
+def test_every_part_of_the_memory_is_named_and_told() -> None:
+    report = mixed_report()
+    reader = read(html_page(report))
+    names = [field.name.replace("_", " ") for field in fields(MemoryParts)]
+    assert reader.rows["memory"][0] == ["replicas", "stage", *names, "total"]
+    assert cells(reader, "memory")[0][2:-1] == [
+        f"{num_bytes / 2**30:.2f}" for num_bytes in report.rows[0].memory.named().values()
+    ]
+
+
+def test_unknown_capacities_are_called_unknown() -> None:
+    reader = read(html_page(cpu_report()))
+    assert cells(reader, "plan")[0][-1].endswith(" of ?")
+    assert "1 replica" in reader.text
+    assert "every layer's time was measured" in " ".join(reader.text)
+    assert cells(reader, "basis")[0][3:] == [*["measured"] * 4, "synthetic, fp32, by nobody"]
+
+
+def test_the_headline_has_speed_up_bound_and_gap() -> None:
+    text = " ".join(read(html_page(compared_report())).text)
+    assert "2.00 ×" in text
+    assert "faster than “uniform, fast”" in text
+    assert "; 3.00 × over all GPUs" in text
+    assert "gap 5.0%" in text
+    assert "1,234 templates" in text
+    assert "stopped by its time limit" in text
+
+
+def test_the_comparison_has_every_yardstick() -> None:
+    rows = cells(read(html_page(compared_report())), "comparison")
+    assert [(row[0], row[3]) for row in rows[:3]] == [
+        ("this plan", "1.00 ×"), ("uniform", "3.00 ×"), ("uniform, fast", "2.00 ×"),
+    ]  # fmt: skip
+    assert rows[3] == ["harp", "does not fit"]
+
+
+def test_a_plan_from_elsewhere_has_no_bound_and_no_comparison() -> None:
+    text = " ".join(read(html_page(mixed_report())).text)
+    assert "Bound of the search" not in text
+    assert "uniform" not in text
+    assert "Made by hetero simulate." in text
+
+
+def test_estimates_are_called_estimates() -> None:
+    reader = read(html_page(mixed_report()))
+    text = " ".join(reader.text)
+    assert "Simulated, not measured" in text
+    assert "some times rest on estimates" in text
+    (slow, fast) = cells(reader, "basis")
+    assert slow[:3] == ["V100-16", "1", "1"]
+    assert slow[3].startswith("estimate: ")
+    assert slow[5] == "-", "it has no head"
+    assert fast[7] == "none of this model's layers"
+    assert "Plan format 1, report format 1." in text
+
+
+def test_hostile_names_are_text() -> None:
+    name = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
+    page = html_page(compared_report(cluster_name=name, model_name="</title><b>"))
+    assert "<script" not in page
+    assert "{{" in page, "it is not run as a template either"
+    text = " ".join(read(page).text)
+    assert f"</title><b> on {name}" in text
+
+
+@pytest.mark.parametrize("make", [compared_report, fleet_report])
+def test_the_page_loads_nothing(make: Callable[[], Report]) -> None:
+    report = make()
+    page = html_page(report)
+    reader = read(page)
+    loading = [(tag, key, value) for tag, key, value in reader.attributes if key in ("src", "href", "xlink:href")]
+    assert all(value.startswith("#") for _, _, value in loading)
+    assert not {"script", "link", "iframe", "img", "object"} & {tag for tag, _, _ in reader.attributes}
+    assert "@import" not in page
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+    addresses = {value for _, key, value in reader.attributes if "://" in value and not key.startswith("xmlns")}
+    assert addresses == set()
+
+
+def test_the_same_report_gives_the_same_page() -> None:
+    assert html_page(compared_report()) == html_page(compared_report())
