@@ -7,12 +7,17 @@ data parallelism inside a stage, and tied embeddings, which are two stages that 
 
 A replicated parameter is one piece on all ranks of its holders. Where each of the tp ranks has the whole gradient,
 each contributes 1 / tp of it; where each has a part (sequence parallelism), each contributes what it has.
+
+Pieces with the same holders lie behind one another in a flat buffer, the bucket. Each of its ranks answers for one
+shard of the buffer, so that every element of the model has exactly one owner: who counts it in the norm, saves it,
+and, with a distributed optimizer (ZeRO-1, arXiv 1910.02054), updates it.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from hetero.plan.ir import Plan, Stage
 from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
@@ -34,41 +39,94 @@ class Piece:
         return self.parameter.numel // self.parameter.shape[dim] * (self.end - self.start)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+ALIGNMENT = 64
+"""Elements. Pieces and shards begin at multiples of it, 128 bytes in half precision, as matrix kernels want."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Pieces that the same ranks hold and reduce with one collective.
 
     ranks: in ascending order.
+    pieces: those that decay first.
     position: the lowest layer position among the pieces: once its backward is done, the bucket is ready.
+    shares: by rank, the weight of its shard of the buffer.
     """
 
     ranks: tuple[int, ...]
     pieces: tuple[Piece, ...]
     position: int
+    shares: tuple[int, ...]
 
     @property
     def numel(self) -> int:
         return sum(piece.numel for piece in self.pieces)
 
+    @property
+    def has_equal_shards(self) -> bool:
+        return len(set(self.shares)) == 1
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each piece begins in the buffer, and where the last one's place ends."""
+        return tuple(accumulate((_aligned(piece.numel) for piece in self.pieces), initial=0))
+
+    @cached_property
+    def end_of_decayed(self) -> int:
+        """Where the first piece that does not decay begins."""
+        return self.offsets[sum(piece.parameter.decays for piece in self.pieces)]
+
+    @cached_property
+    def shard_edges(self) -> tuple[int, ...]:
+        """Where the shard of each rank begins in the buffer, and the buffer's end.
+
+        Equal shares make shards of equal length, which may leave some padding at the end. Otherwise shard i ends at
+        the aligned position next to (share_0 + ... + share_i) / (sum of shares) of the buffer.
+        """
+        used = self.offsets[-1]
+        if self.has_equal_shards:
+            shard = _aligned(math.ceil(used / len(self.ranks)))
+            return tuple(shard * i for i in range(len(self.ranks) + 1))
+        total = sum(self.shares)
+        return tuple(_aligned(used * taken // total) for taken in accumulate(self.shares, initial=0))
+
+    @property
+    def length(self) -> int:
+        """Elements of the buffer."""
+        return self.shard_edges[-1]
+
+    def shard_of(self, rank: int) -> slice:
+        """The part of the buffer that ``rank`` answers for."""
+        i = self.ranks.index(rank)
+        return slice(self.shard_edges[i], self.shard_edges[i + 1])
+
+
+def _aligned(numel: int) -> int:
+    return math.ceil(numel / ALIGNMENT) * ALIGNMENT
+
 
 def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     """All buckets of ``plan`` in the one order in which every rank launches its own: head first, embedding last.
 
-    ``bucket_numel`` elements close a bucket; a larger piece is a bucket alone.
+    ``bucket_numel`` elements close a bucket; a larger parameter is a bucket alone.
     """
+    shares = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
     open_buckets: dict[tuple[int, ...], list[Piece]] = {}
     closed: list[Bucket] = []
 
     def close(ranks: tuple[int, ...]) -> None:
-        pieces = open_buckets.pop(ranks)
+        pieces = sorted(open_buckets.pop(ranks), key=lambda piece: not piece.parameter.decays)
         position = min(piece.parameter.position for piece in pieces)
-        closed.append(Bucket(ranks=ranks, pieces=tuple(pieces), position=position))
+        taken = tuple(shares[rank] for rank in ranks)
+        closed.append(Bucket(ranks=ranks, pieces=tuple(pieces), position=position, shares=taken))
 
-    for piece, ranks in _pieces_backward(plan):
-        held = open_buckets.setdefault(ranks, [])
-        held.append(piece)
-        if sum(p.numel for p in held) >= bucket_numel:
-            close(ranks)
+    for pieces in _pieces_backward(plan):
+        for piece, ranks in pieces:
+            open_buckets.setdefault(ranks, []).append(piece)
+        # Not between two pieces of a parameter: side by side in one buffer they need not be copied there.
+        for ranks in dict.fromkeys(ranks for _, ranks in pieces):
+            if sum(piece.numel for piece in open_buckets[ranks]) >= bucket_numel:
+                close(ranks)
     for ranks in list(open_buckets):
         close(ranks)
     return tuple(sorted(closed, key=lambda bucket: (-bucket.position, bucket.ranks)))
@@ -83,14 +141,14 @@ def gradient_scale(parameter: Parameter, stage: Stage) -> float:
     return 1.0 / stage.tp
 
 
-def _pieces_backward(plan: Plan) -> Iterator[tuple[Piece, tuple[int, ...]]]:
-    """Every piece of every parameter with its ranks, in the order in which the backward finishes them."""
+def _pieces_backward(plan: Plan) -> Iterator[list[tuple[Piece, tuple[int, ...]]]]:
+    """The pieces of every parameter with their ranks, in the order in which the backward finishes the parameters."""
     holders: dict[str, tuple[Parameter, list[Stage]]] = {}
     for _, _, stage in plan.stages():
         for parameter in stage_parameters(plan.model, first_layer=stage.first_layer, end_layer=stage.end_layer):
             holders.setdefault(parameter.name, (parameter, []))[1].append(stage)
     for parameter, stages in sorted(holders.values(), key=lambda held: -held[0].position):
-        yield from _pieces_of(parameter, stages)
+        yield list(_pieces_of(parameter, stages))
 
 
 def _pieces_of(parameter: Parameter, stages: Sequence[Stage]) -> Iterator[tuple[Piece, tuple[int, ...]]]:

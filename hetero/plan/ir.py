@@ -38,6 +38,8 @@ class Stage:
     in_flight: microbatches of this stage between forward and backward, at most.
     recompute: what the backward computes again instead of keeping; ``full`` does so for the first
         ``recompute_num_layers`` layers of the stage, all of them if that is ``None``.
+    optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
+        weight beside theirs; of use with a distributed optimizer, for devices with more memory to spare than others.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -53,6 +55,7 @@ class Stage:
     in_flight: int
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
+    optimizer_share: int = 1
 
     @property
     def num_layers(self) -> int:

@@ -29,7 +29,7 @@ def check_numbers_are_positive(plan: Plan) -> None:
         if not replica.stages:
             raise PlanError(f"replica {r}: no stages, at least one must hold the layers")
     for where, stage in _named_stages(plan):
-        for name in ("tp", "dp", "micro_batch_size", "in_flight"):
+        for name in ("tp", "dp", "micro_batch_size", "in_flight", "optimizer_share"):
             if getattr(stage, name) < 1:
                 raise PlanError(f"{where}: {name} is {getattr(stage, name)}, must be at least 1")
 

@@ -1,12 +1,20 @@
-"""AdamW on the gradient sums: clipping by the exact global norm, and one decision of all ranks to skip a step."""
+"""AdamW on the gradient sums: clipping by the exact global norm, and one decision of all ranks to skip a step.
 
+It works on flat stretches of the buckets: all of them, or with a distributed optimizer (ZeRO-1, arXiv 1910.02054) the
+shards that this rank owns. Half-precision weights have a float32 master copy of what is updated here.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
-from hetero.runtime.grad_sync import GradientSync, NamedParameters
+from hetero.runtime.buckets import LocalBucket
+from hetero.runtime.loss_scaler import LossScaler
+from hetero.runtime.param_gather import WeightGather
+from hetero.runtime.state import TensorSlice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,28 +35,69 @@ class StepResult:
     loss: mean over the loss tokens of the global batch.
     grad_norm: 2-norm of the whole gradient before clipping, every element of the model once.
     skipped: the norm was not finite, and no rank changed a weight.
+    loss_scale: by which this step's loss was multiplied; 1 unless training is fp16.
     """
 
     loss: float
     num_tokens: int
     grad_norm: float
     skipped: bool
+    loss_scale: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """A stretch of a bucket that this rank updates and that decays or not as a whole.
+
+    main: in full precision what the optimizer updates: the weights themselves, or their master copy.
+    """
+
+    local: LocalBucket
+    place: slice
+    decays: bool
+    main: torch.Tensor
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self.local.weights[self.place]
+
+    @property
+    def has_master(self) -> bool:
+        return self.main.dtype != self.local.weights.dtype
+
+    @torch.no_grad()
+    def set_weights(self) -> None:
+        """The weights from their master copy."""
+        if self.has_master:
+            self.weights.copy_(self.main)
 
 
 class Optimizer:
-    """The optimizer of one rank; without parameters on an idle one, which still joins the decisions."""
+    """The optimizer of one rank; without buckets on an idle one, which still joins the decisions.
+
+    Args:
+        gather: with it the optimizer is distributed: this rank updates what it owns, and gathers the rest.
+        scaler: of the loss, in fp16.
+    """
 
     def __init__(
         self,
         context: ParallelContext,
-        parameters: NamedParameters,
-        gradients: GradientSync | None,
+        buckets: Sequence[LocalBucket],
         options: AdamOptions,
+        *,
+        gather: WeightGather | None = None,
+        scaler: LossScaler | None = None,
     ) -> None:
         self._context = context
-        self._gradients = gradients
+        self._buckets = buckets
         self._options = options
-        self.torch_optimizer = _adamw(parameters, options)
+        self._gather = gather
+        self._scaler = scaler
+        self._segments = [
+            segment for local in buckets for segment in _segments(local, local.whole if gather is None else local.owned)
+        ]
+        self.torch_optimizer = _adamw(self._segments, options)
 
     @torch.no_grad()
     def step(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> StepResult:
@@ -64,28 +113,100 @@ class Optimizer:
         totals = torch.stack([self._owned_squares(), loss_sum, num_tokens])
         dist.all_reduce(totals, group=self._context.world)
         squares, loss, tokens = totals.tolist()
-        norm = squares**0.5
+        scale = self._scaler.scale if self._scaler is not None else 1.0
+        norm = squares**0.5 / scale
         skipped = not torch.isfinite(totals[0]).item()
-        if not skipped and self._gradients is not None:
-            self._clip(norm)
+        if self._scaler is not None:
+            self._scaler.update(overflow=skipped)
+        if not skipped and self._segments:
+            self._scale_gradients(self._clip_factor(norm) / scale)
             self.torch_optimizer.step()
-        return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped)
+            self._publish_weights()
+        return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale)
+
+    def state(self, *, owned: bool) -> list[TensorSlice]:
+        """Weights, their master copy and Adam's moments.
+
+        Args:
+            owned: what this rank alone answers for, to be saved; else everything that it has, to be loaded.
+        """
+        slices: list[TensorSlice] = []
+        for local in self._buckets:
+            slices += local.slices("weights", local.weights, first=0, within=local.owned if owned else local.whole)
+        for segment in self._segments:
+            local = segment.local
+            within = local.owned if owned else local.whole
+            moments = self.torch_optimizer.state[segment.main]
+            kinds = {"exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
+            if segment.has_master:
+                kinds["master"] = segment.main.detach()
+            for kind, values in kinds.items():
+                slices += local.slices(kind, values, first=segment.place.start, within=within)
+        return slices
+
+    def finish_loading(self, *, num_updates: int) -> None:
+        """The tensors of :meth:`state` have been written: make weights, masters and parameters agree with them."""
+        for segment in self._segments:
+            segment.set_weights()
+            self.torch_optimizer.state[segment.main]["step"].fill_(num_updates)
+        self._publish_weights()
+        if self._gather is not None:
+            self._gather.finish()
+
+    @property
+    def num_updates(self) -> int:
+        """Steps that were not skipped: Adam's bias correction counts them. 0 on an idle rank."""
+        for state in self.torch_optimizer.state.values():
+            return int(state["step"].item())
+        return 0
+
+    def state_bytes(self) -> int:
+        """Bytes of master weights and moments on this rank."""
+        total = 0
+        for segment in self._segments:
+            state = self.torch_optimizer.state[segment.main]
+            tensors = [state["exp_avg"], state["exp_avg_sq"], *([segment.main] if segment.has_master else [])]
+            total += sum(tensor.nbytes for tensor in tensors)
+        return total
+
+    def _publish_weights(self) -> None:
+        for segment in self._segments:
+            segment.set_weights()
+        if self._gather is not None:
+            self._gather.start()
+            return
+        for local in self._buckets:
+            for piece in local.pieces:
+                piece.return_weight()
 
     def _owned_squares(self) -> torch.Tensor:
         """Sum of squares of the gradient elements that this rank answers for, in float64."""
         total = torch.zeros((), dtype=torch.float64, device=self._context.device)
-        if self._gradients is not None:
-            for local in self._gradients.buckets:
-                total += _sum_of_squares(local.owned_by(self._context.rank))
+        for local in self._buckets:
+            total += _sum_of_squares(local.gradients[local.owned])
         return total
 
-    def _clip(self, norm: float) -> None:
+    def _clip_factor(self, norm: float) -> float:
         if self._options.clip_grad <= 0:
-            return
-        factor = self._options.clip_grad / (norm + 1e-6)
-        if factor < 1.0:
-            gradients = [p.grad for group in self.torch_optimizer.param_groups for p in group["params"]]
-            torch._foreach_mul_(gradients, factor)
+            return 1.0
+        return min(1.0, self._options.clip_grad / (norm + 1e-6))
+
+    def _scale_gradients(self, factor: float) -> None:
+        if factor != 1.0:
+            torch._foreach_mul_([segment.main.grad for segment in self._segments], factor)
+
+
+def _segments(local: LocalBucket, updated: slice) -> Iterator[_Segment]:
+    boundary = local.bucket.end_of_decayed
+    for decays, start, end in ((True, 0, boundary), (False, boundary, local.bucket.length)):
+        place = slice(max(start, updated.start), min(end, updated.stop))
+        if place.start < place.stop:
+            weights = local.weights[place]
+            # The gradients are in full precision.
+            main = weights if weights.dtype == local.gradients.dtype else weights.to(local.gradients.dtype)
+            main = main.detach().requires_grad_()
+            main.grad = local.gradients[place]
+            yield _Segment(local, place, decays, main)
 
 
 def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
@@ -101,15 +222,21 @@ def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
     return norms.square().sum() + rest.square()
 
 
-def _adamw(parameters: NamedParameters, options: AdamOptions) -> torch.optim.AdamW:
+def _adamw(segments: Sequence[_Segment], options: AdamOptions) -> torch.optim.AdamW:
     """Two groups, as Megatron has them: biases and one-dimensional weights do not decay.
 
-    ``wd_mult`` is what megatron-core's parameter scheduler multiplies the current weight decay by.
+    ``wd_mult`` is what megatron-core's parameter scheduler multiplies the current weight decay by. The moments exist
+    from the start, so that what a rank needs is what it shows.
     """
-    decayed = [tensor for parameter, tensor in parameters.values() if parameter.decays]
-    others = [tensor for parameter, tensor in parameters.values() if not parameter.decays]
     groups = [
-        {"params": decayed, "wd_mult": 1.0, "weight_decay": options.weight_decay},
-        {"params": others, "wd_mult": 0.0, "weight_decay": 0.0},
+        {"params": [s.main for s in segments if s.decays], "wd_mult": 1.0, "weight_decay": options.weight_decay},
+        {"params": [s.main for s in segments if not s.decays], "wd_mult": 0.0, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+    for segment in segments:
+        optimizer.state[segment.main] = {
+            "step": torch.zeros((), dtype=torch.float32, device=segment.main.device),
+            "exp_avg": torch.zeros_like(segment.main, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(segment.main, requires_grad=False),
+        }
+    return optimizer

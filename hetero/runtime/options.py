@@ -1,4 +1,4 @@
-"""What a stage's layers are built with beside their shapes. The same on every rank."""
+"""What a stage's layers are built with beside their shapes, and how ranks share gradients. The same on every rank."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,3 +20,19 @@ class StageOptions:
     transformer_impl: Literal["auto", "local", "transformer_engine"] = "auto"
     moe_router_load_balancing: Literal["none", "aux_loss"] = "none"
     moe_aux_loss_coeff: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataParallelOptions:
+    """How the holders of a piece sum its gradients and update it.
+
+    bucket_numel: elements of gradient that are reduced by one collective, about.
+    overlap_grad_reduce: reduce gradients beside the last backward instead of after it.
+    distributed_optimizer: shard master weights and moments over the holders (ZeRO-1, arXiv 1910.02054).
+    overlap_param_gather: with that, gather updated weights beside the next forward instead of before it.
+    """
+
+    bucket_numel: int
+    overlap_grad_reduce: bool = True
+    distributed_optimizer: bool = False
+    overlap_param_gather: bool = False

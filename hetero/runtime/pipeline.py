@@ -58,6 +58,7 @@ class PipelineExecutor:
         microbatches: Sequence[Microbatch] | None,
         *,
         loss_scale: Callable[[], torch.Tensor] | None,
+        aux_loss_scale: float = 1.0,
         before_last_backward: Callable[[], None],
     ) -> torch.Tensor:
         """One forward and backward of every microbatch; gradients add up in the parameters.
@@ -68,11 +69,12 @@ class PipelineExecutor:
             microbatches: this rank's, in order; ``None`` on stages that are neither first nor last.
             loss_scale: what the sum of token losses is multiplied by, 1 / (loss tokens of the whole global batch);
                 called by backwards of last stages only, ``None`` on the others.
+            aux_loss_scale: what an auxiliary loss of a layer is multiplied by, in the mean over samples.
             before_last_backward: called once, when only the last microbatch's gradients are still missing.
         """
         device = self._context.device
         if self._context.plan.model.num_experts is not None:
-            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(self._aux_loss_share, device=device))
+            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(aux_loss_scale * self._aux_loss_share, device=device))
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         for _, kind, number in self._row:
             match kind:

@@ -22,6 +22,9 @@ from hetero.spec.parameters import Parameter
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+GRADIENT_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32}
+"""Gradients and master weights are in full precision, whatever the layers compute in."""
+
 
 class MaskedVocabularyGPT(GPTModel):
     """A GPTModel whose padding rows of the vocabulary take no part in the softmax."""

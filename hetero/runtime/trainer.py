@@ -8,19 +8,22 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.batch import Microbatch
-from hetero.runtime.grad_sync import GradientSync, NamedParameters
+from hetero.runtime.buckets import LocalBucket, NamedParameters, local_buckets
+from hetero.runtime.grad_sync import GradientSync
+from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
 from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
-from hetero.runtime.options import StageOptions
+from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.param_gather import WeightGather
 from hetero.runtime.pipeline import PipelineExecutor
-from hetero.runtime.stage import build_stage
+from hetero.runtime.stage import GRADIENT_DTYPES, build_stage
+from hetero.runtime.state import TensorSlice
 
 
 class Trainer:
     """Stage, gradient sums and optimizer of a rank. An idle rank has none of them and joins the decisions.
 
     Args:
-        bucket_numel: elements of gradient that are reduced by one collective, about.
-        overlap: reduce gradients beside the last backward instead of after it.
+        loss_scale: used for a plan in fp16 only.
 
     Raises:
         ConfigError: this device cannot run the layers that ``options`` asks for.
@@ -33,26 +36,50 @@ class Trainer:
         options: StageOptions,
         adam: AdamOptions,
         seed: int,
-        bucket_numel: int,
-        overlap: bool = True,
+        data_parallel: DataParallelOptions,
+        loss_scale: LossScaleOptions | None = None,
     ) -> None:
         self._context = context
         self._executor: PipelineExecutor | None = None
         self._gradients: GradientSync | None = None
+        self._gather: WeightGather | None = None
         self.parameters: NamedParameters = {}
+        is_fp16 = context.plan.precision == "fp16"
+        self.scaler = LossScaler.start(loss_scale or LossScaleOptions()) if is_fp16 else None
+        buckets: list[LocalBucket] = []
         if (work := context.work) is not None:
             model = build_stage(context, work, options=options, seed=seed)
             self.parameters = model.parameters
-            self._gradients = GradientSync(context, work, model.parameters, bucket_numel=bucket_numel, overlap=overlap)
+            buckets = local_buckets(
+                context,
+                work,
+                model.parameters,
+                bucket_numel=data_parallel.bucket_numel,
+                gradient_dtype=GRADIENT_DTYPES[context.plan.precision],
+            )
+            self._gradients = GradientSync(
+                buckets, overlap=data_parallel.overlap_grad_reduce, scatter=data_parallel.distributed_optimizer
+            )
+            if data_parallel.distributed_optimizer:
+                self._gather = WeightGather(buckets, model.module, overlap=data_parallel.overlap_param_gather)
             self._executor = PipelineExecutor(context, work, model)
-        self._optimizer = Optimizer(context, self.parameters, self._gradients, adam)
+        self.optimizer = Optimizer(context, buckets, adam, gather=self._gather, scaler=self.scaler)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer whose parameter groups a scheduler sets."""
-        return self._optimizer.torch_optimizer
+        return self.optimizer.torch_optimizer
+
+    def finish_gather(self) -> None:
+        """Wait for weights that are still on their way from the last update, before anyone looks at them."""
+        if self._gather is not None:
+            self._gather.finish()
+
+    def gradient_sums(self) -> list[TensorSlice]:
+        """The summed gradients that this rank has after :meth:`compute_gradients`, times the loss scale."""
+        return list(self._gradients.summed()) if self._gradients is not None else []
 
     def step(self, microbatches: Sequence[Microbatch] | None) -> StepResult:
         """One step on the global batch; collective over the world.
@@ -64,7 +91,10 @@ class Trainer:
         return self.update()
 
     def compute_gradients(self, microbatches: Sequence[Microbatch] | None) -> None:
-        """The gradient of the mean token loss of the global batch, summed over all holders, in every ``.grad``."""
+        """The gradient of the mean token loss of the global batch, times the loss scale, summed over all holders.
+
+        It is in every ``.grad``, or with a distributed optimizer in the shards that this rank owns.
+        """
         work = self._context.work
         if work is None or self._executor is None or self._gradients is None:
             return
@@ -75,27 +105,30 @@ class Trainer:
         loss = self._executor.run(
             microbatches,
             loss_scale=self._start_loss_scale() if work.is_last else None,
+            aux_loss_scale=self.scaler.scale if self.scaler is not None else 1.0,
             before_last_backward=self._gradients.expect_last_backward,
         )
+        self.finish_gather()
         self._gradients.finish()
         self._loss_sum = loss if reports else torch.zeros_like(loss)
 
     def update(self) -> StepResult:
         """Clip, and step the optimizer, or skip on all ranks; collective over the world."""
-        return self._optimizer.step(loss_sum=self._loss_sum, num_tokens=self._num_tokens)
+        return self.optimizer.step(loss_sum=self._loss_sum, num_tokens=self._num_tokens)
 
     def _start_loss_scale(self) -> Callable[[], torch.Tensor]:
-        """1 / (loss tokens of the global batch), which nobody needs before the first backward.
+        """Loss scale / (loss tokens of the global batch), which nobody needs before the first backward.
 
         All-reduce (sum) over the last stages of all replicas, beside the first forward.
         """
         total = self._num_tokens.clone()
         pending = dist.all_reduce(total, group=self._context.losses, async_op=True)
+        scale = self.scaler.scale if self.scaler is not None else 1.0
 
         @cache
         def loss_scale() -> torch.Tensor:
             pending.wait()
-            return 1.0 / total.clamp(min=1)
+            return scale / total.clamp(min=1)
 
         return loss_scale
 

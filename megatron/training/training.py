@@ -16,6 +16,7 @@ from hetero.plan.ir import Plan
 from hetero.report.tables import plan_picture, plan_table
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
+from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from megatron.training.arguments import model_spec
 from megatron.training.config import OptimizerConfig, PretrainConfig
@@ -98,8 +99,10 @@ def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
         options=config.stage,
         adam=adam_options(config.optimizer),
         seed=config.run.seed,
-        bucket_numel=config.parallel.bucket_size,
-        overlap=config.parallel.overlap_grad_reduce,
+        data_parallel=DataParallelOptions(
+            bucket_numel=config.parallel.bucket_size,
+            overlap_grad_reduce=config.parallel.overlap_grad_reduce,
+        ),
     )
 
 

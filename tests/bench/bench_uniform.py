@@ -28,7 +28,7 @@ from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
-from hetero.runtime.options import StageOptions
+from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.models import llama_model
 from tests.helpers.ranks import run_ranks
@@ -156,7 +156,11 @@ def measure(rank: int, plan: Plan, num_steps: int, num_turns: int, bucket_numel:
 def _ours(plan: Plan, bucket_numel: int, batches: list[Microbatch]) -> Callable[[], float]:
     context = create_groups(plan, device=torch.device("cpu"))
     trainer = Trainer(
-        context, options=StageOptions(init_method_std=STD), adam=ADAM, seed=SEED, bucket_numel=bucket_numel
+        context,
+        options=StageOptions(init_method_std=STD),
+        adam=ADAM,
+        seed=SEED,
+        data_parallel=DataParallelOptions(bucket_numel=bucket_numel),
     )
     given = batches if reads_data(context) else None
     return lambda: trainer.step(given).loss

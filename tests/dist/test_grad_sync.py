@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext, StageContext, create_groups
-from hetero.plan.holders import Bucket, gradient_buckets
+from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import Plan, Stage
-from hetero.runtime.grad_sync import GradientSync, LocalBucket
+from hetero.runtime.buckets import local_buckets
+from hetero.runtime.grad_sync import GradientSync
 from hetero.spec.parameters import EMBEDDING, Parameter, parameters, shard_intervals, stage_parameters
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage
@@ -56,7 +57,8 @@ def start(plan: Plan, *, overlap: bool = True) -> tuple[ParallelContext, Gradien
     context = create_groups(plan, device=CPU)
     assert context.work is not None
     tensors = bare_parameters(plan, context.work)
-    sync = GradientSync(context, context.work, tensors, bucket_numel=BUCKET_NUMEL, overlap=overlap)
+    buckets = local_buckets(context, context.work, tensors, bucket_numel=BUCKET_NUMEL, gradient_dtype=torch.float64)
+    sync = GradientSync(buckets, overlap=overlap)
     sync.zero()
     return context, sync, tensors
 
@@ -261,14 +263,3 @@ def test_experts_without_tokens() -> None:
     for trace in run_ranks(train, made.world_size, made, 2):
         assert trace.losses == pytest.approx(expected.losses, rel=1e-9)
         assert trace.grad_norms == pytest.approx(expected.grad_norms, rel=1e-9)
-
-
-@pytest.mark.parametrize("numel", [1, 2, 7, 12])
-def test_the_holders_of_a_bucket_own_all_of_it_once(numel: int) -> None:
-    """Shares differ by one element at most; with fewer elements than holders some own none."""
-    bucket = Bucket(ranks=(2, 3, 5, 8, 9), pieces=(), position=0)
-    local = LocalBucket(bucket, torch.arange(numel), None, [])
-    shares = [local.owned_by(rank) for rank in bucket.ranks]
-    assert torch.cat(shares).tolist() == list(range(numel))
-    sizes = {len(share) for share in shares}
-    assert max(sizes) - min(sizes) <= 1

@@ -3,6 +3,7 @@
 In float64, to 1e-9 relative to the largest element of each tensor, over three clipped AdamW steps.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetero.distributed.process_groups import gradient_groups
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
+from hetero.runtime.options import DataParallelOptions
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layouts
@@ -21,6 +24,8 @@ from tests.helpers.training import Trace, one_process_plan, train
 pytestmark = pytest.mark.dist
 
 NUM_STEPS = 3
+AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
+SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
 TOLERANCE = 1e-9
 LAYOUTS = list(layouts())
 ALWAYS = ("one-stage", "tp-1|2|4-sp", "dp-2|4", "micro-batch-2|4|1", "depths-1+2+3", "everything", "moe")
@@ -46,6 +51,49 @@ def test_layout_equals_one_process(style: str, plan: Plan) -> None:
     assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
 
 
+def _sharded_cases() -> Iterator[Any]:
+    """Every layout that has something to share. In every other style, shares are unequal where stages share."""
+    for name, style, plan in LAYOUTS:
+        groups = gradient_groups(plan)
+        marks = () if name in ALWAYS else pytest.mark.slow
+        if groups and style != "gpt2-tied":
+            yield pytest.param(style, plan, id=f"{name}-{style}-equal", marks=marks)
+        spans_stages = any(not any(set(ranks) <= set(stage.ranks) for _, _, stage in plan.stages()) for ranks in groups)
+        if spans_stages and (style != "llama-gqa" or name in ALWAYS):
+            yield pytest.param(style, with_unequal_shares(plan), id=f"{name}-{style}-unequal", marks=pytest.mark.slow)
+
+
+def with_unequal_shares(plan: Plan) -> Plan:
+    """Each stage takes another share of what it has in common with others."""
+    shares = iter(range(1, 100))
+    replicas = [
+        dataclasses.replace(
+            each, stages=tuple(dataclasses.replace(stage, optimizer_share=next(shares)) for stage in each.stages)
+        )
+        for each in plan.replicas
+    ]
+    return dataclasses.replace(plan, replicas=tuple(replicas))
+
+
+@pytest.mark.parametrize(("style", "plan"), _sharded_cases())
+def test_distributed_optimizer_equals_one_process(style: str, plan: Plan) -> None:
+    """Sharded moments, gradients reduced beside the backward and weights gathered beside the forward."""
+    validate(plan)
+    traces = run_ranks(train, plan.world_size, plan, NUM_STEPS, SHARDED)
+    assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
+
+
+def test_the_state_of_the_optimizer_is_held_once() -> None:
+    """Over all ranks the shards add up to the state of one process, but for the padding between pieces."""
+    _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "llama-gqa"))
+    (alone,) = run_ranks(train, 1, one_process_plan(plan), 1)
+    sharded = [trace for trace in run_ranks(train, plan.world_size, plan, 1, SHARDED) if trace is not None]
+    whole = [trace for trace in run_ranks(train, plan.world_size, plan, 1) if trace is not None]
+    total = sum(trace.optimizer_bytes for trace in sharded)
+    assert alone.optimizer_bytes <= total < 1.15 * alone.optimizer_bytes
+    assert sum(trace.optimizer_bytes for trace in whole) > 2 * total
+
+
 def test_every_rank_of_a_piece_ends_with_the_same_bits() -> None:
     """Replicated weights never drift apart: what two ranks both hold is equal bit for bit."""
     _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "gpt2-tied"))
@@ -63,8 +111,8 @@ def test_every_rank_of_a_piece_ends_with_the_same_bits() -> None:
 def test_overlap_changes_nothing() -> None:
     """Reducing buckets beside the backward gives the bits that reducing them after it gives."""
     _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "llama-gqa"))
-    with_overlap = run_ranks(train, plan.world_size, plan, NUM_STEPS, True)
-    without = run_ranks(train, plan.world_size, plan, NUM_STEPS, False)
+    with_overlap = run_ranks(train, plan.world_size, plan, NUM_STEPS)
+    without = run_ranks(train, plan.world_size, plan, NUM_STEPS, AT_THE_END)
     for ours, theirs in zip(with_overlap, without, strict=True):
         if ours is not None:
             assert ours.grad_norms == theirs.grad_norms

@@ -18,7 +18,7 @@ from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, microbatches, one_process_plan
+from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches, one_process_plan, sums_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -39,7 +39,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class Step:
-    """What a rank saw of one step; arrays by canonical name, none on an idle rank.
+    """What a rank saw of one step; none on an idle rank. Weights by canonical name, gradients by name and offset.
 
     clipped: the gradients after the step.
     """
@@ -52,7 +52,13 @@ class Step:
 
 def new_trainer(rank: int, plan: Plan, adam: AdamOptions) -> Trainer:
     context = create_groups(plan, device=CPU)
-    return Trainer(context, options=StageOptions(init_method_std=0.1), adam=adam, seed=7, bucket_numel=3000)
+    return Trainer(
+        context,
+        options=StageOptions(init_method_std=0.1),
+        adam=adam,
+        seed=7,
+        data_parallel=SMALL_BUCKETS,
+    )
 
 
 def batches(rank: int, plan: Plan, *, step: int) -> list[Microbatch] | None:
@@ -67,7 +73,7 @@ def weights_of(trainer: Trainer) -> Arrays:
 
 
 def gradients_of(trainer: Trainer) -> Arrays:
-    return {name: tensor.grad.numpy().copy() for name, (_, tensor) in trainer.parameters.items()}
+    return {f"{name} from {offsets}": box for name, offsets, box in sums_of(trainer)}
 
 
 def one_step(rank: int, plan: Plan, clip_grad: float) -> Step:
@@ -152,7 +158,7 @@ class Spoilt:
 
     before: Arrays
     after: Arrays
-    state_entries: int
+    largest_moment: float
     later: Arrays
     spoilt: StepResult
     good: StepResult
@@ -173,9 +179,9 @@ def spoil_a_step(rank: int, plan: Plan, bad_rank: int, name: str, value: float) 
     if hook is not None:
         hook.remove()
     after = weights_of(trainer)
-    state_entries = len(trainer.torch_optimizer.state)
+    moments = [state["exp_avg"].abs().max().item() for state in trainer.torch_optimizer.state.values()]
     good = trainer.step(batches(rank, plan, step=0))
-    return Spoilt(before, after, state_entries, weights_of(trainer), spoilt, good)
+    return Spoilt(before, after, max(moments, default=0.0), weights_of(trainer), spoilt, good)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +201,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks(bad_rank: int
     for rank, (seen, expected) in enumerate(zip(ranks, undisturbed, strict=True)):
         assert seen.spoilt.skipped
         assert not np.isfinite(seen.spoilt.grad_norm)
-        assert seen.state_entries == 0, f"rank {rank} began to average gradients"
+        assert seen.largest_moment == 0, f"rank {rank} began to average gradients"
         assert (rank == IDLE) == (seen.before == {})
         for weight in seen.before:
             np.testing.assert_array_equal(seen.after[weight], seen.before[weight], f"rank {rank}: {weight}")

@@ -25,7 +25,7 @@ from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import Ended, end_of_ranks
-from tests.helpers.training import ADAM, microbatches
+from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -68,7 +68,7 @@ def train_until_grief(rank: int, store: dist.Store, victim: int, grief: Grief, h
     try:
         with Watch(store, rank=rank, world_size=made.world_size, describe=PLACES.__getitem__, options=OPTIONS):
             context = create_groups(made, device=torch.device("cpu"))
-            trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, bucket_numel=3000)
+            trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS)
             for step in range(1000):
                 if rank == victim and step == 2:
                     if rank == IDLE:

@@ -28,7 +28,7 @@ def test_losses_equal_the_cpu(style: str) -> None:
 
 
 def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
-    from hetero.runtime.options import StageOptions  # noqa: PLC0415
+    from hetero.runtime.options import DataParallelOptions, StageOptions  # noqa: PLC0415
     from hetero.runtime.trainer import Trainer  # noqa: PLC0415
     from megatron.training.training import to_device  # noqa: PLC0415
 
@@ -43,7 +43,9 @@ def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
     try:
         context = create_groups(one, device=device)
         options = StageOptions(init_method_std=0.1, transformer_impl="local")
-        trainer = Trainer(context, options=options, adam=ADAM, seed=7, bucket_numel=3000)
+        trainer = Trainer(
+            context, options=options, adam=ADAM, seed=7, data_parallel=DataParallelOptions(bucket_numel=3000)
+        )
         batches = ([to_device(b, device) for b in microbatches(one, 0, step=s)] for s in range(num_steps))
         return [trainer.step(batch).loss for batch in batches]
     finally:

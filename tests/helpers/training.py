@@ -9,22 +9,35 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.runtime.batch import Microbatch
+from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.optimizer import AdamOptions
-from hetero.runtime.options import StageOptions
+from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
+
+SMALL_BUCKETS = DataParallelOptions(bucket_numel=3000)
+"""A tiny model has several."""
 
 ADAM = AdamOptions(lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=0.5)
 
 
+Sums = list[tuple[str, tuple[int, ...], np.ndarray]]
+"""Canonical name, offsets in the whole parameter, and a copy of the box there."""
+
+
 @dataclass
 class Trace:
-    """What one rank saw. Arrays are this rank's shards by canonical name; ``tp_rank`` and ``tp`` tell which."""
+    """What one rank saw. Weights are this rank's shards by canonical name; ``tp_rank`` and ``tp`` tell which.
+
+    gradients: after every step, the boxes of the gradient that this rank has the sums of.
+    optimizer_bytes: of master weights and moments.
+    """
 
     tp: int = 1
     tp_rank: int = 0
+    optimizer_bytes: int = 0
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
-    gradients: list[dict[str, np.ndarray]] = field(default_factory=list)
+    gradients: list["Sums"] = field(default_factory=list)
     weights: list[dict[str, np.ndarray]] = field(default_factory=list)
 
 
@@ -70,7 +83,12 @@ def one_process_plan(plan: Plan) -> Plan:
 
 
 def train(
-    rank: int, plan: Plan, num_steps: int, overlap: bool = True, options: StageOptions | None = None
+    rank: int,
+    plan: Plan,
+    num_steps: int,
+    data_parallel: DataParallelOptions = SMALL_BUCKETS,
+    options: StageOptions | None = None,
+    loss_scale: LossScaleOptions | None = None,
 ) -> Trace | None:
     """Run on every rank of ``plan``. Returns ``None`` on idle ranks."""
     context = create_groups(plan, device=torch.device("cpu"))
@@ -79,18 +97,28 @@ def train(
         options=options or StageOptions(init_method_std=0.1),
         adam=ADAM,
         seed=7,
-        bucket_numel=3000,
-        overlap=overlap,
+        data_parallel=data_parallel,
+        loss_scale=loss_scale,
     )
     work = context.work
     trace = Trace(tp=work.stage.tp, tp_rank=work.placement.tp_rank) if work is not None else None
     for step in range(num_steps):
         trainer.compute_gradients(microbatches(plan, rank, step=step) if reads_data(context) else None)
         if trace is not None:
-            trace.gradients.append({n: tensor.grad.numpy().copy() for n, (_, tensor) in trainer.parameters.items()})
+            trace.gradients.append(sums_of(trainer))
         result = trainer.update()
         if trace is not None:
             trace.losses.append(result.loss)
             trace.grad_norms.append(result.grad_norm)
-            trace.weights.append({n: tensor.detach().numpy().copy() for n, (_, tensor) in trainer.parameters.items()})
+            trainer.finish_gather()
+            trace.weights.append({n: t.detach().double().numpy() for n, (_, t) in trainer.parameters.items()})
+            trace.optimizer_bytes = trainer.optimizer.state_bytes()
     return trace
+
+
+def sums_of(trainer: Trainer) -> Sums:
+    """The gradient sums that this rank has."""
+    return [
+        (each.name.removeprefix("gradients/"), each.offsets, each.tensor.numpy().copy())
+        for each in trainer.gradient_sums()
+    ]

@@ -1,5 +1,7 @@
 """Who must agree on which gradient: everyone who holds it, nobody else, and every element once."""
 
+import dataclasses
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.plan.holders import Bucket, gradient_buckets, gradient_scale
+from hetero.plan.holders import ALIGNMENT, Bucket, gradient_buckets, gradient_scale
 from hetero.plan.ir import Plan, Stage
 from hetero.spec.parameters import EMBEDDING, Parameter, parameters, shard_intervals, stage_parameters
 from tests.helpers.models import gpt2_model, llama_model
@@ -84,9 +86,9 @@ def test_buckets_come_in_the_order_of_the_backward(random_plan: Plan, bucket_num
     assert [bucket.position for bucket in buckets] == sorted((b.position for b in buckets), reverse=True)
     for bucket in buckets:
         assert bucket.position == min(piece.parameter.position for piece in bucket.pieces)
-        *others, last = bucket.pieces
-        assert sum(piece.numel for piece in others) < bucket_numel, "it was full before its last piece"
-        assert last.numel > 0
+        last = min(bucket.pieces, key=lambda piece: piece.parameter.position).parameter.position
+        others = [piece for piece in bucket.pieces if piece.parameter.position > last]
+        assert sum(piece.numel for piece in others) < bucket_numel, "it was full before its last layer"
 
 
 def test_a_full_bucket_is_closed() -> None:
@@ -94,8 +96,9 @@ def test_a_full_bucket_is_closed() -> None:
     whole = gradient_buckets(one_stage, bucket_numel=ALL_IN_ONE)
     assert [(bucket.ranks, bucket.position) for bucket in whole] == [((0, 1), -1)]
     single = gradient_buckets(one_stage, bucket_numel=1)
-    num_pieces = sum(parameter.blocks for parameter in parameters(one_stage.model))
-    assert [len(bucket.pieces) for bucket in single] == [1] * num_pieces, "gate and up are pieces of their own"
+    names = [[piece.parameter.name for piece in bucket.pieces] for bucket in single]
+    assert all(len(set(each)) == 1 for each in names)
+    assert len(names) == len(parameters(one_stage.model)), "gate and up stay together"
 
 
 def test_bucket_numel_elements_are_enough_to_close() -> None:
@@ -207,3 +210,31 @@ def test_gradient_scale_at_tp_4(name: str, sequence_parallel: bool, scale: float
     four = stage(layers=(0, 6), ranks=(0, 1, 2, 3), tp=4, sp=sequence_parallel)
     parameter = next(p for p in parameters(gpt2_model(qk_layernorm=True)) if p.name == name)
     assert gradient_scale(parameter, four) == scale
+
+
+@given(legal_plans(), st.sampled_from([1, 300, ALL_IN_ONE]), st.lists(st.integers(1, 5), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_shards_tile_the_buffer(random_plan: Plan, bucket_numel: int, shares: list[int]) -> None:
+    """One behind the other, aligned, in proportion to the shares; and pieces lie apart, those that decay first."""
+    for bucket in gradient_buckets(with_shares(random_plan, shares), bucket_numel=bucket_numel):
+        slices = [bucket.shard_of(rank) for rank in bucket.ranks]
+        assert slices[0].start == 0
+        assert slices[-1].stop == bucket.length >= bucket.offsets[-1] >= bucket.numel
+        assert all(a.stop == b.start for a, b in pairwise(slices))
+        assert all(edge % ALIGNMENT == 0 for edge in (*bucket.shard_edges, *bucket.offsets))
+        total = sum(bucket.shares)
+        for each, share in zip(slices, bucket.shares, strict=True):
+            assert each.stop - each.start == pytest.approx(bucket.offsets[-1] * share / total, abs=ALIGNMENT)
+        for piece, (start, end) in zip(bucket.pieces, pairwise(bucket.offsets), strict=True):
+            assert start + piece.numel <= end
+            assert piece.parameter.decays == (start < bucket.end_of_decayed)
+
+
+def with_shares(plan: Plan, shares: list[int]) -> Plan:
+    """The stages of ``plan`` with ``shares`` in turn."""
+    turn = itertools.cycle(shares)
+    replicas = [
+        dataclasses.replace(r, stages=tuple(dataclasses.replace(s, optimizer_share=next(turn)) for s in r.stages))
+        for r in plan.replicas
+    ]
+    return dataclasses.replace(plan, replicas=tuple(replicas))
