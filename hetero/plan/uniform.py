@@ -19,11 +19,13 @@ def uniform_plan(
     gpipe: bool = False,
     precision: Precision = "fp32",
     recompute: Recompute = "none",
+    recompute_num_layers: int | None = None,
 ) -> Plan:
     """``world_size / (tp * pp)`` equal replicas of ``pp`` equal stages.
 
     Ranks are laid out as Megatron-LM does: tensor parallelism varies fastest, then data, then pipeline. 1F1B keeps
     ``pp - s`` microbatches in flight at stage s (arXiv 2104.04473); ``gpipe`` keeps all of them.
+    ``recompute_num_layers`` is of each stage, and all of its layers where it has fewer.
 
     Raises:
         PlanError: a number is below 1, or a degree does not divide what it has to.
@@ -69,6 +71,7 @@ def uniform_plan(
             micro_batch_size=micro_batch_size,
             in_flight=num_microbatches if gpipe else min(pp - s, num_microbatches),
             recompute=recompute,
+            recompute_num_layers=min(recompute_num_layers, layers) if recompute_num_layers is not None else None,
         )
 
     replicas = tuple(Replica(num_samples=num_samples, stages=tuple(stage(d, s) for s in range(pp))) for d in range(dp))

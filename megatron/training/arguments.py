@@ -1,16 +1,15 @@
-"""The command line as a :class:`PretrainConfig`: what the flags mean together, and which of them contradict.
+"""The command line as a :class:`PretrainConfig`: what the flags mean together."""
 
-A flag that would change nothing is refused like a contradiction: its user expects an effect.
-"""
-
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Literal
 
 from hetero.errors import ConfigError
+from hetero.plan.ir import Precision
+from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from hetero.spec.model import ModelSpec, padded_vocab_size
 from megatron.training.config import (
+    CheckpointConfig,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
@@ -19,101 +18,17 @@ from megatron.training.config import (
     PretrainConfig,
     RunConfig,
 )
+from megatron.training.flag_rules import (
+    check_flags_go_together,
+    check_nothing_is_missing,
+    has_experts,
+    has_samples,
+    is_auto,
+    is_rope,
+    is_wsd,
+    plans_at_start,
+)
 from megatron.training.flags import FlagValues, read_flags
-
-_REQUIRED = (
-    "--num-layers",
-    "--hidden-size",
-    "--num-attention-heads",
-    "--max-position-embeddings",
-    "--seq-length",
-    "--tokenizer-type",
-    "--global-batch-size",
-    "--lr",
-)
-
-_STATED_BY_THE_PLAN = (
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--micro-batch-size",
-    "--sequence-parallel",
-    "--recompute-granularity",
-    "--hetero-schedule",
-)
-
-_EXCLUSIVE = (
-    ("--train-iters", "--train-samples"),
-    ("--lr-warmup-iters", "--lr-warmup-fraction"),
-    ("--lr-warmup-samples", "--lr-warmup-fraction"),
-    ("--mock-data", "--data-path"),
-    ("--mock-data", "--train-data-path"),
-    ("--data-path", "--train-data-path"),
-    ("--data-path", "--valid-data-path"),
-    ("--data-path", "--test-data-path"),
-)
-
-
-def _has_samples(flags: FlagValues) -> bool:
-    return flags["--train-samples"] is not None
-
-
-def _has_experts(flags: FlagValues) -> bool:
-    return flags["--num-experts"] is not None
-
-
-def _is_rope(flags: FlagValues) -> bool:
-    return flags["--use-rotary-position-embeddings"] is True or flags["--position-embedding-type"] == "rope"
-
-
-def _is_auto(flags: FlagValues) -> bool:
-    return flags["--hetero-plan"] == Path("auto")
-
-
-def _plans_at_start(flags: FlagValues) -> bool:
-    return flags["--hetero-cluster"] is not None and (flags["--hetero-plan"] is None or _is_auto(flags))
-
-
-def _is_wsd(flags: FlagValues) -> bool:
-    return bool(flags["--lr-decay-style"] == "WSD")
-
-
-_COUNTS = ("--lr-decay", "--lr-warmup", "--lr-wsd-decay")
-"""Lengths that have a flag in steps (``-iters``) and one in samples."""
-
-_NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = (
-    (("--num-query-groups",), lambda flags: flags["--group-query-attention"], "--group-query-attention"),
-    (("--rotary-base", "--rotary-percent"), _is_rope, "--position-embedding-type rope"),
-    (
-        ("--moe-router-topk", "--moe-ffn-hidden-size", "--moe-router-load-balancing-type", "--moe-aux-loss-coeff"),
-        _has_experts,
-        "--num-experts",
-    ),
-    (
-        ("--moe-aux-loss-coeff",),
-        lambda flags: flags["--moe-router-load-balancing-type"] == "aux_loss",
-        "--moe-router-load-balancing-type aux_loss",
-    ),
-    (("--lr-wsd-decay-style", "--lr-wsd-decay-iters", "--lr-wsd-decay-samples"), _is_wsd, "--lr-decay-style WSD"),
-    (
-        ("--start-weight-decay", "--end-weight-decay"),
-        lambda flags: flags["--weight-decay-incr-style"] != "constant",
-        "--weight-decay-incr-style linear or cosine",
-    ),
-    (
-        ("--weight-decay",),
-        lambda flags: flags["--weight-decay-incr-style"] == "constant",
-        "--weight-decay-incr-style constant",
-    ),
-    (("--valid-data-path", "--test-data-path"), lambda flags: flags["--train-data-path"] != (), "--train-data-path"),
-    (
-        ("--hetero-profile", "--hetero-data-sheets", "--hetero-plan-time-limit", "--hetero-plan-out"),
-        _plans_at_start,
-        "--hetero-cluster and no plan file",
-    ),
-    (("--split",), lambda flags: flags["--data-path"] != (), "--data-path"),
-    (("--data-cache-path",), lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),
-)
-"""Flags, what must hold for them to have an effect, and the flag that makes it hold."""
 
 
 def parse_args(argv: Sequence[str]) -> PretrainConfig:
@@ -126,8 +41,8 @@ def parse_args(argv: Sequence[str]) -> PretrainConfig:
             range. The message names flag, value, limit and fix.
     """
     flags = read_flags(argv)
-    _check_nothing_is_missing(flags)
-    _check_flags_go_together(flags)
+    check_nothing_is_missing(flags)
+    check_flags_go_together(flags)
     train_iters = flags["--train-iters"] or _in_steps(flags, "--train-samples")
     return PretrainConfig(
         model=_model_config(flags),
@@ -135,12 +50,26 @@ def parse_args(argv: Sequence[str]) -> PretrainConfig:
         optimizer=_optimizer_config(flags, train_iters=train_iters),
         parallel=_parallel_config(flags),
         stage=_stage_options(flags),
+        loss_scale=_loss_scale_options(flags),
+        checkpoint=CheckpointConfig(
+            save=flags["--save"],
+            save_interval=flags["--save-interval"],
+            keep_last=flags["--hetero-keep-last"],
+            asynchronous=flags["--async-save"],
+            load=flags["--load"],
+            load_step=flags["--ckpt-step"],
+            finetune=flags["--finetune"],
+        ),
         run=RunConfig(
             train_iters=train_iters,
             seed=flags["--seed"],
             log_interval=flags["--log-interval"],
             tensorboard_dir=flags["--tensorboard-dir"],
             progress=not flags["--no-progress"],
+            eval_interval=flags["--eval-interval"],
+            eval_iters=flags["--eval-iters"],
+            exit_interval=flags["--exit-interval"],
+            exit_duration_minutes=flags["--exit-duration-in-mins"],
         ),
     )
 
@@ -191,57 +120,10 @@ def default_backend() -> Literal["gloo", "nccl"]:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _check_nothing_is_missing(flags: FlagValues) -> None:
-    missing = [name for name in _REQUIRED if name not in flags.given]
-    if not flags.given & {"--micro-batch-size", "--hetero-plan", "--hetero-cluster"}:
-        missing.append("--micro-batch-size (or --hetero-plan, or --hetero-cluster)")
-    if not flags.given & {"--train-iters", "--train-samples"}:
-        missing.append("--train-iters (or --train-samples)")
-    if not flags.given & {"--data-path", "--train-data-path", "--mock-data"}:
-        missing.append("--data-path (or --train-data-path, or --mock-data)")
-    if missing:
-        raise ConfigError(f"required and missing: {', '.join(missing)}")
-
-
-def _check_flags_go_together(flags: FlagValues) -> None:
-    for first, second in _EXCLUSIVE:
-        if {first, second} <= flags.given:
-            raise ConfigError(f"{flags.shown(first)} and {flags.shown(second)} exclude each other: leave one out")
-    _check_plan_flags(flags)
-    _check_counts_have_one_unit(flags)
-    for names, holds, fix in _NEEDS:
-        for name in names:
-            if name in flags.given and not holds(flags):
-                raise ConfigError(f"{flags.shown(name)} has no effect without {fix}: add that, or leave {name} out")
-
-
-def _check_plan_flags(flags: FlagValues) -> None:
-    if _is_auto(flags) and flags["--hetero-cluster"] is None:
-        raise ConfigError("--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml")
-    for source in ("--hetero-plan", "--hetero-cluster"):
-        for name in _STATED_BY_THE_PLAN:
-            if flags[source] is not None and name in flags.given:
-                raise ConfigError(
-                    f"{flags.shown(name)} beside {flags.shown(source)}: the plan states it for each stage; "
-                    f"leave {name} out, or change the plan"
-                )
-
-
-def _check_counts_have_one_unit(flags: FlagValues) -> None:
-    length, unit, other = ("--train-iters", "iters", "samples")
-    if _has_samples(flags):
-        length, unit, other = ("--train-samples", "samples", "iters")
-    for count in _COUNTS:
-        if f"{count}-{other}" in flags.given:
-            raise ConfigError(
-                f"{flags.shown(f'{count}-{other}')} beside {flags.shown(length)}: use {count}-{unit} with {length}"
-            )
-
-
 def _model_config(flags: FlagValues) -> ModelConfig:
     _check_experts(flags)
     ffn_hidden_size = _ffn_hidden_size(flags)
-    moe_ffn_hidden_size = (flags["--moe-ffn-hidden-size"] or ffn_hidden_size) if _has_experts(flags) else None
+    moe_ffn_hidden_size = (flags["--moe-ffn-hidden-size"] or ffn_hidden_size) if has_experts(flags) else None
     linear_bias = not flags["--disable-bias-linear"]
     return ModelConfig(
         num_layers=flags["--num-layers"],
@@ -270,7 +152,7 @@ def _model_config(flags: FlagValues) -> ModelConfig:
 
 
 def _check_experts(flags: FlagValues) -> None:
-    if not _has_experts(flags):
+    if not has_experts(flags):
         return
     if not flags["--disable-bias-linear"]:
         raise ConfigError(f"{flags.shown('--num-experts')}: the experts here have no biases, add --disable-bias-linear")
@@ -319,7 +201,7 @@ def _kv_channels(flags: FlagValues) -> int:
             )
         size = hidden // heads
     rotated = int(size * flags["--rotary-percent"])
-    if _is_rope(flags) and (rotated < 2 or rotated % 2):
+    if is_rope(flags) and (rotated < 2 or rotated % 2):
         raise ConfigError(
             f"{flags.shown('--rotary-percent')} of heads of size {size} rotates {rotated} channels: "
             "channels rotate in pairs, so change --rotary-percent or --kv-channels"
@@ -343,7 +225,7 @@ def _position_embedding(flags: FlagValues) -> Literal["learned_absolute", "rope"
             f"{flags.shown('--position-embedding-type')} and --use-rotary-position-embeddings exclude each other: "
             "leave one out"
         )
-    return "rope" if _is_rope(flags) else "learned_absolute"
+    return "rope" if is_rope(flags) else "learned_absolute"
 
 
 def _data_config(flags: FlagValues) -> DataConfig:
@@ -415,8 +297,8 @@ def _check_learning_rates(flags: FlagValues) -> None:
 
 def _check_phases(flags: FlagValues, *, decay_iters: int, warmup_iters: int, wsd_decay_iters: int | None) -> None:
     """Warmup, then decay, and WSD's last steps between them and the end of the decay."""
-    unit = "samples" if _has_samples(flags) else "iters"
-    if _is_wsd(flags) and wsd_decay_iters is None:
+    unit = "samples" if has_samples(flags) else "iters"
+    if is_wsd(flags) and wsd_decay_iters is None:
         raise ConfigError(f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}: the length of its last phase")
     fraction: float | None = flags["--lr-warmup-fraction"]
     warmup = warmup_iters if fraction is None else int(fraction * decay_iters)
@@ -474,21 +356,40 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
             f"{flags.shown('--global-batch-size')} is no multiple of {flags.shown('--micro-batch-size')}: change one"
         )
     return ParallelConfig(
-        hetero_plan=None if _is_auto(flags) else flags["--hetero-plan"],
+        hetero_plan=None if is_auto(flags) else flags["--hetero-plan"],
         hetero_cluster=flags["--hetero-cluster"],
-        planner=_planner_config(flags) if _plans_at_start(flags) else None,
+        planner=_planner_config(flags) if plans_at_start(flags) else None,
         tensor_model_parallel_size=flags["--tensor-model-parallel-size"],
         pipeline_model_parallel_size=flags["--pipeline-model-parallel-size"],
         sequence_parallel=flags["--sequence-parallel"],
         schedule=flags["--hetero-schedule"],
         micro_batch_size=micro,
         global_batch_size=batch,
-        precision="fp32",
+        precision=_precision(flags),
         recompute=flags["--recompute-granularity"],
+        recompute_num_layers=flags["--recompute-num-layers"],
+        use_distributed_optimizer=flags["--use-distributed-optimizer"],
+        overlap_param_gather=flags["--overlap-param-gather"],
         overlap_grad_reduce=flags["--overlap-grad-reduce"],
         bucket_size=flags["--ddp-bucket-size"],
         backend=flags["--distributed-backend"] or default_backend(),
         timeout_minutes=flags["--distributed-timeout-minutes"],
+    )
+
+
+def _precision(flags: FlagValues) -> Precision | None:
+    return "bf16" if flags["--bf16"] else "fp16" if flags["--fp16"] else None
+
+
+def _loss_scale_options(flags: FlagValues) -> LossScaleOptions:
+    if flags["--min-loss-scale"] > flags["--initial-loss-scale"]:
+        raise ConfigError(f"{flags.shown('--min-loss-scale')} is above {flags.shown('--initial-loss-scale')}: lower it")
+    return LossScaleOptions(
+        constant=flags["--loss-scale"],
+        initial=flags["--initial-loss-scale"],
+        minimum=flags["--min-loss-scale"],
+        window=flags["--loss-scale-window"],
+        hysteresis=flags["--hysteresis"],
     )
 
 
@@ -508,6 +409,6 @@ def _stage_options(flags: FlagValues) -> StageOptions:
         hidden_dropout=flags["--hidden-dropout"],
         init_method_std=flags["--init-method-std"],
         transformer_impl=flags["--transformer-impl"],
-        moe_router_load_balancing=flags["--moe-router-load-balancing-type"] if _has_experts(flags) else "none",
+        moe_router_load_balancing=flags["--moe-router-load-balancing-type"] if has_experts(flags) else "none",
         moe_aux_loss_coeff=flags["--moe-aux-loss-coeff"],
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from hetero.plan.ir import Precision, Recompute
+from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 
 
@@ -115,6 +116,7 @@ class ParallelConfig:
     hold defaults and ``micro_batch_size`` is ``None``.
 
     hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
+    precision: as the flags say; ``None`` is the plan file's, or fp32.
     """
 
     hetero_plan: Path | None
@@ -126,23 +128,53 @@ class ParallelConfig:
     schedule: Literal["1f1b", "gpipe"]
     micro_batch_size: int | None
     global_batch_size: int
-    precision: Precision
+    precision: Precision | None
     recompute: Recompute
+    recompute_num_layers: int | None
+    use_distributed_optimizer: bool
     overlap_grad_reduce: bool
+    overlap_param_gather: bool
     bucket_size: int
     backend: Literal["gloo", "nccl"]
     timeout_minutes: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """Where state is saved and loaded. Without ``save`` nothing is; without ``load`` weights are drawn from the seed.
+
+    save_interval: steps; ``None`` saves at the end alone.
+    keep_last: checkpoints that stay; ``None`` keeps all.
+    load_step: ``None`` is the newest.
+    finetune: load weights alone, and begin at step 1 with fresh moments, schedule and data.
+    """
+
+    save: Path | None
+    save_interval: int | None
+    keep_last: int | None
+    asynchronous: bool
+    load: Path | None
+    load_step: int | None
+    finetune: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """How long to train, from which seed, and what to tell."""
+    """How long to train, from which seed, what to tell, and when to evaluate.
+
+    eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
+    exit_interval: leave at a step that is a multiple of it; ``exit_duration_minutes``: leave after that time.
+    """
 
     train_iters: int
     seed: int
     log_interval: int
     tensorboard_dir: Path | None
     progress: bool
+    eval_interval: int
+    eval_iters: int
+    exit_interval: int | None
+    exit_duration_minutes: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,4 +184,6 @@ class PretrainConfig:
     optimizer: OptimizerConfig
     parallel: ParallelConfig
     stage: StageOptions
+    loss_scale: LossScaleOptions
+    checkpoint: CheckpointConfig
     run: RunConfig

@@ -5,119 +5,32 @@ Names and defaults are Megatron-LM's where it has them. What flags mean together
 """
 
 import argparse
-import dataclasses
 import functools
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hetero.errors import ConfigError
 from hetero.serialization import near_match
+from megatron.training.flag_kinds import (
+    BELOW_1,
+    COUNT,
+    COUNT_FROM_0,
+    FRACTION,
+    NOT_NEGATIVE,
+    PATH,
+    POSITIVE,
+    PREFIXES,
+    SPLIT,
+    SWITCH,
+    TOKENIZER,
+    Kind,
+    one_of,
+    only,
+    text,
+)
 from megatron.training.unsupported_flags import UNSUPPORTED_FLAGS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """How a flag's text becomes a value; ``parse`` raises ValueError for text that is not ``limit``.
-
-    shown: what stands for the value in ``--help``.
-    """
-
-    shown: str
-    limit: str
-    parse: Callable[[str], Any]
-    choices: tuple[str, ...] = ()
-
-    def __call__(self, text: str) -> Any:
-        try:
-            return self.parse(text)
-        except ValueError:
-            hint = near_match(text, list(self.choices))
-            raise argparse.ArgumentTypeError(f"{text!r} is not {self.limit}{hint}") from None
-
-
-def _integer(minimum: int) -> Kind:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < minimum:
-            raise ValueError
-        return value
-
-    return Kind(shown="N", limit=f"a whole number of at least {minimum}", parse=parse)
-
-
-def _number(limit: str, accepts: Callable[[float], bool]) -> Kind:
-    def parse(text: str) -> float:
-        value = float(text)
-        if not (math.isfinite(value) and accepts(value)):
-            raise ValueError
-        return value
-
-    return Kind(shown="X", limit=limit, parse=parse)
-
-
-def _text(shown: str, convert: Callable[[str], Any] = str) -> Kind:
-    # An empty text is an unset variable of the calling script; as a path it would mean the current folder.
-    def parse(text: str) -> Any:
-        if not text.strip():
-            raise ValueError
-        return convert(text)
-
-    return Kind(shown=shown, limit="a name; is a variable of the script empty?", parse=parse)
-
-
-def _one_of(*choices: str) -> Kind:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError
-        return text
-
-    return Kind(shown="{" + ",".join(choices) + "}", limit=f"one of {', '.join(choices)}", parse=parse, choices=choices)
-
-
-def _only(value: str, why: str) -> Kind:
-    """A flag that scripts carry along and that has one legal value."""
-
-    def parse(text: str) -> str:
-        if text != value:
-            raise ValueError
-        return text
-
-    return Kind(shown=f"{{{value}}}", limit=f"{value}, the only value supported: {why}", parse=parse)
-
-
-def _parse_split(text: str) -> str:
-    shares = text.split(",")
-    # Plain decimals only: megatron-core reads "1e2" as the two numbers 1 and 2.
-    if len(shares) > 3 or not all(re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", share) for share in shares):
-        raise ValueError
-    if float(shares[0]) == 0:
-        raise ValueError
-    return text
-
-
-_SWITCH = Kind(shown="", limit="", parse=str)
-_COUNT = _integer(1)
-_COUNT_FROM_0 = _integer(0)
-_POSITIVE = _number("a number above 0", lambda x: x > 0)
-_NOT_NEGATIVE = _number("a number of at least 0", lambda x: x >= 0)
-_BELOW_1 = _number("a number from 0 to below 1", lambda x: 0 <= x < 1)
-_FRACTION = _number("a number above 0 and up to 1", lambda x: 0 < x <= 1)
-_PATH = _text("PATH", Path)
-_PREFIXES = _text("PREFIX")
-_TOKENIZER = dataclasses.replace(
-    _one_of("ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"),
-    limit="ByteLevelTokenizer, HuggingFaceTokenizer (which reads any model's tokenizer.json) or NullTokenizer",
-    choices=(),  # the nearest name to another of Megatron-LM's tokenizers would be a wrong advice
-)
-_SPLIT = Kind(
-    shown="SHARES",
-    limit="one to three shares with commas between them, the first above 0, such as '969, 30, 1'",
-    parse=_parse_split,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +50,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        return self.kind is _SWITCH
+        return self.kind is SWITCH
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,207 +58,224 @@ class Flag:
 
 
 def _switch(name: str, help: str) -> Flag:
-    return Flag(name, _SWITCH, help, default=False)
+    return Flag(name, SWITCH, help, default=False)
 
 
 _MODEL = (
-    Flag("--num-layers", _COUNT, "Transformer layers of the whole model. Required."),
-    Flag("--hidden-size", _COUNT, "Width of the residual stream. Required."),
-    Flag(
-        "--ffn-hidden-size", _COUNT, "Width of the MLP; without it 4 x hidden size, with --swiglu two thirds of that."
-    ),
-    Flag("--num-attention-heads", _COUNT, "Query heads of each layer. Required."),
-    Flag("--kv-channels", _COUNT, "Size of one head; without it hidden size / heads."),
+    Flag("--num-layers", COUNT, "Transformer layers of the whole model. Required."),
+    Flag("--hidden-size", COUNT, "Width of the residual stream. Required."),
+    Flag("--ffn-hidden-size", COUNT, "Width of the MLP; without it 4 x hidden size, with --swiglu two thirds of that."),
+    Flag("--num-attention-heads", COUNT, "Query heads of each layer. Required."),
+    Flag("--kv-channels", COUNT, "Size of one head; without it hidden size / heads."),
     _switch("--group-query-attention", "Let query heads share keys and values, in --num-query-groups groups."),
-    Flag("--num-query-groups", _COUNT, "Heads of keys and values; must divide the query heads.", default=1),
-    Flag("--max-position-embeddings", _COUNT, "Positions that the model knows, at least --seq-length. Required."),
+    Flag("--num-query-groups", COUNT, "Heads of keys and values; must divide the query heads.", default=1),
+    Flag("--max-position-embeddings", COUNT, "Positions that the model knows, at least --seq-length. Required."),
     Flag(
         "--position-embedding-type",
-        _one_of("learned_absolute", "rope"),
+        one_of("learned_absolute", "rope"),
         "A learned vector per position, or rotated queries and keys.",
         default="learned_absolute",
     ),
     _switch("--use-rotary-position-embeddings", "Old name of --position-embedding-type rope."),
-    Flag("--rotary-base", _COUNT, "Base of the wavelengths at which positions rotate.", default=10_000),
-    Flag("--rotary-percent", _FRACTION, "Part of each head that is rotated.", default=1.0),
-    Flag("--normalization", _one_of("LayerNorm", "RMSNorm"), "Norm before attention and MLP.", default="LayerNorm"),
-    Flag("--norm-epsilon", _POSITIVE, "Added to the variance in norms.", default=1e-5),
+    Flag("--rotary-base", COUNT, "Base of the wavelengths at which positions rotate.", default=10_000),
+    Flag("--rotary-percent", FRACTION, "Part of each head that is rotated.", default=1.0),
+    Flag("--normalization", one_of("LayerNorm", "RMSNorm"), "Norm before attention and MLP.", default="LayerNorm"),
+    Flag("--norm-epsilon", POSITIVE, "Added to the variance in norms.", default=1e-5),
     _switch("--swiglu", "Gate the MLP with SiLU; without it the MLP is a plain one with GeLU."),
     _switch("--disable-bias-linear", "No biases in linear layers."),
     _switch("--add-qkv-bias", "With --disable-bias-linear: keep the bias of queries, keys and values."),
     _switch("--qk-layernorm", "Normalize queries and keys of each head."),
     _switch("--untie-embeddings-and-output-weights", "Give the output layer a matrix of its own."),
-    Flag("--vocab-size", _COUNT, "Tokens of the model, at least the tokenizer's; without it, the tokenizer's."),
+    Flag("--vocab-size", COUNT, "Tokens of the model, at least the tokenizer's; without it, the tokenizer's."),
     Flag(
         "--make-vocab-size-divisible-by",
-        _COUNT,
+        COUNT,
         "Pad the embedding to a multiple of this. Unlike Megatron-LM, the tensor-parallel size plays no part.",
         default=128,
     ),
-    Flag("--num-experts", _COUNT, "Make every MLP a mixture of this many experts."),
-    Flag("--moe-router-topk", _COUNT, "Experts that each token visits.", default=2),
-    Flag("--moe-ffn-hidden-size", _COUNT, "Width of one expert; without it, --ffn-hidden-size."),
+    Flag("--num-experts", COUNT, "Make every MLP a mixture of this many experts."),
+    Flag("--moe-router-topk", COUNT, "Experts that each token visits.", default=2),
+    Flag("--moe-ffn-hidden-size", COUNT, "Width of one expert; without it, --ffn-hidden-size."),
     Flag(
         "--moe-router-load-balancing-type",
-        _one_of("none", "aux_loss"),
+        one_of("none", "aux_loss"),
         "Whether an extra loss spreads tokens over the experts.",
         default="aux_loss",
     ),
-    Flag("--moe-aux-loss-coeff", _NOT_NEGATIVE, "Weight of that loss.", default=0.0),
-    Flag("--init-method-std", _POSITIVE, "Standard deviation of the initial weights.", default=0.02),
+    Flag("--moe-aux-loss-coeff", NOT_NEGATIVE, "Weight of that loss.", default=0.0),
+    Flag("--init-method-std", POSITIVE, "Standard deviation of the initial weights.", default=0.02),
     Flag(
         "--transformer-impl",
-        _one_of("auto", "local", "transformer_engine"),
+        one_of("auto", "local", "transformer_engine"),
         "Whose layers: TransformerEngine's, megatron-core's own, or the former wherever they can run.",
         default="auto",
     ),
 )
 
 _REGULARIZATION = (
-    Flag("--attention-dropout", _BELOW_1, "Share of attention weights dropped.", default=0.1),
-    Flag("--hidden-dropout", _BELOW_1, "Share of the outputs of attention and MLP dropped.", default=0.1),
-    Flag("--weight-decay", _NOT_NEGATIVE, "Decay of matrices, while its style is constant.", default=0.01),
+    Flag("--attention-dropout", BELOW_1, "Share of attention weights dropped.", default=0.1),
+    Flag("--hidden-dropout", BELOW_1, "Share of the outputs of attention and MLP dropped.", default=0.1),
+    Flag("--weight-decay", NOT_NEGATIVE, "Decay of matrices, while its style is constant.", default=0.01),
     Flag(
         "--weight-decay-incr-style",
-        _one_of("constant", "linear", "cosine"),
+        one_of("constant", "linear", "cosine"),
         "How weight decay grows from --start-weight-decay to --end-weight-decay over the run.",
         default="constant",
     ),
-    Flag("--start-weight-decay", _NOT_NEGATIVE, "Weight decay of the first step."),
-    Flag("--end-weight-decay", _NOT_NEGATIVE, "Weight decay of the last step."),
-    Flag("--clip-grad", _NOT_NEGATIVE, "Scale gradients down to this global norm; 0 never does.", default=1.0),
+    Flag("--start-weight-decay", NOT_NEGATIVE, "Weight decay of the first step."),
+    Flag("--end-weight-decay", NOT_NEGATIVE, "Weight decay of the last step."),
+    Flag("--clip-grad", NOT_NEGATIVE, "Scale gradients down to this global norm; 0 never does.", default=1.0),
 )
 
 _DATA = (
-    Flag("--seq-length", _COUNT, "Tokens of one sample. Required."),
+    Flag("--seq-length", COUNT, "Tokens of one sample. Required."),
     Flag(
         "--data-path",
-        _PREFIXES,
+        PREFIXES,
         "Prefixes of indexed token files, or weights and prefixes in turn; --split divides them.",
         default=(),
         many=True,
     ),
-    Flag("--train-data-path", _PREFIXES, "The same for training alone, instead of --data-path.", default=(), many=True),
-    Flag("--valid-data-path", _PREFIXES, "Validation files beside --train-data-path.", default=(), many=True),
-    Flag("--test-data-path", _PREFIXES, "Test files beside --train-data-path.", default=(), many=True),
-    Flag("--split", _SPLIT, "Shares of training, validation and test.", default="969, 30, 1"),
-    Flag("--data-cache-path", _PATH, "Folder that keeps the sample indices between runs."),
+    Flag("--train-data-path", PREFIXES, "The same for training alone, instead of --data-path.", default=(), many=True),
+    Flag("--valid-data-path", PREFIXES, "Validation files beside --train-data-path.", default=(), many=True),
+    Flag("--test-data-path", PREFIXES, "Test files beside --train-data-path.", default=(), many=True),
+    Flag("--split", SPLIT, "Shares of training, validation and test.", default="969, 30, 1"),
+    Flag("--data-cache-path", PATH, "Folder that keeps the sample indices between runs."),
     _switch("--mock-data", "Made-up tokens instead of files."),
     Flag(
         "--tokenizer-type",
-        _TOKENIZER,
+        TOKENIZER,
         "Bytes as tokens; the tokenizer.json of a Hugging Face model, behind --tokenizer-model; or none, only "
         "--vocab-size many numbers. Required.",
     ),
-    Flag("--tokenizer-model", _text("PATH"), "A tokenizer.json, or the folder that has it."),
+    Flag("--tokenizer-model", text("PATH"), "A tokenizer.json, or the folder that has it."),
     _switch("--eod-mask-loss", "Leave the end of a document out of the loss."),
-    Flag("--num-workers", _COUNT_FROM_0, "Processes per rank that load samples; 0 loads in the rank.", default=2),
+    Flag("--num-workers", COUNT_FROM_0, "Processes per rank that load samples; 0 loads in the rank.", default=2),
 )
 
 _OPTIMIZER = (
-    Flag(
-        "--optimizer", _only("adam", "AdamW does every update"), "Accepted for Megatron-LM's scripts.", default="adam"
-    ),
-    Flag("--adam-beta1", _BELOW_1, "Decay of the gradient's running mean.", default=0.9),
-    Flag("--adam-beta2", _BELOW_1, "Decay of the squared gradient's running mean.", default=0.999),
-    Flag("--adam-eps", _POSITIVE, "Added to the denominator of an update.", default=1e-8),
+    Flag("--optimizer", only("adam", "AdamW does every update"), "Accepted for Megatron-LM's scripts.", default="adam"),
+    Flag("--adam-beta1", BELOW_1, "Decay of the gradient's running mean.", default=0.9),
+    Flag("--adam-beta2", BELOW_1, "Decay of the squared gradient's running mean.", default=0.999),
+    Flag("--adam-eps", POSITIVE, "Added to the denominator of an update.", default=1e-8),
 )
 
 _LEARNING_RATE = (
-    Flag("--lr", _POSITIVE, "Highest learning rate, reached when warmup ends. Required."),
-    Flag("--min-lr", _NOT_NEGATIVE, "Learning rate at the end of the decay, and after it.", default=0.0),
+    Flag("--lr", POSITIVE, "Highest learning rate, reached when warmup ends. Required."),
+    Flag("--min-lr", NOT_NEGATIVE, "Learning rate at the end of the decay, and after it.", default=0.0),
     Flag(
         "--lr-decay-style",
-        _one_of("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+        one_of("constant", "linear", "cosine", "inverse-square-root", "WSD"),
         "Shape of the decay; WSD stays at --lr until its last steps.",
         default="linear",
     ),
-    Flag("--lr-decay-iters", _COUNT, "Step at which the decay ends; without it, the last step."),
-    Flag("--lr-decay-samples", _COUNT, "The same in samples, beside --train-samples."),
-    Flag("--lr-warmup-iters", _COUNT_FROM_0, "Steps in which the learning rate rises.", default=0),
-    Flag("--lr-warmup-samples", _COUNT_FROM_0, "The same in samples, beside --train-samples.", default=0),
-    Flag("--lr-warmup-fraction", _BELOW_1, "The same as a share of the steps until the decay ends."),
-    Flag("--lr-warmup-init", _NOT_NEGATIVE, "Learning rate from which the warmup rises.", default=0.0),
+    Flag("--lr-decay-iters", COUNT, "Step at which the decay ends; without it, the last step."),
+    Flag("--lr-decay-samples", COUNT, "The same in samples, beside --train-samples."),
+    Flag("--lr-warmup-iters", COUNT_FROM_0, "Steps in which the learning rate rises.", default=0),
+    Flag("--lr-warmup-samples", COUNT_FROM_0, "The same in samples, beside --train-samples.", default=0),
+    Flag("--lr-warmup-fraction", BELOW_1, "The same as a share of the steps until the decay ends."),
+    Flag("--lr-warmup-init", NOT_NEGATIVE, "Learning rate from which the warmup rises.", default=0.0),
     Flag(
         "--lr-wsd-decay-style",
-        _one_of("exponential", "linear", "cosine", "minus_sqrt"),
+        one_of("exponential", "linear", "cosine", "minus_sqrt"),
         "Shape of WSD's last steps.",
         default="exponential",
     ),
-    Flag("--lr-wsd-decay-iters", _COUNT, "How many steps those are."),
-    Flag("--lr-wsd-decay-samples", _COUNT, "The same in samples, beside --train-samples."),
+    Flag("--lr-wsd-decay-iters", COUNT, "How many steps those are."),
+    Flag("--lr-wsd-decay-samples", COUNT, "The same in samples, beside --train-samples."),
 )
 
 _PARALLELISM = (
     Flag(
         "--hetero-plan",
-        _PATH,
+        PATH,
         "Plan file (JSON): replicas, stages, ranks and microbatches, none like the other. "
         "'auto' plans at start, for --hetero-cluster.",
     ),
     Flag(
         "--hetero-cluster",
-        _PATH,
+        PATH,
         "Cluster file (YAML). Without a plan file, rank 0 plans for it at start; with one, the plan is checked "
         "against it.",
     ),
-    Flag("--hetero-profile", _PATH, "With --hetero-cluster: profiles beside the shipped ones.", default=(), many=True),
+    Flag("--hetero-profile", PATH, "With --hetero-cluster: profiles beside the shipped ones.", default=(), many=True),
     _switch("--hetero-data-sheets", "With --hetero-cluster: price devices without any profile by their data sheets."),
-    Flag("--hetero-plan-time-limit", _POSITIVE, "With --hetero-cluster: seconds to plan.", default=30.0),
-    Flag("--hetero-plan-out", _PATH, "With --hetero-cluster: write the plan that was made here."),
+    Flag("--hetero-plan-time-limit", POSITIVE, "With --hetero-cluster: seconds to plan.", default=30.0),
+    Flag("--hetero-plan-out", PATH, "With --hetero-cluster: write the plan that was made here."),
     Flag(
         "--hetero-schedule",
-        _one_of("1f1b", "gpipe"),
+        one_of("1f1b", "gpipe"),
         "Without a plan: few microbatches in flight, or all of a step.",
         default="1f1b",
     ),
-    Flag("--tensor-model-parallel-size", _COUNT, "Without a plan: ranks that share each layer.", default=1),
-    Flag("--pipeline-model-parallel-size", _COUNT, "Without a plan: stages of each replica.", default=1),
+    Flag("--tensor-model-parallel-size", COUNT, "Without a plan: ranks that share each layer.", default=1),
+    Flag("--pipeline-model-parallel-size", COUNT, "Without a plan: stages of each replica.", default=1),
     _switch("--sequence-parallel", "Without a plan: tensor-parallel ranks also share activations, by sequence."),
-    Flag("--micro-batch-size", _COUNT, "Without a plan, and then required: samples of one microbatch."),
-    Flag("--global-batch-size", _COUNT, "Samples of one step over all replicas. Required."),
+    Flag("--micro-batch-size", COUNT, "Without a plan, and then required: samples of one microbatch."),
+    Flag("--global-batch-size", COUNT, "Samples of one step over all replicas. Required."),
     Flag(
         "--recompute-granularity",
-        _one_of("selective", "full"),
+        one_of("selective", "full"),
         "Without a plan: do not keep the inside of attention, or of whole layers, for the backward.",
         default="none",
     ),
+    Flag("--recompute-num-layers", COUNT, "With --recompute-granularity full: layers of each stage; without it all."),
     Flag(
         "--context-parallel-size",
-        _only("1", "context parallelism is not there yet; share long sequences with --sequence-parallel"),
+        only("1", "context parallelism is not there yet; share long sequences with --sequence-parallel"),
         "Accepted for Megatron-LM's scripts.",
         default="1",
     ),
     Flag(
         "--expert-model-parallel-size",
-        _only("1", "expert parallelism is not there yet; share experts with --tensor-model-parallel-size"),
+        only("1", "expert parallelism is not there yet; share experts with --tensor-model-parallel-size"),
         "Accepted for Megatron-LM's scripts.",
         default="1",
     ),
     Flag(
         "--overlap-grad-reduce",
-        _SWITCH,
+        SWITCH,
         "Sum gradients over replicas while the backward goes on. On unless --no-overlap-grad-reduce is given.",
         default=True,
         off="--no-overlap-grad-reduce",
     ),
-    Flag("--ddp-bucket-size", _COUNT, "Gradients, in numbers, that are summed at a time.", default=40_000_000),
-    Flag("--distributed-backend", _one_of("gloo", "nccl"), "Who moves tensors; without it nccl if CUDA is there."),
-    Flag("--distributed-timeout-minutes", _POSITIVE, "Give up on a collective after this time.", default=10.0),
+    _switch("--use-distributed-optimizer", "Share optimizer state among ranks that hold the same weights (ZeRO-1)."),
+    _switch("--overlap-param-gather", "With that: gather updated weights while the next forward goes on."),
+    Flag("--ddp-bucket-size", COUNT, "Gradients, in numbers, that are summed at a time.", default=40_000_000),
+    Flag("--distributed-backend", one_of("gloo", "nccl"), "Who moves tensors; without it nccl if CUDA is there."),
+    Flag("--distributed-timeout-minutes", POSITIVE, "Give up on a collective after this time.", default=10.0),
+)
+
+_PRECISION = (
+    _switch("--bf16", "Compute in bf16, with master weights, gradients and moments in fp32."),
+    _switch("--fp16", "The same in fp16, with a scaled loss."),
+    Flag("--loss-scale", POSITIVE, "With --fp16: a constant scale of the loss instead of one that adapts."),
+    Flag("--initial-loss-scale", POSITIVE, "With --fp16: scale to begin with.", default=2.0**32),
+    Flag("--min-loss-scale", POSITIVE, "With --fp16: the scale never goes below.", default=1.0),
+    Flag("--loss-scale-window", COUNT, "With --fp16: steps without overflow that double the scale.", default=1000),
+    Flag("--hysteresis", COUNT, "With --fp16: overflows from which on each halves the scale.", default=2),
+)
+
+_CHECKPOINTS = (
+    Flag("--save", PATH, "Folder for checkpoints, which all hosts see. The end of the run is saved always."),
+    Flag("--save-interval", COUNT, "With --save: steps from one checkpoint to the next."),
+    Flag("--hetero-keep-last", COUNT, "With --save: checkpoints to keep; without it all."),
+    _switch("--async-save", "With --save: write in the background while training goes on."),
+    Flag("--load", PATH, "Folder of checkpoints, saved under any plan; the run goes on where the newest ends."),
+    Flag("--ckpt-step", COUNT, "With --load: the checkpoint of this step instead."),
+    _switch("--finetune", "With --load: weights alone; steps, moments and data begin anew."),
 )
 
 _RUN = (
-    Flag("--train-iters", _COUNT, "Steps to train. This or --train-samples is required."),
-    Flag("--train-samples", _COUNT, "Samples to train, a multiple of --global-batch-size."),
-    Flag("--seed", _COUNT_FROM_0, "Decides initial weights, dropout and the order of samples.", default=1234),
-    Flag(
-        "--eval-iters",
-        _only("0", "evaluation is not there yet"),
-        "Accepted for Megatron-LM's scripts.",
-        default="0",
-    ),
-    Flag("--log-interval", _COUNT, "Steps from one log line to the next.", default=100),
-    Flag("--tensorboard-dir", _PATH, "Folder for TensorBoard's files; without it none are written."),
+    Flag("--train-iters", COUNT, "Steps to train. This or --train-samples is required."),
+    Flag("--train-samples", COUNT, "Samples to train, a multiple of --global-batch-size."),
+    Flag("--seed", COUNT_FROM_0, "Decides initial weights, dropout and the order of samples.", default=1234),
+    Flag("--eval-iters", COUNT_FROM_0, "Global batches of an evaluation on validation data; 0 for none.", default=0),
+    Flag("--eval-interval", COUNT, "Steps from one evaluation to the next.", default=1000),
+    Flag("--exit-interval", COUNT, "Save and leave after a step that is a multiple of this."),
+    Flag("--exit-duration-in-mins", POSITIVE, "Save and leave after this time. SIGTERM does so at once."),
+    Flag("--log-interval", COUNT, "Steps from one log line to the next.", default=100),
+    Flag("--tensorboard-dir", PATH, "Folder for TensorBoard's files; without it none are written."),
     _switch("--no-progress", "No progress bar."),
 )
 
@@ -356,6 +286,8 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "optimizer": _OPTIMIZER,
     "learning rate": _LEARNING_RATE,
     "parallelism": _PARALLELISM,
+    "precision": _PRECISION,
+    "checkpoints": _CHECKPOINTS,
     "run and logging": _RUN,
 }
 

@@ -166,8 +166,11 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
     )
     if parallel.hetero_cluster is not None:
         check_plan_on_cluster(plan, load(ClusterSpec, parallel.hetero_cluster))
-    if plan.precision not in ("fp32", "fp64"):
-        raise PlanError(f"plan: precision {plan.precision} is not supported yet; set it to fp32")
+    if parallel.precision is not None and plan.precision != parallel.precision:
+        raise PlanError(
+            f"plan: precision is {plan.precision}, but --{parallel.precision} is given; leave that out or make a plan "
+            f"for {parallel.precision}"
+        )
     return plan
 
 
@@ -191,6 +194,7 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str])
         device=kinds[0],
         sequence_parallel=parallel.sequence_parallel,
         gpipe=parallel.schedule == "gpipe",
-        precision=parallel.precision,
+        precision=parallel.precision or "fp32",
         recompute=parallel.recompute,
+        recompute_num_layers=parallel.recompute_num_layers,
     )

@@ -41,7 +41,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     costs = CostModel(
         model=model,
         seq_length=config.data.seq_length,
-        precision=config.parallel.precision,
+        precision=config.parallel.precision or "fp32",
         profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
         data_sheets=planner.data_sheets,
     )

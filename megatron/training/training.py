@@ -102,7 +102,10 @@ def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
         data_parallel=DataParallelOptions(
             bucket_numel=config.parallel.bucket_size,
             overlap_grad_reduce=config.parallel.overlap_grad_reduce,
+            distributed_optimizer=config.parallel.use_distributed_optimizer,
+            overlap_param_gather=config.parallel.overlap_param_gather,
         ),
+        loss_scale=config.loss_scale,
     )
 
 

@@ -10,12 +10,12 @@ from types import MappingProxyType
 _GROUPS: tuple[tuple[str, str], ...] = (
     # Checkpoints, evaluation, length of the run.
     (
-        "saving and loading are not there yet: every run starts from --seed and its weights end with it; "
-        "leave it out and size the run with --train-iters",
+        "checkpoints have one format here, which any plan loads: leave it out and use --save, --save-interval, "
+        "--hetero-keep-last, --async-save, --load, --ckpt-step or --finetune; tools/convert_checkpoint.py reads others",
         """
-        --save --save-interval --persistent-save-interval --save-retain-interval --save-wgrads-interval
-        --save-dgrads-interval --no-save-optim --no-save-rng --load --no-load-optim --no-load-rng
-        --load-main-params-from-ckpt --finetune --pretrained-checkpoint --ckpt-step --no-initialization
+        --persistent-save-interval --save-retain-interval --save-wgrads-interval
+        --save-dgrads-interval --no-save-optim --no-save-rng --no-load-optim --no-load-rng
+        --load-main-params-from-ckpt --pretrained-checkpoint --no-initialization
         --exit-on-missing-checkpoint --use-checkpoint-args --use-mp-args-from-checkpoint-args
         --no-use-tokenizer-model-from-checkpoint-args --disable-use-tokenizer-model-from-checkpoint-args
         --non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir
@@ -23,7 +23,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --ckpt-convert-format --ckpt-convert-save --ckpt-convert-update-legacy-dist-opt-format
         --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --ckpt-fully-parallel-load
         --ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-save-process-group
-        --ckpt-fully-parallel-load-process-group --ckpt-assume-constant-structure --async-save --async-strategy
+        --ckpt-fully-parallel-load-process-group --ckpt-assume-constant-structure --async-strategy
         --async-ckpt-cpu-priority --async-ckpt-io-priority --use-persistent-ckpt-worker --use-dist-ckpt
         --dist-ckpt-format --dist-ckpt-workers --dist-ckpt-strictness --dist-ckpt-save-pre-mcore-014
         --dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient
@@ -33,13 +33,13 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "evaluation is not there yet: leave it out, and pass --eval-iters 0 if a script wants it said",
-        "--eval-interval --full-validation --multiple-validation-sets --skip-train --test-mode",
+        "leave it out: evaluation is --eval-interval and --eval-iters, on the validation share of the data",
+        "--full-validation --multiple-validation-sets --skip-train --test-mode",
     ),
     (
-        "the run ends after --train-iters steps or --train-samples samples and nowhere else: leave it out",
+        "leave it out: SIGTERM saves and leaves, and --exit-interval or --exit-duration-in-mins do so on their own",
         """
-        --exit-interval --exit-duration-in-mins --exit-signal --exit-signal-handler
+        --exit-signal --exit-signal-handler
         --exit-signal-handler-for-dataloader --exit-signal-handler-for-training --phase-transition-iterations
         """,
     ),
@@ -51,13 +51,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("every step counts: leave it out", "--iterations-to-skip --train-sync-interval"),
     # Precision.
     (
-        "not yet, training is fp32 (precision of master weights, gradients and compute): leave it out",
-        "--bf16 --fp16",
-    ),
-    (
-        "leave it out: training is fp32 throughout, so there is no lower precision to scale or widen",
+        "leave it out: with --bf16 or --fp16, gradients are summed and weights updated in fp32, and the softmax of the "
+        "loss is in fp32, always",
         """
-        --loss-scale --initial-loss-scale --min-loss-scale --loss-scale-window --hysteresis --fp32-residual-connection
+        --fp32-residual-connection
         --attention-softmax-in-fp32 --accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 --fp16-lm-cross-entropy
         --apply-query-key-layer-scaling --disable-bf16-reduced-precision-matmul
         --ddp-reduce-scatter-with-fp32-accumulation --ddp-param-name-patterns-for-fp32-local-accumulation
@@ -65,7 +62,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "fp8 and fp4 are not supported: leave it out, training is fp32",
+        "fp8 and fp4 are not supported: use --bf16 or --fp16",
         """
         --fp8-format --fp8-recipe --fp8-quantizer-factory --fp8-margin --fp8-interval --fp8-amax-history-len
         --fp8-amax-compute-algo --no-fp8-wgrad --disable-fp8-wgrad --fp8-param-gather --fp8-e4m3 --fp8-hybrid
@@ -108,12 +105,11 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "sharded optimizer states are not there yet, every replica holds its own: leave it out, and raise "
-        "--tensor-model-parallel-size or --pipeline-model-parallel-size if memory runs out",
+        "leave it out: --use-distributed-optimizer shares fp32 state among all holders, and optimizer_share of the "
+        "stages in a plan says who takes more",
         """
-        --use-distributed-optimizer --num-distributed-optimizer-instances --overlap-param-gather
-        --overlap-param-gather-with-optimizer-step --no-align-param-gather --use-precision-aware-optimizer
-        --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
+        --num-distributed-optimizer-instances --overlap-param-gather-with-optimizer-step --no-align-param-gather
+        --use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
         """,
     ),
     (
@@ -138,10 +134,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("use --recompute-granularity selective", "--recompute-activations"),
     ("use --recompute-granularity full", "--checkpoint-activations"),
     (
-        "--recompute-granularity full recomputes every layer; for some layers only, set recompute_num_layers of the "
-        "stages in a plan (--hetero-plan)",
+        "leave it out: --recompute-granularity full recomputes every layer of a stage, or with --recompute-num-layers "
+        "its first ones; a plan (--hetero-plan) says so for each stage",
         """
-        --recompute-method --recompute-num-layers --recompute-modules --checkpoint-num-layers
+        --recompute-method --recompute-modules --checkpoint-num-layers
         --distribute-saved-activations --moe-layer-recompute
         """,
     ),

@@ -153,6 +153,27 @@ EFFECTS = [
     Effect("--micro-batch-size 4", "parallel.micro_batch_size", 4),
     Effect("--global-batch-size 16", "parallel.global_batch_size", 16),
     Effect("--recompute-granularity selective", "parallel.recompute", "selective"),
+    Effect("--recompute-num-layers 2", "parallel.recompute_num_layers", 2, context="--recompute-granularity full"),
+    Effect("--use-distributed-optimizer", "parallel.use_distributed_optimizer", True),
+    Effect("--overlap-param-gather", "parallel.overlap_param_gather", True, context="--use-distributed-optimizer"),
+    Effect("--bf16", "parallel.precision", "bf16"),
+    Effect("--fp16", "parallel.precision", "fp16"),
+    Effect("--loss-scale 128", "loss_scale.constant", 128.0, context="--fp16"),
+    Effect("--initial-loss-scale 256", "loss_scale.initial", 256.0, context="--fp16"),
+    Effect("--min-loss-scale 2", "loss_scale.minimum", 2.0, context="--fp16"),
+    Effect("--loss-scale-window 10", "loss_scale.window", 10, context="--fp16"),
+    Effect("--hysteresis 1", "loss_scale.hysteresis", 1, context="--fp16"),
+    Effect("--save out", "checkpoint.save", Path("out")),
+    Effect("--save-interval 5", "checkpoint.save_interval", 5, context="--save out"),
+    Effect("--hetero-keep-last 3", "checkpoint.keep_last", 3, context="--save out"),
+    Effect("--async-save", "checkpoint.asynchronous", True, context="--save out"),
+    Effect("--load out", "checkpoint.load", Path("out")),
+    Effect("--ckpt-step 7", "checkpoint.load_step", 7, context="--load out"),
+    Effect("--finetune", "checkpoint.finetune", True, context="--load out"),
+    Effect("--eval-iters 10", "run.eval_iters", 10),
+    Effect("--eval-interval 20", "run.eval_interval", 20, context="--eval-iters 10"),
+    Effect("--exit-interval 30", "run.exit_interval", 30),
+    Effect("--exit-duration-in-mins 1.5", "run.exit_duration_minutes", 1.5),
     Effect("--no-overlap-grad-reduce", "parallel.overlap_grad_reduce", False),
     Effect("--overlap-grad-reduce", "parallel.overlap_grad_reduce", True, context="--no-overlap-grad-reduce"),
     Effect("--ddp-bucket-size 1000", "parallel.bucket_size", 1000),
@@ -171,7 +192,6 @@ SINGLE_VALUES = {
     "--optimizer": ("adam", "sgd"),
     "--context-parallel-size": ("1", "2"),
     "--expert-model-parallel-size": ("1", "8"),
-    "--eval-iters": ("0", "100"),
 }
 """Flags with one legal value: that and an illegal one."""
 
@@ -228,7 +248,12 @@ def test_flag_with_one_legal_value(flag: str, values: tuple[str, str]) -> None:
         ("optimizer.adam_beta2", 0.999),
         ("optimizer.adam_eps", 1e-8),
         ("parallel.recompute", "none"),
-        ("parallel.precision", "fp32"),
+        ("parallel.precision", None),
+        ("loss_scale.constant", None),
+        ("loss_scale.initial", 2.0**32),
+        ("loss_scale.window", 1000),
+        ("checkpoint.save", None),
+        ("run.eval_iters", 0),
         ("parallel.schedule", "1f1b"),
         ("parallel.bucket_size", 40_000_000),
         ("parallel.timeout_minutes", 10),
@@ -281,6 +306,7 @@ def test_planning_at_start_needs_a_cluster_and_no_plan_file() -> None:
         "--micro-batch-size 1",
         "--sequence-parallel",
         "--recompute-granularity full",
+        "--recompute-num-layers 1",
         "--hetero-schedule gpipe",
     ],
 )
@@ -315,7 +341,16 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--lr-decay-samples 80", "", "--lr-decay-samples 80 beside --train-iters 100: use --lr-decay-iters"),
         ("--lr-warmup-iters 1 --train-samples 80", "--train-iters", "use --lr-warmup-samples with --train-samples"),
         ("--hetero-plan auto", "--micro-batch-size", "--hetero-plan auto: plans for a cluster, so add"),
+        ("--bf16 --fp16", "", "--bf16 and --fp16 exclude each other"),
+        ("--fp16 --loss-scale 8 --hysteresis 1", "", "--loss-scale 8.0 and --hysteresis 1 exclude each other"),
+        ("--fp16 --initial-loss-scale 2 --min-loss-scale 4", "", "--min-loss-scale 4.0 is above --initial-loss-scale"),
         # No effect.
+        ("--bf16 --loss-scale 8", "", "--loss-scale 8.0 has no effect without --fp16"),
+        ("--recompute-num-layers 2", "", "has no effect without --recompute-granularity full"),
+        ("--overlap-param-gather", "", "has no effect without --use-distributed-optimizer"),
+        ("--save-interval 5", "", "--save-interval 5 has no effect without --save"),
+        ("--finetune", "", "--finetune has no effect without --load"),
+        ("--eval-interval 5", "", "--eval-interval 5 has no effect without --eval-iters above 0"),
         ("--hetero-plan-out p.json", "", "--hetero-plan-out p.json has no effect without --hetero-cluster and no plan"),
         ("--hetero-cluster c --hetero-plan p --hetero-data-sheets", "--micro-batch-size", "has no effect without"),
         ("--num-query-groups 2", "", "--num-query-groups 2 has no effect without --group-query-attention"),
@@ -452,12 +487,11 @@ class TestUnsupportedFlags:
     @pytest.mark.parametrize(
         ("flag", "advice"),
         [
-            ("--save", "--train-iters"),
-            ("--load", "saving and loading are not there yet"),
-            ("--bf16", "not yet, training is fp32"),
-            ("--fp16", "not yet, training is fp32"),
+            ("--no-save-optim", "checkpoints have one format here"),
+            ("--exit-signal-handler", "SIGTERM saves and leaves"),
+            ("--accumulate-allreduce-grads-in-fp32", "gradients are summed and weights updated in fp32"),
             ("--fp8-format", "fp8 and fp4 are not supported"),
-            ("--use-distributed-optimizer", "--tensor-model-parallel-size"),
+            ("--main-params-dtype", "--use-distributed-optimizer"),
             ("--use-torch-fsdp2", "--hetero-plan"),
             ("--num-layers-per-virtual-pipeline-stage", "interleaved stages are not there yet"),
             ("--decoder-first-pipeline-num-layers", "--hetero-plan"),
@@ -466,7 +500,7 @@ class TestUnsupportedFlags:
             ("--moe-token-dispatcher-type", "expert parallelism is not there yet"),
             ("--recompute-activations", "--recompute-granularity selective"),
             ("--rampup-batch-size", "--global-batch-size"),
-            ("--eval-interval", "--eval-iters 0"),
+            ("--full-validation", "--eval-iters"),
             ("--vocab-file", "--tokenizer-type HuggingFaceTokenizer"),
             ("--padded-vocab-size", "--vocab-size"),
             ("--warmup", "--lr-warmup-iters"),
@@ -487,9 +521,9 @@ class TestUnsupportedFlags:
 
     def test_all_wrong_names_are_told_at_once(self) -> None:
         with pytest.raises(ConfigError) as error:
-            parse("--bf16 --save out --hiden-size 4 --bf16")
+            parse("--fp8-format e4m3 --skip-train --hiden-size 4 --skip-train")
         lines = str(error.value).splitlines()
-        assert [line.split()[0] for line in lines] == ["--bf16", "--save", "unknown"]
+        assert [line.split()[0] for line in lines] == ["--fp8-format", "--skip-train", "unknown"]
 
 
 class TestModelSpec:

@@ -1,0 +1,144 @@
+"""bf16 and fp16: near the fp32 oracle, one decision about an overflow, full precision in everything that adds up."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from hetero.distributed.process_groups import create_groups
+from hetero.plan.ir import Plan, Precision
+from hetero.runtime.loss_scaler import LossScaleOptions
+from hetero.runtime.optimizer import StepResult
+from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.trainer import Trainer, reads_data
+from hetero.spec.parameters import parameters
+from tests.helpers.comparison import assembled, shard
+from tests.helpers.layouts import layouts
+from tests.helpers.ranks import run_ranks
+from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, one_process_plan, train
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+
+NUM_STEPS = 3
+SHARDED = dataclasses.replace(SMALL_BUCKETS, distributed_optimizer=True, overlap_param_gather=True)
+CHOSEN = [(f"{name}-{style}", plan) for name, style, plan in layouts() if name in ("everything", "tp-4sp|2|1", "moe")]
+
+LOSS_BOUND: dict[Precision, float] = {"bf16": 4e-3, "fp16": 5e-4}
+"""Relative, per step: half precision keeps 8 bits of a number (fp16 11), and the loss averages over 50 tokens."""
+
+GRADIENT_BOUND: dict[Precision, float] = {"bf16": 5e-2, "fp16": 4e-3}
+"""2-norm of the difference to the fp32 gradient over the gradient's norm."""
+
+
+def in_precision(plan: Plan, precision: Precision) -> Plan:
+    return dataclasses.replace(plan, precision=precision)
+
+
+@functools.cache
+def oracle(plan: Plan) -> Trace:
+    (trace,) = run_ranks(train, 1, in_precision(one_process_plan(plan), "fp32"), NUM_STEPS)
+    return trace
+
+
+@pytest.mark.parametrize("data_parallel", [SMALL_BUCKETS, SHARDED], ids=["all-reduce", "distributed"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
+def test_half_precision_is_near_the_fp32_oracle(
+    name: str, plan: Plan, precision: Precision, data_parallel: DataParallelOptions
+) -> None:
+    plan, expected = in_precision(plan, precision), oracle(plan)
+    scale = LossScaleOptions(constant=2.0**10)
+    ranks = run_ranks(train, plan.world_size, plan, NUM_STEPS, data_parallel, None, scale)
+    traces = [trace for trace in ranks if trace is not None]
+    for trace in traces:
+        assert trace.losses == pytest.approx(expected.losses, rel=LOSS_BOUND[precision])
+    by_name = {parameter.name: parameter for parameter in parameters(plan.model)}
+    found = assembled([box for trace in traces for box in trace.gradients[0]], by_name)
+    wanted = assembled(expected.gradients[0], by_name)
+    factor = scale.constant if precision == "fp16" else 1.0
+    difference = sum(float(((found[n] / factor - wanted[n]) ** 2).sum()) for n in wanted) ** 0.5
+    assert difference <= GRADIENT_BOUND[precision] * expected.grad_norms[0]
+    assert difference > 0, "this was not half precision"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_small_updates_are_not_lost(precision: Precision) -> None:
+    """An update of a thousandth is below half of bf16's last bit: only master weights can add a hundred of them up."""
+    _, plan = CHOSEN[0]
+    ranks = run_ranks(many_small_updates, plan.world_size, in_precision(plan, precision), precision)
+    moved = [each for each in ranks if each is not None]
+    assert moved
+    for before, after in moved:
+        assert after == pytest.approx(before * (1 - 1e-3) ** 100, rel=2**-8)
+
+
+def many_small_updates(rank: int, plan: Plan, precision: Precision) -> tuple[float, float] | None:
+    """The norm of a matrix before and after a hundred steps that only decay weights, by a thousandth."""
+    context = create_groups(plan, device=torch.device("cpu"))
+    adam = dataclasses.replace(ADAM, lr=1e-2, weight_decay=0.1)
+    trainer = Trainer(context, options=StageOptions(), adam=adam, seed=7, data_parallel=SHARDED)
+    matrices = [tensor for parameter, tensor in trainer.parameters.values() if parameter.decays]
+    before = float(matrices[0].detach().double().norm()) if matrices else 0.0
+    for _ in range(100):
+        trainer.update()
+    trainer.finish_gather()
+    return (before, float(matrices[0].detach().double().norm())) if matrices else None
+
+
+def overflow_on_one_rank(rank: int, plan: Plan, bad_rank: int) -> tuple[list[StepResult], list[dict[str, np.ndarray]]]:
+    """Four steps in fp16; in the second and third, one rank's gradient is infinite."""
+    context = create_groups(plan, device=torch.device("cpu"))
+    trainer = Trainer(
+        context,
+        options=StageOptions(init_method_std=0.1),
+        adam=ADAM,
+        seed=7,
+        data_parallel=SHARDED,
+        loss_scale=LossScaleOptions(initial=2.0**12, window=1, hysteresis=2),
+    )
+    results, weights = [], []
+    for step in range(4):
+        hook = None
+        if rank == bad_rank and step in (1, 2):
+            _, tensor = next(iter(trainer.parameters.values()))
+            hook = tensor.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+        results.append(trainer.step(microbatches(plan, rank, step=step) if reads_data(context) else None))
+        if hook is not None:
+            hook.remove()
+        trainer.finish_gather()
+        weights.append({n: tensor.detach().double().numpy() for n, (_, tensor) in trainer.parameters.items()})
+    return results, weights
+
+
+def test_an_overflow_on_one_rank_is_everybodys() -> None:
+    """All ranks skip together and move the scale alike: doubled after a clean step, halved at the second overflow."""
+    plan = in_precision(CHOSEN[0][1], "fp16")
+    bad_rank = plan.replicas[0].stages[0].ranks[0]
+    ranks = run_ranks(overflow_on_one_rank, plan.world_size, plan, bad_rank)
+    for results, weights in ranks:
+        assert [result.skipped for result in results] == [False, True, True, False]
+        assert [result.loss_scale for result in results] == [2.0**12, 2.0**13, 2.0**13, 2.0**12]
+        assert [result.loss for result in results] == [result.loss for result in ranks[0][0]]
+        for name in weights[0]:
+            np.testing.assert_array_equal(weights[1][name], weights[0][name])
+            np.testing.assert_array_equal(weights[2][name], weights[0][name])
+            assert (weights[3][name] != weights[2][name]).any()
+
+
+def test_ranks_hold_the_same_half_precision_weights() -> None:
+    """What two ranks both hold is equal bit for bit after sharded updates."""
+    plan = in_precision(CHOSEN[0][1], "bf16")
+    traces = [t for t in run_ranks(train, plan.world_size, plan, NUM_STEPS, SHARDED) if t is not None]
+    by_name = {parameter.name: parameter for parameter in parameters(plan.model)}
+    whole: dict[str, np.ndarray] = {}
+    for trace in traces:
+        for name, weight in trace.weights[-1].items():
+            parameter = by_name[name]
+            full = whole.setdefault(name, np.full(parameter.shape, np.nan))
+            indices = np.arange(full.size).reshape(full.shape)
+            mine = shard(indices, parameter, trace)
+            seen = full.reshape(-1)[mine]
+            np.testing.assert_array_equal(weight[~np.isnan(seen)], seen[~np.isnan(seen)], name)
+            full.reshape(-1)[mine] = weight
