@@ -32,6 +32,7 @@ setup(
         "pydantic>=2.7",
         "PyYAML>=6.0",
         "rich>=13.7",
+        "safetensors>=0.4.3",
         "torch>=2.6",
     ],
     extras_require={

@@ -22,3 +22,7 @@ class ScheduleError(HeteroError, ValueError):
 
 class MembershipError(HeteroError, RuntimeError):
     """A rank was lost while others waited for it."""
+
+
+class CheckpointError(HeteroError, ValueError):
+    """A checkpoint is damaged, incomplete, unsafe to read, or of another model."""

@@ -30,6 +30,7 @@ from hetero.distributed.process_groups import create_groups
 from hetero.errors import HeteroError
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
+from hetero.runtime.batch import to_device
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.weights import take_shard
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
@@ -37,7 +38,7 @@ from megatron.training.arguments import parse_args
 from megatron.training.config import PretrainConfig
 from megatron.training.launch import exit_code, join, launch_from
 from megatron.training.schedules import build_scheduler
-from megatron.training.training import LOG_COLUMNS, agree, build_trainer, read_ahead, to_device
+from megatron.training.training import LOG_COLUMNS, agree, build_trainer, read_ahead
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3}
 """Largest difference of a weight, relative to the largest weight of its tensor. AdamW's first steps turn a rounding
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         config = parse_args(flags)
         launch = launch_from(os.environ)
         device, _ = join(launch, config.parallel)
-        plan, dataset = agree(config, device)
+        plan, dataset, _ = agree(config, device)
         config = _first_steps(config, own.verify_steps)
         plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
         together = [_gathered(*_train(config, each, dataset, device)) for each in plans]

@@ -35,12 +35,13 @@ def load_model(path: Path) -> ModelSpec:
 
 
 def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
-    """The model of a Hugging Face configuration of type llama, mistral, qwen2 or gpt2.
+    """The model of a Hugging Face configuration of one of the types that ``importers`` names.
 
     Raises:
         ConfigError: another type, a missing key, or something that GPTModel computes differently.
     """
-    importers = {"llama": _llama, "mistral": _llama, "qwen2": _llama, "gpt2": _gpt2, "opt": _opt}
+    importers = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), _llama)
+    importers |= {"gpt2": _gpt2, "opt": _opt}
     kind = str(config["model_type"])
     if kind not in importers:
         hint = near_match(kind, list(importers)) or f" (known: {', '.join(importers)})"
@@ -53,9 +54,9 @@ def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
 
 def _llama(config: Mapping[str, Any], source: str) -> ModelSpec:
     _demand(config, source, "hidden_act", ("silu",))
-    if config.get("rope_scaling"):
-        raise ConfigError(f"{source}: rope_scaling is set, which is not supported; plan with a file without it")
-    if config.get("sliding_window") and config.get("use_sliding_window", config["model_type"] == "mistral"):
+    kind = config["model_type"]
+    num_experts = config["num_local_experts"] if kind == "mixtral" else None
+    if config.get("sliding_window") and config.get("use_sliding_window", kind in ("mistral", "mixtral")):
         raise ConfigError(f"{source}: sliding_window {config['sliding_window']} is not supported; set it to null")
     heads = config["num_attention_heads"]
     vocabulary = config["vocab_size"]
@@ -70,18 +71,39 @@ def _llama(config: Mapping[str, Any], source: str) -> ModelSpec:
         padded_vocab_size=padded_vocab_size(vocabulary, divisible_by=VOCABULARY_DIVISOR),
         max_position_embeddings=config["max_position_embeddings"],
         position_embedding="rope",
-        rotary_base=int(config.get("rope_theta", 10_000)),
+        rotary_base=_rotary_base(config, source),
         normalization="RMSNorm",
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        norm_epsilon=config.get("rms_norm_eps", 1e-5 if kind == "mixtral" else 1e-6),
         activation="swiglu",
         linear_bias=bool(config.get("mlp_bias", False)),
-        qkv_bias=config["model_type"] == "qwen2" or bool(config.get("attention_bias", False)),
+        qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
+        qk_layernorm=kind == "qwen3",
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        num_experts=num_experts,
+        moe_router_topk=config["num_experts_per_tok"] if num_experts else 2,
+        moe_ffn_hidden_size=config["intermediate_size"] if num_experts else None,
     )
+
+
+def _rotary_base(config: Mapping[str, Any], source: str) -> int:
+    """transformers 5 moved ``rope_theta`` and ``rope_scaling`` into ``rope_parameters``."""
+    rope = config.get("rope_parameters") or {}
+    rope_type = rope.get("rope_type", "default")
+    if config.get("rope_scaling") or rope_type != "default":
+        raise ConfigError(
+            f"{source}: rope_scaling is set (type {rope_type}), which is not supported; plan with a file without it"
+        )
+    default = 1_000_000 if config["model_type"] == "mixtral" else 10_000
+    base = rope.get("rope_theta", config.get("rope_theta", default))
+    if base != int(base):
+        raise ConfigError(f"{source}: rope_theta is {base}, must be a whole number")
+    return int(base)
 
 
 def _gpt2(config: Mapping[str, Any], source: str) -> ModelSpec:
     _demand(config, source, "activation_function", GELU_TANH)
+    if config.get("scale_attn_by_inverse_layer_idx") or not config.get("scale_attn_weights", True):
+        raise ConfigError(f"{source}: attention scores are scaled otherwise than by the square root of a head's size")
     hidden, heads, vocabulary = config["n_embd"], config["n_head"], config["vocab_size"]
     return ModelSpec(
         num_layers=config["n_layer"],

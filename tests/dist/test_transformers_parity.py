@@ -38,6 +38,7 @@ SIZES = {"num_layers": 3, "num_query_groups": 2}
 MODELS = {
     "llama": (llama_model(**SIZES), FLOAT64),
     "llama-tied": (llama_model(**SIZES, tied_embeddings=True, rotary_base=500_000), FLOAT64),
+    "qwen2": (llama_model(**SIZES, qkv_bias=True), FLOAT64),
     "qwen3": (llama_model(**SIZES, qk_layernorm=True), FLOAT64),
     "gpt2": (gpt2_model(num_layers=3), FLOAT64),
     "mixtral": (moe_model(**SIZES), FLOAT32_ROUTER),
@@ -160,6 +161,8 @@ def huggingface_model(model: ModelSpec) -> transformers.PreTrainedModel:
         }
         sizes["intermediate_size"] = model.moe_ffn_hidden_size
         return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
+    if model.qkv_bias:
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
     if model.qk_layernorm:
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))

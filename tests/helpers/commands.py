@@ -68,11 +68,11 @@ class Finished:
     stderr: str
 
 
-def launched(num_ranks: int, argv: Sequence[str]) -> Finished:
-    """Run ``pretrain_gpt.py`` under torchrun, which finds a free port itself."""
+def launch(num_ranks: int, argv: Sequence[str]) -> "subprocess.Popen[str]":
+    """Start ``pretrain_gpt.py`` under torchrun, which finds a free port itself."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*torchrun, "pretrain_gpt.py", *argv],
         cwd=ROOT,
         env=environment,
@@ -80,6 +80,11 @@ def launched(num_ranks: int, argv: Sequence[str]) -> Finished:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def launched(num_ranks: int, argv: Sequence[str]) -> Finished:
+    """Run ``pretrain_gpt.py`` under torchrun to its end."""
+    process = launch(num_ranks, argv)
     try:
         stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:

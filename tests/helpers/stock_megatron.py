@@ -97,6 +97,7 @@ class StockTrainer:
 
         config = _transformer_config(plan.model, self._stage, pp=len(replica.stages), options=options)
         module = _model(plan, config, self._groups)
+        self.module = module
         self.parameters = canonical_parameters(module, model=plan.model, stage=self._stage)
         draw_weights(self.parameters, model=plan.model, tp=self._stage.tp, tp_rank=place.tp_rank, seed=seed, std=std)
         self._model = DistributedDataParallel(

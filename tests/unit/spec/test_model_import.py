@@ -54,6 +54,22 @@ def test_qwen2_has_biases_on_queries_keys_and_values() -> None:
     assert imported(LLAMA, model_type="qwen2").qkv_bias
 
 
+def test_rotary_positions_where_transformers_5_puts_them() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    assert imported(config, rope_parameters=rope).rotary_base == 500_000
+    with pytest.raises(ConfigError, match=r"rope_scaling is set \(type llama3\)"):
+        imported(config, rope_parameters={**rope, "rope_type": "llama3", "factor": 8.0})
+    with pytest.raises(ConfigError, match=r"rope_theta is 0\.5, must be a whole number"):
+        imported(config, rope_parameters={"rope_theta": 0.5})
+
+
+def test_qwen3_and_mixtral() -> None:
+    assert imported(LLAMA, model_type="qwen3").qk_layernorm
+    mixtral = imported(LLAMA, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
+    assert (mixtral.num_experts, mixtral.moe_router_topk, mixtral.moe_ffn_hidden_size) == (8, 2, 5632)
+
+
 def test_gpt2() -> None:
     model = imported(GPT2)
     assert (model.ffn_hidden_size, model.position_embedding, model.tied_embeddings) == (3072, "learned_absolute", True)
@@ -67,6 +83,7 @@ def test_gpt2() -> None:
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         (LLAMA, {"rope_scaling": {"factor": 8}}, "rope_scaling"),
         (LLAMA, {"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
+        (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "attention scores are scaled otherwise"),
         (GPT2, {"activation_function": "relu"}, "activation_function is 'relu'"),
     ],
 )

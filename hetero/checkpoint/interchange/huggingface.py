@@ -1,0 +1,198 @@
+"""Hugging Face folders: ``config.json`` and safetensors, in one file or many."""
+
+import dataclasses
+import functools
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hetero.checkpoint.interchange.families import ModelType, config_of, join, model_types, rows, split
+from hetero.checkpoint.interchange.weights import WeightSource, in_groups, new_folder
+from hetero.errors import CheckpointError, ConfigError
+from hetero.serialization import read_text
+from hetero.spec.model import ModelSpec, padded_vocab_size
+from hetero.spec.model_import import from_hugging_face
+from hetero.spec.parameters import Parameter, parameters
+
+_INDEX = "model.safetensors.index.json"
+_FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+_NOT_WEIGHTS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
+"""Constants that older versions saved with the weights."""
+
+
+class HuggingFaceSource:
+    """The weights of a Hugging Face folder. Tensors are read when they are asked for.
+
+    Args:
+        divisible_by: what the vocabulary is padded to a multiple of.
+
+    Raises:
+        CheckpointError: no safetensors there, or tensors are missing, superfluous or of a wrong shape.
+        ConfigError: a model that cannot be expressed.
+    """
+
+    def __init__(self, folder: Path, *, divisible_by: int) -> None:
+        self._folder = folder
+        self.step = 0
+        self.model = _model(folder, divisible_by)
+        self._rows = {row.ours: row for row in rows(self.model)}
+        self._files = _files(folder)
+        self._check_names()
+        self._check_shapes()
+
+    @functools.cached_property
+    def dtype(self) -> torch.dtype:
+        """The smallest type that holds all weights exactly."""
+        found = {self._slice_info(name)[1] for row in self._rows.values() for name in row.theirs}
+        return functools.reduce(torch.promote_types, found)
+
+    def tensor(self, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:
+        """The whole tensor of a parameter in ``dtype``."""
+        row = self._rows[parameter.name]
+        theirs = []
+        for name in row.theirs:
+            path = self._files[name]
+            with safe_open(path, framework="pt") as file:
+                # Copied, so that no mapping of the file outlives this.
+                theirs.append(file.get_tensor(_stored_name(file, name)).to(dtype, copy=True))
+        return join(self.model, row.layout, theirs).contiguous()
+
+    def _check_names(self) -> None:
+        wanted = {name for row in self._rows.values() for name in row.theirs}
+        if missing := sorted(wanted - self._files.keys()):
+            raise CheckpointError(f"{self._folder}: tensor {missing[0]} is missing ({len(missing)} in all)")
+        # A tied head repeats the embedding.
+        ignored = {"lm_head.weight"} if self.model.tied_embeddings else set()
+        extra = [name for name in self._files.keys() - wanted - ignored if not _NOT_WEIGHTS.fullmatch(name)]
+        if extra:
+            raise CheckpointError(
+                f"{self._folder}: tensor {sorted(extra)[0]} is no part of the model that config.json describes "
+                f"({len(extra)} in all); GPTModel here would compute something else without it"
+            )
+
+    def _check_shapes(self) -> None:
+        for parameter in parameters(self.model):
+            row = self._rows[parameter.name]
+            ours = torch.empty(parameter.shape, device="meta")
+            for name, theirs in zip(row.theirs, split(self.model, row.layout, ours), strict=True):
+                shape = tuple(theirs.shape)
+                found, _ = self._slice_info(name)
+                if found != shape:
+                    raise CheckpointError(
+                        f"{self._files[name]}: {name} has shape {list(found)}, config.json makes it {list(shape)}"
+                    )
+
+    def _slice_info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        with safe_open(self._files[name], framework="pt") as file:
+            info = file.get_slice(_stored_name(file, name))
+            kind = info.get_dtype()
+            if kind not in _FLOAT_TYPES:
+                raise CheckpointError(f"{self._files[name]}: {name} is {kind}; only {', '.join(_FLOAT_TYPES)} are read")
+            return tuple(info.get_shape()), _FLOAT_TYPES[kind]
+
+
+def write_hugging_face(
+    source: WeightSource, output: Path, *, dtype: torch.dtype, model_type: ModelType | None, max_shard_bytes: int
+) -> None:
+    """Write a folder that ``transformers`` loads: ``config.json``, and safetensors of at most ``max_shard_bytes``.
+
+    Holds one file's tensors in memory at a time.
+
+    Raises:
+        CheckpointError: no family fits the model, or ``output`` exists.
+    """
+    model = source.model
+    fitting = model_types(model)
+    if model_type is not None and model_type not in fitting:
+        raise CheckpointError(f"the model is no {model_type}; it can be written as {' or '.join(fitting)}")
+    by_name = {parameter.name: parameter for parameter in parameters(model)}
+    groups = in_groups(
+        rows(model), size_bytes=lambda row: by_name[row.ours].numel * dtype.itemsize, limit_bytes=max_shard_bytes
+    )
+    with new_folder(output) as folder:
+        weight_map: dict[str, str] = {}
+        num_bytes = 0
+        for number, group in enumerate(groups, start=1):
+            file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+            tensors: dict[str, torch.Tensor] = {}
+            for row in group:
+                theirs = split(model, row.layout, source.tensor(by_name[row.ours], dtype))
+                tensors |= {name: tensor.contiguous() for name, tensor in zip(row.theirs, theirs, strict=True)}
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+            (folder / file).chmod(folder.stat().st_mode & 0o666)
+            weight_map |= dict.fromkeys(tensors, file)
+            num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+            del tensors
+        if len(groups) > 1:
+            _write_json(folder / _INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": weight_map})
+        _write_json(folder / "config.json", config_of(model, model_type or fitting[0], dtype))
+
+
+def _model(folder: Path, divisible_by: int) -> ModelSpec:
+    path = folder / "config.json"
+    config = _read_json(path)
+    if "model_type" not in config:
+        raise ConfigError(f"{path}: missing key 'model_type'; is this a Hugging Face folder?")
+    model = from_hugging_face(config, source=str(path))
+    return dataclasses.replace(model, padded_vocab_size=padded_vocab_size(model.vocab_size, divisible_by=divisible_by))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor. Models saved without their head lack the first part of the names; it is added."""
+    if (folder / _INDEX).exists():
+        weight_map = _read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{folder / _INDEX}: it has no weight_map")
+        for file in set(weight_map.values()):
+            if not isinstance(file, str) or Path(file).name != file:
+                raise CheckpointError(f"{folder / _INDEX}: {file!r} is not a file of this folder")
+        files = {name: folder / file for name, file in weight_map.items()}
+    else:
+        path = folder / "model.safetensors"
+        files = dict.fromkeys(_names_in(path), path)
+    for path in set(files.values()):
+        missing = {name for name, file in files.items() if file == path} - set(_names_in(path))
+        if missing:
+            raise CheckpointError(f"{path}: tensor {min(missing)} is missing; {_INDEX} says that it is here")
+    return {_full_name(name): path for name, path in files.items()}
+
+
+def _names_in(path: Path) -> list[str]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; only safetensors are read, convert pickled weights first")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
+
+
+def _full_name(name: str) -> str:
+    if name.startswith(("h.", "wte.", "wpe.", "ln_f.")):
+        return f"transformer.{name}"
+    if name.startswith(("layers.", "embed_tokens.", "norm.")):
+        return f"model.{name}"
+    return name
+
+
+def _stored_name(file: safe_open, name: str) -> str:
+    return name if name in file.keys() else name.split(".", 1)[1]  # noqa: SIM118  (not a mapping)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not JSON, line {error.lineno} column {error.colno}: {error.msg}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return value
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

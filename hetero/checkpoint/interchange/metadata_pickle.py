@@ -1,0 +1,99 @@
+"""Reads the ``.metadata`` of a torch.distributed checkpoint, which is a pickle, without running what it says.
+
+A pickle is a program that may import and call anything. Here it may name a short list of plain record types of
+torch.distributed.checkpoint, which do nothing but hold numbers and names; at the first other name it is refused.
+"""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.serialization
+from torch.distributed.checkpoint import filesystem, metadata, planner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from hetero.errors import CheckpointError
+
+_RECORDS: dict[str, tuple[Any, ...]] = {
+    "torch.distributed.checkpoint.metadata": (
+        metadata.BytesStorageMetadata,
+        metadata.ChunkStorageMetadata,
+        metadata.Metadata,
+        metadata.MetadataIndex,
+        metadata.StorageMeta,
+        metadata.TensorProperties,
+        metadata.TensorStorageMetadata,
+        metadata._MEM_FORMAT_ENCODING,
+    ),
+    "torch.distributed.checkpoint.filesystem": (filesystem._StorageInfo,),
+    "torch.distributed.checkpoint.planner": (
+        planner.BytesIOWriteData,
+        planner.SavePlan,
+        planner.TensorWriteData,
+        planner.WriteItem,
+        planner.WriteItemType,
+    ),
+    "torch.serialization": (torch.serialization._get_layout,),
+    "torch": (torch.Size,),
+    "pathlib": (type(Path()),),
+}
+
+_ALLOWED = {(module, each.__name__): each for module, records in _RECORDS.items() for each in records}
+_ALLOWED |= {
+    ("torch", str(each).removeprefix("torch.")): each for each in vars(torch).values() if type(each) is torch.dtype
+}
+
+_DATA_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.distcp")
+
+
+class _RecordUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return _ALLOWED[module, name]
+
+
+def read_metadata(path: Path) -> Metadata:
+    """The metadata in ``path``, with every data file in its folder.
+
+    Raises:
+        CheckpointError: missing or damaged; it names anything that could run, or a file elsewhere.
+    """
+    try:
+        with path.open("rb") as file:
+            value = _RecordUnpickler(file).load()
+        return _checked(path, value)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path}: refused: {error}. Checkpoint metadata has no use for that; do not trust it"
+        ) from None
+    except CheckpointError:
+        raise
+    except (EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError, ImportError, MemoryError) as error:
+        # Records are made without their constructors, so that any of their fields may be missing.
+        raise CheckpointError(f"{path}: damaged: {type(error).__name__}: {error}") from None
+
+
+def _checked(path: Path, value: object) -> Metadata:
+    if not isinstance(value, Metadata):
+        raise CheckpointError(f"{path}: it holds a {type(value).__name__}, not a checkpoint's metadata")
+    for info in value.storage_data.values():
+        name = info.relative_path
+        if not isinstance(name, str) or not _DATA_FILE.fullmatch(name):
+            raise CheckpointError(f"{path}: refused: {name!r} is not a .distcp file of this folder")
+        if info.offset < 0 or info.length < 0:
+            raise CheckpointError(f"{path}: refused: a part of {name} begins at {info.offset}")
+        if getattr(info, "transform_descriptors", None):
+            raise CheckpointError(f"{path}: transformed data ({info.transform_descriptors}) is not supported")
+    for key, stored in value.state_dict_metadata.items():
+        if not isinstance(stored, TensorStorageMetadata):
+            continue
+        if not isinstance(stored.properties.dtype, torch.dtype):
+            raise CheckpointError(f"{path}: refused: {key} has the type {stored.properties.dtype!r}")
+        if any(not len(chunk.offsets) == len(chunk.sizes) == len(stored.size) for chunk in stored.chunks):
+            raise CheckpointError(f"{path}: refused: {key} is not cut into boxes")
+    return value

@@ -1,0 +1,267 @@
+"""megatron-core's ``torch_dist`` checkpoints: what ``dist_checkpointing`` saves of a GPTModel, weights only.
+
+A tensor has one name for all layers, with the layer as its first dimension and the expert as its second, or, where
+layers differ, one name per layer. Norms before a linear layer carry TransformerEngine's names under either spec.
+torch.distributed.checkpoint writes and describes them; no process group is needed, nor is megatron-core.
+"""
+
+import functools
+import io
+import json
+import math
+import pickle
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from hetero.checkpoint.interchange.metadata_pickle import read_metadata
+from hetero.checkpoint.interchange.weights import PRECISION_OF, WeightSource, new_folder
+from hetero.checkpoint.manifest import Region, index_within, overlap
+from hetero.errors import CheckpointError, ConfigError
+from hetero.serialization import read_text
+from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import Parameter, parameters
+
+_BACKENDS = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+_LATEST = "latest_checkpointed_iteration.txt"
+
+_FUSED_NORMS = (
+    (re.compile(r"^input_layernorm\."), "self_attention.linear_qkv.layer_norm_"),
+    (re.compile(r"^pre_mlp_layernorm\."), "mlp.linear_fc1.layer_norm_"),
+)
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+
+_EXTRA_STATES = re.compile(r".*(linear_(?:qkv|proj|fc1|fc2))\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a parameter is: the name of a tensor, and its index along that tensor's first dimensions."""
+
+    key: str
+    index: tuple[int, ...]
+
+
+class TorchDistSource:
+    """The weights of a ``torch_dist`` folder, or of the newest in a folder of Megatron-LM's.
+
+    Args:
+        model: the model that was saved, with its padded vocabulary; these checkpoints do not describe it.
+
+    Raises:
+        CheckpointError: another layout or model, or not safe to read.
+    """
+
+    def __init__(self, folder: Path, *, model: ModelSpec) -> None:
+        self._folder = _newest(folder)
+        self._metadata = _checked_metadata(self._folder)
+        self._places = {each.name: self._find(each) for each in parameters(model)}
+        self.model = model
+        self.step = _step_of(self._folder)
+        found = {self._stored(place.key).properties.dtype for place in self._places.values()}
+        self.dtype = functools.reduce(torch.promote_types, found)
+        if self.dtype not in PRECISION_OF:
+            raise CheckpointError(f"{self._folder}: weights are {self.dtype}; only {', '.join(map(str, PRECISION_OF))}")
+
+    def tensor(self, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:
+        """The whole tensor of a parameter in ``dtype``."""
+        place = self._places[parameter.name]
+        stored = self._stored(place.key)
+        target = torch.empty((1,) * len(place.index) + parameter.shape, dtype=dtype)
+        wanted = Region(offsets=place.index + (0,) * len(parameter.shape), shape=tuple(target.shape))
+        num_found = 0
+        for chunk in stored.chunks:
+            saved = Region(offsets=tuple(chunk.offsets), shape=tuple(chunk.sizes))
+            if (edges := overlap(saved, wanted)) is not None:
+                part = self._read(place.key, saved)
+                target[index_within(edges, wanted.offsets)] = part[index_within(edges, saved.offsets)].to(dtype)
+                num_found += math.prod(end - start for start, end in edges)
+        if num_found != target.numel():
+            raise CheckpointError(f"{self._folder}: {place.key} has {num_found} of {target.numel()} elements wanted")
+        return target.view(parameter.shape)
+
+    def _read(self, key: str, saved: Region) -> torch.Tensor:
+        """A part as it was saved."""
+        info = self._metadata.storage_data.get(MetadataIndex(key, torch.Size(saved.offsets)))
+        if info is None:
+            raise CheckpointError(f"{self._folder}: {key} at {list(saved.offsets)} is in no file")
+        path = self._folder / info.relative_path
+        try:
+            with path.open("rb") as file:
+                file.seek(info.offset)
+                part = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{path}: {key} cannot be read: {error}") from None
+        if not isinstance(part, torch.Tensor) or tuple(part.shape) != saved.shape:
+            raise CheckpointError(f"{path}: what is said to be {key} is something else")
+        return part
+
+    def _stored(self, key: str) -> TensorStorageMetadata:
+        stored = self._metadata.state_dict_metadata[key]
+        assert isinstance(stored, TensorStorageMetadata)
+        return stored
+
+    def _find(self, parameter: Parameter) -> _Place:
+        places = _places(parameter.name)
+        for place in places:
+            stored = self._metadata.state_dict_metadata.get(place.key)
+            if not isinstance(stored, TensorStorageMetadata):
+                continue
+            stacked, shape = tuple(stored.size[: len(place.index)]), tuple(stored.size[len(place.index) :])
+            if shape != parameter.shape or any(i >= n for i, n in zip(place.index, stacked, strict=True)):
+                raise CheckpointError(
+                    f"{self._folder}: {place.key} has shape {list(stored.size)}; the model needs "
+                    f"{list(parameter.shape)} at index {list(place.index)} of it. Is --model the model that was saved?"
+                )
+            return place
+        raise CheckpointError(f"{self._folder}: no {places[0].key}; is --model the model that was saved?")
+
+
+def write_torch_dist(source: WeightSource, output: Path, *, dtype: torch.dtype) -> None:
+    """Write a folder that ``megatron.core.dist_checkpointing.load`` fills a GPTModel of the local layer spec from.
+
+    Holds a few tensors in memory at a time.
+
+    Raises:
+        CheckpointError: ``output`` exists.
+    """
+    model = source.model
+    stacked: dict[str, list[tuple[_Place, Parameter]]] = {}
+    extra_states: dict[str, list[None]] = {}
+    for parameter in parameters(model):
+        place = _places(parameter.name)[0]
+        stacked.setdefault(place.key, []).append((place, parameter))
+        if name := _extra_state(model, place):
+            extra_states[name] = [None]
+    tensors = {
+        key: _StackedTensor(source, dtype, key, {place.index: parameter for place, parameter in parts})
+        for key, parts in stacked.items()
+    }
+    with new_folder(output) as folder:
+        dcp.save(
+            {**tensors, **extra_states},
+            # Copying ahead is for GPUs; it would hold tensors that are not written yet.
+            storage_writer=dcp.FileSystemWriter(folder, per_thread_copy_ahead=0),
+            planner=_SavePlanner(),
+            no_dist=True,
+        )
+        torch.save({"iteration": source.step, "checkpoint_version": 3.0}, folder / "common.pt")
+        (folder / "metadata.json").write_text(json.dumps(_BACKENDS))
+
+
+def _places(name: str) -> list[_Place]:
+    """Where a parameter can be, the place that we write it to first."""
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return [_Place(name, ())]
+    layer, own = int(match[1]), match[2]
+    index: tuple[int, ...] = ()
+    if expert := _EXPERT.fullmatch(own):
+        index, own = (int(expert[1]),), f"mlp.experts.experts.{expert[2]}"
+    fused = own
+    for pattern, replacement in _FUSED_NORMS:
+        fused = pattern.sub(replacement, fused)
+    return [
+        place
+        for each in dict.fromkeys((fused, own))
+        for place in (
+            _Place(f"decoder.layers.{each}", (layer, *index)),
+            _Place(f"decoder.layers.{layer}.{each}", index),
+        )
+    ]
+
+
+def _extra_state(model: ModelSpec, place: _Place) -> str | None:
+    """The name of the (empty) extra state that megatron-core's linear layers save beside their weight."""
+    if not _EXTRA_STATES.fullmatch(place.key):
+        return None
+    sizes = (model.num_layers, model.num_experts or 0)[: len(place.index)]
+    index, shape = ".".join(map(str, place.index)), ".".join(map(str, sizes))
+    return f"{place.key.removesuffix('weight')}_extra_state/shard_{index}_{shape}"
+
+
+class _StackedTensor:
+    """A tensor that torch.distributed.checkpoint writes part by part, each read from its source only then."""
+
+    def __init__(
+        self, source: WeightSource, dtype: torch.dtype, key: str, parts: dict[tuple[int, ...], Parameter]
+    ) -> None:
+        self._source, self._dtype, self._key, self._parts = source, dtype, key, parts
+        self._stacked = tuple(max(column) + 1 for column in zip(*parts, strict=True))
+
+    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(torch.empty(0, dtype=self._dtype))
+        items = []
+        for index, parameter in self._parts.items():
+            chunk = _chunk(index, parameter.shape)
+            size = torch.Size((*self._stacked, *parameter.shape))
+            data = TensorWriteData(chunk=chunk, properties=properties, size=size)
+            item = WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)
+            items.append(item)
+        return items
+
+    def read_part(self, index: MetadataIndex) -> torch.Tensor:
+        """The part at the offset that ``index`` gives."""
+        assert index.offset is not None
+        at = tuple(index.offset[: len(self._stacked)])
+        tensor = self._source.tensor(self._parts[at], self._dtype)
+        return tensor.view((1,) * len(at) + tuple(tensor.shape))
+
+
+class _SavePlanner(dcp.DefaultSavePlanner):
+    """Reads a part when it is about to be written, and not before."""
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict[index.fqn]
+        return found.read_part(index) if isinstance(found, _StackedTensor) else found
+
+
+def _chunk(index: Sequence[int], shape: Sequence[int]) -> ChunkStorageMetadata:
+    offsets = torch.Size((*index, *(0 for _ in shape)))
+    return ChunkStorageMetadata(offsets=offsets, sizes=torch.Size((*(1 for _ in index), *shape)))
+
+
+def _newest(folder: Path) -> Path:
+    """The folder of one checkpoint; ``folder`` may be Megatron-LM's of many."""
+    latest = folder / _LATEST
+    if not latest.exists():
+        return folder
+    word = read_text(latest).strip()
+    if word != "release" and not word.isdecimal():
+        raise CheckpointError(f"{latest}: it says {word!r}, must be a number or release")
+    return folder / (word if word == "release" else f"iter_{int(word):07d}")
+
+
+def _step_of(folder: Path) -> int:
+    match = re.fullmatch(r"iter_(\d+)", folder.name)
+    return int(match[1]) if match else 0
+
+
+def _checked_metadata(folder: Path) -> Metadata:
+    path = folder / "metadata.json"
+    try:
+        backend = json.loads(read_text(path)).get("sharded_backend")
+    except (json.JSONDecodeError, AttributeError):
+        raise ConfigError(f"{path}: not a JSON object") from None
+    if backend != _BACKENDS["sharded_backend"]:
+        raise CheckpointError(f"{path}: sharded_backend is {backend!r}, only 'torch_dist' is read")
+    return read_metadata(folder / ".metadata")

@@ -1,0 +1,188 @@
+"""Which box of which global tensor lies in which shard file, and the checksum of each.
+
+A shard is a safetensors file. The manifest is the only index: a reader never looks for a file or a tensor that it
+does not name, and it names files of the checkpoint's own folder only.
+
+Checksums are CRC-32 (zlib), one per box and one per shard header, so that a rank reads and verifies only the boxes
+that it needs. It finds every flipped byte, runs at 2.8 GiB/s where SHA-256 runs at 0.35 on a core without SHA
+instructions, and lets go of Python's interpreter lock. It is no defence against a forger, and none is needed: what
+a checkpoint holds is only ever read as numbers.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from pydantic import ConfigDict
+
+from hetero.errors import CheckpointError
+from hetero.serialization import STRICT
+
+FloatType = Literal["float64", "float32", "bfloat16", "float16"]
+
+_SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.safetensors")
+
+
+class HasEdges(Protocol):
+    """A box of a global tensor: ``[offset, offset + size)`` along each dimension."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """A box of a global tensor, wherever it is."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """A box of the global tensor ``name`` (``kind/canonical name``) in a shard."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: str
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    crc32: int
+
+    @property
+    def key(self) -> str:
+        """Its name within the safetensors file, as in ``exp_avg/output_layer.weight[0:32,0:16]``."""
+        return box_key(self.name, self.offsets, self.shape)
+
+
+def box_key(name: str, offsets: Sequence[int], shape: Sequence[int]) -> str:
+    """The name of a box within its safetensors file."""
+    edges = (f"{start}:{start + size}" for start, size in zip(offsets, shape, strict=True))
+    return f"{name}[{','.join(edges)}]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTensor:
+    """A tensor that belongs to a rank and not to the model, such as the state of its random number generator."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: str
+    crc32: int
+
+    @property
+    def key(self) -> str:
+        """Its name within the safetensors file."""
+        return f"rank_state/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """One safetensors file.
+
+    header_crc32: of its first bytes up to the first tensor; header and boxes together are the whole file.
+    rank: who wrote it, ``None`` for a converter.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    file: str
+    size_bytes: int
+    header_crc32: int
+    boxes: tuple[Box, ...]
+    rank: int | None = None
+    rank_state: tuple[RankTensor, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorInfo:
+    """A global tensor."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    shape: tuple[int, ...]
+    dtype: FloatType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """All shards of a checkpoint, and the global tensors that their boxes add up to."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    format_version: Literal[1] = 1
+    tensors: dict[str, TensorInfo]
+    shards: tuple[Shard, ...]
+
+    def boxes(self) -> Iterator[tuple[Shard, Box]]:
+        """Every box with its shard."""
+        for shard in self.shards:
+            for box in shard.boxes:
+                yield shard, box
+
+
+def overlap(first: HasEdges, second: HasEdges) -> tuple[tuple[int, int], ...] | None:
+    """The indices ``[start, end)`` that two boxes of one tensor share, per dimension; ``None`` if there are none."""
+    edges = tuple(
+        (max(a, b), min(a + m, b + n))
+        for a, m, b, n in zip(first.offsets, first.shape, second.offsets, second.shape, strict=True)
+    )
+    return edges if all(start < end for start, end in edges) else None
+
+
+def index_within(edges: tuple[tuple[int, int], ...], offsets: tuple[int, ...]) -> tuple[slice, ...]:
+    """``edges`` of the global tensor as an index into a box of it that begins at ``offsets``."""
+    return tuple(slice(start - offset, end - offset) for (start, end), offset in zip(edges, offsets, strict=True))
+
+
+def check_manifest(manifest: Manifest, *, source: str) -> None:
+    """Check that every file is in the checkpoint's folder, and that boxes tile their tensors exactly once.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    files = [shard.file for shard in manifest.shards]
+    for file in files:
+        if not _SHARD_NAME.fullmatch(file):
+            raise CheckpointError(
+                f"{source}: shard name {file!r} is not a plain file name ending in .safetensors; this manifest was not "
+                "written by this program, do not use it"
+            )
+    if len(set(files)) != len(files):
+        raise CheckpointError(f"{source}: it names a shard twice: {', '.join(sorted(files))}")
+    boxes_of: dict[str, list[Box]] = {name: [] for name in manifest.tensors}
+    for shard, box in manifest.boxes():
+        if box.name not in boxes_of:
+            raise CheckpointError(f"{source}: {shard.file} has a box of {box.name}, which is no tensor of the manifest")
+        boxes_of[box.name].append(box)
+    for name, boxes in boxes_of.items():
+        _check_tiling(name, manifest.tensors[name].shape, boxes, source)
+
+
+def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box], source: str) -> None:
+    for box in boxes:
+        if not _is_inside(box, shape):
+            raise CheckpointError(f"{source}: {box.key} is not inside the tensor's shape {list(shape)}")
+    # In ascending order, a box can only meet those that have not ended along the first dimension.
+    reachable: list[Box] = []
+    for box in sorted(boxes, key=lambda box: box.offsets):
+        reachable = [other for other in reachable if other.offsets[0] + other.shape[0] > box.offsets[0]]
+        for other in reachable:
+            if overlap(box, other):
+                raise CheckpointError(f"{source}: {box.key} overlaps {other.key}; each element must be saved once")
+        reachable.append(box)
+    saved, wanted = sum(math.prod(box.shape) for box in boxes), math.prod(shape)
+    if saved != wanted:
+        raise CheckpointError(f"{source}: {name} has {saved} of its {wanted} elements; no shard holds the rest")
+
+
+def _is_inside(box: Box, shape: tuple[int, ...]) -> bool:
+    if not len(box.offsets) == len(box.shape) == len(shape) > 0:
+        return False
+    edges = zip(box.offsets, box.shape, shape, strict=True)
+    return all(offset >= 0 < size and offset + size <= whole for offset, size, whole in edges)

@@ -1,0 +1,213 @@
+"""Loads a checkpoint into the slices of any plan."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hetero.checkpoint.folder import find_checkpoint, read_manifest, read_state
+from hetero.checkpoint.manifest import Box, Manifest, Region, Shard, index_within, overlap
+from hetero.checkpoint.shards import check_shard, read_boxes, read_rank_state
+from hetero.checkpoint.state import CheckpointState
+from hetero.errors import CheckpointError
+from hetero.plan.ir import Plan
+from hetero.runtime.state import TensorSlice
+from hetero.spec.model import ModelSpec
+
+_WEIGHT_KINDS = ("weights", "master")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedCheckpoint:
+    """What a checkpoint holds beside the slices that were filled from it.
+
+    path: the published folder.
+    rank_state: what this rank saved of its own; ``None`` where another plan saved it.
+    notes: what the user should know, in sentences.
+    """
+
+    path: Path
+    state: CheckpointState
+    rank_state: dict[str, torch.Tensor] | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A saved box, or the part of it that a slice wants, into that slice."""
+
+    source: tuple[slice, ...]
+    target: torch.Tensor
+
+
+def load_checkpoint(
+    folder: Path,
+    *,
+    step: int | None,
+    slices: Sequence[TensorSlice],
+    plan: Plan,
+    rank: int,
+    only_weights: bool = False,
+) -> LoadedCheckpoint:
+    """Fill this rank's ``slices`` from a published checkpoint, whatever plan saved it.
+
+    No collective inside: call it on all ranks with one ``step`` (that of rank 0, where it is the newest). Every box
+    is verified before it is copied; everything but damage inside a shard is found before the first slice changes.
+
+    ``master/X`` is taken from ``weights/X`` where the checkpoint has no master weights, and ``weights/X`` from
+    ``master/X`` where it was saved in another precision than is wanted.
+
+    Args:
+        step: ``None`` for the newest.
+        only_weights: leave the slices of the optimizer as they are.
+
+    Raises:
+        CheckpointError: none there, of another model, without something that is wanted, or damaged.
+    """
+    path = find_checkpoint(folder, step)
+    state = read_state(path)
+    _check_model(path, saved=state.model, wanted=plan.model)
+    saved = SavedTensors(path)
+    wanted = [each for each in slices if not only_weights or each.name.partition("/")[0] in _WEIGHT_KINDS]
+    same_plan = state.plan == plan and not only_weights
+    rank_state = saved.rank_state(rank) if same_plan else None
+    saved.fill(wanted)
+    notes = _notes(path, state, plan, only_weights=only_weights)
+    return LoadedCheckpoint(path=path, state=state, rank_state=rank_state, notes=notes)
+
+
+class SavedTensors:
+    """The tensors of a published checkpoint.
+
+    Raises:
+        CheckpointError: its manifest is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._manifest = read_manifest(path)
+        self._checked: set[str] = set()
+        self._boxes_of: dict[str, list[tuple[Shard, Box]]] = {}
+        for shard, box in self._manifest.boxes():
+            self._boxes_of.setdefault(box.name, []).append((shard, box))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type that a tensor was saved in."""
+        dtype = getattr(torch, self._manifest.tensors[name].dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def fill(self, slices: Sequence[TensorSlice]) -> None:
+        """Read what ``slices`` want; every box once, verified before it is copied.
+
+        Raises:
+            CheckpointError: a tensor is missing, or a shard is missing or damaged.
+        """
+        copies = self._copies(slices)
+        shards = [shard for shard in self._manifest.shards if shard.file in copies]
+        for shard in shards:
+            self._check(shard)
+        for shard in shards:
+            needed = copies[shard.file]
+            for box, tensor in read_boxes(self._path, shard, list(needed)):
+                for copy in needed[box]:
+                    copy.target.copy_(tensor[copy.source])
+
+    def rank_state(self, rank: int) -> dict[str, torch.Tensor] | None:
+        """What ``rank`` saved of its own.
+
+        Raises:
+            CheckpointError: its shard is missing or damaged.
+        """
+        own = next((shard for shard in self._manifest.shards if shard.rank == rank), None)
+        if own is None:
+            return None
+        self._check(own)
+        return read_rank_state(self._path, own)
+
+    def _check(self, shard: Shard) -> None:
+        if shard.file not in self._checked:
+            check_shard(self._path, shard)
+            self._checked.add(shard.file)
+
+    def _copies(self, slices: Sequence[TensorSlice]) -> dict[str, dict[Box, list[_Copy]]]:
+        """What to copy from each box of each shard file."""
+        copies: dict[str, dict[Box, list[_Copy]]] = {}
+        missing = []
+        for each in slices:
+            source = _source(self._manifest, each)
+            if source is None:
+                missing.append(each.name)
+                continue
+            shape = self._manifest.tensors[source].shape
+            if shape != each.shape:
+                raise CheckpointError(
+                    f"{self._path}: {source} has shape {list(shape)}, the model needs {list(each.shape)}"
+                )
+            num_found = 0
+            wanted = Region(offsets=each.offsets, shape=tuple(each.tensor.shape))
+            for shard, box in self._boxes_of[source]:
+                if (edges := overlap(box, wanted)) is None:
+                    continue
+                num_found += math.prod(end - start for start, end in edges)
+                target = each.tensor.detach()[index_within(edges, each.offsets)]
+                copies.setdefault(shard.file, {}).setdefault(box, []).append(
+                    _Copy(index_within(edges, box.offsets), target)
+                )
+            assert num_found == each.tensor.numel(), (each.name, each.offsets, each.tensor.shape)
+        if missing:
+            raise CheckpointError(_describe_missing(self._path, self._manifest, missing))
+        return copies
+
+
+def _check_model(path: Path, *, saved: ModelSpec, wanted: ModelSpec) -> None:
+    differing = [
+        f"{field.name} {getattr(saved, field.name)} != {getattr(wanted, field.name)}"
+        for field in dataclasses.fields(ModelSpec)
+        if getattr(saved, field.name) != getattr(wanted, field.name)
+    ]
+    if not differing:
+        return
+    fix = "start this run with the checkpoint's model"
+    if differing == [f"padded_vocab_size {saved.padded_vocab_size} != {wanted.padded_vocab_size}"]:
+        fix = f"choose --make-vocab-size-divisible-by so that the vocabulary is padded to {saved.padded_vocab_size}"
+    raise CheckpointError(f"{path}: checkpoint of another model: {', '.join(differing)} here; {fix}")
+
+
+def _source(manifest: Manifest, wanted: TensorSlice) -> str | None:
+    """The saved tensor that fills ``wanted``."""
+    kind, _, name = wanted.name.partition("/")
+    weights, master = f"weights/{name}", f"master/{name}"
+    match kind:
+        case "master":
+            order = [master, weights]
+        case "weights":
+            saved = manifest.tensors.get(weights)
+            same = saved is not None and f"torch.{saved.dtype}" == str(wanted.tensor.dtype)
+            order = [weights, master] if same else [master, weights]
+        case _:
+            order = [wanted.name]
+    return next((each for each in order if each in manifest.tensors), None)
+
+
+def _describe_missing(path: Path, manifest: Manifest, missing: Sequence[str]) -> str:
+    kinds = sorted({name.partition("/")[0] for name in manifest.tensors})
+    examples = ", ".join(missing[:2]) + (f" and {len(missing) - 2} more" if len(missing) > 2 else "")
+    return (
+        f"{path}: it has no {examples}; it holds {', '.join(kinds)} only. To start from its weights with a new "
+        "optimizer, load the weights alone (--finetune)"
+    )
+
+
+def _notes(path: Path, state: CheckpointState, plan: Plan, *, only_weights: bool) -> tuple[str, ...]:
+    notes = []
+    if only_weights:
+        notes.append(f"{path}: weights only; the optimizer, the random numbers and the data start anew")
+    elif state.plan != plan:
+        notes.append(f"{path}: saved under another plan; random numbers, which are per rank, start anew from the seed")
+    if state.precision != plan.precision:
+        notes.append(f"{path}: saved in {state.precision}, loaded in {plan.precision}")
+    return tuple(notes)

@@ -1,0 +1,137 @@
+"""Shard files: safetensors, written with checksums and read against them, box by box."""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hetero.checkpoint.folder import fsync
+from hetero.checkpoint.manifest import Box, RankTensor, Shard, TensorInfo
+from hetero.errors import CheckpointError
+from hetero.runtime.state import TensorSlice
+
+
+def write_shard(
+    path: Path,
+    slices: Sequence[TensorSlice],
+    *,
+    rank: int | None,
+    rank_state: Mapping[str, torch.Tensor] | None = None,
+) -> Shard:
+    """Write contiguous host tensors to a new file and wait until it is on the disk.
+
+    Raises:
+        CheckpointError: the file system refused.
+    """
+    tensors, boxes, rank_tensors = {}, [], []
+    for each in slices:
+        box = Box(name=each.name, offsets=each.offsets, shape=tuple(each.tensor.shape), crc32=_crc32(each.tensor))
+        assert box.key not in tensors, f"rank {rank} saves {box.key} twice"
+        boxes.append(box)
+        tensors[box.key] = each.tensor
+    for name, tensor in (rank_state or {}).items():
+        rank_tensor = RankTensor(name=name, crc32=_crc32(tensor))
+        rank_tensors.append(rank_tensor)
+        tensors[rank_tensor.key] = tensor
+    try:
+        save_file(tensors, path)
+        # safetensors makes files private to the user; whoever may read the folder may read the shard.
+        path.chmod(path.parent.stat().st_mode & 0o666)
+        fsync(path)
+        return Shard(
+            file=path.name,
+            size_bytes=path.stat().st_size,
+            header_crc32=_header_crc32(path),
+            boxes=tuple(boxes),
+            rank=rank,
+            rank_state=tuple(rank_tensors),
+        )
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be written: {error}; is the disk full?") from None
+
+
+def tensor_infos(slices: Iterable[TensorSlice]) -> dict[str, TensorInfo]:
+    """The global tensors that ``slices`` are of."""
+    return {
+        each.name: TensorInfo(shape=each.shape, dtype=str(each.tensor.dtype).removeprefix("torch."))  # type: ignore[arg-type]
+        for each in slices
+    }
+
+
+def check_shard(checkpoint: Path, shard: Shard) -> None:
+    """Check that a shard is there, has its whole length, and an undamaged header.
+
+    Raises:
+        CheckpointError: it is missing, truncated or damaged.
+    """
+    path = checkpoint / shard.file
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path}: shard missing; the folder has to be on a file system that all hosts see, with all its files"
+        )
+    size_bytes = path.stat().st_size
+    if size_bytes != shard.size_bytes:
+        raise CheckpointError(f"{path}: it has {size_bytes} bytes, not {shard.size_bytes}: damaged; load another step")
+    if _header_crc32(path) != shard.header_crc32:
+        raise CheckpointError(f"{path}: the checksum of its header is wrong: damaged; load another step")
+
+
+def read_boxes(checkpoint: Path, shard: Shard, boxes: Sequence[Box]) -> Iterator[tuple[Box, torch.Tensor]]:
+    """Some boxes of a shard, one at a time, each verified before it is handed out.
+
+    Call :func:`check_shard` first.
+
+    Raises:
+        CheckpointError: a box is damaged.
+    """
+    with _open(checkpoint, shard) as file:
+        for box in boxes:
+            tensor = _verified(checkpoint / shard.file, file, box.key, box.crc32)
+            if tuple(tensor.shape) != box.shape:
+                raise CheckpointError(f"{checkpoint / shard.file}: {box.key} has shape {list(tensor.shape)}")
+            yield box, tensor
+
+
+def read_rank_state(checkpoint: Path, shard: Shard) -> dict[str, torch.Tensor]:
+    """What belongs to the rank that wrote the shard. Call :func:`check_shard` first.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    with _open(checkpoint, shard) as file:
+        return {
+            each.name: _verified(checkpoint / shard.file, file, each.key, each.crc32).clone()
+            for each in shard.rank_state
+        }
+
+
+def _open(checkpoint: Path, shard: Shard) -> safe_open:
+    path = checkpoint / shard.file
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
+
+
+def _verified(path: Path, file: safe_open, key: str, crc32: int) -> torch.Tensor:
+    try:
+        tensor = file.get_tensor(key)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: {key} cannot be read: {error}") from None
+    if _crc32(tensor) != crc32:
+        raise CheckpointError(f"{path}: the checksum of {key} is wrong: damaged; load another step")
+    return tensor
+
+
+def _crc32(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.detach().flatten().view(torch.uint8).numpy().data)
+
+
+def _header_crc32(path: Path) -> int:
+    with path.open("rb") as file:
+        length = file.read(8)
+        # A length that is not to be trusted reads no further than the file.
+        return zlib.crc32(file.read(min(int.from_bytes(length, "little"), path.stat().st_size)), zlib.crc32(length))

@@ -1,0 +1,46 @@
+"""What a run has to know to continue, beside its tensors."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from hetero.plan.ir import Plan, Precision
+from hetero.serialization import STRICT
+from hetero.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossScalerState:
+    """fp16's dynamic loss scale: its value, good steps since it last moved, bad ones it still forgives."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    scale: float
+    growth_tracker: int
+    hysteresis: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointState:
+    """The scalars of a checkpoint. Equal on all ranks.
+
+    step: training steps done, skipped ones included; names the checkpoint.
+    plan: what ran when it was saved; ``None`` if a converter wrote it. Another plan may load it.
+    consumed_samples: position in the data; the global batch has one order under every plan.
+    adam_step: updates that were applied, which bias correction counts.
+    scheduler_step: steps of the learning-rate scheduler.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    format_version: Literal[1] = 1
+    step: int
+    model: ModelSpec
+    precision: Precision
+    plan: Plan | None = None
+    consumed_samples: int = 0
+    adam_step: int = 0
+    scheduler_step: int = 0
+    seed: int = 0
+    loss_scaler: LossScalerState | None = None

@@ -1,0 +1,169 @@
+"""megatron-core's own ``dist_checkpointing`` reads what is written here, and what it writes is read here."""
+
+import queue
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.validation import StrictHandling
+
+from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
+from hetero.distributed.process_groups import create_groups
+from hetero.plan.ir import Plan
+from hetero.plan.uniform import uniform_plan
+from hetero.runtime.options import StageOptions
+from hetero.runtime.stage import StageModel, build_stage
+from hetero.runtime.weights import take_shard
+from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import Parameter, parameters, shard_intervals
+from tests.helpers.checkpoints import full_tensor
+from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.ranks import run_ranks
+from tests.helpers.stock_megatron import StockOptions, StockTrainer, install_stand_ins
+from tests.helpers.training import ADAM
+
+pytestmark = pytest.mark.dist
+
+MODELS = {
+    "llama": llama_model(num_layers=2),
+    "llama-tied": llama_model(num_layers=2, tied_embeddings=True),
+    "llama-qk-norm": llama_model(num_layers=2, qk_layernorm=True),
+    "gpt2": gpt2_model(num_layers=2),
+    "mixtral": moe_model(num_layers=2),
+}
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class RandomWeights:
+    """Weights that depend on their names alone."""
+
+    step = 3
+    dtype = torch.float32
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model = model
+
+    def tensor(self, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:
+        return full_tensor(parameter.name, parameter.shape, step=1, dtype=dtype)
+
+
+def one_rank(model: ModelSpec) -> Plan:
+    return plan(model, [replica(stage(layers=(0, model.num_layers), ranks=(0,)), num_samples=2)])
+
+
+def built(plan: Plan, seed: int) -> tuple[StageModel, dict[str, object]]:
+    """The layers of the local spec, and the description of their state that dist_checkpointing works from."""
+    context = create_groups(plan, device=torch.device("cpu"))
+    assert context.work is not None
+    model = build_stage(context, context.work, options=StageOptions(transformer_impl="local"), seed=seed)
+    return model, model.module.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
+
+
+def save_without_a_manager() -> None:
+    """Its queue comes from a manager process, which takes seconds to start and which only asynchronous saves need."""
+    install_stand_ins()
+    filesystem_async._results_queue = queue.Queue()
+
+
+def save_with_megatron(rank: int, folder: Path, plan: Plan) -> dict[str, np.ndarray]:
+    save_without_a_manager()
+    model, state = built(plan, seed=4)
+    dist_checkpointing.save({"model": state, "iteration": 7}, str(folder))
+    return {name: tensor.detach().numpy().copy() for name, (_, tensor) in model.parameters.items()}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_what_megatron_core_saves_is_read(tmp_path: Path, model: ModelSpec) -> None:
+    [expected] = run_ranks(save_with_megatron, 1, tmp_path, one_rank(model))
+    source = TorchDistSource(tmp_path, model=model)
+    assert source.dtype == torch.float32
+    assert expected.keys() == {parameter.name for parameter in parameters(model)}
+    for parameter in parameters(model):
+        tensor = source.tensor(parameter, torch.float32)
+        assert torch.equal(tensor, torch.from_numpy(expected[parameter.name])), parameter.name
+
+
+def load_with_megatron(rank: int, folder: Path, plan: Plan) -> dict[str, np.ndarray]:
+    model, state = built(plan, seed=5)
+    loaded = dist_checkpointing.load({"model": state}, str(folder), strict=StrictHandling.RAISE_ALL)
+    assert loaded["iteration"] == 3
+    model.module.load_state_dict(loaded["model"], strict=True)
+    return {name: tensor.detach().numpy().copy() for name, (_, tensor) in model.parameters.items()}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_megatron_core_loads_what_is_written(tmp_path: Path, model: ModelSpec) -> None:
+    """With nothing missing and nothing left over."""
+    source = RandomWeights(model)
+    write_torch_dist(source, tmp_path / "a", dtype=torch.float32)
+    [found] = run_ranks(load_with_megatron, 1, tmp_path / "a", one_rank(model))
+    for parameter in parameters(model):
+        expected = source.tensor(parameter, torch.float32).numpy()
+        assert np.array_equal(found[parameter.name], expected), parameter.name
+
+
+def stock_model(plan: Plan, rank: int, seed: int) -> StockTrainer:
+    return StockTrainer(plan, rank, adam=ADAM, seed=seed, std=0.1, options=StockOptions())
+
+
+def save_with_stock(rank: int, folder: Path, plan: Plan) -> tuple[int, Arrays]:
+    save_without_a_manager()
+    trainer = stock_model(plan, rank, seed=4)
+    dist_checkpointing.save({"model": trainer.module.sharded_state_dict()}, str(folder))
+    place = plan.placement(rank)
+    assert place is not None
+    return place.tp_rank, {name: tensor.detach().numpy().copy() for name, (_, tensor) in trainer.parameters.items()}
+
+
+def load_with_stock(rank: int, folder: Path, plan: Plan) -> tuple[int, Arrays]:
+    install_stand_ins()
+    trainer = stock_model(plan, rank, seed=5)
+    state = {"model": trainer.module.sharded_state_dict()}
+    loaded = dist_checkpointing.load(state, str(folder), strict=StrictHandling.RAISE_ALL)
+    trainer.module.load_state_dict(loaded["model"], strict=True)
+    place = plan.placement(rank)
+    assert place is not None
+    return place.tp_rank, {name: tensor.detach().numpy().copy() for name, (_, tensor) in trainer.parameters.items()}
+
+
+def two_by_two(model: ModelSpec) -> Plan:
+    return uniform_plan(
+        model=model,
+        world_size=4,
+        tp=2,
+        pp=2,
+        micro_batch_size=1,
+        global_batch_size=2,
+        seq_length=16,
+        device="cpu",
+    )
+
+
+def test_stock_megatron_core_on_four_ranks(tmp_path: Path) -> None:
+    """tp 2, pp 2: every tensor is in parts on its side, whole on ours."""
+    model = MODELS["llama"]
+    plan = two_by_two(model)
+    saved = run_ranks(save_with_stock, 4, tmp_path, plan)
+    assert_shards(saved, TorchDistSource(tmp_path, model=model))
+    source = RandomWeights(model)
+    write_torch_dist(source, tmp_path / "a", dtype=torch.float32)
+    assert_shards(run_ranks(load_with_stock, 4, tmp_path / "a", plan), source)
+
+
+def assert_shards(ranks: list[tuple[int, Arrays]], source: RandomWeights | TorchDistSource) -> None:
+    by_name = {parameter.name: parameter for parameter in parameters(source.model)}
+    seen = set()
+    for tp_rank, arrays in ranks:
+        for name, array in arrays.items():
+            intervals = shard_intervals(by_name[name], tp=2, tp_rank=tp_rank)
+            expected = take_shard(source.tensor(by_name[name], torch.float32), by_name[name], intervals)
+            assert np.array_equal(array, expected.numpy()), name
+            seen.add(name)
+    assert seen == by_name.keys()

@@ -1,0 +1,56 @@
+"""A stretch of training that loads and saves as its flags say, without data files and without a launcher."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hetero.distributed.process_groups import create_groups
+from hetero.plan.ir import Plan
+from hetero.runtime.trainer import reads_data
+from megatron.training.arguments import parse_args
+from megatron.training.checkpointing import load, saving
+from megatron.training.schedules import build_scheduler
+from megatron.training.training import build_trainer
+from tests.helpers.training import microbatches
+
+
+@dataclass
+class Session:
+    """What a rank saw: where it began, every loss from there, the learning rate of the next step, and at the end its
+    weights and state, by canonical name and offset."""
+
+    start_step: int
+    losses: list[float] = field(default_factory=list)
+    next_lr: float = 0.0
+    loss_scale: float = 1.0
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
+    """Run on every rank of ``plan``: steps up to ``end_step``, which is saved where ``argv`` has ``--save``."""
+    config = parse_args(argv)
+    context = create_groups(plan, device=torch.device("cpu"))
+    trainer = build_trainer(config, context)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    start_step = load(config, context, trainer, scheduler)
+    seen = Session(start_step)
+    with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
+        for step in range(start_step + 1, end_step + 1):
+            result = trainer.step(microbatches(plan, rank, step=step - 1) if reads_data(context) else None)
+            assert not result.skipped
+            scheduler.step(increment=1)
+            seen.losses.append(result.loss)
+            saver.after(step, last=step == end_step)
+        if start_step == end_step:
+            saver.after(end_step, last=True)
+    trainer.finish_gather()
+    seen.next_lr = trainer.torch_optimizer.param_groups[0]["lr"]
+    seen.loss_scale = trainer.scaler.scale if trainer.scaler is not None else 1.0
+    seen.weights = {n: tensor.detach().double().numpy() for n, (_, tensor) in trainer.parameters.items()}
+    seen.state = {
+        f"{each.name} from {each.offsets}": each.tensor.detach().double().numpy().copy()
+        for each in trainer.optimizer.state(owned=False)
+    }
+    return seen

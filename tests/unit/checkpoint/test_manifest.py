@@ -1,0 +1,80 @@
+"""What a manifest may claim."""
+
+import pytest
+
+from hetero.checkpoint.manifest import Box, Manifest, Shard, TensorInfo, check_manifest, overlap
+from hetero.errors import CheckpointError
+
+
+def box(offsets: tuple[int, ...], shape: tuple[int, ...], name: str = "weights/a") -> Box:
+    return Box(name=name, offsets=offsets, shape=shape, crc32=0)
+
+
+def manifest(*boxes: Box, files: tuple[str, ...] = ("one.safetensors",), shape: tuple[int, ...] = (4, 6)) -> Manifest:
+    return Manifest(
+        tensors={"weights/a": TensorInfo(shape=shape, dtype="float32")},
+        shards=tuple(
+            Shard(file=file, size_bytes=9, header_crc32=0, boxes=boxes if i == 0 else ())
+            for i, file in enumerate(files)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        (((0, 0), (4, 6)), ((1, 2), (2, 3)), ((1, 3), (2, 5))),
+        (((0, 0), (2, 2)), ((1, 1), (2, 2)), ((1, 2), (1, 2))),
+        (((0, 0), (2, 6)), ((2, 0), (2, 6)), None),
+        (((3,), (2,)), ((0,), (4,)), ((3, 4),)),
+    ],
+)
+def test_overlap(first: tuple, second: tuple, shared: tuple | None) -> None:
+    assert overlap(box(*first), box(*second)) == shared
+    assert overlap(box(*second), box(*first)) == shared
+
+
+def test_boxes_that_tile_are_accepted() -> None:
+    check_manifest(manifest(box((0, 0), (1, 6)), box((1, 0), (3, 2)), box((1, 2), (3, 4))), source="m")
+
+
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([box((0, 0), (3, 6))], "weights/a has 18 of its 24 elements"),
+        ([box((0, 0), (4, 6)), box((3, 5), (1, 1))], r"\[3:4,5:6\] overlaps weights/a\[0:4,0:6\]"),
+        # The right number of elements: one row twice, one missing.
+        ([box((0, 0), (3, 6)), box((2, 0), (1, 6))], "overlaps"),
+        ([box((0, 0), (4, 7))], r"not inside the tensor's shape \[4, 6\]"),
+        ([box((-1, 0), (5, 6))], "not inside"),
+        ([box((0, 0), (4, 0)), box((0, 0), (4, 6))], "not inside"),
+        ([box((0,), (24,))], "not inside"),
+        ([box((0, 0), (4, 6), name="weights/b")], "weights/b, which is no tensor of the manifest"),
+    ],
+)
+def test_boxes_that_do_not_tile_are_refused(boxes: list[Box], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        check_manifest(manifest(*boxes), source="m")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "../other.safetensors",
+        "a/b.safetensors",
+        ".hidden.safetensors",
+        "model.pt",
+        "a.safetensors\n",
+        "",
+    ],
+)
+def test_only_plain_files_of_the_folder_are_named(file: str) -> None:
+    with pytest.raises(CheckpointError, match="not a plain file name"):
+        check_manifest(manifest(box((0, 0), (4, 6)), files=(file,)), source="m")
+
+
+def test_a_shard_is_named_once() -> None:
+    with pytest.raises(CheckpointError, match="a shard twice"):
+        check_manifest(manifest(box((0, 0), (4, 6)), files=("a.safetensors", "a.safetensors")), source="m")

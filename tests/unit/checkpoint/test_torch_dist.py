@@ -1,0 +1,251 @@
+"""torch_dist folders are read without running what they say; those of other models and layouts are refused."""
+
+import collections
+import dataclasses
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
+
+from hetero.checkpoint.interchange.metadata_pickle import read_metadata
+from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
+from hetero.errors import CheckpointError, HeteroError
+from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import Parameter, parameters
+from tests.helpers.checkpoints import Touch, full_tensor
+from tests.helpers.models import gpt2_model, llama_model, moe_model
+
+LLAMA = llama_model(num_layers=2)
+
+
+class RandomWeights:
+    """Weights that depend on their names alone."""
+
+    step = 12
+    dtype = torch.float32
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model = model
+
+    def tensor(self, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:
+        return full_tensor(parameter.name, parameter.shape, step=1, dtype=dtype)
+
+
+def assert_weights(source: TorchDistSource, dtype: torch.dtype = torch.float32) -> None:
+    for parameter in parameters(source.model):
+        expected = RandomWeights(source.model).tensor(parameter, dtype)
+        assert torch.equal(source.tensor(parameter, dtype), expected), parameter.name
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    folder = tmp_path / "saved"
+    write_torch_dist(RandomWeights(LLAMA), folder, dtype=torch.float32)
+    return folder
+
+
+@pytest.mark.parametrize("model", [LLAMA, gpt2_model(num_layers=1), moe_model(num_layers=2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_written_is_read(tmp_path: Path, model: ModelSpec, dtype: torch.dtype) -> None:
+    write_torch_dist(RandomWeights(model), tmp_path / "a", dtype=dtype)
+    source = TorchDistSource(tmp_path / "a", model=model)
+    assert source.dtype == dtype
+    assert_weights(source, dtype)
+
+
+def test_layers_under_names_of_their_own(tmp_path: Path) -> None:
+    """As megatron-core saves layers that are not alike."""
+    tensors = {}
+    for parameter in parameters(LLAMA):
+        name = parameter.name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
+        tensors[name] = RandomWeights(LLAMA).tensor(parameter, torch.float32)
+    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    assert_weights(TorchDistSource(tmp_path, model=LLAMA))
+
+
+@pytest.mark.parametrize(("word", "name", "step"), [("12", "iter_0000012", 12), ("release", "release", 0)])
+def test_the_newest_of_many(tmp_path: Path, saved: Path, word: str, name: str, step: int) -> None:
+    saved.rename(tmp_path / name)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(f"{word}\n")
+    source = TorchDistSource(tmp_path, model=LLAMA)
+    assert source.step == step
+    assert_weights(source)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"hidden_size": 40}, r"has shape \[64, 32\]; the model needs \[64, 40\]"),
+            ({"num_layers": 3}, r"the model needs \[32\] at index \[2\] of it. Is --model"),
+            ({"padded_vocab_size": 128}, r"has shape \[64, 32\]; the model needs \[128, 32\]"),
+            ({"qkv_bias": True}, "no decoder.layers.self_attention.linear_qkv.bias"),
+        ],
+    )
+    def test_another_model(self, saved: Path, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(CheckpointError, match=message):
+            TorchDistSource(saved, model=dataclasses.replace(LLAMA, **change))
+
+    def test_another_backend(self, saved: Path) -> None:
+        (saved / "metadata.json").write_text('{"sharded_backend": "zarr"}')
+        with pytest.raises(CheckpointError, match="sharded_backend is 'zarr', only 'torch_dist'"):
+            TorchDistSource(saved, model=LLAMA)
+
+    @pytest.mark.parametrize("name", ["metadata.json", ".metadata"])
+    def test_no_such_folder(self, saved: Path, name: str) -> None:
+        (saved / name).unlink()
+        with pytest.raises(HeteroError, match=f"{name}: (no such file|cannot be read)"):
+            TorchDistSource(saved, model=LLAMA)
+
+    def test_a_tracker_that_leads_elsewhere(self, saved: Path) -> None:
+        (saved / "latest_checkpointed_iteration.txt").write_text("../other")
+        with pytest.raises(CheckpointError, match="must be a number or release"):
+            TorchDistSource(saved, model=LLAMA)
+
+    def test_a_file_without_its_end(self, saved: Path) -> None:
+        [file] = saved.glob("*.distcp")
+        file.write_bytes(file.read_bytes()[:-2000])
+        source = TorchDistSource(saved, model=LLAMA)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            assert_weights(source)
+
+    def test_a_missing_file(self, saved: Path) -> None:
+        [file] = saved.glob("*.distcp")
+        file.unlink()
+        source = TorchDistSource(saved, model=LLAMA)
+        with pytest.raises(CheckpointError, match="No such file"):
+            assert_weights(source)
+
+    @pytest.mark.parametrize("keep", [0, 1, 100, 1000])
+    def test_metadata_without_its_end(self, saved: Path, keep: int) -> None:
+        (saved / ".metadata").write_bytes((saved / ".metadata").read_bytes()[:keep])
+        with pytest.raises(CheckpointError, match=r"\.metadata: (damaged|refused)"):
+            TorchDistSource(saved, model=LLAMA)
+
+
+class CallsEval:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("1 + 1",)
+
+
+class TestHostile:
+    def test_metadata_that_would_touch_a_file(self, tmp_path: Path, saved: Path) -> None:
+        trace = tmp_path / "was_run"
+        path = saved / ".metadata"
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            path.write_bytes(pickle.dumps(Touch(trace), protocol=protocol))
+            with pytest.raises(CheckpointError, match=r"refused: it names \w+\.\w+"):
+                TorchDistSource(saved, model=LLAMA)
+            assert not trace.exists()
+        pickle.loads(path.read_bytes())
+        assert trace.exists(), "the trap itself does not work"
+
+    def test_metadata_that_carries_the_trap_inside(self, tmp_path: Path, saved: Path) -> None:
+        trace = tmp_path / "was_run"
+        self.change(saved, lambda metadata: setattr(metadata, "planner_data", Touch(trace)))
+        with pytest.raises(CheckpointError, match="refused: it names"):
+            TorchDistSource(saved, model=LLAMA)
+        assert not trace.exists()
+
+    @pytest.mark.parametrize(
+        "trap",
+        [
+            CallsEval(),
+            collections.OrderedDict(),
+            json.loads,
+            io.BytesIO(),
+            torch.nn.Linear,
+            Metadata.__init__,
+        ],
+    )
+    def test_anything_but_records_is_refused(self, tmp_path: Path, trap: object) -> None:
+        (tmp_path / "m").write_bytes(pickle.dumps(trap))
+        with pytest.raises(CheckpointError, match="refused: it names"):
+            read_metadata(tmp_path / "m")
+
+    def test_plain_data_is_no_metadata(self, tmp_path: Path) -> None:
+        (tmp_path / "m").write_bytes(pickle.dumps({"a": 1}))
+        with pytest.raises(CheckpointError, match="holds a dict, not a checkpoint's metadata"):
+            read_metadata(tmp_path / "m")
+
+    @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", "a/b.distcp", ".metadata", 3])
+    def test_a_file_outside_the_folder(self, saved: Path, name: object) -> None:
+        def lead_away(metadata: Metadata) -> None:
+            info = next(iter(metadata.storage_data.values()))
+            info.relative_path = name
+
+        self.change(saved, lead_away)
+        with pytest.raises(CheckpointError, match=r"is not a \.distcp file of this folder"):
+            TorchDistSource(saved, model=LLAMA)
+
+    @pytest.mark.parametrize("field", ["storage_data", "state_dict_metadata"])
+    def test_records_without_their_fields(self, saved: Path, field: str) -> None:
+        self.change(saved, lambda metadata: vars(metadata).pop(field))
+        with pytest.raises(CheckpointError, match="damaged: AttributeError"):
+            TorchDistSource(saved, model=LLAMA)
+
+    def test_boxes_of_another_dimension(self, saved: Path) -> None:
+        def flatten(metadata: Metadata) -> None:
+            stored = next(s for s in metadata.state_dict_metadata.values() if hasattr(s, "chunks"))
+            stored.chunks = [ChunkStorageMetadata(offsets=torch.Size([0]), sizes=torch.Size([9]))]
+
+        self.change(saved, flatten)
+        with pytest.raises(CheckpointError, match="is not cut into boxes"):
+            TorchDistSource(saved, model=LLAMA)
+
+    def test_boxes_that_leave_something_out(self, saved: Path) -> None:
+        def shrink(metadata: Metadata) -> None:
+            metadata.state_dict_metadata["output_layer.weight"].chunks = []
+
+        self.change(saved, shrink)
+        source = TorchDistSource(saved, model=LLAMA)
+        with pytest.raises(CheckpointError, match=r"output_layer\.weight has 0 of 2048 elements"):
+            assert_weights(source)
+
+    def test_a_tensor_that_would_touch_a_file(self, tmp_path: Path, saved: Path) -> None:
+        trace = tmp_path / "was_run"
+        buffer = io.BytesIO()
+        torch.save(Touch(trace), buffer)
+        (saved / "trap.distcp").write_bytes(buffer.getvalue())
+
+        def point_to_it(metadata: Metadata) -> None:
+            for info in metadata.storage_data.values():
+                info.relative_path, info.offset, info.length = "trap.distcp", 0, len(buffer.getvalue())
+
+        self.change(saved, point_to_it)
+        source = TorchDistSource(saved, model=LLAMA)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            source.tensor(parameters(LLAMA)[0], torch.float32)
+        assert not trace.exists()
+        torch.load(saved / "trap.distcp", weights_only=False)
+        assert trace.exists(), "the trap itself does not work"
+
+    def test_something_else_in_place_of_a_tensor(self, saved: Path) -> None:
+        buffer = io.BytesIO()
+        torch.save({"a": 1}, buffer)
+        [file] = saved.glob("*.distcp")
+        file.write_bytes(buffer.getvalue())
+
+        def point_to_it(metadata: Metadata) -> None:
+            for info in metadata.storage_data.values():
+                info.offset, info.length = 0, len(buffer.getvalue())
+
+        self.change(saved, point_to_it)
+        source = TorchDistSource(saved, model=LLAMA)
+        with pytest.raises(CheckpointError, match="is something else"):
+            source.tensor(parameters(LLAMA)[0], torch.float32)
+
+    def change(self, saved: Path, change: Callable[[Metadata], None]) -> None:
+        path = saved / ".metadata"
+        metadata = pickle.loads(path.read_bytes())
+        # The keys of storage_data hash by value, the records can be changed in place.
+        change(metadata)
+        path.write_bytes(pickle.dumps(metadata))
