@@ -16,3 +16,13 @@ class Microbatch:
     position_ids_BS: torch.Tensor
     labels_BS: torch.Tensor
     loss_mask_BS: torch.Tensor
+
+
+def to_device(batch: Microbatch, device: torch.device) -> Microbatch:
+    """``batch`` on ``device``."""
+    return Microbatch(
+        tokens_BS=batch.tokens_BS.to(device, non_blocking=True),
+        position_ids_BS=batch.position_ids_BS.to(device, non_blocking=True),
+        labels_BS=batch.labels_BS.to(device, non_blocking=True),
+        loss_mask_BS=batch.loss_mask_BS.to(device, non_blocking=True),
+    )

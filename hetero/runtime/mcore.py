@@ -4,12 +4,14 @@ Its layers take their groups from a ``ProcessGroupCollection``, except for the f
 :func:`install_parallel_state`.
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
@@ -125,6 +127,24 @@ def seed_dropout(seed: int, *, work: StageContext) -> None:
     model_parallel_cuda_manual_seed(
         stage_seed, tp_rank=place.tp_rank, ep_rank=0, etp_rank=place.tp_rank, force_reset_rng=True
     )
+
+
+def dropout_state() -> dict[str, torch.Tensor]:
+    """The generators that dropout draws from, by name: torch's own and those of megatron-core's tracker."""
+    states = {f"tracker/{name}": state for name, state in get_cuda_rng_tracker().get_states().items()}
+    states["cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {name: state.clone() for name, state in states.items()}
+
+
+def restore_dropout_state(states: Mapping[str, torch.Tensor]) -> None:
+    """Let dropout go on where :func:`dropout_state` was called."""
+    tracked = {name.removeprefix("tracker/"): state for name, state in states.items() if name.startswith("tracker/")}
+    get_cuda_rng_tracker().set_states(tracked)
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
 
 
 def keep_float64_logits() -> None:

@@ -36,6 +36,7 @@ class StepResult:
     grad_norm: 2-norm of the whole gradient before clipping, every element of the model once.
     skipped: the norm was not finite, and no rank changed a weight.
     loss_scale: by which this step's loss was multiplied; 1 unless training is fp16.
+    stop: some rank has been told to end.
     """
 
     loss: float
@@ -43,6 +44,7 @@ class StepResult:
     grad_norm: float
     skipped: bool
     loss_scale: float = 1.0
+    stop: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -100,19 +102,20 @@ class Optimizer:
         self.torch_optimizer = _adamw(self._segments, options)
 
     @torch.no_grad()
-    def step(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> StepResult:
+    def step(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor, wants_stop: bool = False) -> StepResult:
         """Clip the finished gradient sums and update.
 
-        One all-reduce (sum) over the world carries the squared norm, the loss and its token count, so that every
-        rank, idle ones too, takes the same decision.
+        One all-reduce (sum) over the world carries the squared norm, the loss, its token count, and who wants to
+        stop, so that every rank, idle ones too, takes the same decision.
 
         Args:
             loss_sum: sum of the token losses that this rank counts, in float64; 0 on all but one rank per sample.
             num_tokens: how many tokens those are, in float64.
         """
-        totals = torch.stack([self._owned_squares(), loss_sum, num_tokens])
+        stop_votes = torch.full_like(num_tokens, float(wants_stop))
+        totals = torch.stack([self._owned_squares(), loss_sum, num_tokens, stop_votes])
         dist.all_reduce(totals, group=self._context.world)
-        squares, loss, tokens = totals.tolist()
+        squares, loss, tokens, votes = totals.tolist()
         scale = self._scaler.scale if self._scaler is not None else 1.0
         norm = squares**0.5 / scale
         skipped = not torch.isfinite(totals[0]).item()
@@ -122,7 +125,7 @@ class Optimizer:
             self._scale_gradients(self._clip_factor(norm) / scale)
             self.torch_optimizer.step()
             self._publish_weights()
-        return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale)
+        return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale, votes > 0)
 
     def state(self, *, owned: bool) -> list[TensorSlice]:
         """Weights, their master copy and Adam's moments.

@@ -18,7 +18,7 @@ from hetero.plan.ir import Replica, Stage
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.stage import StageModel
 from hetero.schedule.actions import Kind, Row
-from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.orders import forward_only, one_f_one_b
 from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early
 
 RECEIVES_AHEAD = 2
@@ -39,6 +39,13 @@ def stage_row(replica: Replica, stage: int) -> Row:
     return schedule[stage]
 
 
+def evaluation_row(replica: Replica, stage: int) -> Row:
+    """The actions of one stage of ``replica`` for an evaluation: forwards alone, with communication."""
+    num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    schedule = add_communication(forward_only(num_microbatches=num_microbatches), num_microbatches=num_microbatches)
+    return post_receives_early(schedule, computes_ahead=RECEIVES_AHEAD)[stage]
+
+
 class PipelineExecutor:
     """Executes this rank's stage for one step: forward and backward of all its microbatches."""
 
@@ -46,7 +53,9 @@ class PipelineExecutor:
         self._context = context
         self._model = model
         self._row = stage_row(context.plan.replicas[work.placement.replica], work.placement.stage)
+        self._evaluation_row = evaluation_row(context.plan.replicas[work.placement.replica], work.placement.stage)
         self._last_backward = work.num_microbatches - 1
+        self._in_flight = work.stage.in_flight
         self._aux_loss_share = work.stage.micro_batch_size / context.plan.global_batch_size
         self._before = _boundary_before(context, work, model.dtype)
         self._after = _boundary_after(context, work, model.dtype)
@@ -96,6 +105,34 @@ class PipelineExecutor:
         for boundary in (self._before, self._after):
             if boundary is not None:
                 boundary.finish_sends()
+        return loss_sum
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[Microbatch] | None) -> torch.Tensor:
+        """The forward of every microbatch without dropout; returns the sum of token losses as :meth:`run` does.
+
+        A stage that is faster than the next one waits for it when ``in_flight`` of its outputs are on their way.
+        """
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._context.device)
+        self._model.module.eval()
+        for _, kind, number in self._evaluation_row:
+            match kind:
+                case Kind.RECV_F:
+                    _present(self._before).post_receive(number)
+                case Kind.SEND_F:
+                    _present(self._after).start_send(number, at_most=self._in_flight)
+                case Kind.F:
+                    batch = microbatches[number] if microbatches is not None else None
+                    input_SBH = self._before.take_received(number) if self._before is not None else None
+                    output = self._model.forward(input_SBH, batch)
+                    if self._after is not None:
+                        self._after.offer(number, output)
+                    else:
+                        assert batch is not None
+                        loss_sum += (output * batch.loss_mask_BS).sum()
+        if self._after is not None:
+            self._after.finish_sends()
+        self._model.module.train()
         return loss_sum
 
     def _forward(self, number: int, batch: Microbatch | None) -> torch.Tensor | float:
@@ -167,10 +204,16 @@ class _Boundary:
         """Hand over a microbatch's tensor, whose slices are sent next."""
         self._departing[microbatch] = tensor_SBH
 
-    def start_send(self, number: int) -> None:
-        """Start sending a slice, and let go of those that have arrived."""
+    def start_send(self, number: int, *, at_most: int | None = None) -> None:
+        """Start sending a slice, and let go of those that have arrived.
+
+        Args:
+            at_most: microbatches under way; one more waits for the oldest. The schedule bounds them in training.
+        """
         microbatch, index = divmod(number, self._slices)
         self._sending = [transfer for transfer in self._sending if not transfer.is_done()]
+        while at_most is not None and len(self._sending) >= at_most * self._slices:
+            self._sending.pop(0).wait()
         self._sending.append(self._outgoing.send(self._departing[microbatch], number=number))
         if index == self._slices - 1:
             del self._departing[microbatch]

@@ -81,14 +81,30 @@ class Trainer:
         """The summed gradients that this rank has after :meth:`compute_gradients`, times the loss scale."""
         return list(self._gradients.summed()) if self._gradients is not None else []
 
-    def step(self, microbatches: Sequence[Microbatch] | None) -> StepResult:
+    def step(self, microbatches: Sequence[Microbatch] | None, *, wants_stop: bool = False) -> StepResult:
         """One step on the global batch; collective over the world.
 
         Args:
             microbatches: this rank's, in order; ``None`` where :func:`reads_data` is false.
+            wants_stop: this rank has been told to end; all ranks hear of it in the result.
         """
         self.compute_gradients(microbatches)
-        return self.update()
+        return self.update(wants_stop=wants_stop)
+
+    def evaluate(self, microbatches: Sequence[Microbatch] | None) -> tuple[float, int]:
+        """Sum of the token losses of a global batch and how many tokens those are; collective over the world.
+
+        The forward alone, without dropout. Args as those of :meth:`step`.
+        """
+        self.finish_gather()
+        totals = torch.zeros(2, dtype=torch.float64, device=self._context.device)
+        if (work := self._context.work) is not None and self._executor is not None:
+            loss = self._executor.evaluate(microbatches)
+            if work.is_last and work.placement.tp_rank == 0:
+                totals = torch.stack([loss, _count_tokens(microbatches)])
+        dist.all_reduce(totals, group=self._context.world)
+        loss_sum, num_tokens = totals.tolist()
+        return loss_sum, int(num_tokens)
 
     def compute_gradients(self, microbatches: Sequence[Microbatch] | None) -> None:
         """The gradient of the mean token loss of the global batch, times the loss scale, summed over all holders.
@@ -112,9 +128,9 @@ class Trainer:
         self._gradients.finish()
         self._loss_sum = loss if reports else torch.zeros_like(loss)
 
-    def update(self) -> StepResult:
+    def update(self, *, wants_stop: bool = False) -> StepResult:
         """Clip, and step the optimizer, or skip on all ranks; collective over the world."""
-        return self.optimizer.step(loss_sum=self._loss_sum, num_tokens=self._num_tokens)
+        return self.optimizer.step(loss_sum=self._loss_sum, num_tokens=self._num_tokens, wants_stop=wants_stop)
 
     def _start_loss_scale(self) -> Callable[[], torch.Tensor]:
         """Loss scale / (loss tokens of the global batch), which nobody needs before the first backward.

@@ -23,6 +23,11 @@ def gpipe(*, num_microbatches: Sequence[int]) -> Schedule:
     return one_f_one_b(num_microbatches=num_microbatches, in_flight=num_microbatches)
 
 
+def forward_only(*, num_microbatches: Sequence[int]) -> Schedule:
+    """Evaluation: every forward and no backward."""
+    return [[Action(s, Kind.F, m) for m in range(count)] for s, count in enumerate(num_microbatches)]
+
+
 def one_f_one_b(*, num_microbatches: Sequence[int], in_flight: Sequence[int]) -> Schedule:
     """Forward and backward actions of every stage, without communication.
 

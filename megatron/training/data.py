@@ -15,9 +15,9 @@ import struct
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,12 +50,14 @@ _DIGEST_DOCUMENTS = 2**18
 class _Blend:
     """Prefixes of ``.bin`` and ``.idx`` files, each with a weight or none.
 
-    train_share: part of each one's documents, from the first on, that is for training.
+    share: part of each one's documents that belongs here, as it begins and ends between 0 and 1.
     """
 
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None
-    train_share: float
+    split: str
+    flag: str
+    share: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,19 +69,24 @@ class _Corpus:
     lengths: np.ndarray
 
 
-def build_datasets(config: DataConfig, tokenizer: Tokenizer, *, train_samples: int) -> Dataset[Any]:
-    """The training dataset; item i is sample i of the run, the same on every rank and under every plan.
+Split = Literal["train", "valid", "test"]
+_SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+
+def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num_samples: int) -> Dataset[Any]:
+    """A dataset; item i is sample i of the run, the same on every rank and under every plan.
 
     One corpus repeats in epochs, each in its own order, until it fills ``train_samples``; so does a blend with
     weights, whose samples come in proportion to them. A blend without weights reads each corpus once. The order
-    depends on the seed, the sequence length, the share for training and ``train_samples``: a run that resumes keeps
+    depends on the seed, the sequence length, the shares of ``--split`` and ``num_samples``: a run that resumes keeps
     all four.
 
     Collective over the world, if there is one: every rank calls it, idle ranks too. It gathers what each rank found in
     the files; then rank 0 builds the indices while the others wait at one barrier, and load what it built.
 
     Args:
-        train_samples: samples that the whole run will read.
+        split: training, validation or test.
+        num_samples: samples that the whole run will read.
 
     Raises:
         ConfigError: a file is missing, damaged, or of another vocabulary; too few tokens; ranks see different files;
@@ -89,10 +96,10 @@ def build_datasets(config: DataConfig, tokenizer: Tokenizer, *, train_samples: i
         raise ConfigError(f"--seq-length {config.seq_length}: a sample needs at least 2 tokens")
     if not 0 <= config.seed < 2**32:
         raise ConfigError(f"--seed {config.seed}: the order of samples is drawn by numpy, which takes 0 to {2**32 - 1}")
-    blend = _train_blend(config)
+    blend = _blend(config, split)
     if blend is None:
         core = _core_config(config, tokenizer)
-        return _build(core, MockGPTDataset, train_samples=train_samples)
+        return _build(core, MockGPTDataset, split=split, num_samples=num_samples)
 
     cache = _check_on_all_ranks(blend, config, tokenizer)
     core = _core_config(
@@ -100,17 +107,17 @@ def build_datasets(config: DataConfig, tokenizer: Tokenizer, *, train_samples: i
         tokenizer,
         blend=(list(blend.prefixes), list(blend.weights) if blend.weights else None),
         # megatron-core reads no exponents.
-        split=f"{blend.train_share:.9f},{1 - blend.train_share:.9f}",
+        split=",".join(f"{share:.9f}" for share in _split_around(blend.share, split)),
         path_to_cache=str(cache),
         # A blend is one sample per corpus longer than asked for, and its heaviest corpus has to fill that: half a
         # percent more, as is the default, does not do it when corpora are many and samples few.
-        mid_level_dataset_surplus=max(0.005, 2 * len(blend.prefixes) / max(train_samples, 1)),
+        mid_level_dataset_surplus=max(0.005, 2 * len(blend.prefixes) / max(num_samples, 1)),
     )
-    dataset = _build(core, GPTDataset, train_samples=train_samples)
-    if len(dataset) < train_samples:
+    dataset = _build(core, GPTDataset, split=split, num_samples=num_samples)
+    if len(dataset) < num_samples:
         raise ConfigError(
-            f"--data-path {' '.join(blend.prefixes)}: {len(dataset)} samples of {config.seq_length} tokens, the run "
-            f"needs {train_samples}; a blend repeats only with weights, e.g. 1.0 {' 1.0 '.join(blend.prefixes)}"
+            f"{blend.flag} {' '.join(blend.prefixes)}: {len(dataset)} samples of {config.seq_length} tokens, the run "
+            f"needs {num_samples}; a blend repeats only with weights, e.g. 1.0 {' 1.0 '.join(blend.prefixes)}"
         )
     return dataset
 
@@ -129,7 +136,7 @@ def microbatches(
     About one step is kept ready beyond the one in hand. Only ranks of first and last stages need it.
 
     Args:
-        dataset: as :func:`build_datasets` returns it, of ``plan.seq_length`` tokens per sample.
+        dataset: as :func:`build_dataset` returns it, of ``plan.seq_length`` tokens per sample.
         first_step: steps done before, by a run that is resumed.
 
     Raises:
@@ -195,11 +202,13 @@ class _Builder(BlendedMegatronDatasetBuilder):
         return BlendedMegatronDatasetBuilder.build_generic_dataset(build, is_built_on_rank, synchronize_ranks, *args)
 
 
-def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, train_samples: int) -> Dataset[Any]:
+def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, split: Split, num_samples: int) -> Dataset[Any]:
     # Without this the builder makes the other splits as well, and one without documents is an endless loop.
-    core.split_matrix = [core.split_matrix[0], None, None]
+    wanted = _SPLITS.index(split)
+    core.split_matrix = [core.split_matrix[i] if i == wanted else None for i in range(len(_SPLITS))]
+    sizes = [num_samples if i == wanted else 0 for i in range(len(_SPLITS))]
     with _quiet():
-        return _Builder(cls, [train_samples, 0, 0], lambda: True, core).build()[0]
+        return _Builder(cls, sizes, lambda: True, core).build()[wanted]
 
 
 def _core_config(config: DataConfig, tokenizer: Tokenizer, **source: Any) -> GPTDatasetConfig:
@@ -234,22 +243,37 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _train_blend(config: DataConfig) -> _Blend | None:
-    """Where the training data comes from, ``None`` for mock data."""
+def _blend(config: DataConfig, split: Split) -> _Blend | None:
+    """Where the data of ``split`` comes from, ``None`` for mock data."""
     if config.mock_data:
         return None
-    if config.train_data_path:
-        prefixes, weights = _parse_blend(config.train_data_path, flag="--train-data-path")
-        return _Blend(prefixes=prefixes, weights=weights, train_share=1.0)
+    if not config.data_path:
+        own = {"train": config.train_data_path, "valid": config.valid_data_path, "test": config.test_data_path}
+        flag = f"--{split}-data-path"
+        prefixes, weights = _parse_blend(own[split], flag=flag)
+        return _Blend(prefixes=prefixes, weights=weights, split=split, flag=flag)
     prefixes, weights = _parse_blend(config.data_path, flag="--data-path")
     shares = [float(share) for share in config.split.split(",")]
-    return _Blend(prefixes=prefixes, weights=weights, train_share=shares[0] / sum(shares))
+    edges = [sum(shares[:i]) / sum(shares) for i in range(len(shares) + 1)] + [1.0, 1.0]
+    i = _SPLITS.index(split)
+    if edges[i] == edges[i + 1]:
+        raise ConfigError(f"--split {config.split}: leaves nothing for {split}; give it a share above 0")
+    return _Blend(prefixes=prefixes, weights=weights, split=split, flag="--data-path", share=(edges[i], edges[i + 1]))
+
+
+def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]:
+    """Shares of training, validation and test such that ``share`` is that of ``split``."""
+    start, end = share
+    i = _SPLITS.index(split)
+    edges = [0.0] * i + [start] + [end] * (len(_SPLITS) - i)
+    edges[0], edges[-1] = 0.0, 1.0
+    return tuple(after - before for before, after in pairwise(edges))
 
 
 def _parse_blend(items: tuple[str, ...], *, flag: str) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
     """Prefixes and their weights; a single prefix needs none."""
     if not items:
-        raise ConfigError("data: nothing to train on; give --data-path, --train-data-path or --mock-data")
+        raise ConfigError(f"data: nothing to read; give {flag}, --data-path or --mock-data")
     numbers = [_number(item) for item in items]
     if all(number is None for number in numbers):
         return items, None
@@ -331,13 +355,13 @@ def _open_corpus(prefix: str) -> _Corpus:
 def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> None:
     """Are there enough tokens for one sample, and does the beginning keep to the vocabulary?"""
     # Rounded as megatron-core does it.
-    num_documents = round(blend.train_share * float(len(corpus.lengths)))
-    num_tokens = int(corpus.lengths[:num_documents].sum(dtype=np.int64))
+    first, end = (round(edge * float(len(corpus.lengths))) for edge in blend.share)
+    num_tokens = int(corpus.lengths[first:end].sum(dtype=np.int64))
     if num_tokens <= config.seq_length:
         raise ConfigError(
-            f"{corpus.prefix}: {num_tokens} tokens for training (documents 0 to {num_documents} of "
+            f"{corpus.prefix}: {num_tokens} tokens for {blend.split} (documents {first} to {end} of "
             f"{len(corpus.lengths)}), one sample needs {config.seq_length + 1}; give more data, a shorter --seq-length "
-            "or a larger first share of --split"
+            "or a larger share of --split"
         )
     largest = int(np.fromfile(corpus.prefix + ".bin", dtype=corpus.dtype, count=_PROBE_TOKENS).max())
     if largest >= tokenizer.vocab_size:

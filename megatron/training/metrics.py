@@ -77,9 +77,16 @@ class Metrics:
         if not result.skipped:
             self._losses.append(result.loss)
         self._progress.update(self._task, completed=step, loss=f"{result.loss:.4f}")
-        if step % self._log_interval == 0 or step == self._train_iters:
+        if step % self._log_interval == 0 or step == self._train_iters or result.stop:
             self._report(step, result, lr)
             self._begin_interval()
+
+    def record_evaluation(self, step: int, split: str, loss: float, *, took_s: float) -> None:
+        """Report the loss on data of ``split``. The time that it took is no step's."""
+        self._console.print(f"step {step:>{len(str(self._train_iters))}}/{self._train_iters} | {split} loss {loss:.6f}")
+        if self._writer is not None:
+            self._writer.add_scalar(f"lm loss {split}", loss, step)
+        self._started += took_s
 
     def _begin_interval(self) -> None:
         self._started = time.perf_counter()
@@ -95,6 +102,7 @@ class Metrics:
             f" | loss {loss:.6f} | grad norm {result.grad_norm:.4f} | lr {lr:.3e}"
             f" | {samples_per_s:.1f} samples/s | {samples_per_s * self._seq_length:,.0f} tokens/s"
             f" | step time {step_s * 1e3:.1f} ms | skipped {self._skipped_total}"
+            + (f" | loss scale {result.loss_scale:.0f}" if result.loss_scale != 1 else "")
         )
         if self._writer is not None:
             scalars = {

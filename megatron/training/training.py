@@ -1,11 +1,14 @@
 """Pretraining: join, agree, build, loop."""
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rich.console import Console
 from torch.utils.data import Dataset
 
@@ -14,16 +17,19 @@ from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.watch import Watch
 from hetero.plan.ir import Plan
 from hetero.report.tables import plan_picture, plan_table
-from hetero.runtime.batch import Microbatch
-from hetero.runtime.optimizer import AdamOptions
+from hetero.runtime.batch import Microbatch, to_device
+from hetero.runtime.optimizer import AdamOptions, StepResult
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from megatron.training.arguments import model_spec
+from megatron.training.checkpointing import Saver, load, saving
 from megatron.training.config import OptimizerConfig, PretrainConfig
-from megatron.training.data import build_datasets, microbatches
+from megatron.training.data import build_dataset, microbatches
+from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.launch import Launch, agree_on_plan, join
 from megatron.training.metrics import Metrics
 from megatron.training.schedules import build_scheduler
+from megatron.training.stopping import Stop, stop_on_sigterm
 from megatron.training.tokenizer import build_tokenizer
 
 LOG_COLUMNS = 130
@@ -40,24 +46,31 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
     """
     device, store = join(launch, config.parallel)
     try:
-        plan, dataset = agree(config, device)
-        with Watch(
-            store,
-            rank=launch.rank,
-            world_size=launch.world_size,
-            describe=lambda rank: describe_rank(plan, rank),
+        plan, dataset, evaluations = agree(config, device)
+        with (
+            stop_on_sigterm(config.run) as stop,
+            Watch(
+                store,
+                rank=launch.rank,
+                world_size=launch.world_size,
+                describe=lambda rank: describe_rank(plan, rank),
+            ),
         ):
             context = create_groups(plan, device=device)
-            data = read_ahead(config, context, dataset)
             trainer = build_trainer(config, context)
+            scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
             with _metrics(config, context) as metrics:
-                _loop(config, context, trainer, data, metrics)
+                start_step = load(config, context, trainer, scheduler)
+                data = read_ahead(config, context, dataset, start_step=start_step)
+                with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
+                    run = _Run(config, context, trainer, scheduler, data, evaluations, saver, stop, metrics)
+                    run.train(start_step=start_step)
     finally:
         dist.destroy_process_group()
 
 
-def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[Any]]:
-    """The plan of this launch and the data it trains on, the same on every rank; collective over the world.
+def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[Any], list[Evaluation]]:
+    """The plan of this launch, what it trains on and is evaluated on; the same everywhere, collective over the world.
 
     Raises:
         ConfigError: some rank's tokenizer, plan or data is wrong; on every rank.
@@ -72,22 +85,34 @@ def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[A
     )
     model = on_all_ranks(lambda: model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size))
     plan = agree_on_plan(config, model, device)
-    dataset = build_datasets(config.data, tokenizer, train_samples=config.run.train_iters * plan.global_batch_size)
-    return plan, dataset
+    num_samples = config.run.train_iters * plan.global_batch_size
+    dataset = build_dataset(config.data, tokenizer, split="train", num_samples=num_samples)
+    evaluations = [
+        Evaluation(
+            split=split,
+            dataset=build_dataset(
+                config.data, tokenizer, split=split, num_samples=config.run.eval_iters * plan.global_batch_size
+            ),
+            num_batches=config.run.eval_iters,
+            num_workers=config.data.num_workers,
+        )
+        for split in evaluated_splits(config)
+    ]
+    return plan, dataset, evaluations
 
 
 def read_ahead(
-    config: PretrainConfig, context: ParallelContext, dataset: Dataset[Any]
+    config: PretrainConfig, context: ParallelContext, dataset: Dataset[Any], *, start_step: int = 0
 ) -> Iterator[list[Microbatch]] | None:
-    """This rank's microbatches, one list per step; ``None`` if it needs none."""
+    """This rank's microbatches after ``start_step``, one list per step; ``None`` if it needs none."""
     if context.work is None or not reads_data(context):
         return None
     return microbatches(
         dataset,
         context.plan,
         context.work.placement,
-        first_step=0,
-        num_steps=config.run.train_iters,
+        first_step=start_step,
+        num_steps=max(0, config.run.train_iters - start_step),
         num_workers=config.data.num_workers,
     )
 
@@ -148,30 +173,54 @@ def _metrics(config: PretrainConfig, context: ParallelContext) -> contextlib.Abs
     )
 
 
-def _loop(
-    config: PretrainConfig,
-    context: ParallelContext,
-    trainer: Trainer,
-    data: Iterator[list[Microbatch]] | None,
-    metrics: Metrics | None,
-) -> None:
-    optimizer = trainer.torch_optimizer
-    scheduler = build_scheduler(optimizer, config.optimizer, train_iters=config.run.train_iters)
-    for step in range(1, config.run.train_iters + 1):
-        batches = [to_device(batch, context.device) for batch in next(data)] if data is not None else None
-        lr = optimizer.param_groups[0]["lr"]
-        result = trainer.step(batches)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Everything that the loop over the steps has to do with."""
+
+    config: PretrainConfig
+    context: ParallelContext
+    trainer: Trainer
+    scheduler: OptimizerParamScheduler
+    data: Iterator[list[Microbatch]] | None
+    evaluations: Sequence[Evaluation]
+    saver: Saver
+    stop: Stop
+    metrics: Metrics | None
+
+    def train(self, *, start_step: int) -> None:
+        """The steps after ``start_step``; collective over the world."""
+        num_steps = self.config.run.train_iters
+        if start_step >= num_steps:
+            self._say(f"step {start_step} is done and --train-iters is {num_steps}: nothing left to train")
+        for step in range(start_step + 1, num_steps + 1):
+            result = self._step(step)
+            last = result.stop or self.stop.is_last(step)
+            self._evaluate(step, last=last)
+            self.saver.after(step, last=last)
+            if last:
+                if step < num_steps:
+                    self._say(f"stopped after step {step} of {num_steps}")
+                return
+
+    def _step(self, step: int) -> StepResult:
+        device, lr = self.context.device, self.trainer.torch_optimizer.param_groups[0]["lr"]
+        batches = [to_device(batch, device) for batch in next(self.data)] if self.data is not None else None
+        result = self.trainer.step(batches, wants_stop=self.stop.wanted)
         if not result.skipped:
-            scheduler.step(increment=1)
-        if metrics is not None:
-            metrics.record(step, result, lr=lr)
+            self.scheduler.step(increment=1)
+        if self.metrics is not None:
+            self.metrics.record(step, result, lr=lr)
+        return result
 
+    def _evaluate(self, step: int, *, last: bool) -> None:
+        for evaluation in self.evaluations:
+            if last or (evaluation.split == "valid" and step % self.config.run.eval_interval == 0):
+                started_s = time.perf_counter()
+                loss = evaluation.loss(self.context, self.trainer)
+                if self.metrics is not None:
+                    took_s = time.perf_counter() - started_s
+                    self.metrics.record_evaluation(step, evaluation.split, loss, took_s=took_s)
 
-def to_device(batch: Microbatch, device: torch.device) -> Microbatch:
-    """``batch`` on ``device``."""
-    return Microbatch(
-        tokens_BS=batch.tokens_BS.to(device, non_blocking=True),
-        position_ids_BS=batch.position_ids_BS.to(device, non_blocking=True),
-        labels_BS=batch.labels_BS.to(device, non_blocking=True),
-        loss_mask_BS=batch.loss_mask_BS.to(device, non_blocking=True),
-    )
+    def _say(self, message: str) -> None:
+        if self.context.rank == 0:
+            print(message, flush=True)

@@ -28,9 +28,9 @@ def test_losses_equal_the_cpu(style: str) -> None:
 
 
 def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
+    from hetero.runtime.batch import to_device  # noqa: PLC0415
     from hetero.runtime.options import DataParallelOptions, StageOptions  # noqa: PLC0415
     from hetero.runtime.trainer import Trainer  # noqa: PLC0415
-    from megatron.training.training import to_device  # noqa: PLC0415
 
     device = torch.device("cuda", 0)
     dist.init_process_group(

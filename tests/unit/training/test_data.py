@@ -14,7 +14,7 @@ import torch
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from megatron.training.config import DataConfig
-from megatron.training.data import build_datasets, microbatches
+from megatron.training.data import build_dataset, microbatches
 from megatron.training.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -72,7 +72,7 @@ def tokens(dataset: Any, i: int) -> list[int]:
 def test_labels_are_the_next_tokens_and_none_is_lost_to_padding(tmp_path: Path) -> None:
     everything = list(range(EOD + 1))
     prefix = write_corpus(tmp_path / "all", [everything])
-    dataset = build_datasets(data_config(train_data_path=(prefix,)), byte_level(), train_samples=32)
+    dataset = build_dataset(data_config(train_data_path=(prefix,)), byte_level(), split="train", num_samples=32)
     seen: set[int] = set()
     for i in range(32):
         sample = dataset[i]
@@ -86,7 +86,9 @@ def test_labels_are_the_next_tokens_and_none_is_lost_to_padding(tmp_path: Path) 
 
 
 def test_eod_mask_loss_leaves_out_what_follows_the_end_of_a_document(corpus: str) -> None:
-    dataset = build_datasets(data_config(data_path=(corpus,), eod_mask_loss=True), byte_level(), train_samples=40)
+    dataset = build_dataset(
+        data_config(data_path=(corpus,), eod_mask_loss=True), byte_level(), split="train", num_samples=40
+    )
     for i in range(40):
         sample = dataset[i]
         assert torch.equal(sample["loss_mask"] == 0, sample["tokens"] == EOD)
@@ -94,13 +96,13 @@ def test_eod_mask_loss_leaves_out_what_follows_the_end_of_a_document(corpus: str
 
 
 def test_one_corpus_repeats_until_it_is_enough(corpus: str) -> None:
-    dataset = build_datasets(data_config(data_path=(corpus,)), byte_level(), train_samples=500)
+    dataset = build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=500)
     assert len(dataset) >= 500
     assert all(len(tokens(dataset, i)) == SEQ for i in range(500))
 
 
 def test_split_keeps_other_documents_out(corpus: str) -> None:
-    dataset = build_datasets(data_config(data_path=(corpus,), split="1,3"), byte_level(), train_samples=60)
+    dataset = build_dataset(data_config(data_path=(corpus,), split="1,3"), byte_level(), split="train", num_samples=60)
     assert {t for i in range(60) for t in tokens(dataset, i)} == {*range(10), EOD}
 
 
@@ -109,7 +111,7 @@ def test_weights_decide_the_blend(tmp_path: Path, cached: bool) -> None:
     a = write_corpus(tmp_path / "a", [[1] * 100])
     b = write_corpus(tmp_path / "b", [[2] * 100])
     config = data_config(train_data_path=("3", a, "1.0", b), data_cache_path=tmp_path / "cache" if cached else None)
-    dataset = build_datasets(config, byte_level(), train_samples=400)
+    dataset = build_dataset(config, byte_level(), split="train", num_samples=400)
     assert Counter(tokens(dataset, i)[0] for i in range(400)) == {1: 300, 2: 100}
 
 
@@ -118,22 +120,22 @@ def test_heavy_corpus_among_many_light_ones(tmp_path: Path) -> None:
     heavy = write_corpus(tmp_path / "heavy", [[1] * (SEQ * 19 + 1)])
     light = [write_corpus(tmp_path / str(i), [[2] * (SEQ + 1)]) for i in range(11)]
     blend = ("0.9", heavy, *(item for prefix in light for item in ("0.009", prefix)))
-    assert len(build_datasets(data_config(train_data_path=blend), byte_level(), train_samples=20)) >= 20
+    assert len(build_dataset(data_config(train_data_path=blend), byte_level(), split="train", num_samples=20)) >= 20
 
 
 def test_blend_without_weights_reads_each_corpus_once(tmp_path: Path) -> None:
     a = write_corpus(tmp_path / "a", [[1] * (SEQ * 6 + 1)])
     b = write_corpus(tmp_path / "b", [[2] * (SEQ * 2 + 1)])
     config = data_config(train_data_path=(a, b))
-    dataset = build_datasets(config, byte_level(), train_samples=8)
+    dataset = build_dataset(config, byte_level(), split="train", num_samples=8)
     assert Counter(tokens(dataset, i)[0] for i in range(8)) == {1: 6, 2: 2}
     with pytest.raises(ConfigError, match=r"8 samples of 8 tokens, the run needs 9; a blend repeats only with weights"):
-        build_datasets(config, byte_level(), train_samples=9)
+        build_dataset(config, byte_level(), split="train", num_samples=9)
 
 
 def test_mock_data_keeps_to_the_vocabulary_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    dataset = build_datasets(data_config(mock_data=True), NullTokenizer(vocab_size=100), train_samples=50)
+    dataset = build_dataset(data_config(mock_data=True), NullTokenizer(vocab_size=100), split="train", num_samples=50)
     assert max(t for i in range(50) for t in tokens(dataset, i)) < 100
     assert list(tmp_path.iterdir()) == []
 
@@ -142,25 +144,25 @@ def test_building_prints_and_warns_nothing(
     corpus: str, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     for config in (data_config(data_path=("1", corpus, "1", corpus)), data_config(mock_data=True)):
-        build_datasets(config, byte_level(), train_samples=4)
+        build_dataset(config, byte_level(), split="train", num_samples=4)
     assert capfd.readouterr() == ("", "")
     assert not recwarn.list
 
 
 def test_corpus_that_is_written_anew_is_not_read_by_its_old_indices(corpus: str, tmp_path: Path) -> None:
     config = data_config(data_path=(corpus,), split="1")
-    build_datasets(config, byte_level(), train_samples=30)
+    build_dataset(config, byte_level(), split="train", num_samples=30)
     write_corpus(tmp_path / "corpus", [[7] * 20, [8] * 300])
-    dataset = build_datasets(config, byte_level(), train_samples=30)
+    dataset = build_dataset(config, byte_level(), split="train", num_samples=30)
     assert {t for i in range(30) for t in tokens(dataset, i)} == {7, 8}
 
 
 def test_missing_file_is_named(tmp_path: Path, corpus: str) -> None:
     (tmp_path / "corpus.bin").unlink()
     with pytest.raises(ConfigError, match=r"corpus\.bin: no such file"):
-        build_datasets(data_config(data_path=(corpus,)), byte_level(), train_samples=1)
+        build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=1)
     with pytest.raises(ConfigError, match=r"corpus\.idx\.idx: no such file"):
-        build_datasets(data_config(data_path=(corpus + ".idx",)), byte_level(), train_samples=1)
+        build_dataset(data_config(data_path=(corpus + ".idx",)), byte_level(), split="train", num_samples=1)
 
 
 @pytest.mark.parametrize(
@@ -176,32 +178,32 @@ def test_damaged_files_are_named(corpus: str, suffix: str, content: bytes | None
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if content is None else content)
     with pytest.raises(ConfigError, match=message):
-        build_datasets(data_config(data_path=(corpus,)), byte_level(), train_samples=1)
+        build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=1)
 
 
 def test_corpus_without_documents(tmp_path: Path) -> None:
     prefix = write_corpus(tmp_path / "none", [])
     with pytest.raises(ConfigError, match="holds no documents"):
-        build_datasets(data_config(data_path=(prefix,)), byte_level(), train_samples=1)
+        build_dataset(data_config(data_path=(prefix,)), byte_level(), split="train", num_samples=1)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"seq_length": 400}, r"351 tokens for training \(documents 0 to 39 of 40\), one sample needs 401"),
-        ({"split": "1,99"}, "0 tokens for training"),
+        ({"seq_length": 400}, r"351 tokens for train \(documents 0 to 39 of 40\), one sample needs 401"),
+        ({"split": "1,99"}, "0 tokens for train"),
         ({"seq_length": 1}, "at least 2 tokens"),
         ({"seed": -1}, "--seed -1"),
     ],
 )
 def test_too_few_tokens(corpus: str, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_datasets(data_config(data_path=(corpus,), **overrides), byte_level(), train_samples=1)
+        build_dataset(data_config(data_path=(corpus,), **overrides), byte_level(), split="train", num_samples=1)
 
 
 def test_data_of_another_tokenizer_are_refused(corpus: str) -> None:
     with pytest.raises(ConfigError, match="holds token id 256, the tokenizer's ids end at 99"):
-        build_datasets(data_config(data_path=(corpus,)), NullTokenizer(vocab_size=100), train_samples=1)
+        build_dataset(data_config(data_path=(corpus,)), NullTokenizer(vocab_size=100), split="train", num_samples=1)
 
 
 @pytest.mark.parametrize(
@@ -209,36 +211,39 @@ def test_data_of_another_tokenizer_are_refused(corpus: str) -> None:
 )
 def test_malformed_blends(blend: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="give prefixes alone, or a positive weight before each"):
-        build_datasets(data_config(data_path=blend), byte_level(), train_samples=1)
+        build_dataset(data_config(data_path=blend), byte_level(), split="train", num_samples=1)
 
 
 def test_no_data_at_all() -> None:
-    with pytest.raises(ConfigError, match="nothing to train on"):
-        build_datasets(data_config(), byte_level(), train_samples=1)
+    with pytest.raises(ConfigError, match="nothing to read; give --train-data-path"):
+        build_dataset(data_config(), byte_level(), split="train", num_samples=1)
 
 
 def test_cache_that_cannot_be_written_or_is_damaged(corpus: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--data-cache-path must name a writable folder"):
-        build_datasets(
-            data_config(data_path=(corpus,), data_cache_path=tmp_path / "file"), byte_level(), train_samples=1
+        build_dataset(
+            data_config(data_path=(corpus,), data_cache_path=tmp_path / "file"),
+            byte_level(),
+            split="train",
+            num_samples=1,
         )
     config = data_config(data_path=(corpus,), data_cache_path=tmp_path / "cache")
-    build_datasets(config, byte_level(), train_samples=1)
+    build_dataset(config, byte_level(), split="train", num_samples=1)
     (index,) = (tmp_path / "cache").rglob("*shuffle_index.npy")
     index.write_bytes(index.read_bytes()[:-8])
     with pytest.raises(ConfigError, match="if this one is damaged, remove it"):
-        build_datasets(config, byte_level(), train_samples=1)
+        build_dataset(config, byte_level(), split="train", num_samples=1)
 
 
 def rank_reads(rank: int, configs: list[DataConfig]) -> list[list[int]]:
-    datasets = [build_datasets(config, byte_level(), train_samples=20) for config in configs]
+    datasets = [build_dataset(config, byte_level(), split="train", num_samples=20) for config in configs]
     return [tokens(dataset, i) for dataset in datasets for i in range(20)]
 
 
 def rank_reports(rank: int, configs: list[DataConfig]) -> str:
     with pytest.raises(ConfigError) as caught:
-        build_datasets(configs[rank], byte_level(), train_samples=20)
+        build_dataset(configs[rank], byte_level(), split="train", num_samples=20)
     return str(caught.value)
 
 
@@ -290,7 +295,7 @@ def rows_of_steps(dataset: Any, a_plan: Plan, ranks: Sequence[int], **steps: int
 
 
 def test_plans_read_the_same_samples_at_the_same_step(corpus: str) -> None:
-    dataset = build_datasets(data_config(data_path=(corpus,)), byte_level(), train_samples=36)
+    dataset = build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=36)
     expected = [sorted(tuple(tokens(dataset, i)) for i in range(n * 12, n * 12 + 12)) for n in range(3)]
     first_stages, last_stages = (0, 1, 3), (2, 3)
     for a_plan, ranks in ((one_rank_plan(), (0,)), (uneven_plan(), first_stages), (uneven_plan(), last_stages)):
@@ -301,7 +306,7 @@ def test_plans_read_the_same_samples_at_the_same_step(corpus: str) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_microbatches_are_the_samples_in_order(corpus: str, num_workers: int) -> None:
     config = data_config(data_path=(corpus,), eod_mask_loss=True)
-    dataset = build_datasets(config, byte_level(), train_samples=36)
+    dataset = build_dataset(config, byte_level(), split="train", num_samples=36)
     a_plan = uneven_plan()
     place = a_plan.placement(1)
     assert place is not None
@@ -319,7 +324,7 @@ def test_microbatches_are_the_samples_in_order(corpus: str, num_workers: int) ->
 
 
 def test_steps_beyond_the_dataset_are_refused_at_once(corpus: str) -> None:
-    dataset = build_datasets(data_config(data_path=(corpus,)), byte_level(), train_samples=36)
+    dataset = build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=36)
     a_plan = one_rank_plan()
     place = a_plan.placement(0)
     assert place is not None

@@ -1,0 +1,188 @@
+"""Saves and loads a training run: what the flags ask for, in terms of :mod:`hetero.checkpoint`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from hetero.checkpoint.folder import latest_step
+from hetero.checkpoint.reader import LoadedCheckpoint, load_checkpoint
+from hetero.checkpoint.state import CheckpointState, LossScalerState
+from hetero.checkpoint.writer import CheckpointWriter
+from hetero.distributed.agreement import from_rank_0, on_all_ranks
+from hetero.distributed.process_groups import ParallelContext
+from hetero.errors import ConfigError
+from hetero.runtime.mcore import dropout_state, restore_dropout_state
+from hetero.runtime.trainer import Trainer
+from megatron.training.config import CheckpointConfig, PretrainConfig
+
+
+def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> int:
+    """Continue where the checkpoint that ``--load`` names ends; returns the steps that are done.
+
+    A run that saves and loads in one folder starts from nothing where the folder has no checkpoint yet, so that one
+    command line serves its first launch and every later one. Collective over the world.
+
+    Raises:
+        ConfigError: no checkpoint, a damaged one, or one of another run; the same on all ranks.
+    """
+    wanted = config.checkpoint
+    if wanted.load is None:
+        return 0
+    step = _step_to_load(wanted)
+    if step is None:
+        _say(context, f"{wanted.load}: no checkpoint yet, training starts from --seed {config.run.seed}")
+        return 0
+    loaded = on_all_ranks(lambda: _fill(config, context, trainer, step))
+    for note in loaded.notes:
+        _say(context, note)
+    trainer.optimizer.finish_loading(num_updates=0 if wanted.finetune else loaded.state.adam_step)
+    if wanted.finetune:
+        _say(context, f"loaded the weights of {loaded.path}; training starts at step 1")
+        return 0
+    _restore(loaded, context, trainer, scheduler)
+    _say(context, f"loaded {loaded.path}; training goes on after step {step}")
+    return step
+
+
+class Saver:
+    """Saves a run into the folder of ``--save``; does nothing without that flag."""
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        context: ParallelContext,
+        trainer: Trainer,
+        scheduler: OptimizerParamScheduler,
+        writer: CheckpointWriter | None,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._trainer = trainer
+        self._scheduler = scheduler
+        self._writer = writer
+
+    def after(self, step: int, *, last: bool) -> None:
+        """Save after ``step`` if it is due, or the last; collective over the world.
+
+        Raises:
+            CheckpointError: it cannot be saved, or an earlier save in the background could not.
+        """
+        interval = self._config.checkpoint.save_interval
+        if self._writer is None or not (last or (interval is not None and step % interval == 0)):
+            return
+        self._trainer.finish_gather()
+        self._writer.save(
+            step=step,
+            slices=self._trainer.optimizer.state(owned=True),
+            state=self._state(step),
+            rank_state=dropout_state() if self._context.work is not None else None,
+        )
+
+    def _state(self, step: int) -> CheckpointState:
+        plan, scaler = self._context.plan, self._trainer.scaler
+        return CheckpointState(
+            step=step,
+            model=plan.model,
+            precision=plan.precision,
+            plan=plan,
+            consumed_samples=step * plan.global_batch_size,
+            adam_step=self._scheduler.num_steps,
+            scheduler_step=self._scheduler.num_steps,
+            seed=self._config.run.seed,
+            loss_scaler=None
+            if scaler is None
+            else LossScalerState(
+                scale=scaler.scale, growth_tracker=scaler.clean_steps, hysteresis=scaler.overflows_left
+            ),
+        )
+
+
+@contextmanager
+def saving(
+    config: PretrainConfig,
+    context: ParallelContext,
+    trainer: Trainer,
+    scheduler: OptimizerParamScheduler,
+    *,
+    start_step: int,
+) -> Iterator[Saver]:
+    """A saver whose last save is published when the block ends. Collective over the world at both ends.
+
+    Raises:
+        CheckpointError: the folder cannot be written, or holds later checkpoints than ``start_step``.
+    """
+    wanted, writer = config.checkpoint, None
+    if wanted.save is not None:
+        writer = CheckpointWriter(
+            wanted.save,
+            world=context.world,
+            start_step=start_step,
+            keep_last=wanted.keep_last,
+            asynchronous=wanted.asynchronous,
+        )
+    yield Saver(config, context, trainer, scheduler, writer)
+    if writer is not None:
+        writer.wait()
+
+
+def _step_to_load(wanted: CheckpointConfig) -> int | None:
+    """Rank 0's choice, on every rank: a file system may show hosts a new checkpoint at different times."""
+    folder = wanted.load
+    assert folder is not None
+
+    def choose() -> str:
+        found = latest_step(folder) if wanted.load_step is None else wanted.load_step
+        if found is None and (folder != wanted.save or wanted.finetune):
+            raise ConfigError(f"--load {folder}: holds no checkpoint; correct the path, or leave it out to start anew")
+        return "" if found is None else str(found)
+
+    text = from_rank_0(choose)
+    return int(text) if text else None
+
+
+def _fill(config: PretrainConfig, context: ParallelContext, trainer: Trainer, step: int) -> LoadedCheckpoint:
+    folder = config.checkpoint.load
+    assert folder is not None
+    loaded = load_checkpoint(
+        folder,
+        step=step,
+        slices=trainer.optimizer.state(owned=False),
+        plan=context.plan,
+        rank=context.rank,
+        only_weights=config.checkpoint.finetune,
+    )
+    if config.checkpoint.finetune:
+        return loaded
+    state, batch = loaded.state, context.plan.global_batch_size
+    if state.plan is None:
+        raise ConfigError(f"{loaded.path}: holds weights of another program and no training state; add --finetune")
+    if state.seed != config.run.seed:
+        raise ConfigError(
+            f"{loaded.path}: saved with --seed {state.seed}, not {config.run.seed}: the data would come in another "
+            f"order; give --seed {state.seed}, or --finetune to begin anew with its weights"
+        )
+    if state.consumed_samples != state.step * batch:
+        raise ConfigError(
+            f"{loaded.path}: {state.consumed_samples} samples in {state.step} steps, but --global-batch-size is "
+            f"{batch}; give {state.consumed_samples // state.step}, or --finetune to begin anew with its weights"
+        )
+    return loaded
+
+
+def _restore(
+    loaded: LoadedCheckpoint, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler
+) -> None:
+    state = loaded.state
+    scheduler.step(increment=state.scheduler_step)
+    if trainer.scaler is not None and state.loss_scaler is not None:
+        trainer.scaler.scale = state.loss_scaler.scale
+        trainer.scaler.clean_steps = state.loss_scaler.growth_tracker
+        trainer.scaler.overflows_left = state.loss_scaler.hysteresis
+    if loaded.rank_state and context.work is not None:
+        restore_dropout_state(loaded.rank_state)
+
+
+def _say(context: ParallelContext, message: str) -> None:
+    if context.rank == 0:
+        print(message, flush=True)

@@ -1,0 +1,56 @@
+"""The loss on data that is not trained on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from hetero.distributed.process_groups import ParallelContext
+from hetero.runtime.batch import Microbatch, to_device
+from hetero.runtime.trainer import Trainer, reads_data
+from megatron.training.config import PretrainConfig
+from megatron.training.data import Split, microbatches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A set of samples whose loss is computed again and again, always the same ones.
+
+    split: the name under which it is reported.
+    num_batches: global batches.
+    """
+
+    split: Split
+    dataset: Dataset[Any]
+    num_batches: int
+    num_workers: int
+
+    def loss(self, context: ParallelContext, trainer: Trainer) -> float:
+        """Mean over the loss tokens of all samples; collective over the world."""
+        data = self._batches(context)
+        loss_sum, num_tokens = 0.0, 0
+        for _ in range(self.num_batches):
+            batches = [to_device(batch, context.device) for batch in next(data)] if data is not None else None
+            loss, tokens = trainer.evaluate(batches)
+            loss_sum, num_tokens = loss_sum + loss, num_tokens + tokens
+        return loss_sum / num_tokens if num_tokens else 0.0
+
+    def _batches(self, context: ParallelContext) -> Iterator[list[Microbatch]] | None:
+        if context.work is None or not reads_data(context):
+            return None
+        return microbatches(
+            self.dataset,
+            context.plan,
+            context.work.placement,
+            first_step=0,
+            num_steps=self.num_batches,
+            num_workers=self.num_workers,
+        )
+
+
+def evaluated_splits(config: PretrainConfig) -> tuple[Split, ...]:
+    """What this run evaluates: validation data, and test data at the end where it has a path of its own."""
+    if config.run.eval_iters == 0:
+        return ()
+    return ("valid", "test") if config.data.test_data_path else ("valid",)

@@ -1,0 +1,44 @@
+"""When a run ends before its last step: a signal, a time limit, or a step that it was told to end after."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from megatron.training.config import RunConfig
+
+
+class Stop:
+    """Whether this rank wants to stop. Ranks may differ; the step's collective makes it one decision."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._started_s = time.monotonic()
+        self.signalled = False
+
+    @property
+    def wanted(self) -> bool:
+        """A signal came, or the time is over."""
+        minutes = self._config.exit_duration_minutes
+        return self.signalled or (minutes is not None and time.monotonic() - self._started_s > minutes * 60)
+
+    def is_last(self, step: int) -> bool:
+        """The run ends after ``step`` by its flags."""
+        interval = self._config.exit_interval
+        return step == self._config.train_iters or (interval is not None and step % interval == 0)
+
+
+@contextmanager
+def stop_on_sigterm(config: RunConfig) -> Iterator[Stop]:
+    """SIGTERM, which Slurm sends before a job's time is over, ends the run after the step in hand."""
+    stop = Stop(config)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.signalled = True
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,175 @@
+"""Any plan loads any other plan's checkpoint and goes on as if it had trained from the start."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hetero.checkpoint.folder import find_checkpoint
+from hetero.checkpoint.reader import SavedTensors
+from hetero.plan.ir import Plan
+from hetero.runtime.state import TensorSlice
+from hetero.spec.parameters import parameters
+from tests.helpers.commands import command_line
+from tests.helpers.layouts import layouts
+from tests.helpers.ranks import run_ranks
+from tests.helpers.sessions import Session, session
+from tests.helpers.training import one_process_plan
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
+
+END = 4
+HALF = 2
+LAYOUTS = {(name, style): plan for name, style, plan in layouts()}
+SHARDED = {"use_distributed_optimizer": "", "overlap_param_gather": ""}
+
+
+def layout(name: str, style: str) -> Plan:
+    return LAYOUTS[name, style]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Train under ``first`` to the half, then under ``second``; the second's flags say more of it."""
+
+    first: Plan
+    second: Plan
+    first_sharded: bool = True
+    second_sharded: bool = True
+
+
+def pair(style: str, first: str, second: str, *, sharded: tuple[bool, bool] = (True, True)) -> Pair:
+    a, b = layout(first, style), layout(second, style)
+    batch = max(a.global_batch_size, b.global_batch_size)
+    return Pair(with_batch(a, batch), with_batch(b, batch), *sharded)
+
+
+def with_batch(plan: Plan, global_batch_size: int) -> Plan:
+    """``plan`` with samples added to its last replica, whose stages' microbatches are whole multiples of 1 to 8."""
+    *others, last = plan.replicas
+    more = global_batch_size - plan.global_batch_size
+    last = dataclasses.replace(last, num_samples=last.num_samples + more)
+    return dataclasses.replace(plan, replicas=(*others, last), global_batch_size=global_batch_size)
+
+
+GPT, LLAMA = "gpt2-tied", "llama-gqa"
+PAIRS = {
+    "more-layers-in-front": pair(LLAMA, "uneven-layers", "four-stages"),
+    "one-rank-and-many": pair(GPT, "one-stage", "everything"),
+    "many-and-one-rank": pair(LLAMA, "everything", "one-stage", sharded=(True, False)),
+    "tp-1-2-4-and-4-2-1": pair(GPT, "tp-1|2|4", "tp-4sp|2|1"),
+    "tp-2-1-and-2-4-2": pair(LLAMA, "tp-2|1", "tp-2|4|2-sp", sharded=(False, True)),
+    "dp-and-tp": pair(LLAMA, "dp-2|4", "tp-1|2|4-sp"),
+    "tied-copies-apart-and-together": pair(GPT, "four-stages", "one-stage-tp4-sp"),
+    "replicas-and-idle-ranks": pair(GPT, "same-layer-tp-2+4", "idle-ranks"),
+    "shares-and-depths": pair(LLAMA, "shares-5:3:1", "depths-1+2+3", sharded=(False, False)),
+    "experts": pair("moe", "moe", "moe", sharded=(True, False)),
+    "unequal-shares": Pair(
+        layout("everything", LLAMA),
+        dataclasses.replace(
+            layout("everything", LLAMA),
+            replicas=tuple(
+                dataclasses.replace(
+                    r, stages=tuple(dataclasses.replace(s, optimizer_share=2 + 3 * i) for i, s in enumerate(r.stages))
+                )
+                for r in layout("everything", LLAMA).replicas
+            ),
+        ),
+    ),
+}
+
+
+def run(plan: Plan, *, sharded: bool, end_step: int, **flags: str | None) -> list[Session]:
+    argv = command_line(
+        global_batch_size=str(plan.global_batch_size),
+        train_iters=str(END),
+        hetero_plan="given.json",
+        init_method_std="0.1",
+        **(SHARDED if sharded else {}),
+        **flags,
+    )
+    return run_ranks(session, plan.world_size, plan, argv, end_step)
+
+
+def saved(folder: Path, plan: Plan, step: int) -> dict[str, np.ndarray]:
+    """Whole tensors of a checkpoint."""
+    slices = [
+        TensorSlice(
+            name=f"{kind}/{parameter.name}",
+            shape=parameter.shape,
+            offsets=(0,) * len(parameter.shape),
+            tensor=torch.full(parameter.shape, torch.nan, dtype=torch.float64),
+        )
+        for kind in ("weights", "exp_avg", "exp_avg_sq")
+        for parameter in parameters(plan.model)
+    ]
+    SavedTensors(find_checkpoint(folder, step)).fill(slices)
+    return {each.name: each.tensor.numpy() for each in slices}
+
+
+def assert_same_state(ours: list[Session], theirs: list[Session]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.state.keys() == other.state.keys()
+        for name, values in mine.state.items():
+            np.testing.assert_array_equal(values, other.state[name], name)
+        for name, values in mine.weights.items():
+            np.testing.assert_array_equal(values, other.weights[name], name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
+def test_another_plan_goes_on(name: str, tmp_path: Path) -> None:
+    """A -> B -> A is bit-exact; A's first half and B's second are the loss curve of B alone."""
+    case = PAIRS[name]
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    first = run(case.first, sharded=case.first_sharded, end_step=HALF, save=a)
+    # Under B and back, without a step.
+    run(case.second, sharded=case.second_sharded, end_step=HALF, load=a, save=b)
+    back = run(case.first, sharded=case.first_sharded, end_step=HALF, load=b)
+    assert [each.start_step for each in back] == [HALF] * case.first.world_size
+    assert_same_state(back, first)
+    there, here = saved(Path(a), case.first, HALF), saved(Path(b), case.second, HALF)
+    for tensor, values in there.items():
+        np.testing.assert_array_equal(here[tensor], values, tensor)
+
+    resumed = run(case.second, sharded=case.second_sharded, end_step=END, load=a)
+    alone = run(case.second, sharded=case.second_sharded, end_step=END)
+    for mine, other in zip(resumed, alone, strict=True):
+        assert mine.losses == pytest.approx(other.losses[HALF:], rel=1e-9)
+        assert mine.next_lr == other.next_lr
+        for tensor, values in mine.weights.items():
+            scale = np.abs(other.weights[tensor]).max()
+            np.testing.assert_allclose(values, other.weights[tensor], rtol=0, atol=1e-9 * scale, err_msg=tensor)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp16"])
+def test_the_same_plan_goes_on_bit_by_bit(precision: str, tmp_path: Path) -> None:
+    """With dropout, sharded state, a background save, and in fp16 with its loss scale."""
+    made = dataclasses.replace(layout("everything", GPT), precision=precision)
+    flags = {"attention_dropout": "0.1", "hidden_dropout": "0.1"}
+    if precision == "fp16":
+        flags |= {"fp16": "", "initial_loss_scale": "256", "loss_scale_window": "3"}
+    folder = str(tmp_path)
+    alone = run(made, sharded=True, end_step=END, **flags)
+    run(made, sharded=True, end_step=HALF, save=folder, async_save="", **flags)
+    resumed = run(made, sharded=True, end_step=END, load=folder, **flags)
+    assert_same_state(resumed, alone)
+    for mine, other in zip(resumed, alone, strict=True):
+        assert mine.losses == other.losses[HALF:]
+        assert mine.loss_scale == other.loss_scale == (512 if precision == "fp16" else 1)
+
+
+def test_finetuning_takes_the_weights_alone(tmp_path: Path) -> None:
+    made = layout("tp-2|1", LLAMA)
+    before = run(made, sharded=True, end_step=HALF, save=str(tmp_path))
+    tuned = run(one_process_plan(made), sharded=False, end_step=0, load=str(tmp_path), finetune="")
+    (one,) = tuned
+    assert one.start_step == 0
+    weights = saved(tmp_path, made, HALF)
+    for name, values in one.weights.items():
+        np.testing.assert_array_equal(values, weights[f"weights/{name}"], name)
+    assert all(not values.any() for name, values in one.state.items() if name.startswith("exp_avg"))
+    assert one.next_lr == pytest.approx(1e-2)
+    assert before[0].next_lr < 1e-2
