@@ -14,6 +14,7 @@ from hetero.cost.latency import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulator import simulate
 from hetero.cost.trace import chrome_trace
+from hetero.cost.traits import runtime_traits
 from hetero.data import shipped_profiles
 from hetero.errors import ConfigError
 from hetero.plan.placement import check_plan_on_cluster
@@ -67,6 +68,9 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
         "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
     )
     parser.add_argument(
+        "--use-distributed-optimizer", action="store_true", help="optimizer state is shared among equal ranks"
+    )
+    parser.add_argument(
         "--data-sheets", action="store_true", help="price devices without any profile by their data sheets"
     )
 
@@ -84,6 +88,7 @@ def _plan(args: argparse.Namespace) -> int:
         precision=args.precision,
         profiles=_profiles(args),
         data_sheets=args.data_sheets,
+        traits=runtime_traits(distributed_optimizer=args.use_distributed_optimizer),
     )
     problem = Problem(
         cluster=load(ClusterSpec, args.cluster),
@@ -171,6 +176,7 @@ def _simulate(args: argparse.Namespace) -> int:
         precision=plan.precision,
         profiles=_profiles(args),
         data_sheets=args.data_sheets,
+        traits=runtime_traits(distributed_optimizer=args.use_distributed_optimizer),
     )
     simulation = simulate(plan, cluster, costs)
     memory = plan_memory(plan, costs)

@@ -45,6 +45,17 @@ def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[SyncBucket, ...]:
     return tuple(sorted(closed, key=lambda bucket: (-bucket.position, bucket.ranks)))
 
 
+def owned_parameters(plan: Plan) -> dict[int, float]:
+    """By rank, the elements that it owns: of what it holds, its share among all that hold the same."""
+    weight = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
+    owned = dict.fromkeys(weight, 0.0)
+    for _, numel, ranks in _shares(plan):
+        per_share = numel / sum(weight[rank] for rank in ranks)
+        for rank in ranks:
+            owned[rank] += per_share * weight[rank]
+    return owned
+
+
 def _shares(plan: Plan) -> Iterator[tuple[int, int, Ranks]]:
     """(position, elements, ranks that hold them), from the head to the embedding."""
     model = plan.model

@@ -78,6 +78,8 @@ class CostModel:
         self.shape = LayerShape.of(model)
         self.sizes = LayerSizes(model)
         self.element_bytes = BYTES_OF_PRECISION[precision]
+        # Half-precision weights have gradients, master weights and moments in fp32.
+        self.gradient_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
         self._profiles = profiles
         self._donors = Donors(profiles, precision=precision, arithmetic=arithmetic, data_sheets=data_sheets)
         self._layers: dict[tuple[LayerKind, str, int, int], LayerCost] = {}

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetero.cost.gradients import sync_buckets
+from hetero.cost.gradients import owned_parameters, sync_buckets
 from hetero.cost.latency import CostModel
 from hetero.cost.traits import RuntimeTraits
 from hetero.plan.ir import Plan, Recompute, Stage
@@ -107,10 +107,12 @@ def stage_memory(
     num_neighbours: int = 2,
     shares_gradients: bool = True,
     num_communicators: int = 8,
+    optimizer_ways: float = 1.0,
 ) -> StageMemory:
     """Memory of one device of a stage.
 
     Args:
+        optimizer_ways: the device has this part of the optimizer state of its weights, one in so many.
         num_neighbours: stages before and after it in its replica.
         shares_gradients: another rank holds some of the same parameters.
         num_communicators: that the device takes part in.
@@ -140,17 +142,17 @@ def stage_memory(
     if recompute == "full":
         # The block under recomputation has all of its activations once more.
         working += saved("block", "none")
-    gradients = costs.element_bytes * parameters
+    gradients = costs.gradient_bytes * parameters
     return StageMemory(
         fixed=MemoryParts(
             weights=costs.element_bytes * parameters,
             gradients=gradients,
-            optimizer=optimizer_bytes_per_parameter(costs) * parameters,
+            optimizer=int(optimizer_bytes_per_parameter(costs) * parameters / optimizer_ways),
             activations=0,
             logits=0,
             working=working,
             boundary_buffers=num_neighbours * BUFFERS_PER_NEIGHBOUR * boundary,
-            sync_buffers=_sync_buffer_bytes(traits, gradients, costs.element_bytes) if shares_gradients else 0,
+            sync_buffers=_sync_buffer_bytes(traits, gradients, costs.gradient_bytes) if shares_gradients else 0,
             context=context_bytes(traits, device),
             communicators=num_communicators * traits.communicator_bytes,
             slack=0,
@@ -165,6 +167,7 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryPar
     """Peak parts of every stage of ``plan``, by replica and stage; all its devices are alike."""
     groups = {bucket.ranks for bucket in sync_buckets(plan, bucket_numel=costs.traits.bucket_numel)}
     gradient_groups = Counter(rank for ranks in groups for rank in ranks)
+    owned = owned_parameters(plan) if costs.traits.distributed_optimizer else {}
     parts = {}
     for r, s, stage in plan.stages():
         num_neighbours = (s > 0) + (s + 1 < len(plan.replicas[r].stages))
@@ -173,6 +176,9 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryPar
             stage, costs, num_neighbours=num_neighbours, shares_gradients=shared > 0, num_gradient_groups=shared
         )
         parts[r, s] = memory.at(min(stage.in_flight, plan.replicas[r].num_microbatches(s)))
+        if owned:
+            optimizer = optimizer_bytes_per_parameter(costs) * max(owned[rank] for rank in stage.ranks)
+            parts[r, s] = dataclasses.replace(parts[r, s], optimizer=int(optimizer))
     return parts
 
 
@@ -258,8 +264,8 @@ def _sync_buffer_bytes(traits: RuntimeTraits, gradients: int, element_bytes: int
 
 
 def optimizer_bytes_per_parameter(costs: CostModel) -> int:
-    """Adam's two moments in the precision of the weights."""
-    return 2 * costs.element_bytes
+    """Adam's two moments, and beside half-precision weights their master copy, all as wide as a gradient."""
+    return (2 + (costs.element_bytes < costs.gradient_bytes)) * costs.gradient_bytes
 
 
 def context_bytes(traits: RuntimeTraits, device: str) -> int:

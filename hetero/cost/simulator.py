@@ -289,7 +289,7 @@ def _sync_gradients(plan: Plan, topology: Topology, costs: CostModel, ends: _End
         key = bucket.numel, bucket.ranks
         if key not in known:
             known[key] = all_reduce_cost(
-                bucket.numel * costs.element_bytes,
+                bucket.numel * costs.gradient_bytes,
                 bucket.ranks,
                 topology,
                 host_gb_per_s=traits.sync_host_gb_per_s,

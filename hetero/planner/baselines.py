@@ -49,7 +49,7 @@ class Yardstick:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class Candidate:
     """A plan that is made only if it is among the best by the formula."""
 
     formula_s: float
@@ -67,13 +67,14 @@ def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, .
         every |= {f"uniform, {kind.name}": _uniform(problem, candidates, [kind]) for kind in candidates.usable_kinds}
     every |= {
         "whale": _whale(problem, candidates),
-        "autohet": _autohet(problem, candidates),
-        "harp": _harp(problem, candidates),
+        "autohet": autohet_plans(problem, candidates),
+        "harp": harp_plans(problem, candidates),
     }
-    return tuple(Yardstick(name=name, best=_best(plans, problem, limit_s)) for name, plans in every.items())
+    return tuple(Yardstick(name=name, best=best_plan(plans, problem, limit_s)) for name, plans in every.items())
 
 
-def _best(candidates: Iterable[_Candidate], problem: Problem, limit_s: float) -> Scored | None:
+def best_plan(candidates: Iterable[Candidate], problem: Problem, limit_s: float) -> Scored | None:
+    """The best of ``candidates`` by the simulator: half of the time lists them, half simulates the best by formula."""
     listing = Clock(limit_s / 2)
     listed = list(itertools.takewhile(lambda _: not listing.is_over(), candidates))
     clock = Clock(limit_s / 2)
@@ -124,7 +125,7 @@ def _grids(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]) 
                 yield _Grid(tp, pipelines)
 
 
-def _uniform(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]) -> Iterator[_Candidate]:
+def _uniform(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]) -> Iterator[Candidate]:
     num_layers = problem.model.num_layers
     for grid in _grids(problem, candidates, kinds):
         dp = len(grid.pipelines)
@@ -134,7 +135,7 @@ def _uniform(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]
         yield from _on_grid(problem, candidates, grid, layers, [problem.global_batch_size // dp] * dp)
 
 
-def _whale(problem: Problem, candidates: Candidates) -> Iterator[_Candidate]:
+def _whale(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
     for arithmetic in ("fp32", "tf32") if problem.precision == "fp32" else (problem.precision,):
         flops = {}
         for kind in problem.kinds:
@@ -162,7 +163,7 @@ def _on_grid(
     samples: Sequence[int],
     *,
     sizes: Sequence[int] = MICRO_BATCH_SIZES,
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     """The grid with given layers and samples per pipeline, for every microbatch size and recomputation."""
     for micro_batch_size, recompute in itertools.product(sizes, RECOMPUTES):
         if any(share % micro_batch_size for share in samples):
@@ -190,7 +191,7 @@ def _on_grid(
                 for s, group in enumerate(pipeline)
             ]
             formula_s = max(formula_s, sum(times) + (share // micro_batch_size - 1) * max(times))
-        yield _Candidate(formula_s, make)
+        yield Candidate(formula_s, make)
 
 
 def _fits(
@@ -253,7 +254,7 @@ def _grid_plan(
     )
 
 
-def _autohet(problem: Problem, candidates: Candidates) -> Iterator[_Candidate]:
+def autohet_plans(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
     """Mixed replicas with an equal part of every kind, and replicas of one kind each; all take equal shares."""
     factory, rings = TemplateFactory(problem, candidates), Rings(problem)
     kinds = candidates.usable_kinds
@@ -285,7 +286,7 @@ def _equal_shares(
     compositions: Sequence[tuple[Sequence[tuple[NodeKind, int]], int]],
     tp: int,
     samples: int,
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     """``compositions``: per sort of replica its (kind, number of tp groups) in stage order, and how many there are."""
     total = sum(count for _, count in compositions)
     each, rest = divmod(problem.global_batch_size, total * samples)
@@ -305,11 +306,14 @@ def _equal_shares(
             return
         copies.append(Copies(template, count, count * each))
     cover = tuple(copies)
-    yield _Candidate(score(cover, problem, rings).step_s, lambda: expand(cover, problem))
+    yield Candidate(score(cover, problem, rings).step_s, lambda: expand(cover, problem))
 
 
-def _harp(problem: Problem, candidates: Candidates) -> Iterator[_Candidate]:
-    """One replica over everything: each kind is cut into equal stages, of any tp and as much dp as is left."""
+def harp_plans(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
+    """One replica over everything: each kind is cut into equal stages, of any tp and as much dp as is left.
+
+    Few stages and small tp come first, so that a search that is cut short has seen what is mostly best.
+    """
     factory, rings = TemplateFactory(problem, candidates), Rings(problem)
     kinds = candidates.usable_kinds
     choices = []
@@ -323,7 +327,8 @@ def _harp(problem: Problem, candidates: Candidates) -> Iterator[_Candidate]:
                 if kind.num_devices // num_stages % tp == 0
             ]
         )
-    for chosen in itertools.product(*choices):
+    products = itertools.product(*choices)
+    for chosen in sorted(products, key=lambda parts: (sum(n for _, n, _ in parts), sum(tp for _, _, tp in parts))):
         if sum(num_stages for _, num_stages, _ in chosen) > min(MOST_STAGES, problem.model.num_layers):
             continue
         for order in itertools.permutations(chosen):
@@ -339,7 +344,7 @@ def _harp(problem: Problem, candidates: Candidates) -> Iterator[_Candidate]:
                 template = factory.balanced(seats, samples)
                 if template is not None:
                     cover = (Copies(template, 1, problem.global_batch_size // samples),)
-                    yield _Candidate(
+                    yield Candidate(
                         score(cover, problem, rings).step_s,
                         lambda cover=cover: expand(cover, problem),  # type: ignore[misc]
                     )

@@ -155,7 +155,11 @@ class Candidates:
             ),
             updates_s=self._updates(kind.device, slot.tp),
             memory=self._footprints.of(
-                device=kind.device, tp=slot.tp, micro_batch_size=micro_batch_size, recompute=recompute
+                device=kind.device,
+                tp=slot.tp,
+                dp=slot.gpus // slot.tp,
+                micro_batch_size=micro_batch_size,
+                recompute=recompute,
             ),
             capacity_bytes=kind.memory_bytes,
         )

@@ -75,8 +75,13 @@ class Footprints:
         self._problem = problem
         self._num_gradient_groups = num_gradient_groups
 
-    def of(self, *, device: str, tp: int, micro_batch_size: int, recompute: Recompute) -> Footprint:
-        """The footprint of one device of a stage."""
+    def of(self, *, device: str, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> Footprint:
+        """The footprint of one device of a stage.
+
+        A distributed optimizer is counted as shared among the data-parallel ranks of the stage alone: with which
+        other replicas it is shared as well, nobody knows before the cover.
+        """
+        ways = dp if self._problem.costs.traits.distributed_optimizer else 1
         num_layers = self._problem.model.num_layers
 
         def at(first_layer: int, end_layer: int) -> StageMemory:
@@ -91,6 +96,7 @@ class Footprints:
                 sequence_parallel=self._problem.splits_sequence(tp),
                 recompute=recompute,
                 num_neighbours=num_neighbours,
+                optimizer_ways=ways,
                 num_communicators=2 + (tp > 1) + 2 * num_neighbours + self._num_gradient_groups,
             )
 

@@ -25,7 +25,7 @@ class Rings:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._bytes = problem.costs.traits.bucket_numel * problem.costs.element_bytes
+        self._bytes = problem.costs.traits.bucket_numel * problem.costs.gradient_bytes
 
     @cached_property
     def inside_s_per_byte(self) -> tuple[float, ...]:
@@ -91,13 +91,13 @@ class Rings:
             numel[parameter.position + 1] += parameter.numel
             if parameter.name == EMBEDDING and model.tied_embeddings:
                 numel[-1] += parameter.numel
-        return tuple(count * self._problem.costs.element_bytes for count in numel)
+        return tuple(count * self._problem.costs.gradient_bytes for count in numel)
 
     @cached_property
     def word_embedding_bytes(self) -> int:
         """Gradient bytes of the word embedding alone."""
         model = self._problem.model
-        return model.padded_vocab_size * model.hidden_size * self._problem.costs.element_bytes
+        return model.padded_vocab_size * model.hidden_size * self._problem.costs.gradient_bytes
 
     def bytes_of(self, first: int, end: int) -> int:
         """Gradient bytes of positions ``[first, end)``; -1 is the embedding."""

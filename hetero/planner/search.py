@@ -27,6 +27,9 @@ from hetero.planner.variables import Column
 TOLERANCE = 0.01
 """Relative: covers that are better by less are not looked for."""
 
+FIRST_TOLERANCE = 0.025
+"""Of a first round: proofs near the shortest step take longest, so a coarser bound comes first."""
+
 FIRST_STEP = 0.004
 """Relative: by how much compute is raised above the linear program's bound at first."""
 
@@ -92,6 +95,18 @@ class Search:
         if not self._templates:
             return Found((), float("inf"), True)
         self._try_each_alone()
+        finest, found = self._tolerance, Found((), 0.0, True)
+        for tolerance in (FIRST_TOLERANCE, finest) if finest < FIRST_TOLERANCE else (finest,):
+            self._tolerance = tolerance
+            again = self._round()
+            found = replace(again, bound_s=max(found.bound_s, again.bound_s))
+            if found.bound_s >= self._best_s * (1 - finest) or self._clock.is_over():
+                break
+        return found
+
+    def _round(self) -> Found:
+        """One search of all regions."""
+        self._given_up_s = float("inf")
         regions = [_Region(0.0, next(self._numbers), 0.0, float("inf"), 0.0)]
         while regions and not self._clock.is_over():
             region = heapq.heappop(regions)
@@ -125,6 +140,10 @@ class Search:
         high_s = min(region.high_s, self._best_s - region.compute_s)
         answer, low_s, found = self._least_compute(region, high_s)
         bound_s = low_s + region.low_s
+        is_wide = high_s - region.low_s > self._tolerance * self._best_s
+        if answer.verdict == "unknown" and is_wide and bound_s < self._target_s and not self._clock.is_over():
+            # A narrower range of gradient sums is an easier question.
+            return self._halves(region, (region.low_s + high_s) / 2, high_s, low_s)
         if answer.verdict == "unknown" or found is None or bound_s >= self._target_s:
             self._give_up(max(bound_s, region.bound_s))
             return []
@@ -134,9 +153,12 @@ class Search:
             # Within the tolerance the sums cannot get shorter; more compute does not pay.
             self._give_up(bound_s)
             return []
-        halves = [(region.low_s, middle_s), (middle_s, high_s)]
+        return self._halves(region, middle_s, high_s, low_s)
+
+    def _halves(self, region: _Region, middle_s: float, high_s: float, compute_s: float) -> list[_Region]:
         return [
-            _Region(max(region.bound_s, low_s + low), next(self._numbers), low, high, low_s) for low, high in halves
+            _Region(max(region.bound_s, compute_s + low), next(self._numbers), low, high, compute_s)
+            for low, high in ((region.low_s, middle_s), (middle_s, high_s))
         ]
 
     def _least_compute(self, region: _Region, sync_s: float) -> tuple[Answer, float, Score | None]:

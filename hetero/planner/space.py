@@ -41,6 +41,14 @@ MOST_NODES_MIXED = {1: 10**6, 2: 4, 3: 2}
 CUTS = {1: 12, 2: 10, 3: 4}
 """Templates with the same devices in the same order that are kept in a cluster of so many kinds; 2 beyond."""
 
+FEW_DEVICES, CUTS_OF_FEW = 8, 16
+"""In clusters of so many devices at most, so many are kept however many kinds there are: a small batch has to be
+divided among unequal replicas exactly, for which slower ones with smaller microbatches are of use."""
+
+MOST_BUILT = 1000
+"""Replicas that are looked at in larger clusters of three kinds or more, what matters most first: with more of them the
+proofs take longer than the plans get better."""
+
 NOMINAL_SAMPLES = 64
 """Samples of a replica at which templates are compared by fill and period together."""
 
@@ -89,7 +97,9 @@ class TemplateSpace:
         """
         found: list[Template] = []
         best: dict[int, float] = defaultdict(float)
-        for blocks, samples in self._combinations():
+        problem, usable = self._problem, self._candidates.usable_kinds
+        is_small = problem.cluster.num_devices <= SMALL_CLUSTER or len(usable) <= 2
+        for blocks, samples in itertools.islice(self._combinations(), None if is_small else MOST_BUILT):
             if clock.is_over():
                 break
             least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.kind] for block in blocks)
@@ -99,7 +109,8 @@ class TemplateSpace:
                 if len(blocks) == 1:
                     kind = blocks[0].kind
                     best[kind] = max(best[kind], template.rate / template.devices[kind])
-        return _fewest_cuts(undominated(found), CUTS.get(len(self._candidates.usable_kinds), 2))
+        most = CUTS_OF_FEW if problem.cluster.num_devices <= FEW_DEVICES else CUTS.get(len(usable), 2)
+        return _fewest_cuts(undominated(found), most)
 
     def _combinations(self) -> Iterator[tuple[tuple[Block, ...], int]]:
         """What matters most first, so that a search that is cut short has seen it: replicas of one kind, then those

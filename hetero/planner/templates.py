@@ -217,4 +217,4 @@ def _held(
         layer = end
     for node, held in nodes.items():
         per_node = problem.kinds[held.kind].gpus_per_node
-        yield replace(held, inside=held.inside or 2 * taken[node] <= per_node, whole=taken[node] >= per_node)
+        yield replace(held, inside=held.inside or taken[node] < per_node, whole=taken[node] >= per_node)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
@@ -24,7 +25,7 @@ from hetero.report.wording import (
 )
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
-from hetero.units import GIB
+from hetero.units import GIB, MIB
 
 PICTURE_COLUMNS = 96
 """Boxes get no wider than this altogether, unless the model has more layers than that."""
@@ -90,6 +91,37 @@ def plan_picture(plan: Plan) -> str:
     if plan.idle_ranks:
         lines.append("idle".ljust(indent) + ranks_in_words(plan.idle_ranks))
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticBytes:
+    """What a rank holds for the whole run, in bytes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+def static_memory_table(
+    plan: Plan, measured: Sequence[StaticBytes], predicted: Mapping[tuple[int, int], MemoryParts]
+) -> Table:
+    """Weights, gradients and optimizer state of every stage: the largest rank's, beside what was predicted.
+
+    ``measured`` is by rank, zeros where nothing is held.
+    """
+    table = Table(title="Memory of one rank, MiB, measured | predicted", title_justify="left", box=box.SQUARE)
+    for header in ("replica", "stage"):
+        table.add_column(header, justify="right")
+    table.add_column("ranks")
+    for header in ("weights", "gradients", "optimizer"):
+        table.add_column(header, justify="right")
+    for r, s, stage in plan.stages():
+        cells = []
+        for part in ("weights", "gradients", "optimizer"):
+            largest = max(getattr(measured[rank], part) for rank in stage.ranks)
+            cells.append(f"{largest / MIB:.2f} | {getattr(predicted[r, s], part) / MIB:.2f}")
+        table.add_row(str(r), str(s), number_ranges(stage.ranks), *cells)
+    return table
 
 
 Memory = Mapping[tuple[int, int], MemoryParts]

@@ -46,11 +46,11 @@ class Trainer:
         self.parameters: NamedParameters = {}
         is_fp16 = context.plan.precision == "fp16"
         self.scaler = LossScaler.start(loss_scale or LossScaleOptions()) if is_fp16 else None
-        buckets: list[LocalBucket] = []
+        self._buckets: list[LocalBucket] = []
         if (work := context.work) is not None:
             model = build_stage(context, work, options=options, seed=seed)
             self.parameters = model.parameters
-            buckets = local_buckets(
+            self._buckets = local_buckets(
                 context,
                 work,
                 model.parameters,
@@ -58,12 +58,12 @@ class Trainer:
                 gradient_dtype=GRADIENT_DTYPES[context.plan.precision],
             )
             self._gradients = GradientSync(
-                buckets, overlap=data_parallel.overlap_grad_reduce, scatter=data_parallel.distributed_optimizer
+                self._buckets, overlap=data_parallel.overlap_grad_reduce, scatter=data_parallel.distributed_optimizer
             )
             if data_parallel.distributed_optimizer:
-                self._gather = WeightGather(buckets, model.module, overlap=data_parallel.overlap_param_gather)
+                self._gather = WeightGather(self._buckets, model.module, overlap=data_parallel.overlap_param_gather)
             self._executor = PipelineExecutor(context, work, model)
-        self.optimizer = Optimizer(context, buckets, adam, gather=self._gather, scaler=self.scaler)
+        self.optimizer = Optimizer(context, self._buckets, adam, gather=self._gather, scaler=self.scaler)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
 
@@ -71,6 +71,16 @@ class Trainer:
     def torch_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer whose parameter groups a scheduler sets."""
         return self.optimizer.torch_optimizer
+
+    def static_bytes(self) -> tuple[int, int, int]:
+        """Bytes of weights, gradients and optimizer state on this rank, whose sum no schedule changes."""
+        weights = sum(local.weights.nbytes for local in self._buckets)
+        gradients = sum(local.gradients.nbytes for local in self._buckets)
+        # Parameters that other holders' edges cut have tensors of their own beside the buffers.
+        cut = {piece.tensor for local in self._buckets for piece in local.pieces if not piece.is_view}
+        weights += sum(tensor.nbytes for tensor in cut)
+        gradients += sum(tensor.grad.nbytes for tensor in cut if tensor.grad is not None)
+        return weights, gradients, self.optimizer.state_bytes()
 
     def finish_gather(self) -> None:
         """Wait for weights that are still on their way from the last update, before anyone looks at them."""

@@ -12,15 +12,19 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rich.console import Console
 from torch.utils.data import Dataset
 
+from hetero.cost.latency import CostModel
+from hetero.cost.memory import MemoryParts, plan_memory
+from hetero.cost.traits import runtime_traits
 from hetero.distributed.agreement import on_all_ranks
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.watch import Watch
 from hetero.plan.ir import Plan
-from hetero.report.tables import plan_picture, plan_table
+from hetero.report.tables import StaticBytes, plan_picture, plan_table, static_memory_table
 from hetero.runtime.batch import Microbatch, to_device
 from hetero.runtime.optimizer import AdamOptions, StepResult
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.trainer import Trainer, reads_data
+from hetero.spec.profile import ProfileStore
 from megatron.training.arguments import model_spec
 from megatron.training.checkpointing import Saver, load, saving
 from megatron.training.config import OptimizerConfig, PretrainConfig
@@ -59,7 +63,7 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
             context = create_groups(plan, device=device)
             trainer = build_trainer(config, context)
             scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
-            with _metrics(config, context) as metrics:
+            with _metrics(config, context, trainer) as metrics:
                 start_step = load(config, context, trainer, scheduler)
                 data = read_ahead(config, context, dataset, start_step=start_step)
                 with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
@@ -153,8 +157,11 @@ def describe_rank(plan: Plan, rank: int) -> str:
     return f"rank {rank} (replica {place.replica} stage {place.stage}, {device})"
 
 
-def _metrics(config: PretrainConfig, context: ParallelContext) -> contextlib.AbstractContextManager[Metrics | None]:
-    """Rank 0 reports; every rank knows the same numbers after a step, an idle one too."""
+def _metrics(
+    config: PretrainConfig, context: ParallelContext, trainer: Trainer
+) -> contextlib.AbstractContextManager[Metrics | None]:
+    """Rank 0 reports; every rank knows the same numbers after a step, an idle one too. Collective over the world."""
+    measured = _static_bytes(context, trainer)
     if context.rank != 0:
         return contextlib.nullcontext()
     # A log file is as wide as it needs to be.
@@ -163,6 +170,7 @@ def _metrics(config: PretrainConfig, context: ParallelContext) -> contextlib.Abs
         console = Console(highlight=False, width=LOG_COLUMNS)
     console.print(plan_table(context.plan))
     console.print(plan_picture(context.plan))
+    console.print(static_memory_table(context.plan, measured, _predicted_memory(config, context.plan)))
     return Metrics(
         train_iters=config.run.train_iters,
         global_batch_size=context.plan.global_batch_size,
@@ -171,6 +179,26 @@ def _metrics(config: PretrainConfig, context: ParallelContext) -> contextlib.Abs
         tensorboard_dir=config.run.tensorboard_dir,
         progress=config.run.progress,
     )
+
+
+def _static_bytes(context: ParallelContext, trainer: Trainer) -> list[StaticBytes]:
+    """By rank; gather of a short object over the world."""
+    weights, gradients, optimizer = trainer.static_bytes()
+    own = StaticBytes(weights=weights, gradients=gradients, optimizer=optimizer)
+    every = [own] * context.plan.world_size
+    dist.all_gather_object(every, own)
+    return every
+
+
+def _predicted_memory(config: PretrainConfig, plan: Plan) -> dict[tuple[int, int], MemoryParts]:
+    costs = CostModel(
+        model=plan.model,
+        seq_length=plan.seq_length,
+        precision=plan.precision,
+        profiles=ProfileStore([]),  # what is held needs none
+        traits=runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
+    )
+    return plan_memory(plan, costs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from hetero.cost.latency import CostModel
+from hetero.cost.memory import plan_memory
+from hetero.cost.traits import runtime_traits
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.optimizer import AdamOptions, StepResult
-from hetero.runtime.options import StageOptions
+from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.parameters import parameters
+from hetero.spec.profile import ProfileStore
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
@@ -275,3 +279,34 @@ def test_first_and_last_stages_read_data() -> None:
     stages = [stage(layers=(s, s + 1), ranks=(s,)) for s in range(3)]
     made = plan(MODEL, [replica(*stages)], idle_ranks=(3,))
     assert run_ranks(reads, made.world_size, made) == [True, False, True, False]
+
+
+def static_bytes(rank: int, plan: Plan, data_parallel: DataParallelOptions) -> tuple[int, int, int]:
+    context = create_groups(plan, device=CPU)
+    trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=data_parallel)
+    return trainer.static_bytes()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("holders", [1, 2, 4])
+def test_optimizer_state_falls_as_one_over_the_holders(holders: int, precision: str) -> None:
+    """Measured, and as the cost model predicts it."""
+    model = gpt2_model(hidden_size=128, kv_channels=32, ffn_hidden_size=512)
+    made = plan(model, [replica(stage(layers=(0, 6), ranks=range(holders), dp=holders))])
+    made = dataclasses.replace(made, precision=precision)
+    sharded = DataParallelOptions(bucket_numel=10**9, distributed_optimizer=True)
+    costs = CostModel(
+        model=model,
+        seq_length=16,
+        precision=precision,
+        profiles=ProfileStore([]),
+        traits=runtime_traits(distributed_optimizer=True),
+    )
+    predicted = plan_memory(made, costs)[0, 0]
+    numel = sum(parameter.numel for parameter in parameters(model))
+    per_parameter = 8 if precision == "fp32" else 12
+    for weights, gradients, optimizer in run_ranks(static_bytes, holders, made, sharded):
+        assert optimizer == pytest.approx(per_parameter * numel / holders, rel=0.01)
+        assert optimizer == pytest.approx(predicted.optimizer, rel=0.01)
+        assert weights == pytest.approx(predicted.weights, rel=0.01)
+        assert gradients == pytest.approx(predicted.gradients, rel=0.01)

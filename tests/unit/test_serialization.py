@@ -89,6 +89,11 @@ def load_text(tmp_path: Path, name: str, text: str) -> ModelSpec:
         (("num_layers: 6", "num_layers: 0"), "model.yaml: .*num_layers is 0, must be at least 1"),
         (("num_layers: 6", "num_layers: [6"), "model.yaml: not YAML: while parsing"),
         (("num_layers: 6", "num_layers: &a [*a]"), "model.yaml: not plain data: Circular reference"),
+        (
+            ("num_layers: 6", "num_layers: 6\nnum_layers: 8"),
+            r"model\.yaml: key 'num_layers' is given twice \(lines 1 and 2\); keep one of the two",
+        ),
+        (("num_layers: 6", "num_layers: {a: 1, a: 2}"), r"key 'a' is given twice \(lines 1 and 1\)"),
     ],
 )
 def test_yaml_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -114,6 +119,19 @@ def test_nested_keys_are_named_by_their_path() -> None:
         r"unknown key 'replicas\.0\.stages\.1\.end_layr' \(did you mean 'end_layer'\?\)"
     )
     with pytest.raises(ConfigError, match=expected):
+        from_json(Plan, text, source="plan.json")
+
+
+def test_yaml_that_merges_others_may_replace_their_keys(tmp_path: Path) -> None:
+    """``<<`` puts both into one mapping, which are not two of a kind."""
+    text = "a: &a {num_layers: 1}\nb: &b {<<: *a, num_layers: 2}\nc: {<<: *b, num_layers: 3}\n"
+    with pytest.raises(ConfigError, match=r"missing key 'num_layers'"):
+        load_text(tmp_path, "model.yaml", text)
+
+
+def test_a_repeated_key_is_refused_wherever_it_is() -> None:
+    text = to_json(small_plan()).replace('"end_layer": 6', '"end_layer": 5, "end_layer": 6')
+    with pytest.raises(ConfigError, match=r"^plan\.json: key 'end_layer' is given twice; keep one of the two"):
         from_json(Plan, text, source="plan.json")
 
 

@@ -1,13 +1,17 @@
 """The quick count of gradient buckets is that of the runtime."""
 
+import dataclasses
+import itertools
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hetero.cost.gradients import sync_buckets
-from hetero.plan.holders import gradient_buckets
+from hetero.cost.gradients import owned_parameters, sync_buckets
+from hetero.plan.holders import ALIGNMENT, gradient_buckets
 from hetero.plan.ir import Plan
+from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.strategies import legal_plans
@@ -58,3 +62,25 @@ def test_one_replica_shares_only_a_tied_embedding(tied: bool) -> None:
     assert [(bucket.ranks, bucket.numel) for bucket in sync_buckets(alone, bucket_numel=1)] == [
         ((0, 1), 64 * 32)
     ] * tied
+
+
+@given(legal_plans(), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_what_a_rank_owns_is_its_shards(legal: Plan, shares: list[int]) -> None:
+    """The quick count is that of the buckets, but for the alignment of shards."""
+    turn = itertools.cycle(shares)
+    replicas = [
+        dataclasses.replace(r, stages=tuple(dataclasses.replace(s, optimizer_share=next(turn)) for s in r.stages))
+        for r in legal.replicas
+    ]
+    legal = dataclasses.replace(legal, replicas=tuple(replicas))
+    expected = Counter[int]()
+    slack = Counter[int]()
+    for bucket in gradient_buckets(legal, bucket_numel=10**9):
+        for rank in bucket.ranks:
+            shard = bucket.shard_of(rank)
+            expected[rank] += shard.stop - shard.start
+            slack[rank] += (len(bucket.pieces) + 2) * ALIGNMENT
+    for rank, numel in owned_parameters(legal).items():
+        assert numel == pytest.approx(expected[rank], abs=slack[rank])
+    assert sum(owned_parameters(legal).values()) == pytest.approx(sum(p.numel for p in parameters(legal.model)))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hetero.cost.memory import memory_of_stage, plan_memory, saved_bytes, stage_memory
-from hetero.cost.traits import DEEPSPEED, HETERO
+from hetero.cost.traits import DEEPSPEED, HETERO, runtime_traits
 from hetero.data import shipped_profiles
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
@@ -175,3 +175,27 @@ def saved(costs: Any, memory: LayerMemory, device: str) -> int:
 
 def model_of(published: Profile) -> ModelSpec:
     return published_model({"OPT-350M": "OPT-350", "GPT-Neo-2.7B": "GPT-Neo-2.7", "OPT-30B": "OPT-30"}[published.model])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_keeps_gradients_masters_and_moments_in_fp32(precision: str) -> None:
+    """2 + 4 + 12 bytes per parameter, as Megatron-LM's table for bf16 with fp32 gradients has it."""
+    half = stage_memory(cost_model(MODEL, [profile(MODEL)], precision=precision), **STAGE).at(1)
+    held = COSTS.sizes.held(first_layer=2, end_layer=4, tp=1)
+    assert (half.weights, half.gradients, half.optimizer) == (2 * held, 4 * held, 12 * held)
+
+
+def test_a_distributed_optimizer_is_shared_among_all_holders() -> None:
+    """Two replicas of one stage, one of two: the state of a layer is divided by its holders, in their proportion."""
+    model = gpt2_model(tied_embeddings=False)
+    sharded = cost_model(model, [profile(model)], traits=runtime_traits(distributed_optimizer=True))
+    stages = (stage(layers=(0, 3), ranks=(1,)), stage(layers=(3, 6), ranks=(2, 3), dp=2))
+    made = plan(model, [replica(stage(layers=(0, 6), ranks=(0,))), replica(*stages)])
+    whole, parts = plan_memory(made, cost_model(model, [profile(model)])), plan_memory(made, sharded)
+    assert parts[1, 0].optimizer == whole[1, 0].optimizer // 2
+    assert parts[1, 1].optimizer == whole[1, 1].optimizer // 3
+    everything = parts[0, 0].optimizer + parts[1, 0].optimizer + 2 * parts[1, 1].optimizer
+    assert everything == pytest.approx(whole[0, 0].optimizer, abs=4)
+    assert {k: p.weights + p.gradients for k, p in parts.items()} == {
+        k: p.weights + p.gradients for k, p in whole.items()
+    }

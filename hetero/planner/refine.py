@@ -1,0 +1,132 @@
+"""Small changes to a finished plan, judged by the simulator.
+
+The search prices steps by a formula. What the simulator sees beside it, transfers that meet on a link or sums of
+gradients that hide behind a drain, can make a neighbour of its answer better: one layer further on, other microbatches,
+another depth, a few samples elsewhere. Replicas of one shape change together. The first change that helps is taken, as
+long as one does and there is time.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.planner.clock import Clock
+from hetero.planner.finalists import Scored, scored, scored_shallower, worth
+from hetero.planner.problem import Problem
+
+ENOUGH = 0.9998
+"""A change has to better the goal by this factor."""
+
+Shape = tuple[object, ...]
+
+
+def refined(best: Scored, problem: Problem, clock: Clock) -> Scored:
+    """``best``, or what small changes make of it before ``clock`` is over."""
+    seen = {best.plan}
+    improved = True
+    while improved:
+        improved = False
+        for plan in _neighbours(best.plan):
+            if clock.is_over():
+                return best
+            if plan in seen:
+                continue
+            seen.add(plan)
+            found = _scored(plan, problem)
+            if found is not None and worth(found, problem) < ENOUGH * worth(best, problem):
+                best, improved = found, True
+                break
+    return best
+
+
+def _scored(plan: Plan, problem: Problem) -> Scored | None:
+    try:
+        return scored(plan, problem) or scored_shallower(plan, problem)
+    except (PlanError, ConfigError):
+        return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
+
+
+def _neighbours(plan: Plan) -> Iterator[Plan]:
+    classes: dict[Shape, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        classes.setdefault(_shape(replica), []).append(r)
+    members = list(classes.values())
+    for of_class in members:
+        for changed in _changes(plan.replicas[of_class[0]]):
+            yield _with(plan, {r: _like(plan.replicas[r], changed) for r in of_class})
+    for giving, taking in itertools.permutations(members, 2):
+        if (moved := _samples_moved(plan, giving, taking)) is not None:
+            yield moved
+
+
+def _shape(replica: Replica) -> Shape:
+    """Everything but the ranks."""
+    return replica.num_samples, *(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+
+
+def _changes(replica: Replica) -> Iterator[tuple[Stage, ...]]:
+    """The stages of ``replica`` with a layer moved, another depth, or other microbatches, on one stage or all."""
+    stages = replica.stages
+    for a, b in itertools.permutations(range(len(stages)), 2):
+        if stages[a].num_layers > 1:
+            yield _layer_moved(stages, a, b)
+    for factor in (2.0, 0.5):
+        for chosen in [range(len(stages)), *([s] for s in range(len(stages)))]:
+            sizes = [s.micro_batch_size * (factor if i in chosen else 1) for i, s in enumerate(stages)]
+            if all(size == int(size) >= 1 for size in sizes):
+                yield tuple(
+                    dataclasses.replace(s, micro_batch_size=int(size)) for s, size in zip(stages, sizes, strict=True)
+                )
+    for more in (1, -1):
+        for last in range(len(stages) - 1):
+            if stages[last].in_flight + more >= 1:
+                yield tuple(
+                    dataclasses.replace(s, in_flight=s.in_flight + more) if i <= last else s
+                    for i, s in enumerate(stages)
+                )
+
+
+def _layer_moved(stages: tuple[Stage, ...], a: int, b: int) -> tuple[Stage, ...]:
+    layers = [s.num_layers - (i == a) + (i == b) for i, s in enumerate(stages)]
+    edges = list(itertools.accumulate(layers, initial=0))
+    return tuple(
+        dataclasses.replace(
+            s,
+            first_layer=edges[i],
+            end_layer=edges[i + 1],
+            recompute_num_layers=s.recompute_num_layers and min(s.recompute_num_layers, layers[i]),
+        )
+        for i, s in enumerate(stages)
+    )
+
+
+def _like(replica: Replica, stages: tuple[Stage, ...]) -> Replica:
+    """``stages`` on the ranks of ``replica``."""
+    own = (dataclasses.replace(new, ranks=old.ranks) for old, new in zip(replica.stages, stages, strict=True))
+    return dataclasses.replace(replica, stages=tuple(own))
+
+
+def _samples_moved(plan: Plan, giving: list[int], taking: list[int]) -> Plan | None:
+    """The fewest whole microbatches that all replicas of one class can hand to all of another."""
+
+    def unit(members: list[int]) -> int:
+        return math.lcm(*(stage.samples_per_microbatch for stage in plan.replicas[members[0]].stages))
+
+    total = math.lcm(unit(giving) * len(giving), unit(taking) * len(taking))
+    if plan.replicas[giving[0]].num_samples <= total // len(giving):
+        return None
+    changes = {r: -total // len(giving) for r in giving} | {r: total // len(taking) for r in taking}
+    return _with(
+        plan,
+        {
+            r: dataclasses.replace(plan.replicas[r], num_samples=plan.replicas[r].num_samples + more)
+            for r, more in changes.items()
+        },
+    )
+
+
+def _with(plan: Plan, replicas: dict[int, Replica]) -> Plan:
+    return dataclasses.replace(plan, replicas=tuple(replicas.get(r, old) for r, old in enumerate(plan.replicas)))
