@@ -68,6 +68,11 @@ class PlanResult:
     finished: bool
 
     @property
+    def scored(self) -> Scored:
+        """The plan as yardsticks are shown beside it."""
+        return Scored(plan=self.plan, simulation=self.simulation, memory=self.memory)
+
+    @property
     def gap(self) -> float:
         """By how much, relative to it, the best cover's step may be above the shortest one, by the formula."""
         return max(0.0, 1 - self.bound_s / self.score.step_s)

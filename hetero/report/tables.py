@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -10,9 +11,6 @@ from rich.table import Table
 from hetero.cost.memory import MemoryParts
 from hetero.cost.simulator import Simulation
 from hetero.plan.ir import Plan, Stage
-from hetero.planner.baselines import Yardstick
-from hetero.planner.finalists import Scored
-from hetero.planner.solver import PlanResult
 from hetero.report.wording import (
     alike,
     degrees,
@@ -26,6 +24,11 @@ from hetero.report.wording import (
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB, MIB
+
+if TYPE_CHECKING:
+    # Every rank of a training run loads this module, and none of them needs a solver.
+    from hetero.planner.baselines import Yardstick
+    from hetero.planner.solver import PlanResult
 
 PICTURE_COLUMNS = 96
 """Boxes get no wider than this altogether, unless the model has more layers than that."""
@@ -173,7 +176,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
     return table
 
 
-def result_lines(result: PlanResult) -> Iterator[str]:
+def result_lines(result: "PlanResult") -> Iterator[str]:
     """What is known about a planner's answer, in words."""
     simulation = result.simulation
     yield (
@@ -191,7 +194,7 @@ def result_lines(result: PlanResult) -> Iterator[str]:
     yield f"planned in {result.planning_s:.1f} s{ending}"
 
 
-def comparison_table(result: PlanResult, others: Sequence[Yardstick], cluster: ClusterSpec) -> Table:
+def comparison_table(result: "PlanResult", others: "Sequence[Yardstick]", cluster: ClusterSpec) -> Table:
     """The planner's plan beside the yardsticks', all by the same simulator and the same memory check."""
     table = Table(
         title="The same cluster, planned in other manners", title_justify="left", box=box.SQUARE, show_lines=False
@@ -200,7 +203,7 @@ def comparison_table(result: PlanResult, others: Sequence[Yardstick], cluster: C
     for header in ("s per step", "samples/s", "this is\nfaster by", "bubble", "memory\npeak", "idle\nGPUs"):
         table.add_column(header, justify="right")
     table.add_column("replicas of stages")
-    ours = Scored(plan=result.plan, simulation=result.simulation, memory=result.memory)
+    ours = result.scored
     for name, each in [("this planner", ours), *((other.name, other.best) for other in others)]:
         if each is None:
             table.add_row(name, "does not fit", *[""] * 6)

@@ -77,7 +77,17 @@ def main() -> None:
         world_size, degrees = PLANS[name]
         plan = _plan(arguments, world_size, degrees)
         ranks = run_ranks(
-            measure, world_size, plan, arguments.steps, arguments.turns, arguments.bucket_numel, timeout_s=1800
+            measure,
+            world_size,
+            plan,
+            arguments.steps,
+            arguments.turns,
+            DataParallelOptions(
+                bucket_numel=arguments.bucket_numel,
+                distributed_optimizer=arguments.distributed_optimizer,
+                overlap_param_gather=arguments.distributed_optimizer,
+            ),
+            timeout_s=1800,
         )
         turns = ranks[-1]
         ratios = turns.ratios
@@ -104,6 +114,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1, help="per turn")
     parser.add_argument("--turns", type=int, default=24, help="of each side")
     parser.add_argument("--bucket-numel", type=int, default=1_000_000, help="elements per gradient bucket, both sides")
+    parser.add_argument(
+        "--distributed-optimizer", action="store_true", help="on both sides, with overlapped reductions and gathers"
+    )
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=list(PLANS), metavar="PLAN")
     return parser.parse_args()
 
@@ -131,12 +144,12 @@ def _plan(arguments: argparse.Namespace, world_size: int, degrees: dict[str, int
     )
 
 
-def measure(rank: int, plan: Plan, num_steps: int, num_turns: int, bucket_numel: int) -> Turns:
+def measure(rank: int, plan: Plan, num_steps: int, num_turns: int, options: DataParallelOptions) -> Turns:
     """On every rank: both sides, turn by turn, after one step of each to warm up."""
     install_stand_ins()
     batches = _batches(plan, rank)
-    stock = _stock(plan, rank, bucket_numel, batches)
-    ours = _ours(plan, bucket_numel, batches)
+    stock = _stock(plan, rank, options, batches)
+    ours = _ours(plan, options, batches)
     seconds: dict[Callable[[], float], list[float]] = {ours: [], stock: []}
     processor_s = dict.fromkeys(seconds, 0.0)
     losses = {step: step() for step in seconds}
@@ -153,25 +166,27 @@ def measure(rank: int, plan: Plan, num_steps: int, num_turns: int, bucket_numel:
     return Turns(seconds[ours], seconds[stock], processor_s[ours], processor_s[stock], losses[ours], losses[stock])
 
 
-def _ours(plan: Plan, bucket_numel: int, batches: list[Microbatch]) -> Callable[[], float]:
+def _ours(plan: Plan, data_parallel: DataParallelOptions, batches: list[Microbatch]) -> Callable[[], float]:
     context = create_groups(plan, device=torch.device("cpu"))
     trainer = Trainer(
         context,
         options=StageOptions(init_method_std=STD),
         adam=ADAM,
         seed=SEED,
-        data_parallel=DataParallelOptions(bucket_numel=bucket_numel),
+        data_parallel=data_parallel,
     )
     given = batches if reads_data(context) else None
     return lambda: trainer.step(given).loss
 
 
-def _stock(plan: Plan, rank: int, bucket_numel: int, batches: list[Microbatch]) -> Callable[[], float]:
+def _stock(plan: Plan, rank: int, data_parallel: DataParallelOptions, batches: list[Microbatch]) -> Callable[[], float]:
     options = StockOptions(
         # Every microbatch has equally many tokens, so the cheaper mean of means is the same.
         calculate_per_token_loss=False,
         overlap_grad_reduce=len(plan.replicas) > 1,
-        bucket_size=bucket_numel,
+        bucket_size=data_parallel.bucket_numel,
+        use_distributed_optimizer=data_parallel.distributed_optimizer,
+        overlap_param_gather=data_parallel.overlap_param_gather,
         fused_adam=True,
     )
     trainer = StockTrainer(plan, rank, adam=ADAM, seed=SEED, std=STD, options=options)

@@ -11,6 +11,7 @@ import pytest
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
+from hetero.runtime.options import DataParallelOptions
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.ranks import run_ranks
@@ -27,21 +28,27 @@ TOLERANCE = 1e-6
 NO_PADDING = {"vocab_size": 64, "padded_vocab_size": 64, "num_layers": 4}
 
 
+PLAIN = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
+OVERLAP = DataParallelOptions(bucket_numel=3000)
+SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
+
 UNIFORM = {
-    "llama-dp2": (llama_model, 2, {}, False),
-    "llama-dp2-overlap": (llama_model, 2, {}, True),
-    "llama-pp2": (llama_model, 2, {"pp": 2}, False),
-    "gpt2-tied-pp2": (gpt2_model, 2, {"pp": 2}, False),
-    "gpt2-tied-pp4": (gpt2_model, 4, {"pp": 4}, False),
-    "gpt2-tp2-sp": (gpt2_model, 2, {"tp": 2, "sequence_parallel": True}, False),
-    "gpt2-tied-tp2-sp-pp2-dp2": (gpt2_model, 8, {"tp": 2, "pp": 2, "sequence_parallel": True}, False),
-    "llama-tp2-sp-pp2-dp2-overlap": (llama_model, 8, {"tp": 2, "pp": 2, "sequence_parallel": True}, True),
+    "llama-dp2": (llama_model, 2, {}, PLAIN),
+    "llama-dp2-overlap": (llama_model, 2, {}, OVERLAP),
+    "llama-dp2-distributed": (llama_model, 2, {}, SHARDED),
+    "llama-pp2-dp2-distributed": (llama_model, 4, {"pp": 2}, SHARDED),
+    "llama-pp2": (llama_model, 2, {"pp": 2}, PLAIN),
+    "gpt2-tied-pp2": (gpt2_model, 2, {"pp": 2}, PLAIN),
+    "gpt2-tied-pp4": (gpt2_model, 4, {"pp": 4}, PLAIN),
+    "gpt2-tp2-sp": (gpt2_model, 2, {"tp": 2, "sequence_parallel": True}, PLAIN),
+    "gpt2-tied-tp2-sp-pp2-dp2": (gpt2_model, 8, {"tp": 2, "pp": 2, "sequence_parallel": True}, PLAIN),
+    "llama-tp2-sp-pp2-dp2-overlap": (llama_model, 8, {"tp": 2, "pp": 2, "sequence_parallel": True}, OVERLAP),
 }
 
 
-@pytest.mark.parametrize(("model", "world_size", "degrees", "overlap"), UNIFORM.values(), ids=UNIFORM)
+@pytest.mark.parametrize(("model", "world_size", "degrees", "data_parallel"), UNIFORM.values(), ids=UNIFORM)
 def test_stock_megatron_trains_alike(
-    model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], overlap: bool
+    model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], data_parallel: DataParallelOptions
 ) -> None:
     plan = uniform_plan(
         model=model(**NO_PADDING),
@@ -53,19 +60,23 @@ def test_stock_megatron_trains_alike(
         **degrees,
     )
     validate(plan)
-    ours = run_ranks(train, world_size, plan, NUM_STEPS, overlap)
-    stock = run_ranks(train_stock, world_size, plan, overlap)
+    ours = run_ranks(train, world_size, plan, NUM_STEPS, data_parallel)
+    stock = run_ranks(train_stock, world_size, plan, data_parallel)
     for trace, (losses, grad_norms) in zip(ours, stock, strict=True):
         assert trace.losses == pytest.approx(losses, rel=TOLERANCE)
         assert trace.grad_norms == pytest.approx(grad_norms, rel=TOLERANCE)
 
 
-def train_stock(rank: int, plan: Plan, overlap: bool) -> tuple[list[float], list[float]]:
+def train_stock(rank: int, plan: Plan, data_parallel: DataParallelOptions) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a few steps, from the weights that ``train`` starts with, on its data."""
     install_stand_ins()
-    trainer = StockTrainer(
-        plan, rank, adam=ADAM, seed=7, std=0.1, options=StockOptions(overlap_grad_reduce=overlap, bucket_size=3000)
+    options = StockOptions(
+        overlap_grad_reduce=data_parallel.overlap_grad_reduce,
+        bucket_size=data_parallel.bucket_numel,
+        use_distributed_optimizer=data_parallel.distributed_optimizer,
+        overlap_param_gather=data_parallel.overlap_param_gather,
     )
+    trainer = StockTrainer(plan, rank, adam=ADAM, seed=7, std=0.1, options=options)
     steps = [trainer.step(microbatches(plan, rank, step=step)) for step in range(NUM_STEPS)]
     losses, grad_norms = zip(*steps, strict=True)
     return list(losses), list(grad_norms)

@@ -1,5 +1,6 @@
 """Imported once by the fork server of :mod:`tests.helpers.ranks`. Runs no torch operation: its threads do not fork."""
 
+import gc
 import os
 import warnings
 
@@ -14,3 +15,8 @@ cpu_backend.install()
 import torch._dynamo  # noqa: E402, F401  (torch.optim imports it at its first step)
 
 import hetero.runtime.trainer  # noqa: E402, F401
+import megatron.training.training  # noqa: E402, F401
+
+# The ranks share what was imported here, and need not look through it for garbage.
+gc.collect()
+gc.freeze()

@@ -29,7 +29,10 @@ class Session:
 
 
 def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
-    """Run on every rank of ``plan``: steps up to ``end_step``, which is saved where ``argv`` has ``--save``."""
+    """Run on every rank of ``plan``: steps up to ``end_step``.
+
+    Where ``argv`` has ``--save``, what was loaded is saved again before the first step, and the end.
+    """
     config = parse_args(argv)
     context = create_groups(plan, device=torch.device("cpu"))
     trainer = build_trainer(config, context)
@@ -37,14 +40,14 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     start_step = load(config, context, trainer, scheduler)
     seen = Session(start_step)
     with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
+        if start_step > 0:
+            saver.after(start_step, last=True)
         for step in range(start_step + 1, end_step + 1):
             result = trainer.step(microbatches(plan, rank, step=step - 1) if reads_data(context) else None)
             assert not result.skipped
             scheduler.step(increment=1)
             seen.losses.append(result.loss)
             saver.after(step, last=step == end_step)
-        if start_step == end_step:
-            saver.after(end_step, last=True)
     trainer.finish_gather()
     seen.next_lr = trainer.torch_optimizer.param_groups[0]["lr"]
     seen.loss_scale = trainer.scaler.scale if trainer.scaler is not None else 1.0

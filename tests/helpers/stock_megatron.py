@@ -79,6 +79,8 @@ class StockOptions:
     calculate_per_token_loss: bool = True
     overlap_grad_reduce: bool = False
     bucket_size: int | None = None
+    use_distributed_optimizer: bool = False
+    overlap_param_gather: bool = False
     fused_adam: bool = False
 
 
@@ -106,6 +108,8 @@ class StockTrainer:
                 grad_reduce_in_fp32=True,
                 overlap_grad_reduce=options.overlap_grad_reduce,
                 bucket_size=options.bucket_size,
+                use_distributed_optimizer=options.use_distributed_optimizer,
+                overlap_param_gather=options.overlap_param_gather,
             ),
             module,
             pg_collection=self._groups,
@@ -115,7 +119,9 @@ class StockTrainer:
             config.no_sync_func = self._model.no_sync
             config.grad_sync_func = self._model.start_grad_sync
         self._forward_backward = self._schedule(config)
-        self._optimizer = _optimizer(self._model, self._groups, adam, fused=options.fused_adam)
+        if options.overlap_param_gather:
+            config.param_sync_func = self._model.start_param_sync
+        self._optimizer = _optimizer(self._model, self._groups, adam, options)
         self._mask = torch.ones(1, 1, plan.seq_length, plan.seq_length, dtype=torch.bool).triu(1)
 
     def step(self, microbatches: Sequence[Microbatch]) -> tuple[float, float]:
@@ -234,7 +240,7 @@ def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection
 
 
 def _optimizer(
-    model: DistributedDataParallel, groups: ProcessGroupCollection, adam: AdamOptions, *, fused: bool
+    model: DistributedDataParallel, groups: ProcessGroupCollection, adam: AdamOptions, options: StockOptions
 ) -> Any:
     config = OptimizerConfig(
         optimizer="adam",
@@ -244,6 +250,7 @@ def _optimizer(
         adam_beta2=adam.betas[1],
         adam_eps=adam.eps,
         clip_grad=adam.clip_grad,
+        use_distributed_optimizer=options.use_distributed_optimizer,
     )
     optimizer = get_megatron_optimizer(
         config,
@@ -252,7 +259,7 @@ def _optimizer(
         use_gloo_process_groups=False,
         pg_collection=groups,
     )
-    if fused:
+    if options.fused_adam:
         for group in optimizer.param_groups:
             group["fused"] = True
     # The scheduler gives each parameter group its share of the weight decay; nothing else does.
