@@ -4,7 +4,8 @@
 #   DATA=data/corpus_text_document TOKENIZER=tokenizer.json bash scripts/pretrain_llama_1b.sh --hetero-plan plan.json
 #   DATA=... TOKENIZER=... bash scripts/pretrain_llama_1b.sh --micro-batch-size 2 --tensor-model-parallel-size 2
 #
-# Further arguments go to pretrain_gpt.py. GPUS: processes on this host (default: all its GPUs).
+# Further arguments go to pretrain_gpt.py: --bf16 where all GPUs have it, --fp16 where some do not.
+# GPUS: processes on this host (default: all its GPUs). CHECKPOINTS: a folder to save into and to go on from.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${DATA:?set DATA to the prefix of a .bin and .idx file, see tools/preprocess_data.py}"
@@ -23,7 +24,12 @@ training=(
     --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --lr-warmup-iters 500
     --weight-decay 0.1 --adam-beta2 0.95 --clip-grad 1.0 --log-interval 10
 )
+memory=(--use-distributed-optimizer --overlap-param-gather)
+checkpoints=()
+if [ -n "${CHECKPOINTS:-}" ]; then
+    checkpoints=(--save "$CHECKPOINTS" --load "$CHECKPOINTS" --save-interval 500 --hetero-keep-last 3 --async-save)
+fi
 data=(--data-path "$DATA" --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$TOKENIZER")
 
 exec torchrun --standalone --nproc-per-node "$GPUS" pretrain_gpt.py \
-    "${model[@]}" "${training[@]}" "${data[@]}" "$@"
+    "${model[@]}" "${training[@]}" "${memory[@]}" "${checkpoints[@]}" "${data[@]}" "$@"

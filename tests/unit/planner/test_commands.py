@@ -1,14 +1,18 @@
 """``hetero plan`` and ``hetero simulate`` as a user runs them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from hetero.cli import main
-from hetero.plan.ir import Plan
+from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.validate import validate
-from hetero.serialization import load
+from hetero.serialization import load, save
+from hetero.spec.model_import import load_model
+from hetero.spec.parameters import parameters
+from hetero.units import GIB
 
 CLUSTER = """\
 node_types:
@@ -54,6 +58,28 @@ def test_plan_writes_a_plan_that_simulate_reads(files: Path, capsys: pytest.Capt
     assert "s per step" in printed
     assert "None" not in printed
     assert json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_a_distributed_optimizer_needs_less_memory(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two data-parallel ranks: each has half of the optimizer state, a quarter of what weights and it take in fp32."""
+    model = load_model(files / "model.yaml")
+    one = Stage(first_layer=0, end_layer=6, ranks=(0, 1), dp=2, device="A100-40", micro_batch_size=1, in_flight=1)
+    plan = Plan(
+        model=model,
+        seq_length=128,
+        global_batch_size=16,
+        replicas=(Replica(num_samples=16, stages=(one,)),),
+        idle_ranks=(2, 3),
+    )
+    save(plan, files / "plan.json")
+    simulate = ["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml")]
+    used = []
+    for more in ([], ["--use-distributed-optimizer"]):
+        assert main([*simulate, *more]) == 0
+        (found,) = re.findall(r"(\d+\.\d) of\b", capsys.readouterr().out)
+        used.append(float(found))
+    saved_gib = sum(parameter.numel for parameter in parameters(model)) * 8 / 2 / GIB
+    assert used[0] - used[1] == pytest.approx(saved_gib, abs=0.11)
 
 
 def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
