@@ -1,6 +1,7 @@
 """Rules that no linter has."""
 
 import ast
+import fnmatch
 import hashlib
 import importlib.metadata
 from base64 import urlsafe_b64encode
@@ -24,6 +25,14 @@ def name(path: Path) -> str:
 
 def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
+
+
+def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
+    """pytest skips some names, "dist" among them, unless told otherwise, and says nothing."""
+    skipped = pytestconfig.getini("norecursedirs")
+    folders = {parent for path in TESTS for parent in path.relative_to(ROOT).parents if parent.name}
+    assert Path("tests/dist") in folders
+    assert [folder for folder in folders if any(fnmatch.fnmatch(folder.name, pattern) for pattern in skipped)] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

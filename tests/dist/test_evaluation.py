@@ -24,6 +24,12 @@ CHOSEN = [
 ]
 
 
+CASES = [
+    pytest.param(name, plan, id=name, marks=() if name == "everything-gpt2-tied" else pytest.mark.slow)
+    for name, plan in CHOSEN
+]
+
+
 def losses_around_a_step(rank: int, plan: Plan) -> tuple[list[tuple[float, int]], dict[str, np.ndarray]]:
     """Evaluate the second step's batch before and after a step on the first; then take that second step."""
     context = create_groups(plan, device=torch.device("cpu"))
@@ -38,7 +44,7 @@ def losses_around_a_step(rank: int, plan: Plan) -> tuple[list[tuple[float, int]]
     return losses, {name: tensor.detach().numpy() for name, (_, tensor) in trainer.parameters.items()}
 
 
-@pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
+@pytest.mark.parametrize(("name", "plan"), CASES)
 def test_evaluation_is_one_processs(name: str, plan: Plan) -> None:
     ((expected, _),) = run_ranks(losses_around_a_step, 1, one_process_plan(plan))
     alone: Trace

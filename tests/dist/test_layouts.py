@@ -55,7 +55,7 @@ def _sharded_cases() -> Iterator[Any]:
     """Every layout that has something to share. In every other style, shares are unequal where stages share."""
     for name, style, plan in LAYOUTS:
         groups = gradient_groups(plan)
-        marks = () if name in ALWAYS else pytest.mark.slow
+        marks = () if name == "everything" else pytest.mark.slow
         if groups and style != "gpt2-tied":
             yield pytest.param(style, plan, id=f"{name}-{style}-equal", marks=marks)
         spans_stages = any(not any(set(ranks) <= set(stage.ranks) for _, _, stage in plan.stages()) for ranks in groups)

@@ -160,7 +160,7 @@ def trace_of(plan: Plan, rank: int) -> Trace:
     return Trace(tp=plan.replicas[place.replica].stages[place.stage].tp, tp_rank=place.tp_rank)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp16"])
+@pytest.mark.parametrize("precision", ["fp64", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_the_same_plan_goes_on_bit_by_bit(precision: str, tmp_path: Path) -> None:
     """With dropout, sharded state, a background save, and in fp16 with its loss scale."""
     made = dataclasses.replace(layout("everything", GPT), precision=precision)
@@ -177,6 +177,7 @@ def test_the_same_plan_goes_on_bit_by_bit(precision: str, tmp_path: Path) -> Non
         assert mine.loss_scale == other.loss_scale == (512 if precision == "fp16" else 1)
 
 
+@pytest.mark.slow
 def test_finetuning_takes_the_weights_alone(tmp_path: Path) -> None:
     made = layout("tp-2|1", LLAMA)
     before = run(made, sharded=True, end_step=HALF, save=str(tmp_path))

@@ -149,9 +149,14 @@ CASES = {
         message=f"{CLUSTER}: it describes 16 devices, the launch has 4 ranks; start one "
         "process per device, or correct gpus_per_node and count",
     ),
-    "a-precision-of-later": Case(
-        change=in_plan(precision="bf16"),
-        message="plan: precision bf16 is not supported yet; set it to fp32",
+    "another-precision": Case(
+        flags={"bf16": ""},
+        message="plan: precision is fp32, but --bf16 is given; leave that out or make a plan for bf16",
+    ),
+    "a-precision-that-a-device-has-not": Case(
+        change=lambda plan: (in_plan(precision="bf16")(plan), in_stage(1, 0, device="V100-16")(plan)),
+        message="replica 1 stage 0: device V100-16 has no bf16; choose a precision all devices have, such as fp16, or "
+        "leave its ranks idle",
     ),
     "no-file": Case(
         flags={"hetero_plan": "elsewhere/plan.json"},
