@@ -15,7 +15,7 @@ from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import Trace, microbatches, train
+from tests.helpers.training import SMALL_BUCKETS, Trace, microbatches, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -40,7 +40,7 @@ def unlike_replicas() -> Plan:
 def test_training_with_dropout_keeps_copies_of_weights_equal() -> None:
     """Finite losses, the same on all ranks; what several ranks hold is equal bit for bit after every step."""
     made = unlike_replicas()
-    with_dropout = run_ranks(train, made.world_size, made, NUM_STEPS, True, DROPOUT)
+    with_dropout = run_ranks(train, made.world_size, made, NUM_STEPS, SMALL_BUCKETS, DROPOUT)
     traces = [trace for trace in with_dropout if trace is not None]
     assert len(traces) == made.world_size - 1
     assert all(trace.losses == traces[0].losses for trace in traces)
