@@ -33,7 +33,7 @@ setup(
         "PyYAML>=6.0",
         "rich>=13.7",
         "safetensors>=0.4.3",
-        "torch>=2.6",
+        "torch>=2.10",
     ],
     extras_require={
         "tokenizers": ["tokenizers>=0.20"],

@@ -28,6 +28,7 @@ class CheckpointState:
     step: training steps done, skipped ones included; names the checkpoint.
     plan: what ran when it was saved; ``None`` if a converter wrote it. Another plan may load it.
     consumed_samples: position in the data; the global batch has one order under every plan.
+    train_samples: of the whole run as it was laid out, on which the order of the data depends.
     adam_step: updates that were applied, which bias correction counts.
     scheduler_step: steps of the learning-rate scheduler.
     """
@@ -40,6 +41,7 @@ class CheckpointState:
     precision: Precision
     plan: Plan | None = None
     consumed_samples: int = 0
+    train_samples: int | None = None
     adam_step: int = 0
     scheduler_step: int = 0
     seed: int = 0

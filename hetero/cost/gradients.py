@@ -56,6 +56,24 @@ def owned_parameters(plan: Plan) -> dict[int, float]:
     return owned
 
 
+def cut_parameters(plan: Plan) -> dict[tuple[int, int], int]:
+    """By replica and stage, the elements on one rank that the shard edges of other holders cut.
+
+    Their pieces go to several buckets, so that the runtime holds weight and gradient a second time in its own order.
+    """
+    model, sizes = plan.model, LayerSizes(plan.model)
+    found = {(r, s): 0 for r, s, _ in plan.stages()}
+    for position in range(-1, model.num_layers + 1):
+        holders = [(r, s, stage) for r, s, stage in plan.stages() if _holds(stage, position, model)]
+        if position == -1:
+            holders += [(r, s, stage) for r, s, stage in plan.stages() if _holds_tied_embedding(stage, model)]
+        cells = math.lcm(*(stage.tp for _, _, stage in holders))
+        for r, s, stage in holders:
+            if stage.tp < cells:
+                found[r, s] += sizes.cut(position) // stage.tp
+    return found
+
+
 def _shares(plan: Plan) -> Iterator[tuple[int, int, Ranks]]:
     """(position, elements, ranks that hold them), from the head to the embedding."""
     model = plan.model

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetero.cost.gradients import owned_parameters, sync_buckets
+from hetero.cost.gradients import cut_parameters, owned_parameters, sync_buckets
 from hetero.cost.latency import CostModel
 from hetero.cost.traits import RuntimeTraits
 from hetero.plan.ir import Plan, Recompute, Stage
@@ -168,6 +168,7 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryPar
     groups = {bucket.ranks for bucket in sync_buckets(plan, bucket_numel=costs.traits.bucket_numel)}
     gradient_groups = Counter(rank for ranks in groups for rank in ranks)
     owned = owned_parameters(plan) if costs.traits.distributed_optimizer else {}
+    cut = {} if costs.traits.runs_profiled_layers else cut_parameters(plan)
     parts = {}
     for r, s, stage in plan.stages():
         num_neighbours = (s > 0) + (s + 1 < len(plan.replicas[r].stages))
@@ -176,6 +177,12 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryPar
             stage, costs, num_neighbours=num_neighbours, shares_gradients=shared > 0, num_gradient_groups=shared
         )
         parts[r, s] = memory.at(min(stage.in_flight, plan.replicas[r].num_microbatches(s)))
+        if cut.get((r, s)):
+            parts[r, s] = dataclasses.replace(
+                parts[r, s],
+                weights=parts[r, s].weights + costs.element_bytes * cut[r, s],
+                gradients=parts[r, s].gradients + costs.gradient_bytes * cut[r, s],
+            )
         if owned:
             optimizer = optimizer_bytes_per_parameter(costs) * max(owned[rank] for rank in stage.ranks)
             parts[r, s] = dataclasses.replace(parts[r, s], optimizer=int(optimizer))

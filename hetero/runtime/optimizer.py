@@ -156,13 +156,6 @@ class Optimizer:
         if self._gather is not None:
             self._gather.finish()
 
-    @property
-    def num_updates(self) -> int:
-        """Steps that were not skipped: Adam's bias correction counts them. 0 on an idle rank."""
-        for state in self.torch_optimizer.state.values():
-            return int(state["step"].item())
-        return 0
-
     def state_bytes(self) -> int:
         """Bytes of master weights and moments on this rank."""
         total = 0

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from hetero.checkpoint.folder import latest_step
+from hetero.checkpoint.folder import find_checkpoint, latest_step, read_state
 from hetero.checkpoint.reader import LoadedCheckpoint, load_checkpoint
 from hetero.checkpoint.state import CheckpointState, LossScalerState
 from hetero.checkpoint.writer import CheckpointWriter
 from hetero.distributed.agreement import from_rank_0, on_all_ranks
 from hetero.distributed.process_groups import ParallelContext
 from hetero.errors import ConfigError
+from hetero.plan.ir import Plan
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.trainer import Trainer
 from megatron.training.config import CheckpointConfig, PretrainConfig
@@ -34,7 +36,7 @@ def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, sch
         _say(context, f"{wanted.load}: no checkpoint yet, training starts from --seed {config.run.seed}")
         return 0
     loaded = on_all_ranks(lambda: _fill(config, context, trainer, step))
-    for note in loaded.notes:
+    for note in [*loaded.notes, *([] if wanted.finetune else _notes(loaded.state, config))]:
         _say(context, note)
     trainer.optimizer.finish_loading(num_updates=0 if wanted.finetune else loaded.state.adam_step)
     if wanted.finetune:
@@ -89,6 +91,7 @@ class Saver:
             consumed_samples=step * plan.global_batch_size,
             adam_step=self._scheduler.num_steps,
             scheduler_step=self._scheduler.num_steps,
+            train_samples=self._config.run.train_iters * plan.global_batch_size,
             seed=self._config.run.seed,
             loss_scaler=None
             if scaler is None
@@ -142,32 +145,45 @@ def _step_to_load(wanted: CheckpointConfig) -> int | None:
 
 
 def _fill(config: PretrainConfig, context: ParallelContext, trainer: Trainer, step: int) -> LoadedCheckpoint:
-    folder = config.checkpoint.load
-    assert folder is not None
-    loaded = load_checkpoint(
-        folder,
+    wanted = config.checkpoint
+    assert wanted.load is not None
+    path = find_checkpoint(wanted.load, step)
+    if not wanted.finetune:
+        _check_same_run(path, read_state(path), config, context.plan)
+    return load_checkpoint(
+        wanted.load,
         step=step,
         slices=trainer.optimizer.state(owned=False),
         plan=context.plan,
         rank=context.rank,
-        only_weights=config.checkpoint.finetune,
+        only_weights=wanted.finetune,
     )
-    if config.checkpoint.finetune:
-        return loaded
-    state, batch = loaded.state, context.plan.global_batch_size
+
+
+def _check_same_run(path: Path, state: CheckpointState, config: PretrainConfig, plan: Plan) -> None:
+    """What decides which sample comes when; checked before anything large is read."""
     if state.plan is None:
-        raise ConfigError(f"{loaded.path}: holds weights of another program and no training state; add --finetune")
-    if state.seed != config.run.seed:
-        raise ConfigError(
-            f"{loaded.path}: saved with --seed {state.seed}, not {config.run.seed}: the data would come in another "
-            f"order; give --seed {state.seed}, or --finetune to begin anew with its weights"
-        )
-    if state.consumed_samples != state.step * batch:
-        raise ConfigError(
-            f"{loaded.path}: {state.consumed_samples} samples in {state.step} steps, but --global-batch-size is "
-            f"{batch}; give {state.consumed_samples // state.step}, or --finetune to begin anew with its weights"
-        )
-    return loaded
+        raise ConfigError(f"{path}: holds weights of another program and no training state; add --finetune")
+    for flag, saved, given in (
+        ("--seed", state.seed, config.run.seed),
+        ("--seq-length", state.plan.seq_length, plan.seq_length),
+        ("--global-batch-size", state.plan.global_batch_size, plan.global_batch_size),
+    ):
+        if saved != given:
+            raise ConfigError(
+                f"{path}: saved with {flag} {saved}, not {given}: other samples would follow; give {flag} {saved}, or "
+                "--finetune to begin anew with its weights"
+            )
+
+
+def _notes(state: CheckpointState, config: PretrainConfig) -> list[str]:
+    now = config.run.train_iters * config.parallel.global_batch_size
+    if state.train_samples in (None, now):
+        return []
+    return [
+        f"the run was laid out for {state.train_samples} samples, now for {now}: the data is shuffled anew, and some "
+        "samples come again before others come at all"
+    ]
 
 
 def _restore(
@@ -175,7 +191,7 @@ def _restore(
 ) -> None:
     state = loaded.state
     scheduler.step(increment=state.scheduler_step)
-    if trainer.scaler is not None and state.loss_scaler is not None:
+    if trainer.scaler is not None and trainer.scaler.options.constant is None and state.loss_scaler is not None:
         trainer.scaler.scale = state.loss_scaler.scale
         trainer.scaler.clean_steps = state.loss_scaler.growth_tracker
         trainer.scaler.overflows_left = state.loss_scaler.hysteresis

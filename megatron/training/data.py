@@ -11,6 +11,7 @@ import copy
 import hashlib
 import logging
 import math
+import os
 import struct
 import warnings
 from collections.abc import Iterable, Iterator
@@ -154,6 +155,7 @@ def microbatches(
         dataset,
         batch_sampler=(indices for step in steps for indices in microbatch_indices(plan, placement, step=step)),
         collate_fn=_collate,
+        worker_init_fn=_leave_process_group,
         num_workers=num_workers,
         prefetch_factor=math.ceil(per_step / num_workers) + 1 if num_workers else None,
         # A loader draws a seed for its workers. From the global generator, that would shift the random numbers of
@@ -167,6 +169,11 @@ def _by_step(loader: Iterable[Microbatch], per_step: int) -> Iterator[list[Micro
     batches = iter(loader)
     while step := list(islice(batches, per_step)):
         yield step
+
+
+def _leave_process_group(worker: int) -> None:
+    """A launcher sends SIGTERM to a rank's whole group. The rank saves and leaves; its readers must live until then."""
+    os.setpgid(0, 0)
 
 
 def _collate(samples: list[dict[str, torch.Tensor]]) -> Microbatch:

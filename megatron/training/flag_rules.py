@@ -151,6 +151,11 @@ def check_flags_go_together(flags: FlagValues) -> None:
 def _check_plan_flags(flags: FlagValues) -> None:
     if is_auto(flags) and flags["--hetero-cluster"] is None:
         raise ConfigError("--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml")
+    if plans_at_start(flags) and flags["--hetero-plan-time-limit"] >= 60 * flags["--distributed-timeout-minutes"]:
+        raise ConfigError(
+            f"{flags.shown('--hetero-plan-time-limit')} (seconds): the other ranks wait for the plan no longer than "
+            f"{flags.shown('--distributed-timeout-minutes')}; lower the first or raise the second"
+        )
     for source in ("--hetero-plan", "--hetero-cluster"):
         for name in _STATED_BY_THE_PLAN:
             if flags[source] is not None and name in flags.given:

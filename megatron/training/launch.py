@@ -130,11 +130,11 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
         ConfigError: a rank cannot read it, it breaks a rule, or ranks have different flags or files.
         PlanError: a rank sits on another device than its stage is planned for.
     """
+    check_same_everywhere("flags", repr(config), fix="launch every rank with the same command line")
     devices: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(devices, device_name(device))
     planned = plan_on_rank_0(config, planner, model) if (planner := config.parallel.planner) is not None else None
     plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
-    check_same_everywhere("flags", repr(config), fix="launch every rank with the same command line")
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
     check_devices(plan, devices)
     return plan

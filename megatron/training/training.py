@@ -49,29 +49,31 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         PlanError: the plan does not fit the devices.
         MembershipError: another rank was lost on the way.
     """
-    device, store = join(launch, config.parallel)
-    try:
-        plan, dataset, evaluations = agree(config, device)
-        with (
-            stop_on_sigterm(config.run) as stop,
-            Watch(
-                store,
-                rank=launch.rank,
-                world_size=launch.world_size,
-                describe=lambda rank: describe_rank(plan, rank),
-            ),
-        ):
-            context = create_groups(plan, device=device)
-            trainer = build_trainer(config, context)
-            scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
-            with _metrics(config, context, trainer) as metrics:
-                start_step = load(config, context, trainer, scheduler)
-                data = read_ahead(config, context, dataset, start_step=start_step)
-                with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
-                    run = _Run(config, context, trainer, scheduler, data, evaluations, saver, stop, metrics)
-                    run.train(start_step=start_step)
-    finally:
-        dist.destroy_process_group()
+    with stop_on_sigterm(config.run) as stop:
+        device, store = join(launch, config.parallel)
+        try:
+            _pretrain(config, launch, device, store, stop)
+        finally:
+            dist.destroy_process_group()
+
+
+def _pretrain(config: PretrainConfig, launch: Launch, device: torch.device, store: dist.Store, stop: Stop) -> None:
+    plan, dataset, evaluations = agree(config, device)
+    with Watch(
+        store,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        describe=lambda rank: describe_rank(plan, rank),
+    ):
+        context = create_groups(plan, device=device)
+        trainer = build_trainer(config, context)
+        scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+        with _metrics(config, context, trainer) as metrics:
+            start_step = load(config, context, trainer, scheduler)
+            data = read_ahead(config, context, dataset, start_step=start_step)
+            with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
+                run = _Run(config, context, trainer, scheduler, data, evaluations, saver, stop, metrics)
+                run.train(start_step=start_step)
 
 
 def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[Any], list[Evaluation]]:
@@ -227,8 +229,10 @@ class _Run:
         for step in range(start_step + 1, num_steps + 1):
             result = self._step(step)
             last = result.stop or self.stop.is_last(step)
-            self._evaluate(step, last=last)
             self.saver.after(step, last=last)
+            # Who sent a signal does not wait for long.
+            if not result.stop:
+                self._evaluate(step, last=last)
             if last:
                 if step < num_steps:
                     self._say(f"stopped after step {step} of {num_steps}")
@@ -237,7 +241,8 @@ class _Run:
     def _step(self, step: int) -> StepResult:
         device, lr = self.context.device, self.trainer.torch_optimizer.param_groups[0]["lr"]
         batches = [to_device(batch, device) for batch in next(self.data)] if self.data is not None else None
-        result = self.trainer.step(batches, wants_stop=self.stop.wanted)
+        self.trainer.compute_gradients(batches)
+        result = self.trainer.update(wants_stop=self.stop.wanted)
         if not result.skipped:
             self.scheduler.step(increment=1)
         if self.metrics is not None:

@@ -20,7 +20,7 @@ SHARDED = dataclasses.replace(SMALL_BUCKETS, distributed_optimizer=True, overlap
 CHOSEN = [
     (f"{name}-{style}", plan)
     for name, style, plan in layouts()
-    if name in ("tp-1|2|4-sp", "dp-2|4", "micro-batch-2|4|1", "everything", "moe")
+    if (name, style) in (("everything", "gpt2-tied"), ("micro-batch-2|4|1", "llama-gqa"), ("moe", "moe"))
 ]
 
 

@@ -9,6 +9,7 @@ from hetero.cost.memory import memory_of_stage, plan_memory, saved_bytes, stage_
 from hetero.cost.traits import DEEPSPEED, HETERO, runtime_traits
 from hetero.data import shipped_profiles
 from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import parameters
 from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
 from hetero.units import GIB
 from tests.helpers.models import gpt2_model
@@ -199,3 +200,16 @@ def test_a_distributed_optimizer_is_shared_among_all_holders() -> None:
     assert {k: p.weights + p.gradients for k, p in parts.items()} == {
         k: p.weights + p.gradients for k, p in whole.items()
     }
+
+
+def test_weights_that_other_holders_cut_are_held_twice() -> None:
+    """Beside a replica of tp 2, a rank without tp keeps its matrices in buffers and in its own order."""
+    model = gpt2_model(tied_embeddings=False)
+    costs = cost_model(model, [profile(model)])
+    whole = stage(layers=(0, 6), ranks=(0,))
+    alone = plan_memory(plan(model, [replica(whole)]), costs)[0, 0]
+    beside = plan_memory(plan(model, [replica(whole), replica(stage(layers=(0, 6), ranks=(1, 2), tp=2))]), costs)
+    cut = 4 * sum(p.numel for p in parameters(model) if p.shard_dim is not None)
+    assert beside[0, 0].weights == alone.weights + cut
+    assert beside[0, 0].gradients == alone.gradients + cut
+    assert beside[1, 0].weights == 4 * costs.sizes.held(first_layer=0, end_layer=6, tp=2), "its shards are whole pieces"

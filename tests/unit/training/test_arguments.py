@@ -341,6 +341,11 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--lr-decay-samples 80", "", "--lr-decay-samples 80 beside --train-iters 100: use --lr-decay-iters"),
         ("--lr-warmup-iters 1 --train-samples 80", "--train-iters", "use --lr-warmup-samples with --train-samples"),
         ("--hetero-plan auto", "--micro-batch-size", "--hetero-plan auto: plans for a cluster, so add"),
+        (
+            "--hetero-cluster c --hetero-plan-time-limit 900",
+            "--micro-batch-size",
+            "lower the first or raise the second",
+        ),
         ("--bf16 --fp16", "", "--bf16 and --fp16 exclude each other"),
         ("--fp16 --loss-scale 8 --hysteresis 1", "", "--loss-scale 8.0 and --hysteresis 1 exclude each other"),
         ("--fp16 --initial-loss-scale 2 --min-loss-scale 4", "", "--min-loss-scale 4.0 is above --initial-loss-scale"),
