@@ -28,7 +28,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.stock_megatron import StockOptions, StockTrainer, install_stand_ins
 from tests.helpers.training import ADAM
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 MODELS = {
     "llama": llama_model(num_layers=2),

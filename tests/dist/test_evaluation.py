@@ -14,19 +14,13 @@ from tests.helpers.layouts import layouts
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, one_process_plan, train
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
 SHARDED = dataclasses.replace(SMALL_BUCKETS, distributed_optimizer=True, overlap_param_gather=True)
 CHOSEN = [
     (f"{name}-{style}", plan)
     for name, style, plan in layouts()
     if (name, style) in (("everything", "gpt2-tied"), ("micro-batch-2|4|1", "llama-gqa"), ("moe", "moe"))
-]
-
-
-CASES = [
-    pytest.param(name, plan, id=name, marks=() if name == "everything-gpt2-tied" else pytest.mark.slow)
-    for name, plan in CHOSEN
 ]
 
 
@@ -44,7 +38,7 @@ def losses_around_a_step(rank: int, plan: Plan) -> tuple[list[tuple[float, int]]
     return losses, {name: tensor.detach().numpy() for name, (_, tensor) in trainer.parameters.items()}
 
 
-@pytest.mark.parametrize(("name", "plan"), CASES)
+@pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
 def test_evaluation_is_one_processs(name: str, plan: Plan) -> None:
     ((expected, _),) = run_ranks(losses_around_a_step, 1, one_process_plan(plan))
     alone: Trace

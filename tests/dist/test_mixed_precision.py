@@ -25,11 +25,6 @@ NUM_STEPS = 3
 SHARDED = dataclasses.replace(SMALL_BUCKETS, distributed_optimizer=True, overlap_param_gather=True)
 CHOSEN = [(f"{name}-{style}", plan) for name, style, plan in layouts() if (name, style) in (("everything", "gpt2-tied"), ("everything", "llama-gqa"), ("moe", "moe"))]
 
-CASES = [
-    pytest.param(name, plan, id=name, marks=() if name == "everything-gpt2-tied" else pytest.mark.slow)
-    for name, plan in CHOSEN
-]
-
 LOSS_BOUND: dict[Precision, float] = {"bf16": 4e-3, "fp16": 5e-4}
 """Relative, per step: half precision keeps 8 bits of a number (fp16 11), and the loss averages over 50 tokens."""
 
@@ -47,9 +42,10 @@ def oracle(plan: Plan) -> Trace:
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_parallel", [SMALL_BUCKETS, SHARDED], ids=["all-reduce", "distributed"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize(("name", "plan"), CASES)
+@pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
 def test_half_precision_is_near_the_fp32_oracle(
     name: str, plan: Plan, precision: Precision, data_parallel: DataParallelOptions
 ) -> None:
@@ -133,6 +129,7 @@ def test_an_overflow_on_one_rank_is_everybodys() -> None:
             assert (weights[3][name] != weights[2][name]).any()
 
 
+@pytest.mark.slow
 def test_ranks_hold_the_same_half_precision_weights() -> None:
     """What two ranks both hold is equal bit for bit after sharded updates."""
     plan = in_precision(CHOSEN[0][1], "bf16")

@@ -29,7 +29,7 @@ from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import sample
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 FLOAT64, FLOAT32_ROUTER = 1e-12, 1e-6
 """Tolerances relative to the largest element of each tensor."""

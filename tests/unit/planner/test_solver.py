@@ -41,6 +41,7 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
     return cluster(*((name, draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))) for name in names))
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(spec=clusters(), batch=st.sampled_from([7, 16, 24]))
 def test_every_plan_is_legal_and_fits(spec: ClusterSpec, batch: int) -> None:
@@ -55,6 +56,7 @@ def step_s(spec: ClusterSpec, model: ModelSpec, batch: int, **options: object) -
         return float("inf")
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     counts=st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 2)), min_size=3, max_size=3),
@@ -84,6 +86,7 @@ def test_slow_gpus_beside_64_fast_ones_do_not_make_the_step_longer() -> None:
     assert step_s(mixed, OPT_30B, 512, time_limit_s=30) <= alone_s * 1.001
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer() -> None:
     spec = cluster(("A100-40", 2, 1), ("V100-16", 2, 2))
     first, second = (plan(spec, TWELVE, 64, seed=3, time_limit_s=60) for _ in range(2))
