@@ -45,9 +45,9 @@ FEW_DEVICES, CUTS_OF_FEW = 8, 16
 """In clusters of so many devices at most, so many are kept however many kinds there are: a small batch has to be
 divided among unequal replicas exactly, for which slower ones with smaller microbatches are of use."""
 
-MOST_BUILT = 1000
-"""Replicas that are looked at in larger clusters of three kinds or more, what matters most first: with more of them the
-proofs take longer than the plans get better."""
+MOST_BUILT, MEDIUM_CLUSTER = 1000, 256
+"""Replicas of three kinds or more that are looked at in clusters of so many devices at most, what matters most first:
+with more of them the proofs there take longer than the plans get better. In larger ones they do get better."""
 
 NOMINAL_SAMPLES = 64
 """Samples of a replica at which templates are compared by fill and period together."""
@@ -98,8 +98,8 @@ class TemplateSpace:
         found: list[Template] = []
         best: dict[int, float] = defaultdict(float)
         problem, usable = self._problem, self._candidates.usable_kinds
-        is_small = problem.cluster.num_devices <= SMALL_CLUSTER or len(usable) <= 2
-        for blocks, samples in itertools.islice(self._combinations(), None if is_small else MOST_BUILT):
+        is_medium = SMALL_CLUSTER < problem.cluster.num_devices <= MEDIUM_CLUSTER and len(usable) > 2
+        for blocks, samples in itertools.islice(self._combinations(), MOST_BUILT if is_medium else None):
             if clock.is_over():
                 break
             least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.kind] for block in blocks)
