@@ -16,7 +16,7 @@ from hetero.errors import CheckpointError
 from tests.helpers.checkpoints import assert_filled, make_slices, plan_of, save_alone, state_of
 from tests.helpers.ranks import run_ranks
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 
 def create_writer(folder: Path, **options: object) -> CheckpointWriter:

@@ -24,7 +24,7 @@ from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import one_process_plan, train
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
 CPU = torch.device("cpu")
 BUCKET_NUMEL = 3000
