@@ -29,8 +29,7 @@ class CheckpointState:
     plan: what ran when it was saved; ``None`` if a converter wrote it. Another plan may load it.
     consumed_samples: position in the data; the global batch has one order under every plan.
     train_samples: of the whole run as it was laid out, on which the order of the data depends.
-    adam_step: updates that were applied, which bias correction counts.
-    scheduler_step: steps of the learning-rate scheduler.
+    adam_step: updates that were applied, which bias correction and the learning-rate schedule count.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -43,6 +42,5 @@ class CheckpointState:
     consumed_samples: int = 0
     train_samples: int | None = None
     adam_step: int = 0
-    scheduler_step: int = 0
     seed: int = 0
     loss_scaler: LossScalerState | None = None

@@ -82,16 +82,6 @@ class StageMemory:
             self.fixed, activations=activations, logits=logits, slack=int(self.allocator_slack * moving)
         )
 
-    def largest_in_flight(self, capacity_bytes: int) -> int:
-        """The deepest pipeline that fits into ``capacity_bytes``; 0 if none does. Every stage saves something."""
-        per_microbatch = (1 + self.allocator_slack) * (self.activations_per_microbatch + self.logits_per_microbatch)
-        left = capacity_bytes - self.at(0).total
-        # One more than the division says: the slack is rounded down.
-        depth = max(0, int(left / per_microbatch) + 1)
-        while depth > 0 and self.at(depth).total > capacity_bytes:
-            depth -= 1
-        return depth
-
 
 def stage_memory(
     costs: CostModel,

@@ -52,7 +52,12 @@ def _costs(kind: NodeKind, problem: Problem, candidates: Candidates) -> list[tup
 
 
 def _largest_microbatch(slot: Slot, problem: Problem, candidates: Candidates) -> int:
-    """The largest microbatch with which one layer fits under some recomputation; 0 if not even one sample does."""
+    """The largest microbatch with which one layer fits under some recomputation; 0 if not even one sample does.
+
+    With a distributed optimizer nobody knows how little of its state a device may have, so everything fits.
+    """
+    if problem.costs.traits.distributed_optimizer:
+        return problem.global_batch_size
     low, high = 0, problem.global_batch_size
     while low < high:
         middle = (low + high + 1) // 2

@@ -190,6 +190,9 @@ def result_lines(result: "PlanResult") -> Iterator[str]:
         f"planner's formula: {result.score.step_s:.4g} s; none of its covers by {result.num_templates} templates is "
         f"below {result.bound_s:.4g} s (gap {result.gap:.1%})"
     )
+    if simulation.step_s < result.bound_s:
+        yield "the plan is shorter than that: the simulator prices it below the formula, or it is no such cover"
+    yield f"all the work over all the speed: no plan whatever is below {result.floor_s:.4g} s"
     ending = "" if result.finished else "; stopped by the time limit"
     yield f"planned in {result.planning_s:.1f} s{ending}"
 

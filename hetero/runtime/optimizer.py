@@ -13,8 +13,8 @@ import torch.distributed as dist
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.loss_scaler import LossScaler
-from hetero.runtime.param_gather import WeightGather
 from hetero.runtime.state import TensorSlice
+from hetero.runtime.weight_gather import WeightGather
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

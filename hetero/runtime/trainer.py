@@ -13,10 +13,10 @@ from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
 from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
-from hetero.runtime.param_gather import WeightGather
 from hetero.runtime.pipeline import PipelineExecutor
 from hetero.runtime.stage import GRADIENT_DTYPES, build_stage
 from hetero.runtime.state import TensorSlice
+from hetero.runtime.weight_gather import WeightGather
 
 
 class Trainer:

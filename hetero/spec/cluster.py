@@ -29,7 +29,7 @@ from pydantic import ConfigDict
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
 from hetero.spec.devices import DeviceType, device_type
-from hetero.units import GB, US_PER_S
+from hetero.units import GB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +83,6 @@ class Link:
                 share = math.log(num_bytes / small) / math.log(large / small)
                 return slower * math.pow(faster / slower, share) * GB
         return table[-1][1] * GB
-
-    def transfer_s(self, num_bytes: int) -> float:
-        """Seconds from the start of sending ``num_bytes`` until the last has arrived: latency + bytes / bandwidth."""
-        return self.latency_us / US_PER_S + num_bytes / self.bytes_per_s(num_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,7 +90,6 @@ class Saver:
             plan=plan,
             consumed_samples=step * plan.global_batch_size,
             adam_step=self._scheduler.num_steps,
-            scheduler_step=self._scheduler.num_steps,
             train_samples=self._config.run.train_iters * plan.global_batch_size,
             seed=self._config.run.seed,
             loss_scaler=None
@@ -190,7 +189,7 @@ def _restore(
     loaded: LoadedCheckpoint, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler
 ) -> None:
     state = loaded.state
-    scheduler.step(increment=state.scheduler_step)
+    scheduler.step(increment=state.adam_step)
     if trainer.scaler is not None and trainer.scaler.options.constant is None and state.loss_scaler is not None:
         trainer.scaler.scale = state.loss_scaler.scale
         trainer.scaler.clean_steps = state.loss_scaler.growth_tracker

@@ -1,5 +1,6 @@
 """What a training run tells: a line per interval, TensorBoard scalars, a progress line on a terminal."""
 
+import importlib.util
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +23,6 @@ class Metrics:
     Args:
         tensorboard_dir: where to write event files, ``None`` for none.
         progress: show a progress line if the output is a terminal.
-
-    Raises:
-        ConfigError: TensorBoard files are asked for and it is not installed.
     """
 
     def __init__(
@@ -118,11 +116,19 @@ class Metrics:
                 self._writer.add_scalar(name, value, step)
 
 
-def _summary_writer(folder: Path) -> "SummaryWriter":
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (optional)
-    except ImportError:
+def check_tensorboard(folder: Path | None) -> None:
+    """Fail before training if files are asked for that cannot be written.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+    if folder is not None and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             f"--tensorboard-dir {folder}: TensorBoard is not installed; pip install 'megatron-hetero[report]'"
-        ) from None
+        )
+
+
+def _summary_writer(folder: Path) -> "SummaryWriter":
+    from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (optional)
+
     return SummaryWriter(log_dir=str(folder))

@@ -32,7 +32,7 @@ from megatron.training.config import OptimizerConfig, PretrainConfig
 from megatron.training.data import build_dataset, microbatches
 from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.launch import Launch, agree_on_plan, join
-from megatron.training.metrics import Metrics
+from megatron.training.metrics import Metrics, check_tensorboard
 from megatron.training.schedules import build_scheduler
 from megatron.training.stopping import Stop, stop_on_sigterm
 from megatron.training.tokenizer import build_tokenizer
@@ -83,6 +83,8 @@ def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[A
         ConfigError: some rank's tokenizer, plan or data is wrong; on every rank.
         PlanError: a rank sits on another device than its stage is planned for.
     """
+    # Rank 0 alone reports, and what it cannot do is everybody's error.
+    on_all_ranks(lambda: check_tensorboard(config.run.tensorboard_dir) if dist.get_rank() == 0 else None)
     tokenizer = on_all_ranks(
         lambda: build_tokenizer(
             tokenizer_type=config.data.tokenizer_type,

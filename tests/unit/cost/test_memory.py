@@ -105,17 +105,6 @@ def test_the_context_depends_on_the_device() -> None:
     assert stage_memory(COSTS, **STAGE).fixed.context == GIB
 
 
-@pytest.mark.parametrize("depth", [1, 5, 200])
-def test_the_largest_depth_that_fits(depth: int) -> None:
-    memory = stage_memory(COSTS, **STAGE)
-    assert memory.largest_in_flight(memory.at(depth).total) == depth
-    assert memory.largest_in_flight(memory.at(depth).total - 1) == depth - 1
-
-
-def test_nothing_fits_into_less_than_the_weights() -> None:
-    assert stage_memory(COSTS, **STAGE).largest_in_flight(1000) == 0
-
-
 def test_every_stage_of_a_plan_has_its_own_peak() -> None:
     two = plan(
         MODEL,

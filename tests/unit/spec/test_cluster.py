@@ -1,5 +1,6 @@
 """Clusters: numbering, links, and what is said about a description that is wrong."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,6 @@ def test_a_rank_has_no_link_to_itself() -> None:
         CLUSTER.link_between(3, 3)
 
 
-def test_transfer_is_latency_plus_bytes_over_bandwidth() -> None:
-    assert speed(2.0, 50.0).transfer_s(4_000_000) == pytest.approx(50e-6 + 4e6 / 2e9)
-    assert speed(2.0, 50.0).transfer_s(0) == pytest.approx(50e-6)
-
-
 @pytest.mark.parametrize(
     ("num_bytes", "gb_per_s"),
     [(1, 1.0), (1_000, 1.0), (10_000, 2.0), (100_000, 4.0), (1_000_000, 8.0), (10**12, 8.0)],
@@ -119,7 +115,7 @@ def test_a_larger_message_never_arrives_sooner(data: st.DataObject) -> None:
     seconds = sorted(data.draw(st.lists(st.floats(1e-6, 1.0), min_size=len(sizes), max_size=len(sizes))))
     table = speed(tuple((size, size / s / 1e9) for size, s in zip(sizes, seconds, strict=True)), 5.0)
     small, large = sorted(data.draw(st.lists(st.integers(0, 2 * 10**9), min_size=2, max_size=2)))
-    assert table.transfer_s(small) <= table.transfer_s(large) * (1 + 1e-9)
+    assert small / table.bytes_per_s(small) <= large / table.bytes_per_s(large) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -205,9 +201,14 @@ def test_yaml_names_the_place_of_a_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_presets_describe_every_link(path: Path) -> None:
+    """Inside a node, between two nodes of a type, and between types: nodes of a type are alike."""
     cluster = load(ClusterSpec, path)
-    ranks = range(cluster.num_devices)
-    assert all(cluster.link_between(a, b).transfer_s(10**6) > 0 for a in ranks for b in ranks if a < b)
+    ranks, first = [], 0
+    for node_type in cluster.node_types:
+        ranks += [first + n for n in (0, 1, node_type.gpus_per_node) if n < node_type.num_devices]
+        first += node_type.num_devices
+    for a, b in itertools.combinations(sorted(set(ranks)), 2):
+        assert cluster.link_between(a, b).bytes_per_s(10**6) > 0
 
 
 def test_there_are_presets() -> None:

@@ -13,7 +13,6 @@ from hetero.errors import ConfigError
 from megatron.training.arguments import default_backend, model_spec, parse_args
 from megatron.training.config import PretrainConfig
 from megatron.training.flags import FLAGS
-from megatron.training.unsupported_flags import _GROUPS, UNSUPPORTED_FLAGS
 
 BASE = {
     "--num-layers": "4",
@@ -471,64 +470,6 @@ def test_flags_with_a_stated_backend_need_no_torch() -> None:
     )
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", program, *command()], cwd=root, check=True, timeout=60)
-
-
-class TestUnsupportedFlags:
-    def test_no_flag_is_both_supported_and_unsupported(self) -> None:
-        assert {name for flag in FLAGS for name in flag.names} & set(UNSUPPORTED_FLAGS) == set()
-
-    def test_each_is_listed_once(self) -> None:
-        listed = [flag for _, flags in _GROUPS for flag in flags.split()]
-        assert len(listed) == len(set(listed)) == len(UNSUPPORTED_FLAGS)
-        assert all(flag.startswith("--") for flag in listed)
-
-    @pytest.mark.parametrize("form", ["{}", "{} 1", "{}=1"])
-    def test_each_is_refused_by_name_with_advice(self, form: str) -> None:
-        for flag, advice in UNSUPPORTED_FLAGS.items():
-            with pytest.raises(ConfigError) as error:
-                parse(form.format(flag))
-            assert str(error.value) == f"{flag} is not supported: {advice}"
-
-    @pytest.mark.parametrize(
-        ("flag", "advice"),
-        [
-            ("--no-save-optim", "checkpoints have one format here"),
-            ("--exit-signal-handler", "SIGTERM saves and leaves"),
-            ("--accumulate-allreduce-grads-in-fp32", "gradients are summed and weights updated in fp32"),
-            ("--fp8-format", "fp8 and fp4 are not supported"),
-            ("--main-params-dtype", "--use-distributed-optimizer"),
-            ("--use-torch-fsdp2", "--hetero-plan"),
-            ("--num-layers-per-virtual-pipeline-stage", "interleaved stages are not there yet"),
-            ("--decoder-first-pipeline-num-layers", "--hetero-plan"),
-            ("--pipeline-model-parallel-layout", "--hetero-plan"),
-            ("--cp-comm-type", "context parallelism is not there yet"),
-            ("--moe-token-dispatcher-type", "expert parallelism is not there yet"),
-            ("--recompute-activations", "--recompute-granularity selective"),
-            ("--rampup-batch-size", "--global-batch-size"),
-            ("--full-validation", "--eval-iters"),
-            ("--vocab-file", "--tokenizer-type HuggingFaceTokenizer"),
-            ("--padded-vocab-size", "--vocab-size"),
-            ("--warmup", "--lr-warmup-iters"),
-            ("--batch-size", "--micro-batch-size"),
-            ("--wandb-project", "--tensorboard-dir"),
-            ("--use-flash-attn", "--transformer-impl"),
-            ("--multi-latent-attention", "--group-query-attention"),
-        ],
-    )
-    def test_advice(self, flag: str, advice: str) -> None:
-        assert advice in UNSUPPORTED_FLAGS[flag]
-
-    def test_advice_names_supported_flags_only(self) -> None:
-        supported = {name for flag in FLAGS for name in flag.names} | {"--help"}
-        for flag, advice in UNSUPPORTED_FLAGS.items():
-            named = {word.strip(",.;:()'") for word in advice.split() if word.strip("('").startswith("--")}
-            assert named <= supported, flag
-
-    def test_all_wrong_names_are_told_at_once(self) -> None:
-        with pytest.raises(ConfigError) as error:
-            parse("--fp8-format e4m3 --skip-train --hiden-size 4 --skip-train")
-        lines = str(error.value).splitlines()
-        assert [line.split()[0] for line in lines] == ["--fp8-format", "--skip-train", "unknown"]
 
 
 class TestModelSpec:
