@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from hetero.cost.latency import CostModel
 from hetero.distributed.process_groups import create_groups
+from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun, StepRecord
-from hetero.emulation.setup import EmulationOptions, emulate
+from hetero.emulation.setup import emulate
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.plan.samples import microbatch_indices

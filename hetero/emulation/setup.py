@@ -15,6 +15,7 @@ from hetero.emulation.board import Board
 from hetero.emulation.clock import Clock
 from hetero.emulation.memory import DeviceMemory
 from hetero.emulation.model import small_plan
+from hetero.emulation.options import EmulationOptions
 from hetero.emulation.pace import Device, EmulatedPace
 from hetero.emulation.wiring import Wiring
 from hetero.errors import ConfigError
@@ -26,30 +27,15 @@ from hetero.spec.parameters import parameters
 from hetero.units import GIB
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmulationOptions:
-    """
-    time_scale: wall seconds per emulated second.
-    seq_length: of the small model that really computes.
-    """
-
-    time_scale: float = 1.0
-    seq_length: int = 32
-
-    def __post_init__(self) -> None:
-        if self.time_scale <= 0:
-            raise ConfigError(f"emulation: time_scale is {self.time_scale}, must be above 0")
-        if self.seq_length < 1:
-            raise ConfigError(f"emulation: seq_length is {self.seq_length}, must be at least 1")
-
-
 @dataclass(frozen=True, slots=True)
 class Emulation:
     """What a rank executes instead of the described plan, and at which pace.
 
+    described: the plan of the described model.
     bucket_numel: as many of the small model's gradients as are ``bucket_numel`` of the described model's blocks.
     """
 
+    described: Plan
     plan: Plan
     pace: EmulatedPace
     bucket_numel: int
@@ -96,7 +82,7 @@ def emulate(
         board=board,
         clock=Clock(scale=options.time_scale, epoch=epoch),
     )
-    return Emulation(small, pace, small_numel)
+    return Emulation(plan, small, pace, small_numel)
 
 
 def _agree_on_board() -> tuple[Path, float]:
