@@ -12,10 +12,10 @@ class DeviceMemory:
         where: names the rank in an error.
         peak: predicted parts of the device at ``deepest`` microbatches.
         deepest: microbatches between forward and backward at the peak.
-        capacity_bytes: of the device.
+        capacity_bytes: of the device, ``None`` where nobody knows.
     """
 
-    def __init__(self, where: str, *, peak: MemoryParts, deepest: int, capacity_bytes: int) -> None:
+    def __init__(self, where: str, *, peak: MemoryParts, deepest: int, capacity_bytes: int | None) -> None:
         self._where = where
         self._peak = peak
         self._capacity_bytes = capacity_bytes
@@ -33,12 +33,12 @@ class DeviceMemory:
             return
         self._held += 1
         needed = self._fixed_bytes + self._held * self._per_microbatch
-        if needed > self._capacity_bytes:
+        if self._capacity_bytes is not None and needed > self._capacity_bytes:
             parts = {
                 "weights": self._peak.weights,
                 "gradients": self._peak.gradients,
                 "optimizer": self._peak.optimizer,
-                f"activations of {self._held} microbatches": self._held * self._per_microbatch,
+                f"activations of {self._held} in flight": self._held * self._per_microbatch,
             }
             listed = [f"{name} {count / GIB:.2f}" for name, count in parts.items()]
             listed.append(f"other {(needed - sum(parts.values())) / GIB:.2f}")

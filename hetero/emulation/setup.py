@@ -107,11 +107,12 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
     replica = plan.replicas[place.replica]
     stage = replica.stages[place.stage]
     num_microbatches = replica.num_microbatches(place.stage)
+    capacity_gib = cluster.device_of_rank(rank).memory_gib
     memory = DeviceMemory(
         f"rank {rank} (replica {place.replica} stage {place.stage}, {stage.device})",
         peak=plan_memory(plan, costs)[place.replica, place.stage],
         deepest=min(stage.in_flight, num_microbatches),
-        capacity_bytes=cluster.device_of_rank(rank).memory_gib * GIB,
+        capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
     )
     return Device(stage, costs.of(stage), memory, num_microbatches)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hetero.cost.engine import NO_CAUSE, Span
+from hetero.cost.exposure import exposed_s
 from hetero.cost.gradients import SyncBucket
 from hetero.cost.latency import CostModel
 from hetero.cost.simulator import Simulation, StageKey, StageTimes, SyncSpan
@@ -90,6 +91,15 @@ def _times(stage: Stage, records: Sequence[StepRecord], step_s: float) -> StageT
         sync_s=sync_s,
         update_s=update_s,
         rest_s=step_s - busy_s - bubble_s - sync_s - update_s,
+        exposed_s=sum(_exposed_s(record) for record in own) / count,
+    )
+
+
+def _exposed_s(record: StepRecord) -> float:
+    begin_s = record.start_s + record.update_s
+    return exposed_s(
+        [(c.start_s - begin_s, c.end_s - begin_s) for c in record.computes],
+        [(a.start_s - begin_s, a.end_s - begin_s) for a in record.arrivals],
     )
 
 

@@ -63,8 +63,11 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
     all processes as soon as one has failed.
     """
     rank = environment.get("RANK", "0")
-    if isinstance(error, MembershipError | DeviceMemoryError):
+    if isinstance(error, MembershipError):
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
+        return EXIT_CODE
+    if isinstance(error, DeviceMemoryError):
+        sys.stderr.write(f"hetero: {error}\n")
         return EXIT_CODE
     # A RANK that is no number comes from no launcher, which would end this process.
     if not rank.isdigit() or int(rank) == 0:
