@@ -1,7 +1,7 @@
 """Yardsticks: how others would plan the same cluster, each at its best, scored by the same simulator.
 
 uniform         Megatron-LM: one (tp, pp, dp, microbatch, recomputation) for all GPUs, by exhaustive search
-uniform, <type> the same on the GPUs of one node type, the others idle
+uniform, <types> the same on the GPUs of some of the node types, the others idle
 whale           Whale (arXiv 2011.09208): a uniform grid whose layers and samples follow the devices' peak FLOPS
 autohet         AutoHet (arXiv 2512.20953): replicas of near-equal power with equal shares, one tp, layers by measured
                 speed and memory
@@ -39,6 +39,9 @@ MOST_SIMULATED, SIMULATED_IF_LARGE = 200, 12
 
 MOST_STAGES = 32
 
+MOST_COMBINED = 4
+"""Node types of a cluster for which uniform plans on any of their combinations are searched."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Yardstick:
@@ -63,14 +66,21 @@ def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, .
     """
     candidates = Candidates(problem)
     every = {"uniform": _uniform(problem, candidates, problem.kinds)}
-    if len(problem.kinds) > 1:
-        every |= {f"uniform, {kind.name}": _uniform(problem, candidates, [kind]) for kind in candidates.usable_kinds}
+    for kinds in _parts(problem, candidates.usable_kinds):
+        every |= {f"uniform, {' + '.join(kind.name for kind in kinds)}": _uniform(problem, candidates, kinds)}
     every |= {
         "whale": _whale(problem, candidates),
         "autohet": autohet_plans(problem, candidates),
         "harp": harp_plans(problem, candidates),
     }
     return tuple(Yardstick(name=name, best=best_plan(plans, problem, limit_s)) for name, plans in every.items())
+
+
+def _parts(problem: Problem, kinds: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
+    """Choices of fewer than all node types; of many types, each alone."""
+    most = min(len(problem.kinds) - 1, len(kinds)) if len(problem.kinds) <= MOST_COMBINED else 1
+    for count in range(1, most + 1):
+        yield from itertools.combinations(kinds, count)
 
 
 def best_plan(candidates: Iterable[Candidate], problem: Problem, limit_s: float) -> Scored | None:
