@@ -19,8 +19,9 @@ from hetero.cost.traits import runtime_traits
 from hetero.data import shipped_profiles
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
+from hetero.plan.ir import Plan
 from hetero.plan.placement import check_plan_on_cluster
-from hetero.planner.baselines import Yardstick, yardsticks
+from hetero.planner.baselines import Yardstick, best_uniform, yardsticks
 from hetero.planner.problem import Problem
 from hetero.planner.search import Progress
 from hetero.planner.solver import PlanResult, plan_cluster
@@ -50,6 +51,12 @@ def add_plan(commands: Any) -> None:
     )
     parser.add_argument("--budget-per-hour", type=float, metavar="X", help="most that the nodes in use may cost")
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
+    parser.add_argument(
+        "--uniform-out",
+        type=Path,
+        metavar="UNIFORM.json",
+        help="write the fastest uniform plan, on all GPUs or on those of some node types, here",
+    )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
     add_outputs(parser)
     _add_profiles(parser)
@@ -105,7 +112,7 @@ def _plan(args: argparse.Namespace) -> int:
     )
     result = _with_progress(problem)
     if args.out is not None:
-        _save(result, args.out)
+        _save(result.plan, args.out)
     out = console()
     out.print(prediction_table(result.simulation, result.memory, problem.cluster))
     print(f"\n{plan_picture(result.plan)}\n")
@@ -113,6 +120,8 @@ def _plan(args: argparse.Namespace) -> int:
         print(line)
     if args.out is not None:
         print(f"written to {args.out}")
+    if args.uniform_out is not None:
+        print(_uniform(problem, result, args.uniform_out))
     others = _compared(problem) if args.compare or wanted.comparison else ()
     if others:
         print()
@@ -146,9 +155,23 @@ def _compared(problem: Problem) -> tuple[Yardstick, ...]:
         return yardsticks(problem)
 
 
-def _save(result: PlanResult, path: Path) -> None:
+def _uniform(problem: Problem, result: PlanResult, path: Path) -> str:
+    """Write the best uniform plan, and say what it is.
+
+    Raises:
+        ConfigError: none fits.
+    """
+    found = best_uniform(problem)
+    if found is None or found.best is None:
+        raise ConfigError(f"--uniform-out {path}: no uniform plan of this model fits these devices; leave it out")
+    _save(found.best.plan, path)
+    ratio = found.best.step_s / result.simulation.step_s
+    return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {path}"
+
+
+def _save(plan: Plan, path: Path) -> None:
     try:
-        save(result.plan, path)
+        save(plan, path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -65,15 +65,30 @@ def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, .
     Half of the time goes into listing plans with their seconds by a formula, half into simulating the best of them.
     """
     candidates = Candidates(problem)
-    every = {"uniform": _uniform(problem, candidates, problem.kinds)}
-    for kinds in _parts(problem, candidates.usable_kinds):
-        every |= {f"uniform, {' + '.join(kind.name for kind in kinds)}": _uniform(problem, candidates, kinds)}
-    every |= {
+    every = _every_uniform(problem, candidates) | {
         "whale": _whale(problem, candidates),
         "autohet": autohet_plans(problem, candidates),
         "harp": harp_plans(problem, candidates),
     }
     return tuple(Yardstick(name=name, best=best_plan(plans, problem, limit_s)) for name, plans in every.items())
+
+
+def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick | None:
+    """The fastest uniform plan, on all GPUs or on those of some node types; ``None`` if none fits."""
+    every = _every_uniform(problem, Candidates(problem))
+    found = [Yardstick(name=name, best=best_plan(plans, problem, limit_s)) for name, plans in every.items()]
+    return min(
+        (each for each in found if each.best is not None),
+        key=lambda each: each.best.step_s if each.best is not None else 0.0,
+        default=None,
+    )
+
+
+def _every_uniform(problem: Problem, candidates: Candidates) -> dict[str, Iterator[Candidate]]:
+    every = {"uniform": _uniform(problem, candidates, problem.kinds)}
+    for kinds in _parts(problem, candidates.usable_kinds):
+        every[f"uniform, {' + '.join(kind.name for kind in kinds)}"] = _uniform(problem, candidates, kinds)
+    return every
 
 
 def _parts(problem: Problem, kinds: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:

@@ -52,6 +52,19 @@ class StageRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Steps of a plan that ran on an emulated cluster, beside their prediction.
+
+    losses: of every step, of the small model that really computed.
+    """
+
+    name: str
+    predicted: Simulation
+    executed: Simulation
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """All that the figures and the page are made from.
 
@@ -59,6 +72,7 @@ class Report:
     memory: peak parts of one device of every stage.
     result: what the planner knows about its plan; ``None`` for a plan that came from elsewhere.
     others: the yardsticks; empty if nothing was compared.
+    executions: plans that ran under emulation, this one first; empty if none did.
     """
 
     model_name: str
@@ -69,6 +83,7 @@ class Report:
     memory: Memory
     result: PlanResult | None = None
     others: tuple[Yardstick, ...] = ()
+    executions: tuple[Execution, ...] = ()
 
     @property
     def plan(self) -> Plan:

@@ -1,5 +1,6 @@
 """The report as one HTML page that loads nothing: figures as inline SVG, tables, and where the numbers come from."""
 
+import dataclasses
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
@@ -10,7 +11,7 @@ from markupsafe import Markup
 from hetero.cost.basis import Basis
 from hetero.cost.memory import MemoryParts
 from hetero.planner.finalists import Scored
-from hetero.report.content import Report, StageRow, named
+from hetero.report.content import Execution, Report, StageRow, named
 from hetero.report.figures import DRAWINGS
 from hetero.report.sheet import inline_svg, shade
 from hetero.report.tables import UNKNOWN, fullest
@@ -58,6 +59,7 @@ def html_page(report: Report) -> str:
         rows_left_out=len(report.rows) - len(rows),
         shares=[(name, colour) for name, _, colour in SHARES],
         compared=[_compared(report, name, best) for name, best in report.compared],
+        executions=[_executed(report, execution) for execution in report.executions],
         idle=number_ranges(report.plan.idle_ranks) or "none",
         layer_kinds=LAYER_KINDS,
         bases=list(_bases(report)),
@@ -103,6 +105,16 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
             "name": "Against the best uniform plan",
             "value": f"{best[1].step_s / simulation.step_s:.2f} ×",
             "note": f"faster than “{best[0]}” with {_seconds(best[1].step_s)}{of_all}",
+        }
+    if report.executions:
+        ours, *others = report.executions
+        slowest = max(report.executions, key=lambda execution: execution.executed.step_s)
+        ratio = slowest.executed.step_s / ours.executed.step_s
+        yield {
+            "name": "Executed, emulated",
+            "value": _seconds(ours.executed.step_s),
+            "note": f"{ours.predicted.step_s / ours.executed.step_s - 1:+.1%} is what the prediction is off"
+            + (f"; {ratio:.2f} × faster than “{slowest.name}”, executed alike" if others else ""),
         }
     if (result := report.result) is not None:
         ending = "" if result.finished else ", stopped by its time limit"
@@ -158,6 +170,15 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
         if name != "comparison" or report.others:
             svg = Markup(inline_svg(DRAWINGS[name](report), name=name, label=f"{title}. {note}"))
             yield {"name": name, "title": title, "note": note, "svg": svg}
+    if report.executions:
+        ran = dataclasses.replace(report, simulation=report.executions[0].executed)
+        title = "The same step as it ran, emulated"
+        note = (
+            "Processes on one machine really did this, at the pace of profiles and links: computes that slept "
+            "until the described device were done, messages and sums that took turns on the described wires."
+        )
+        svg = Markup(inline_svg(DRAWINGS["timeline"](ran), name="executed", label=f"{title}. {note}"))
+        yield {"name": "executed", "title": title, "note": note, "svg": svg}
 
 
 def _row(report: Report, row: StageRow) -> dict[str, Any]:
@@ -205,6 +226,19 @@ def _compared(report: Report, name: str, best: Scored | None) -> dict[str, Any]:
         "memory": fullest(best.memory, best.plan, report.cluster),
         "idle": len(best.plan.idle_ranks),
         "shape": shape_of(best.plan),
+    }
+
+
+def _executed(report: Report, execution: Execution) -> dict[str, Any]:
+    predicted_s, executed_s = execution.predicted.step_s, execution.executed.step_s
+    first, last = execution.losses[0], execution.losses[-1]
+    return {
+        "name": execution.name,
+        "predicted": f"{predicted_s:.4g}",
+        "executed": f"{executed_s:.4g}",
+        "error": f"{predicted_s / executed_s - 1:+.2%}",
+        "times": f"{executed_s / report.executions[0].executed.step_s:.2f} ×",
+        "losses": f"{first:.6f} to {last:.6f}",
     }
 
 

@@ -26,7 +26,7 @@ def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) ->
     """
     emulation = config.emulation
     assert emulation is not None, "nothing is emulated"
-    cluster, costs = on_all_ranks(lambda: (load(ClusterSpec, emulation.cluster), _costs(config, emulation, plan)))
+    cluster, costs = on_all_ranks(lambda: (load(ClusterSpec, emulation.cluster), emulated_costs(config, plan)))
     return emulate(
         plan,
         cluster,
@@ -56,7 +56,14 @@ def emulation_notice(config: EmulationConfig, plan: Plan) -> str:
     )
 
 
-def _costs(config: PretrainConfig, emulation: EmulationConfig, plan: Plan) -> CostModel:
+def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
+    """What the described devices take.
+
+    Raises:
+        ConfigError: a profile is missing or malformed.
+    """
+    emulation = config.emulation
+    assert emulation is not None, "nothing is emulated"
     return CostModel(
         model=plan.model,
         seq_length=plan.seq_length,

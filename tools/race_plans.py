@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Run several plans of one model on an emulated cluster: who is faster, was it predicted, and do they learn the same?
+
+    torchrun --nproc-per-node 4 tools/race_plans.py --plans ours.json uniform.json --report race.html \\
+        --hetero-emulate cluster.yaml <the other flags of pretrain_gpt.py>
+
+Every plan trains the same steps on the same data from the same weights; the first plan is the one that the others are
+compared with. Losses have to agree to rounding, else the exit code is 1.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetero.runtime import cpu_backend
+
+# Before megatron.core is imported by anyone.
+cpu_backend.install()
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from hetero.cost.memory import plan_memory
+from hetero.cost.simulator import simulate
+from hetero.distributed.process_groups import create_groups
+from hetero.emulation.records import EmulatedRun
+from hetero.emulation.timeline import executed
+from hetero.errors import ConfigError, HeteroError
+from hetero.report.content import Execution, Report
+from hetero.report.page import html_page
+from hetero.runtime.batch import to_device
+from hetero.serialization import load
+from hetero.spec.cluster import ClusterSpec
+from megatron.training.arguments import parse_args
+from megatron.training.config import EmulationConfig, PretrainConfig
+from megatron.training.emulation import emulated_config, emulated_costs, start_emulation
+from megatron.training.launch import exit_code, join, launch_from
+from megatron.training.schedules import build_scheduler
+from megatron.training.training import (
+    LOG_COLUMNS,
+    agree_on_plan_and_tokenizer,
+    build_datasets,
+    build_trainer,
+    read_ahead,
+)
+
+SAME = 1e-4
+"""Largest difference of two losses, relative: plans sum in another order, in fp32."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 if all plans learn the same, 1 if not, 2 for wrong input."""
+    own, flags = _parser().parse_known_args(argv)
+    try:
+        configs = [parse_args([*flags, "--hetero-plan", str(path)]) for path in own.plans]
+        if configs[0].emulation is None:
+            raise ConfigError("race_plans.py: plans race on an emulated cluster; add --hetero-emulate CLUSTER.yaml")
+        if configs[0].run.train_iters < 2:
+            raise ConfigError("race_plans.py: the first step only warms up; give --train-iters 2 or more")
+        launch = launch_from(os.environ)
+        device, _ = join(launch, configs[0].parallel)
+        runs = [_run(config, device) for config in configs]
+        dist.destroy_process_group()
+    except HeteroError as error:
+        return exit_code(error, os.environ)
+    if launch.rank != 0:
+        return 0
+    executions = [_execution(path, run, config) for path, run, config in zip(own.plans, runs, configs, strict=True)]
+    agrees = _print(executions, max(run.lateness_s for run in runs))
+    if own.report is not None:
+        _write_report(own.report, configs[0], executions)
+    return 0 if agrees else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=Path, nargs="+", required=True, metavar="PLAN.json")
+    parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page on the first plan and the race")
+    return parser
+
+
+def _run(config: PretrainConfig, device: torch.device) -> EmulatedRun:
+    """Train the steps of ``config``; collective over the world."""
+    plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
+    emulation = start_emulation(config, plan, tokenizer)
+    config = emulated_config(config, emulation)
+    dataset, _ = build_datasets(config, emulation.plan, tokenizer)
+    context = create_groups(emulation.plan, device=device, pace=emulation.pace)
+    trainer = build_trainer(config, context)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    data = read_ahead(config, context, dataset)
+    losses = []
+    for _ in range(config.run.train_iters):
+        batches = [to_device(batch, device) for batch in next(data)] if data is not None else None
+        losses.append(trainer.step(batches).loss)
+        scheduler.step(increment=1)
+    own = tuple(emulation.pace.steps)
+    ranks = [own] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    return EmulatedRun(
+        plan=plan, time_scale=_emulated(config).options.time_scale, ranks=tuple(ranks), losses=tuple(losses)
+    )
+
+
+def _emulated(config: PretrainConfig) -> EmulationConfig:
+    assert config.emulation is not None, "main checks it"
+    return config.emulation
+
+
+def _cluster(config: PretrainConfig) -> ClusterSpec:
+    return load(ClusterSpec, _emulated(config).cluster)
+
+
+def _execution(path: Path, run: EmulatedRun, config: PretrainConfig) -> Execution:
+    costs = emulated_costs(config, run.plan)
+    return Execution(
+        name=path.stem,
+        predicted=simulate(run.plan, _cluster(config), costs),
+        executed=executed(run, costs),
+        losses=run.losses,
+    )
+
+
+def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=LOG_COLUMNS)
+    ours = executions[0]
+    table = Table(title="EMULATED: steps of the described cluster on this processor", title_justify="left")
+    table.add_column("plan")
+    headers = ("predicted s", "executed s", "prediction off by", f"times {ours.name}", "loss, first step", "last step")
+    for header in headers:
+        table.add_column(header, justify="right")
+    for each in executions:
+        predicted_s, executed_s = each.predicted.step_s, each.executed.step_s
+        table.add_row(
+            each.name,
+            f"{predicted_s:.3f}",
+            f"{executed_s:.3f}",
+            f"{predicted_s / executed_s - 1:+.2%}",
+            f"{executed_s / ours.executed.step_s:.2f}x",
+            f"{each.losses[0]:.6f}",
+            f"{each.losses[-1]:.6f}",
+        )
+    console.print(table)
+    worst = max(
+        abs(loss / other - 1)
+        for each in executions[1:] or executions
+        for loss, other in zip(ours.losses, each.losses, strict=True)
+    )
+    agrees = worst <= SAME
+    verdict = "the same" if agrees else "NOT the same"
+    console.print(
+        f"losses of all {len(ours.losses)} steps are {verdict}: they differ by {worst:.1e} at most (relative)"
+    )
+    console.print(f"this machine was late by {lateness_s * 1e3:.0f} ms of emulated time at most")
+    return agrees
+
+
+def _write_report(path: Path, config: PretrainConfig, executions: Sequence[Execution]) -> None:
+    simulation = executions[0].predicted
+    costs = emulated_costs(config, simulation.plan)
+    report = Report(
+        model_name=f"{simulation.plan.model.num_layers} layers of hidden size {simulation.plan.model.hidden_size}",
+        cluster_name=_emulated(config).cluster.stem,
+        cluster=_cluster(config),
+        costs=costs,
+        simulation=simulation,
+        memory=plan_memory(simulation.plan, costs),
+        executions=tuple(executions),
+    )
+    path.write_text(html_page(report), encoding="utf-8")
+    print(f"report written to {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
