@@ -4,11 +4,12 @@
 #   bash scripts/quickstart.sh [TRAIN_STEPS]
 #
 # Four CPU processes share a small Llama-style model unequally: two replicas of different depth, unequal layers,
-# tensor parallelism and microbatches. The text is the source of the installed Python standard library.
+# tensor parallelism and microbatches. The text is the source of the installed Python standard library. Then they
+# behave like an A100, two V100 and an RTX 3090, under the plan that was made for those and under the best uniform one.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
-steps="${1:-200}"
+steps="${1:-100}"
 prepare_environment ''
 
 run=runs/quickstart
@@ -48,4 +49,17 @@ echo "== training $steps steps on four processes under scripts/presets/plans/qui
 echo "== the first steps again, under the plan and in one process, in fp32 and in fp64"
 "${launch[@]}" tools/verify_plan.py --verify-steps 3 --verify-precision fp32 fp64 "${flags[@]}"
 
-echo "== done. Change the plan and run again:  hetero show scripts/presets/plans/quickstart.json"
+echo "== a mixed cluster that is not here: the best plan for it, and the best uniform one"
+cluster=scripts/presets/clusters/quickstart.yaml
+"$python" -m hetero plan --cluster "$cluster" --model scripts/presets/models/gpt-200m.yaml --global-batch-size 32 \
+    --out "$run/plan.json" --uniform-out "$run/uniform.json"
+
+echo "== both plans run at that cluster's pace, on this machine and on the same text"
+"${launch[@]}" tools/race_plans.py --plans "$run/plan.json" "$run/uniform.json" --report "$run/race.html" \
+    --hetero-emulate "$cluster" --hetero-emulate-time-scale 1.5 \
+    --num-layers 12 --hidden-size 1024 --num-attention-heads 16 --attention-dropout 0 --hidden-dropout 0 \
+    --seq-length 2048 --max-position-embeddings 2048 --vocab-size 50257 \
+    --data-path "$run/stdlib_text_document" --tokenizer-type ByteLevelTokenizer \
+    --global-batch-size 32 --train-iters 6 --num-workers 0 --lr 3e-3 --seed 7
+
+echo "== done. Look at $run/race.html, or change the plan and run again:  hetero show $run/plan.json"
