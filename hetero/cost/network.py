@@ -33,6 +33,10 @@ class Topology:
         """The node that ``rank`` sits on."""
         return self._nics[rank][0]
 
+    def zone(self, rank: int) -> str:
+        """The zone that ``rank`` sits in."""
+        return self._types[rank].zone
+
     def nic(self, rank: int) -> tuple[int, int]:
         """The node of ``rank`` and the network interface that it uses there."""
         return self._nics[rank]
