@@ -5,25 +5,29 @@ In float64, to 1e-9 relative to the largest element of each tensor, over three c
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
-from hetero.distributed.process_groups import gradient_groups, level_groups
-from hetero.plan.holders import gradient_buckets
+from hetero.distributed.pace import Collective, Pace, Start, Waitable
+from hetero.distributed.process_groups import create_groups, gradient_groups, level_groups
+from hetero.plan.holders import Bucket, gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
-from hetero.runtime.options import DataParallelOptions
+from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.trainer import Trainer
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import Trace, one_process_plan, train
+from tests.helpers.training import ADAM, Trace, microbatches, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -43,7 +47,7 @@ def with_domains(made: Plan, *domains: tuple[int, ...], bucket_numel: int | None
 
 
 def equal_nodes(model: ModelSpec) -> Plan:
-    """Four data-parallel ranks on each of two nodes' halves: lanes of two."""
+    """Data parallelism over two nodes of two ranks: two lanes."""
     made = plan(model, [replica(stage(layers=(0, 6), ranks=(0, 1, 2, 3), dp=4), num_samples=4)])
     return with_domains(made, (0, 1), (2, 3))
 
@@ -170,3 +174,61 @@ def test_between_equal_domains_a_lane_carries_each_part_once() -> None:
         inside, lane = ((0, 1), (2, 3))[rank // 2], ((0, 2), (1, 3))[rank % 2]
         phases = [("reduce_scatter_tensor", inside), ("all_reduce", lane), ("all_gather_into_tensor", inside)]
         assert started == phases * count
+
+
+class Watching(Pace):
+    """Lets a rank go on with its backward only when the bucket before is through, which nobody waits for."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, tuple[int, ...], bool]] = []
+        self._before: Sequence[Waitable] = ()
+
+    def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+        deadline = time.monotonic() + 60
+        while not all(work.is_completed() for work in self._before):
+            assert time.monotonic() < deadline, "the phases of the bucket before stand still"
+            time.sleep(0.001)
+        self._before = start()
+        self.seen.append((operation, bucket.ranks, bool(bucket.domains)))
+        return self._before
+
+
+def watched_step(rank: int, made: Plan) -> list[tuple[str, tuple[int, ...], bool]]:
+    pace = Watching()
+    context = create_groups(made, device=torch.device("cpu"), pace=pace)
+    trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=BESIDE)
+    trainer.compute_gradients(microbatches(made, rank, step=0))
+    return pace.seen
+
+
+@pytest.mark.slow
+def test_phases_go_on_beside_the_backward() -> None:
+    """All phases of a bucket end while this rank computes, and the pace has seen every bucket with its domains."""
+    made = equal_nodes(gpt2_model())
+    buckets = gradient_buckets(made, bucket_numel=3000)
+    for seen in run_ranks(watched_step, made.world_size, made):
+        assert seen == [("all_reduce", bucket.ranks, True) for bucket in buckets]
+
+
+@pytest.mark.slow
+def test_every_rank_creates_the_groups_of_both_levels_in_one_order() -> None:
+    """An idle rank too: torch counts the groups of a process to tell them apart."""
+    made = three_domains(gpt2_model())
+    first, *others = run_ranks(created_groups, made.world_size, made)
+    assert all(groups == first for groups in others)
+    last = [tuple(sorted(ranks)) for ranks in level_groups(made)]
+    assert first[-len(last) :] == last
+
+
+def created_groups(rank: int, made: Plan) -> list[tuple[int, ...]]:
+    created: list[tuple[int, ...]] = []
+    new_group = dist.new_group
+
+    def recording(ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            created.append(tuple(ranks))
+        return new_group(ranks, *args, **kwargs)
+
+    dist.new_group = recording
+    create_groups(made, device=torch.device("cpu"))
+    return created
