@@ -30,26 +30,35 @@ def synced(best: Scored, problem: Problem, clock: Clock) -> Scored:
     As it is on one node, if no gradient sum shows in its step, or if nothing shortens it within ``SHARE`` of ``clock``.
     """
     clock = clock.part(SHARE)
-    simulation = best.simulation
-    nodes = {problem.topology.node(rank) for _, _, stage in best.plan.stages() for rank in stage.ranks}
-    summed_s = max((sync.end_s for sync in simulation.syncs), default=0.0)
-    if len(nodes) == 1 or summed_s <= simulation.compute_end_s:
-        return best
-    for domains in _domains(best.plan, problem):
-        best = _better(best, dataclasses.replace(best.plan.gradient_sync, domains=domains), problem, clock)
-    for numel in BUCKET_NUMELS:
+    best = in_domains(best, problem, clock)
+    for numel in BUCKET_NUMELS if _could_be_shorter(best, problem) else ():
         best = _better(best, dataclasses.replace(best.plan.gradient_sync, bucket_numel=numel), problem, clock)
     return best
 
 
+def in_domains(best: Scored, problem: Problem, clock: Clock) -> Scored:
+    """``best`` with the domains that make its step shortest, under the same conditions until ``clock`` is over."""
+    for domains in _domains(best.plan, problem) if _could_be_shorter(best, problem) else ():
+        best = _better(best, dataclasses.replace(best.plan.gradient_sync, domains=domains), problem, clock)
+    return best
+
+
+def _could_be_shorter(best: Scored, problem: Problem) -> bool:
+    nodes = {problem.topology.node(rank) for _, _, stage in best.plan.stages() for rank in stage.ranks}
+    summed_s = max((sync.end_s for sync in best.simulation.syncs), default=0.0)
+    return len(nodes) > 1 and summed_s > best.simulation.compute_end_s
+
+
 def _better(best: Scored, sync: GradientSyncPlan, problem: Problem, clock: Clock) -> Scored:
     """``best``, or the same plan with ``sync`` if that is better and fits."""
-    if clock.is_over():
+    if clock.is_over() or sync == best.plan.gradient_sync:
         return best
     simulation = with_gradient_sync(best.simulation, sync, problem.topology, problem.costs)
     changed = dataclasses.replace(best, plan=simulation.plan, simulation=simulation)
     if worth(changed, problem) >= ENOUGH * worth(best, problem):
         return best
+    if sync.domains == best.plan.gradient_sync.domains:
+        return changed  # Only the communicators take memory.
     memory = plan_memory(changed.plan, problem.costs)
     if any(parts.total > capacity_bytes(changed.plan, problem, key) for key, parts in memory.items()):
         return best

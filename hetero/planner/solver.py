@@ -15,7 +15,7 @@ from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score
 from hetero.planner.finalists import Scored, best_of, worth
 from hetero.planner.floor import floor_s
-from hetero.planner.gradient_sync import synced
+from hetero.planner.gradient_sync import in_domains, synced
 from hetero.planner.infeasible import check_devices, check_links, explain
 from hetero.planner.money import cheaper_covers
 from hetero.planner.polish import Polish
@@ -132,11 +132,12 @@ def plan_cluster(
         if problem.goal == "money":
             covers = cheaper_covers(covers, problem, rings, templates, clock)
         finalists = clock.part(FINALIST_SHARE)
-        finish = partial(synced, problem=problem, clock=finalists)
+        finish = partial(in_domains, problem=problem, clock=finalists)
         best = best_of((cover for cover, _ in covers[:FINALISTS]), problem, finalists, finish=finish)
-        best = _better(best, known and synced(known, problem, clock), problem)
+        best = _better(best, known and in_domains(known, problem, finalists), problem)
         if best is not None:
-            best = synced(refined(best, problem, clock.part(REFINE_SHARE)), problem, clock)
+            best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
+            best = synced(best, problem, clock)
             shortest = min((each for _, each in covers), key=lambda each: each.step_s)
             return PlanResult(
                 plan=best.plan,
