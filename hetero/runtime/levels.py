@@ -74,10 +74,12 @@ class Levels:
             return [
                 dist.reduce(part, dst=root, group=self._inside, async_op=True)
                 for part, root in zip(parts, self._neighbours, strict=False)
+                if part.numel()
             ]
 
         def across() -> list[dist.Work]:
-            return [dist.all_reduce(parts[self._place], group=self._across, async_op=True)]
+            part = parts[self._place]
+            return [dist.all_reduce(part, group=self._across, async_op=True)] if part.numel() else []
 
         def back() -> list[dist.Work]:
             if scatters:
@@ -85,6 +87,7 @@ class Levels:
             return [
                 dist.broadcast(part, src=root, group=self._inside, async_op=True)
                 for part, root in zip(parts, self._neighbours, strict=False)
+                if part.numel()
             ]
 
         return self._start(inside, across, back)

@@ -135,6 +135,16 @@ def test_the_sums_are_those_of_one_process(made: Plan, options: DataParallelOpti
 
 
 @pytest.mark.slow
+def test_a_bucket_may_be_too_small_for_its_lanes() -> None:
+    """A norm's 32 weights alone: one of two lanes has nothing to carry, and no shard but one has an element."""
+    made = with_unequal_shares(unequal_domains(gpt2_model()))
+    for options in (BESIDE, SHARDED):
+        tiny = dataclasses.replace(options, bucket_numel=1)
+        traces = run_ranks(train, made.world_size, made, NUM_STEPS, tiny)
+        assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+
+
+@pytest.mark.slow
 def test_every_holder_ends_with_the_same_bits() -> None:
     """An element is summed in one place, and copied from there."""
     made = three_domains(gpt2_model())
