@@ -5,7 +5,7 @@ decides whether depths beyond the smallest ones pay where memory holds them.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.memory import MemoryParts, plan_memory
@@ -59,8 +59,13 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
     )
 
 
-def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored | None:
-    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case."""
+def best_of(
+    covers: Iterable[Cover], problem: Problem, clock: Clock, *, finish: Callable[[Scored], Scored]
+) -> Scored | None:
+    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case.
+
+    ``finish`` makes the most of a plan before it is compared, without a change to its compute.
+    """
     best: Scored | None = None
     for cover in covers:
         seen: set[Plan] = set()
@@ -72,9 +77,17 @@ def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored |
                 continue
             seen.add(plan)
             candidate = scored(plan, problem) or scored_shallower(plan, problem)
-            if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
+            if candidate is None or (best is not None and _least_worth(candidate, problem) >= worth(best, problem)):
+                continue
+            candidate = finish(candidate)
+            if best is None or worth(candidate, problem) < worth(best, problem):
                 best = candidate
     return best
+
+
+def _least_worth(candidate: Scored, problem: Problem) -> float:
+    """What its goal would be if nothing but the compute took time."""
+    return worth(candidate, problem) * candidate.simulation.compute_end_s / candidate.step_s
 
 
 def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:
