@@ -91,16 +91,8 @@ def _changes(replica: Replica) -> Iterator[tuple[Stage, ...]]:
 
 def _layer_moved(stages: tuple[Stage, ...], a: int, b: int) -> tuple[Stage, ...]:
     layers = [s.num_layers - (i == a) + (i == b) for i, s in enumerate(stages)]
-    edges = list(itertools.accumulate(layers, initial=0))
-    return tuple(
-        dataclasses.replace(
-            s,
-            first_layer=edges[i],
-            end_layer=edges[i + 1],
-            recompute_num_layers=s.recompute_num_layers and min(s.recompute_num_layers, layers[i]),
-        )
-        for i, s in enumerate(stages)
-    )
+    edges = itertools.pairwise(itertools.accumulate(layers, initial=0.0))
+    return tuple(stage.with_layers(start, end) for stage, (start, end) in zip(stages, edges, strict=True))
 
 
 def _like(replica: Replica, stages: tuple[Stage, ...]) -> Replica:
