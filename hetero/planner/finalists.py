@@ -5,7 +5,7 @@ decides whether depths beyond the smallest ones pay where memory holds them.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.memory import MemoryParts, plan_memory
@@ -16,6 +16,7 @@ from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover
 from hetero.planner.expand import expand
+from hetero.planner.halves import levelled, recomputing_more
 from hetero.planner.problem import Problem
 
 EXTRA_DEPTHS = (0, 1, 2)
@@ -60,21 +61,44 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
 
 
 def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored | None:
-    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case."""
+    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case.
+
+    Of each cover also with its stages levelled by half layers, where that makes the longest one shorter.
+    """
     best: Scored | None = None
     for cover in covers:
         seen: set[Plan] = set()
-        for extra_depth in EXTRA_DEPTHS:
+        for plan in _variants(cover, problem):
             if best is not None and clock.is_over():
                 return best
-            plan = expand(cover, problem, extra_depth=extra_depth)
             if plan in seen:
                 continue
             seen.add(plan)
-            candidate = scored(plan, problem) or scored_shallower(plan, problem)
+            candidate = fitted(plan, problem)
             if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
                 best = candidate
     return best
+
+
+def _variants(cover: Cover, problem: Problem) -> Iterator[Plan]:
+    for extra_depth in EXTRA_DEPTHS:
+        yield expand(cover, problem, extra_depth=extra_depth)
+    if (level := levelled(expand(cover, problem), problem)) is not None:
+        yield level
+
+
+def fitted(plan: Plan, problem: Problem) -> Scored | None:
+    """As :func:`scored`; where memory is short, with smaller depths, or with more recomputation if a stage has half
+    a layer, since the search chose the recomputation for whole ones. ``None`` if that does not help.
+
+    Raises:
+        PlanError: the plan is not legal, or not for this cluster.
+    """
+    found = scored(plan, problem) or scored_shallower(plan, problem)
+    if found is None and any(stage.ends_with_attention for _, _, stage in plan.stages()):
+        more = recomputing_more(plan, problem, lambda key: capacity_bytes(plan, problem, key))
+        found = scored(more, problem) if more is not None else None
+    return found
 
 
 def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:
