@@ -67,14 +67,16 @@ def cut_parameters(plan: Plan) -> dict[tuple[int, int], int]:
     """
     model, sizes = plan.model, LayerSizes(plan.model)
     found = {(r, s): 0 for r, s, _ in plan.stages()}
+    keys, stages = zip(*(((r, s), stage) for r, s, stage in plan.stages()), strict=True)
+    reaches = [_reach(stage, model) for stage in stages]
     for position, part in _positions(plan):
-        holders = [(r, s, stage) for r, s, stage in plan.stages() if _holds(stage, position, model)]
+        holders = [i for i, (first, end) in enumerate(reaches) if first <= position < end]
         if position == -1:
-            holders += [(r, s, stage) for r, s, stage in plan.stages() if _holds_tied_embedding(stage, model)]
-        cells = math.lcm(*(stage.tp for _, _, stage in holders))
-        for r, s, stage in holders:
-            if stage.tp < cells:
-                found[r, s] += sizes.cut(part) // stage.tp
+            holders += [i for i, stage in enumerate(stages) if _holds_tied_embedding(stage, model)]
+        cells = math.lcm(*(stages[i].tp for i in holders))
+        for i in holders:
+            if stages[i].tp < cells:
+                found[keys[i]] += sizes.cut(part) // stages[i].tp
     return found
 
 
@@ -96,9 +98,10 @@ def _shares(plan: Plan) -> Iterator[tuple[float, int, Ranks]]:
     """(position, elements, ranks that hold them), from the head to the embedding."""
     model = plan.model
     stages = [stage for _, _, stage in plan.stages()]
+    reaches = [_reach(stage, model) for stage in stages]
     sizes = LayerSizes(model)
     for position, part in _positions(plan):
-        holders = [stage for stage in stages if _holds(stage, position, model)]
+        holders = [stage for stage, (first, end) in zip(stages, reaches, strict=True) if first <= position < end]
         tied = [stage for stage in stages if _holds_tied_embedding(stage, model)] if position == -1 else []
         yield from _cut(position, sizes.cut(part), holders + tied)
         yield from _whole(position, sizes.whole(part), holders)
@@ -121,12 +124,10 @@ def _whole(position: float, numel: int, holders: Sequence[Stage]) -> Iterator[tu
         yield position, numel, tuple(sorted(rank for stage in holders for rank in stage.ranks))
 
 
-def _holds(stage: Stage, position: float, model: ModelSpec) -> bool:
-    if position == -1:
-        return stage.start == 0
-    if position == model.num_layers:
-        return stage.end == model.num_layers
-    return stage.start <= position < stage.end
+def _reach(stage: Stage, model: ModelSpec) -> tuple[float, float]:
+    """The positions ``[first, end)`` that the stage holds, embedding and head included."""
+    first, end = stage.start, stage.end
+    return -1 if first == 0 else first, end + 1 if end == model.num_layers else end
 
 
 def _holds_tied_embedding(stage: Stage, model: ModelSpec) -> bool:

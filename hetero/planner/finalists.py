@@ -5,7 +5,7 @@ decides whether depths beyond the smallest ones pay where memory holds them.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.memory import MemoryParts, plan_memory
@@ -14,12 +14,15 @@ from hetero.plan.ir import Plan, Replica
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.clock import Clock
-from hetero.planner.cover import Cover
+from hetero.planner.cover import Cover, Score
 from hetero.planner.expand import expand
-from hetero.planner.halves import levelled, recomputing_more
+from hetero.planner.halves import levelled, longest_stage_s, recomputing_more
 from hetero.planner.problem import Problem
 
 EXTRA_DEPTHS = (0, 1, 2)
+
+FORMULA_ERROR = 1.03
+"""The formula's step is mostly within this factor of the simulator's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +64,14 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
 
 
 def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored | None:
-    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case.
-
-    Of each cover also with its stages levelled by half layers, where that makes the longest one shorter.
-    """
+    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case."""
     best: Scored | None = None
     for cover in covers:
         seen: set[Plan] = set()
-        for plan in _variants(cover, problem):
+        for extra_depth in EXTRA_DEPTHS:
             if best is not None and clock.is_over():
                 return best
+            plan = expand(cover, problem, extra_depth=extra_depth)
             if plan in seen:
                 continue
             seen.add(plan)
@@ -80,11 +81,27 @@ def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored |
     return best
 
 
-def _variants(cover: Cover, problem: Problem) -> Iterator[Plan]:
-    for extra_depth in EXTRA_DEPTHS:
-        yield expand(cover, problem, extra_depth=extra_depth)
-    if (level := levelled(expand(cover, problem), problem)) is not None:
-        yield level
+def best_levelled(
+    covers: Iterable[tuple[Cover, Score]], problem: Problem, clock: Clock, *, below_s: float
+) -> Scored | None:
+    """As :func:`best_of`, of the covers whose stages half layers level, and of these alone; ``None`` if there are none.
+
+    Only those are simulated whose step by the formula, shorter as the longest stage gets, may be below ``below_s``.
+    """
+    best: Scored | None = None
+    for cover, score in covers:
+        if clock.is_over():
+            break
+        plan = expand(cover, problem)
+        level = levelled(plan, problem)
+        if level is None:
+            continue
+        shorter = longest_stage_s(level, problem) / longest_stage_s(plan, problem)
+        if shorter * score.step_s < FORMULA_ERROR * below_s:
+            candidate = fitted(level, problem)
+            if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
+                best = candidate
+    return best
 
 
 def fitted(plan: Plan, problem: Problem) -> Scored | None:

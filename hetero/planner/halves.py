@@ -67,6 +67,11 @@ def with_halves_moved(plan: Plan, problem: Problem) -> Iterator[Plan]:
                     yield _with(plan, members, changed)
 
 
+def longest_stage_s(plan: Plan, problem: Problem) -> float:
+    """Forward and backward per sample of the longest stage."""
+    return max(_seconds(stage, problem.costs) for members in alike(plan) for stage in plan.replicas[members[0]].stages)
+
+
 def levelled(plan: Plan, problem: Problem) -> Plan | None:
     """``plan`` with the stages of every replica as even as halves of layers make them; ``None`` if none is shorter."""
     found = plan

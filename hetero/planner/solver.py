@@ -12,7 +12,7 @@ from hetero.planner.baselines import autohet_plans, best_plan, harp_plans
 from hetero.planner.candidates import Candidates
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score
-from hetero.planner.finalists import Scored, best_of, worth
+from hetero.planner.finalists import Scored, best_levelled, best_of, worth
 from hetero.planner.floor import floor_s
 from hetero.planner.infeasible import check_devices, check_links, explain
 from hetero.planner.money import cheaper_covers
@@ -130,6 +130,9 @@ def plan_cluster(
         best = _better(best, known, problem)
         if best is not None:
             best = refined(best, problem, clock)
+            level = best_levelled(covers[:FINALISTS], problem, clock, below_s=best.step_s)
+            if level is not None and worth(level, problem) < worth(best, problem):
+                best = refined(level, problem, clock)
             shortest = min((each for _, each in covers), key=lambda each: each.step_s)
             return PlanResult(
                 plan=best.plan,
