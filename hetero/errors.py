@@ -26,3 +26,15 @@ class MembershipError(HeteroError, RuntimeError):
 
 class CheckpointError(HeteroError, ValueError):
     """A checkpoint is damaged, incomplete, unsafe to read, or of another model."""
+
+
+class DeviceMemoryError(HeteroError, RuntimeError):
+    """A device has run out of memory while training."""
+
+    @classmethod
+    def of(cls, where: str, *, doing: str, detail: str) -> "DeviceMemoryError":
+        """``where`` names the rank, ``doing`` the work that it could not do."""
+        return cls(
+            f"{where}: out of memory in {doing}: {detail}; give this stage fewer layers, fewer microbatches in flight, "
+            "smaller microbatches, recomputation or more tensor parallelism"
+        )

@@ -38,7 +38,13 @@ from megatron.training.arguments import parse_args
 from megatron.training.config import PretrainConfig
 from megatron.training.launch import exit_code, join, launch_from
 from megatron.training.schedules import build_scheduler
-from megatron.training.training import LOG_COLUMNS, agree, build_trainer, read_ahead
+from megatron.training.training import (
+    LOG_COLUMNS,
+    agree_on_plan_and_tokenizer,
+    build_datasets,
+    build_trainer,
+    read_ahead,
+)
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3}
 """Largest difference of a weight, relative to the largest weight of its tensor. AdamW's first steps turn a rounding
@@ -63,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
         config = parse_args(flags)
         launch = launch_from(os.environ)
         device, _ = join(launch, config.parallel)
-        plan, dataset, _ = agree(config, device)
+        plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
+        dataset, _ = build_datasets(config, plan, tokenizer)
         config = _first_steps(config, own.verify_steps)
         plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
         together = [_gathered(*_train(config, each, dataset, device)) for each in plans]

@@ -8,6 +8,7 @@ from typing import Any
 from rich.status import Status
 
 from hetero.commands.console import console
+from hetero.commands.measure import add_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.latency import CostModel
@@ -16,6 +17,7 @@ from hetero.cost.simulator import simulate
 from hetero.cost.trace import chrome_trace
 from hetero.cost.traits import runtime_traits
 from hetero.data import shipped_profiles
+from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.planner.baselines import Yardstick, yardsticks
@@ -23,6 +25,7 @@ from hetero.planner.problem import Problem
 from hetero.planner.search import Progress
 from hetero.planner.solver import PlanResult, plan_cluster
 from hetero.report.content import Report
+from hetero.report.measurement import measurement_lines, measurement_table
 from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
@@ -58,6 +61,7 @@ def add_simulate(commands: Any) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
     parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write a Chrome/Perfetto trace")
+    add_measure(parser)
     add_outputs(parser)
     _add_profiles(parser)
     parser.set_defaults(run=_simulate)
@@ -185,9 +189,17 @@ def _simulate(args: argparse.Namespace) -> int:
         f"{simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
         f"{simulation.tokens_per_s:.4g} tokens/s"
     )
+    ran = None
+    if args.measure:
+        run = measured(args, simulation)
+        ran = executed(run, costs)
+        console().print(measurement_table(simulation, ran))
+        for line in measurement_lines(simulation, ran, time_scale=run.time_scale, lateness_s=run.lateness_s):
+            print(line)
     if args.trace is not None:
         try:
-            args.trace.write_text(json.dumps(chrome_trace(simulation, dict(memory))), encoding="utf-8")
+            trace = chrome_trace(simulation, dict(memory), executed=ran)
+            args.trace.write_text(json.dumps(trace), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{args.trace}: cannot be written: {error.strerror}") from None
         print(f"trace written to {args.trace}; open it in ui.perfetto.dev")

@@ -15,6 +15,7 @@ from itertools import pairwise
 from hetero.cost.basis import Basis
 from hetero.cost.deepspeed import lock_step
 from hetero.cost.engine import NO_CAUSE, Pipeline, Span, replay
+from hetero.cost.exposure import Interval, exposed_s
 from hetero.cost.gradients import SyncBucket, sync_buckets
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.network import (
@@ -40,13 +41,14 @@ StageKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Where the step goes on one stage. The parts add up to the step.
+    """Where the step goes on one stage. Busy, bubble, sync, update and rest add up to the step.
 
     busy_s: forwards and backwards.
     bubble_s: waiting before the stage's last backward, for neighbours or their transfers.
     sync_s: from the stage's last backward until its last gradient is summed and the update may start.
     update_s: the update.
     rest_s: waiting for others after that.
+    exposed_s: the part of the bubble in which what the stage waited for was on the wire.
     """
 
     busy_s: float
@@ -54,6 +56,7 @@ class StageTimes:
     sync_s: float
     update_s: float
     rest_s: float
+    exposed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +270,22 @@ class _Ends:
     def __init__(self, plan: Plan, spans: Sequence[Span], alike: Sequence[int]) -> None:
         self.busy: dict[StageKey, float] = defaultdict(float)
         self.last_backward: dict[StageKey, Span] = {}
+        self.exposed_s: dict[StageKey, float] = {}
+        computes: dict[StageKey, list[Interval]] = defaultdict(list)
+        arrivals: dict[StageKey, list[Interval]] = defaultdict(list)
         for span in spans:
+            meant = arrivals if span.receiver != span.stage else computes
+            meant[span.replica, span.receiver].append((span.start_s, span.end_s))
             if span.kind in (Kind.F, Kind.B):
                 self.busy[span.replica, span.stage] += span.end_s - span.start_s
                 if span.kind == Kind.B:
                     self.last_backward[span.replica, span.stage] = span
         for r, s, _ in plan.stages():
             self.busy[r, s] = self.busy[alike[r], s]
+            if alike[r] == r:
+                self.exposed_s[r, s] = exposed_s(computes[r, s], arrivals[r, s])
+            else:
+                self.exposed_s[r, s] = self.exposed_s[alike[r], s]
             self.last_backward[r, s] = self.last_backward[alike[r], s]
 
 
@@ -358,6 +370,7 @@ def _result(
             sync_s=summed[key] - last.end_s,
             update_s=update_s,
             rest_s=step_s - summed[key] - update_s,
+            exposed_s=ends.exposed_s[key],
         )
     return Simulation(
         plan=plan,

@@ -24,26 +24,43 @@ _LANE_NAMES = ("compute", "sends activations", "sends gradients", "sums gradient
 Event = dict[str, Any]
 
 
-def chrome_trace(simulation: Simulation, memory: dict[tuple[int, int], MemoryParts] | None = None) -> dict[str, Any]:
+def chrome_trace(
+    simulation: Simulation,
+    memory: dict[tuple[int, int], MemoryParts] | None = None,
+    *,
+    executed: Simulation | None = None,
+) -> dict[str, Any]:
     """The trace as plain data; ``json.dumps`` of it is a file that the viewers open.
 
     memory: from :func:`hetero.cost.memory.plan_memory`; adds a counter of each stage's memory.
+    executed: the same step as it ran, shown as more processes, each below its prediction.
     """
+    shown = [(simulation, "" if executed is None else ", predicted")]
+    if executed is not None:
+        shown.append((executed, ", executed"))
+    events: list[Event] = []
+    for i, (timeline, label) in enumerate(shown):
+        for event in _events(timeline, memory if i == 0 else None, label):
+            events.append(event | {"pid": event["pid"] * len(shown) + i})
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"step_s": simulation.step_s}}
+
+
+def _events(simulation: Simulation, memory: dict[tuple[int, int], MemoryParts] | None, label: str) -> list[Event]:
+    """The events of one step; the process is the replica."""
     events: list[Event] = []
     on_path = {id(span) for span in simulation.critical_path()}
     for r, replica in enumerate(simulation.plan.replicas):
-        events += _names(r, len(replica.stages))
+        events += _names(r, len(replica.stages), label)
         events += [_span(r, span, critical=id(span) in on_path) for span in simulation.spans_of(r)]
         for s in range(len(replica.stages)):
             events.append(_update(simulation, r, s))
             if memory is not None:
                 events += _memory(simulation, r, s, memory[r, s])
-    events += _syncs(simulation)
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"step_s": simulation.step_s}}
+    return events + _syncs(simulation)
 
 
-def _names(replica: int, num_stages: int) -> list[Event]:
-    rows: list[Event] = [_metadata("process_name", replica, 0, f"replica {replica}")]
+def _names(replica: int, num_stages: int, label: str) -> list[Event]:
+    rows: list[Event] = [_metadata("process_name", replica, 0, f"replica {replica}{label}")]
     for s in range(num_stages):
         for lane, name in enumerate(_LANE_NAMES):
             rows.append(_metadata("thread_name", replica, _thread(s, lane), f"stage {s}: {name}"))

@@ -6,21 +6,24 @@ The shape of every message follows from the plan, so none is announced. Each dir
 own, on which both sides issue the slices in ascending order: NCCL matches by order and ignores tags.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.pace import Start, Waitable
 from hetero.distributed.reshard import Transfer, num_phases, transfers
 from hetero.plan.ir import Stage
+
+StartMessages = Callable[[Sequence[Transfer], int, Start], Sequence[Waitable]]
 
 
 @dataclass(slots=True)
 class Pending:
     """Transfers under way. ``tensors`` are the buffers that must live until they are done."""
 
-    works: list[dist.Work]
+    works: Sequence[Waitable]
     tensors: list[torch.Tensor]
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
@@ -42,14 +45,25 @@ class Channel:
 
     Args:
         group: the ranks of both stages; used by this direction of this boundary only.
+        start: starts this rank's messages of a slice: (messages, number of the slice, what does it).
     """
 
-    def __init__(self, *, sender: Stage, receiver: Stage, rank: int, seq_length: int, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        *,
+        sender: Stage,
+        receiver: Stage,
+        rank: int,
+        seq_length: int,
+        group: dist.ProcessGroup,
+        start: StartMessages = lambda messages, number, start: start(),
+    ) -> None:
         routes = [
             transfers(sender, receiver, seq_length=seq_length, phase=phase)
             for phase in range(num_phases(sender, receiver))
         ]
         self._group = group
+        self._start = start
         self._outgoing = [[t for t in route if t.sender == rank] for route in routes]
         self._incoming = [[t for t in route if t.receiver == rank] for route in routes]
 
@@ -63,7 +77,8 @@ class Channel:
             dist.P2POp(dist.isend, tensor, t.receiver, self._group)
             for tensor, t in zip(tensors, _of(self._outgoing, number), strict=True)
         ]
-        return Pending(works=_start(operations), tensors=tensors)
+        works = self._start(_of(self._outgoing, number), number, lambda: _start(operations))
+        return Pending(works=works, tensors=tensors)
 
     def receive(self, microbatch_SBH: torch.Tensor, *, number: int) -> Pending:
         """Post the receipt of slice ``number`` into its part of ``microbatch_SBH``, which is valid after ``wait``."""
@@ -75,7 +90,8 @@ class Channel:
                 copies.append((part, buffer))
             tensors.append(buffer)
             operations.append(dist.P2POp(dist.irecv, buffer, t.sender, self._group))
-        return Pending(works=_start(operations), tensors=tensors, copies=copies)
+        works = self._start(_of(self._incoming, number), number, lambda: _start(operations))
+        return Pending(works=works, tensors=tensors, copies=copies)
 
 
 def _of(routes: Sequence[list[Transfer]], number: int) -> list[Transfer]:

@@ -5,12 +5,13 @@ gradients: their number grows with the edges and holders of the plan, not with t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.pace import Pace
 from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import Placement, Plan, Stage
 
@@ -55,6 +56,7 @@ class ParallelContext:
     work: ``None`` on an idle rank.
     losses: the last stages of all replicas.
     gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange.
+    pace: when things happen.
     """
 
     plan: Plan
@@ -64,9 +66,10 @@ class ParallelContext:
     work: StageContext | None
     losses: dist.ProcessGroup
     gradients: Mapping[Ranks, dist.ProcessGroup]
+    pace: Pace = field(default_factory=Pace)
 
 
-def create_groups(plan: Plan, *, device: torch.device) -> ParallelContext:
+def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None) -> ParallelContext:
     """Create every group of ``plan``.
 
     Collective over the world, which must be initialised with ``plan.world_size`` ranks: each rank creates every
@@ -113,7 +116,14 @@ def create_groups(plan: Plan, *, device: torch.device) -> ParallelContext:
         # megatron-core asks the group for the rank's position, weights and boundaries ask the plan.
         assert dist.get_rank(work.tp) == placement.tp_rank, "torch numbers the ranks of a group in ascending order"
     return ParallelContext(
-        plan=plan, rank=rank, device=device, world=world, work=work, losses=losses, gradients=gradients
+        plan=plan,
+        rank=rank,
+        device=device,
+        world=world,
+        work=work,
+        losses=losses,
+        gradients=gradients,
+        pace=pace or Pace(),
     )
 
 

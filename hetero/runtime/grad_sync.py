@@ -1,10 +1,12 @@
 """Sums the gradients of every piece over the ranks that hold it, beside the rest of the backward."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.pace import Collective, Pace, Waitable
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.state import TensorSlice
 
@@ -19,16 +21,20 @@ class GradientSync:
     Args:
         buckets: this rank's, in the global order.
         overlap: reduce them beside the last backward instead of after it.
+        pace: when they happen.
         scatter: leave a rank with the sums of its own shards only, in ``.gradients[owned]`` of each bucket.
     """
 
-    def __init__(self, buckets: Sequence[LocalBucket], *, overlap: bool, scatter: bool = False) -> None:
+    def __init__(
+        self, buckets: Sequence[LocalBucket], *, overlap: bool, scatter: bool = False, pace: Pace | None = None
+    ) -> None:
         self.buckets = buckets
+        self._pace = pace or Pace()
         self._overlap = overlap
         self._scatter = scatter
         self._launched = 0
         self._listening = False
-        self._pending: list[dist.Work] = []
+        self._pending: list[Waitable] = []
         self._missing: list[set[torch.nn.Parameter]] = [set() for _ in buckets]
         self._buckets_of: dict[torch.nn.Parameter, list[int]] = {}
         for i, local in enumerate(buckets):
@@ -89,10 +95,13 @@ class GradientSync:
             piece.collect_gradient()
         if local.group is None:
             return
-        if self._scatter:
-            self._pending += _reduce_scatter(local, local.group)
-        else:
-            self._pending.append(dist.all_reduce(local.gradients, group=local.group, async_op=True))
+        operation: Collective = "reduce_scatter" if self._scatter else "all_reduce"
+        start = _reduce_scatter if self._scatter else _all_reduce
+        self._pending += self._pace.collective(operation, local.bucket, partial(start, local, local.group))
+
+
+def _all_reduce(local: LocalBucket, group: dist.ProcessGroup) -> list[dist.Work]:
+    return [dist.all_reduce(local.gradients, group=group, async_op=True)]
 
 
 def _reduce_scatter(local: LocalBucket, group: dist.ProcessGroup) -> list[dist.Work]:

@@ -115,6 +115,7 @@ class Optimizer:
         stop_votes = torch.full_like(num_tokens, float(wants_stop))
         totals = torch.stack([self._owned_squares(), loss_sum, num_tokens, stop_votes])
         dist.all_reduce(totals, group=self._context.world)
+        self._context.pace.meet()
         squares, loss, tokens, votes = totals.tolist()
         scale = self._scaler.scale if self._scaler is not None else 1.0
         norm = squares**0.5 / scale
@@ -122,8 +123,9 @@ class Optimizer:
         if self._scaler is not None:
             self._scaler.update(overflow=skipped)
         if not skipped and self._segments:
-            self._scale_gradients(self._clip_factor(norm) / scale)
-            self.torch_optimizer.step()
+            with self._context.pace.update():
+                self._scale_gradients(self._clip_factor(norm) / scale)
+                self.torch_optimizer.step()
             self._publish_weights()
         return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale, votes > 0)
 

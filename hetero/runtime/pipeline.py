@@ -7,12 +7,15 @@ until their transfers are done.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+import torch.distributed as dist
 from megatron.core.pipeline_parallel.schedules import custom_backward
 from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 
 from hetero.distributed.p2p import Channel, Pending
+from hetero.distributed.pace import Direction
 from hetero.distributed.process_groups import BoundaryGroups, ParallelContext, StageContext
 from hetero.plan.ir import Replica, Stage
 from hetero.runtime.batch import Microbatch
@@ -51,6 +54,7 @@ class PipelineExecutor:
 
     def __init__(self, context: ParallelContext, work: StageContext, model: StageModel) -> None:
         self._context = context
+        self._pace = context.pace
         self._model = model
         self._row = stage_row(context.plan.replicas[work.placement.replica], work.placement.stage)
         self._evaluation_row = evaluation_row(context.plan.replicas[work.placement.replica], work.placement.stage)
@@ -124,7 +128,8 @@ class PipelineExecutor:
                 case Kind.F:
                     batch = microbatches[number] if microbatches is not None else None
                     input_SBH = self._before.take_received(number) if self._before is not None else None
-                    output = self._model.forward(input_SBH, batch)
+                    with self._pace.compute(Kind.F, number):
+                        output = self._model.forward(input_SBH, batch)
                     if self._after is not None:
                         self._after.offer(number, output)
                     else:
@@ -140,7 +145,8 @@ class PipelineExecutor:
         input_SBH = None
         if self._before is not None:
             input_SBH = self._inputs[number] = self._before.take_received(number).requires_grad_()
-        output = self._model.forward(input_SBH, batch)
+        with self._pace.compute(Kind.F, number):
+            output = self._model.forward(input_SBH, batch)
         if self._after is None:
             assert batch is not None
             loss = (output * batch.loss_mask_BS).sum()
@@ -159,7 +165,8 @@ class PipelineExecutor:
         else:
             assert loss_scale is not None, "a last stage scales its loss"
             gradient = loss_scale().to(output.dtype)
-        custom_backward(output, gradient)
+        with self._pace.compute(Kind.B, number):
+            custom_backward(output, gradient)
         if self._before is not None:
             gradient_SBH = self._inputs.pop(number).grad
             assert gradient_SBH is not None
@@ -252,10 +259,20 @@ def _boundary_after(context: ParallelContext, work: StageContext, dtype: torch.d
 def _channels(context: ParallelContext, replica: int, boundary: int, groups: BoundaryGroups) -> tuple[Channel, Channel]:
     """The forward and the backward channel between stages ``boundary`` and ``boundary + 1``."""
     here, after = context.plan.replicas[replica].stages[boundary : boundary + 2]
-    rank, seq_length = context.rank, context.plan.seq_length
+
+    def channel(kind: Kind, sender: Stage, receiver: Stage, group: dist.ProcessGroup) -> Channel:
+        return Channel(
+            sender=sender,
+            receiver=receiver,
+            rank=context.rank,
+            seq_length=context.plan.seq_length,
+            group=group,
+            start=partial(context.pace.transfer, Direction(replica, boundary, kind)),
+        )
+
     return (
-        Channel(sender=here, receiver=after, rank=rank, seq_length=seq_length, group=groups.forward),
-        Channel(sender=after, receiver=here, rank=rank, seq_length=seq_length, group=groups.backward),
+        channel(Kind.SEND_F, here, after, groups.forward),
+        channel(Kind.SEND_B, after, here, groups.backward),
     )
 
 

@@ -58,10 +58,15 @@ class Trainer:
                 gradient_dtype=GRADIENT_DTYPES[context.plan.precision],
             )
             self._gradients = GradientSync(
-                self._buckets, overlap=data_parallel.overlap_grad_reduce, scatter=data_parallel.distributed_optimizer
+                self._buckets,
+                overlap=data_parallel.overlap_grad_reduce,
+                scatter=data_parallel.distributed_optimizer,
+                pace=context.pace,
             )
             if data_parallel.distributed_optimizer:
-                self._gather = WeightGather(self._buckets, model.module, overlap=data_parallel.overlap_param_gather)
+                self._gather = WeightGather(
+                    self._buckets, model.module, overlap=data_parallel.overlap_param_gather, pace=context.pace
+                )
             self._executor = PipelineExecutor(context, work, model)
         self.optimizer = Optimizer(context, self._buckets, adam, gather=self._gather, scaler=self.scaler)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)

@@ -1,11 +1,13 @@
 """Brings updated weights from the ranks that own them to all that hold them, beside the next forward."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.pace import Pace, Waitable
 from hetero.runtime.buckets import LocalBucket
 
 
@@ -18,12 +20,16 @@ class WeightGather:
     Args:
         buckets: this rank's, in the global order of the backward.
         module: whose submodules hold the parameters.
+        pace: when gathers happen.
     """
 
-    def __init__(self, buckets: Sequence[LocalBucket], module: torch.nn.Module, *, overlap: bool) -> None:
+    def __init__(
+        self, buckets: Sequence[LocalBucket], module: torch.nn.Module, *, overlap: bool, pace: Pace | None = None
+    ) -> None:
         self._buckets = buckets
+        self._pace = pace or Pace()
         self._overlap = overlap
-        self._pending: dict[int, list[dist.Work]] = {}
+        self._pending: dict[int, Sequence[Waitable]] = {}
         if overlap:
             buckets_of: dict[torch.nn.Parameter, list[int]] = {}
             for i, local in enumerate(buckets):
@@ -38,7 +44,10 @@ class WeightGather:
         """Launch all gathers: one all-gather over the holders of each bucket, in the reverse of the global order."""
         for i in reversed(range(len(self._buckets))):
             local = self._buckets[i]
-            self._pending[i] = [] if local.group is None else _all_gather(local, local.group)
+            self._pending[i] = []
+            if local.group is not None:
+                start = partial(_all_gather, local, local.group)
+                self._pending[i] = self._pace.collective("all_gather", local.bucket, start)
         if not self._overlap:
             self.finish()
 

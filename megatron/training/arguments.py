@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from hetero.emulation.options import EmulationOptions
 from hetero.errors import ConfigError
 from hetero.plan.ir import Precision
 from hetero.runtime.loss_scaler import LossScaleOptions
@@ -11,6 +12,7 @@ from hetero.spec.model import ModelSpec, padded_vocab_size
 from megatron.training.config import (
     CheckpointConfig,
     DataConfig,
+    EmulationConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -21,6 +23,8 @@ from megatron.training.config import (
 from megatron.training.flag_rules import (
     check_flags_go_together,
     check_nothing_is_missing,
+    cluster_of,
+    emulates,
     has_experts,
     has_samples,
     is_auto,
@@ -71,6 +75,7 @@ def parse_args(argv: Sequence[str]) -> PretrainConfig:
             exit_interval=flags["--exit-interval"],
             exit_duration_minutes=flags["--exit-duration-in-mins"],
         ),
+        emulation=_emulation_config(flags) if emulates(flags) else None,
     )
 
 
@@ -357,7 +362,7 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
         )
     return ParallelConfig(
         hetero_plan=None if is_auto(flags) else flags["--hetero-plan"],
-        hetero_cluster=flags["--hetero-cluster"],
+        hetero_cluster=cluster_of(flags),
         planner=_planner_config(flags) if plans_at_start(flags) else None,
         tensor_model_parallel_size=flags["--tensor-model-parallel-size"],
         pipeline_model_parallel_size=flags["--pipeline-model-parallel-size"],
@@ -372,7 +377,7 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
         overlap_param_gather=flags["--overlap-param-gather"],
         overlap_grad_reduce=flags["--overlap-grad-reduce"],
         bucket_size=flags["--ddp-bucket-size"],
-        backend=flags["--distributed-backend"] or default_backend(),
+        backend=flags["--distributed-backend"] or ("gloo" if emulates(flags) else default_backend()),
         timeout_minutes=flags["--distributed-timeout-minutes"],
     )
 
@@ -395,11 +400,22 @@ def _loss_scale_options(flags: FlagValues) -> LossScaleOptions:
 
 def _planner_config(flags: FlagValues) -> PlannerConfig:
     return PlannerConfig(
-        cluster=flags["--hetero-cluster"],
+        cluster=cluster_of(flags),
         profiles=flags["--hetero-profile"],
         data_sheets=flags["--hetero-data-sheets"],
         time_limit_s=flags["--hetero-plan-time-limit"],
         out=flags["--hetero-plan-out"],
+    )
+
+
+def _emulation_config(flags: FlagValues) -> EmulationConfig:
+    return EmulationConfig(
+        cluster=flags["--hetero-emulate"],
+        profiles=flags["--hetero-profile"],
+        data_sheets=flags["--hetero-data-sheets"],
+        options=EmulationOptions(
+            time_scale=flags["--hetero-emulate-time-scale"], seq_length=flags["--hetero-emulate-seq-length"]
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hetero.emulation.options import EmulationOptions
 from hetero.plan.ir import Precision, Recompute
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
@@ -178,7 +179,19 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EmulationConfig:
+    """The cluster that is emulated, and what its devices are priced from."""
+
+    cluster: Path
+    profiles: tuple[Path, ...]
+    data_sheets: bool
+    options: EmulationOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainConfig:
+    """``emulation``: ``None`` where the devices are what they are."""
+
     model: ModelConfig
     data: DataConfig
     optimizer: OptimizerConfig
@@ -187,3 +200,4 @@ class PretrainConfig:
     loss_scale: LossScaleOptions
     checkpoint: CheckpointConfig
     run: RunConfig
+    emulation: EmulationConfig | None = None

@@ -40,6 +40,7 @@ _EXCLUSIVE = (
     ("--data-path", "--valid-data-path"),
     ("--data-path", "--test-data-path"),
     ("--bf16", "--fp16"),
+    ("--hetero-cluster", "--hetero-emulate"),
     ("--loss-scale", "--initial-loss-scale"),
     ("--loss-scale", "--min-loss-scale"),
     ("--loss-scale", "--loss-scale-window"),
@@ -63,8 +64,18 @@ def is_auto(flags: FlagValues) -> bool:
     return flags["--hetero-plan"] == Path("auto")
 
 
+def emulates(flags: FlagValues) -> bool:
+    return flags["--hetero-emulate"] is not None
+
+
+def cluster_of(flags: FlagValues) -> Path | None:
+    """The cluster file, of real or of emulated devices."""
+    path: Path | None = flags["--hetero-emulate"] if emulates(flags) else flags["--hetero-cluster"]
+    return path
+
+
 def plans_at_start(flags: FlagValues) -> bool:
-    return flags["--hetero-cluster"] is not None and (flags["--hetero-plan"] is None or is_auto(flags))
+    return cluster_of(flags) is not None and (flags["--hetero-plan"] is None or is_auto(flags))
 
 
 def is_wsd(flags: FlagValues) -> bool:
@@ -99,11 +110,13 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = 
         "--weight-decay-incr-style constant",
     ),
     (("--valid-data-path", "--test-data-path"), lambda flags: flags["--train-data-path"] != (), "--train-data-path"),
+    (("--hetero-plan-time-limit", "--hetero-plan-out"), plans_at_start, "--hetero-cluster and no plan file"),
     (
-        ("--hetero-profile", "--hetero-data-sheets", "--hetero-plan-time-limit", "--hetero-plan-out"),
-        plans_at_start,
-        "--hetero-cluster and no plan file",
+        ("--hetero-profile", "--hetero-data-sheets"),
+        lambda flags: plans_at_start(flags) or emulates(flags),
+        "--hetero-emulate, or --hetero-cluster and no plan file",
     ),
+    (("--hetero-emulate-time-scale", "--hetero-emulate-seq-length"), emulates, "--hetero-emulate"),
     (
         ("--loss-scale", "--initial-loss-scale", "--min-loss-scale", "--loss-scale-window", "--hysteresis"),
         lambda flags: flags["--fp16"],
@@ -126,7 +139,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = 
 
 def check_nothing_is_missing(flags: FlagValues) -> None:
     missing = [name for name in _REQUIRED if name not in flags.given]
-    if not flags.given & {"--micro-batch-size", "--hetero-plan", "--hetero-cluster"}:
+    if not flags.given & {"--micro-batch-size", "--hetero-plan", "--hetero-cluster", "--hetero-emulate"}:
         missing.append("--micro-batch-size (or --hetero-plan, or --hetero-cluster)")
     if not flags.given & {"--train-iters", "--train-samples"}:
         missing.append("--train-iters (or --train-samples)")
@@ -149,14 +162,16 @@ def check_flags_go_together(flags: FlagValues) -> None:
 
 
 def _check_plan_flags(flags: FlagValues) -> None:
-    if is_auto(flags) and flags["--hetero-cluster"] is None:
+    if is_auto(flags) and cluster_of(flags) is None:
         raise ConfigError("--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml")
+    if emulates(flags) and flags["--distributed-backend"] == "nccl":
+        raise ConfigError("--distributed-backend nccl beside --hetero-emulate: the CPU computes; leave the backend out")
     if plans_at_start(flags) and flags["--hetero-plan-time-limit"] >= 60 * flags["--distributed-timeout-minutes"]:
         raise ConfigError(
             f"{flags.shown('--hetero-plan-time-limit')} (seconds): the other ranks wait for the plan no longer than "
             f"{flags.shown('--distributed-timeout-minutes')}; lower the first or raise the second"
         )
-    for source in ("--hetero-plan", "--hetero-cluster"):
+    for source in ("--hetero-plan", "--hetero-cluster", "--hetero-emulate"):
         for name in _STATED_BY_THE_PLAN:
             if flags[source] is not None and name in flags.given:
                 raise ConfigError(

@@ -190,7 +190,7 @@ _PARALLELISM = (
         "--hetero-plan",
         PATH,
         "Plan file (JSON): replicas, stages, ranks and microbatches, none like the other. "
-        "'auto' plans at start, for --hetero-cluster.",
+        "'auto' plans at start, for --hetero-cluster or --hetero-emulate.",
     ),
     Flag(
         "--hetero-cluster",
@@ -198,10 +198,18 @@ _PARALLELISM = (
         "Cluster file (YAML). Without a plan file, rank 0 plans for it at start; with one, the plan is checked "
         "against it.",
     ),
-    Flag("--hetero-profile", PATH, "With --hetero-cluster: profiles beside the shipped ones.", default=(), many=True),
-    _switch("--hetero-data-sheets", "With --hetero-cluster: price devices without any profile by their data sheets."),
-    Flag("--hetero-plan-time-limit", POSITIVE, "With --hetero-cluster: seconds to plan.", default=30.0),
-    Flag("--hetero-plan-out", PATH, "With --hetero-cluster: write the plan that was made here."),
+    Flag("--hetero-profile", PATH, "With a cluster: profiles beside the shipped ones.", default=(), many=True),
+    _switch("--hetero-data-sheets", "With a cluster: price devices without any profile by their data sheets."),
+    Flag("--hetero-plan-time-limit", POSITIVE, "With a cluster: seconds to plan.", default=30.0),
+    Flag("--hetero-plan-out", PATH, "With a cluster: write the plan that was made here."),
+    Flag(
+        "--hetero-emulate",
+        PATH,
+        "Instead of --hetero-cluster: behave in time and memory like that cluster, all ranks on this machine's CPU, "
+        "while a small model computes.",
+    ),
+    Flag("--hetero-emulate-time-scale", POSITIVE, "Wall seconds per emulated second.", default=1.0),
+    Flag("--hetero-emulate-seq-length", COUNT, "Sequence length of the small model that computes.", default=32),
     Flag(
         "--hetero-schedule",
         one_of("1f1b", "gpipe"),

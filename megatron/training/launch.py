@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hetero.distributed.agreement import check_devices, check_same_everywhere, on_all_ranks
 from hetero.distributed.watch import EXIT_CODE
-from hetero.errors import ConfigError, HeteroError, MembershipError, PlanError
+from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.uniform import uniform_plan
@@ -57,7 +57,7 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
 
 
 def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
-    """Print ``error`` once for the whole launch and return this process's exit code: 3 for a lost rank, else 2.
+    """Print ``error`` and return this process's exit code: 3 if a rank is lost or out of memory, else 2.
 
     What is wrong with the input is wrong on every rank, so rank 0 says it. The others wait for that: a launcher ends
     all processes as soon as one has failed.
@@ -65,6 +65,9 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
     rank = environment.get("RANK", "0")
     if isinstance(error, MembershipError):
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
+        return EXIT_CODE
+    if isinstance(error, DeviceMemoryError):
+        sys.stderr.write(f"hetero: {error}\n")
         return EXIT_CODE
     # A RANK that is no number comes from no launcher, which would end this process.
     if not rank.isdigit() or int(rank) == 0:
@@ -131,13 +134,27 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
         PlanError: a rank sits on another device than its stage is planned for.
     """
     check_same_everywhere("flags", repr(config), fix="launch every rank with the same command line")
-    devices: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(devices, device_name(device))
+    devices = _devices(config, device)
     planned = plan_on_rank_0(config, planner, model) if (planner := config.parallel.planner) is not None else None
     plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
     check_devices(plan, devices)
     return plan
+
+
+def _devices(config: PretrainConfig, device: torch.device) -> list[str]:
+    """The device types by rank, those of the described cluster where it is emulated; collective over the world."""
+    if (emulation := config.emulation) is not None:
+        cluster = on_all_ranks(lambda: load(ClusterSpec, emulation.cluster))
+        if cluster.num_devices != dist.get_world_size():
+            raise ConfigError(
+                f"--hetero-emulate {emulation.cluster}: it describes {cluster.num_devices} devices, the launch has "
+                f"{dist.get_world_size()} ranks; start one process per device"
+            )
+        return [cluster.device_of_rank(rank).name for rank in range(cluster.num_devices)]
+    devices: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(devices, device_name(device))
+    return devices
 
 
 def device_name(device: torch.device) -> str:

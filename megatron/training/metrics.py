@@ -23,6 +23,8 @@ class Metrics:
     Args:
         tensorboard_dir: where to write event files, ``None`` for none.
         progress: show a progress line if the output is a terminal.
+        time_scale: wall seconds per emulated second where a cluster is emulated; times are then emulated ones, and
+            the first step, which only warms up, has none.
     """
 
     def __init__(
@@ -34,7 +36,10 @@ class Metrics:
         log_interval: int,
         tensorboard_dir: Path | None,
         progress: bool,
+        time_scale: float | None = None,
     ) -> None:
+        self._time_scale = time_scale
+        self._warms_up = time_scale is not None
         self._train_iters = train_iters
         self._global_batch_size = global_batch_size
         self._seq_length = seq_length
@@ -71,6 +76,8 @@ class Metrics:
     def record(self, step: int, result: StepResult, *, lr: float) -> None:
         """Count step number ``step`` (from 1); report if it ends an interval or the run."""
         self._steps += 1
+        if self._warms_up:
+            self._started, self._steps = time.perf_counter(), 0
         self._skipped_total += result.skipped
         if not result.skipped:
             self._losses.append(result.loss)
@@ -78,6 +85,7 @@ class Metrics:
         if step % self._log_interval == 0 or step == self._train_iters or result.stop:
             self._report(step, result, lr)
             self._begin_interval()
+        self._warms_up = False
 
     def record_evaluation(self, step: int, split: str, loss: float, *, took_s: float) -> None:
         """Report the loss on data of ``split``. The time that it took is no step's."""
@@ -92,28 +100,49 @@ class Metrics:
         self._losses: list[float] = []
 
     def _report(self, step: int, result: StepResult, lr: float) -> None:
-        step_s = (time.perf_counter() - self._started) / self._steps
-        samples_per_s = self._global_batch_size / step_s
         loss = sum(self._losses) / len(self._losses) if self._losses else float("nan")
-        self._console.print(
-            f"step {step:>{len(str(self._train_iters))}}/{self._train_iters}"
-            f" | loss {loss:.6f} | grad norm {result.grad_norm:.4f} | lr {lr:.3e}"
-            f" | {samples_per_s:.1f} samples/s | {samples_per_s * self._seq_length:,.0f} tokens/s"
-            f" | step time {step_s * 1e3:.1f} ms | skipped {self._skipped_total}"
-            + (f" | loss scale {result.loss_scale:.0f}" if result.loss_scale != 1 else "")
-        )
+        timing = self._timing()
+        told = [
+            f"step {step:>{len(str(self._train_iters))}}/{self._train_iters}",
+            f"loss {loss:.6f}",
+            f"grad norm {result.grad_norm:.4f}",
+            f"lr {lr:.3e}",
+        ]
+        if timing is None:
+            told.append("warming up")
+        else:
+            emulated = "" if self._time_scale is None else "emulated "
+            told += [
+                f"{timing['samples-per-second']:.1f} samples/s",
+                f"{timing['tokens-per-second']:,.0f} tokens/s",
+                f"{emulated}step time {timing['iteration-time'] * 1e3:.1f} ms",
+            ]
+        told.append(f"skipped {self._skipped_total}")
+        if result.loss_scale != 1:
+            told.append(f"loss scale {result.loss_scale:.0f}")
+        self._console.print(" | ".join(told))
         if self._writer is not None:
             scalars = {
                 "lm loss": loss,
                 "grad-norm": result.grad_norm,
                 "learning-rate": lr,
-                "samples-per-second": samples_per_s,
-                "tokens-per-second": samples_per_s * self._seq_length,
-                "iteration-time": step_s,
+                **(timing or {}),
                 "skipped-iterations": self._skipped_total,
             }
             for name, value in scalars.items():
                 self._writer.add_scalar(name, value, step)
+
+    def _timing(self) -> dict[str, float] | None:
+        """Speed over the interval, by TensorBoard's names; ``None`` if no step of it was timed."""
+        if not self._steps:
+            return None
+        step_s = (time.perf_counter() - self._started) / self._steps / (self._time_scale or 1.0)
+        samples_per_s = self._global_batch_size / step_s
+        return {
+            "samples-per-second": samples_per_s,
+            "tokens-per-second": samples_per_s * self._seq_length,
+            "iteration-time": step_s,
+        }
 
 
 def check_tensorboard(folder: Path | None) -> None:

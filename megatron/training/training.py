@@ -19,6 +19,7 @@ from hetero.cost.traits import runtime_traits
 from hetero.distributed.agreement import on_all_ranks
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.watch import Watch
+from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
 from hetero.report.tables import StaticBytes, plan_picture, plan_table, static_memory_table
 from hetero.runtime.batch import Microbatch, to_device
@@ -30,12 +31,13 @@ from megatron.training.arguments import model_spec
 from megatron.training.checkpointing import Saver, load, saving
 from megatron.training.config import OptimizerConfig, PretrainConfig
 from megatron.training.data import build_dataset, microbatches
+from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.launch import Launch, agree_on_plan, join
 from megatron.training.metrics import Metrics, check_tensorboard
 from megatron.training.schedules import build_scheduler
 from megatron.training.stopping import Stop, stop_on_sigterm
-from megatron.training.tokenizer import build_tokenizer
+from megatron.training.tokenizer import Tokenizer, build_tokenizer
 
 LOG_COLUMNS = 130
 """Width of tables where the output is no terminal."""
@@ -58,17 +60,22 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
 
 
 def _pretrain(config: PretrainConfig, launch: Launch, device: torch.device, store: dist.Store, stop: Stop) -> None:
-    plan, dataset, evaluations = agree(config, device)
+    plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
+    emulation = start_emulation(config, plan, tokenizer) if config.emulation is not None else None
+    if emulation is not None:
+        config, plan = emulated_config(config, emulation), emulation.plan
+    dataset, evaluations = build_datasets(config, plan, tokenizer)
     with Watch(
         store,
         rank=launch.rank,
         world_size=launch.world_size,
         describe=lambda rank: describe_rank(plan, rank),
     ):
-        context = create_groups(plan, device=device)
+        context = create_groups(plan, device=device, pace=emulation.pace if emulation is not None else None)
         trainer = build_trainer(config, context)
         scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
-        with _metrics(config, context, trainer) as metrics:
+        described = emulation.described if emulation is not None else plan
+        with _metrics(config, context, trainer, described) as metrics:
             start_step = load(config, context, trainer, scheduler)
             data = read_ahead(config, context, dataset, start_step=start_step)
             with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
@@ -76,11 +83,11 @@ def _pretrain(config: PretrainConfig, launch: Launch, device: torch.device, stor
                 run.train(start_step=start_step)
 
 
-def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[Any], list[Evaluation]]:
-    """The plan of this launch, what it trains on and is evaluated on; the same everywhere, collective over the world.
+def agree_on_plan_and_tokenizer(config: PretrainConfig, device: torch.device) -> tuple[Plan, Tokenizer]:
+    """The plan of this launch and its tokenizer; the same everywhere, collective over the world.
 
     Raises:
-        ConfigError: some rank's tokenizer, plan or data is wrong; on every rank.
+        ConfigError: some rank's tokenizer or plan is wrong; on every rank.
         PlanError: a rank sits on another device than its stage is planned for.
     """
     # Rank 0 alone reports, and what it cannot do is everybody's error.
@@ -93,7 +100,15 @@ def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[A
         )
     )
     model = on_all_ranks(lambda: model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size))
-    plan = agree_on_plan(config, model, device)
+    return agree_on_plan(config, model, device), tokenizer
+
+
+def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> tuple[Dataset[Any], list[Evaluation]]:
+    """What is trained on and what is evaluated on; collective over the world.
+
+    Raises:
+        ConfigError: some rank's data is wrong; on every rank.
+    """
     num_samples = config.run.train_iters * plan.global_batch_size
     dataset = build_dataset(config.data, tokenizer, split="train", num_samples=num_samples)
     evaluations = [
@@ -107,7 +122,7 @@ def agree(config: PretrainConfig, device: torch.device) -> tuple[Plan, Dataset[A
         )
         for split in evaluated_splits(config)
     ]
-    return plan, dataset, evaluations
+    return dataset, evaluations
 
 
 def read_ahead(
@@ -163,10 +178,10 @@ def describe_rank(plan: Plan, rank: int) -> str:
 
 
 def _metrics(
-    config: PretrainConfig, context: ParallelContext, trainer: Trainer
+    config: PretrainConfig, context: ParallelContext, trainer: Trainer, described: Plan
 ) -> contextlib.AbstractContextManager[Metrics | None]:
     """Rank 0 reports; every rank knows the same numbers after a step, an idle one too. Collective over the world."""
-    measured = _static_bytes(context, trainer)
+    measured = _static_bytes(context, trainer) if config.emulation is None else None
     if context.rank != 0:
         return contextlib.nullcontext()
     # A log file is as wide as it needs to be.
@@ -175,14 +190,18 @@ def _metrics(
         console = Console(highlight=False, width=LOG_COLUMNS)
     console.print(plan_table(context.plan))
     console.print(plan_picture(context.plan))
-    console.print(static_memory_table(context.plan, measured, _predicted_memory(config, context.plan)))
+    if measured is not None:
+        console.print(static_memory_table(context.plan, measured, _predicted_memory(config, context.plan)))
+    if config.emulation is not None:
+        console.print(emulation_notice(config.emulation, context.plan))
     return Metrics(
         train_iters=config.run.train_iters,
         global_batch_size=context.plan.global_batch_size,
-        seq_length=context.plan.seq_length,
+        seq_length=described.seq_length,
         log_interval=config.run.log_interval,
         tensorboard_dir=config.run.tensorboard_dir,
         progress=config.run.progress,
+        time_scale=config.emulation.options.time_scale if config.emulation is not None else None,
     )
 
 
@@ -243,8 +262,12 @@ class _Run:
     def _step(self, step: int) -> StepResult:
         device, lr = self.context.device, self.trainer.torch_optimizer.param_groups[0]["lr"]
         batches = [to_device(batch, device) for batch in next(self.data)] if self.data is not None else None
-        self.trainer.compute_gradients(batches)
-        result = self.trainer.update(wants_stop=self.stop.wanted)
+        try:
+            self.trainer.compute_gradients(batches)
+            result = self.trainer.update(wants_stop=self.stop.wanted)
+        except torch.OutOfMemoryError as error:
+            where = describe_rank(self.context.plan, self.context.rank)
+            raise DeviceMemoryError.of(where, doing=f"step {step}", detail=str(error).splitlines()[0]) from error
         if not result.skipped:
             self.scheduler.step(increment=1)
         if self.metrics is not None:

@@ -1,0 +1,62 @@
+"""When things happen. In production: as soon as they can.
+
+:mod:`hetero.emulation` overrides every method to let a rank behave in time like a device that this machine does not
+have, and to record what it did. The runtime calls them at the places where time passes, and knows no more of it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from hetero.distributed.reshard import Transfer
+from hetero.plan.holders import Bucket
+from hetero.schedule.actions import Kind
+
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
+
+
+class Waitable(Protocol):
+    """What is used of a ``torch.distributed.Work``."""
+
+    def wait(self) -> object: ...
+
+    def is_completed(self) -> bool: ...
+
+
+Start = Callable[[], Sequence[Waitable]]
+"""Starts communication and returns what to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction of a boundary: ``kind`` is SEND_F from stage ``boundary`` to the next one, SEND_B back."""
+
+    replica: int
+    boundary: int
+    kind: Kind
+
+
+class Pace:
+    """The pace of this device itself."""
+
+    def compute(self, kind: Kind, number: int) -> AbstractContextManager[None]:
+        """Surrounds one forward, backward or weight gradient, whose input is there."""
+        return nullcontext()
+
+    def update(self) -> AbstractContextManager[None]:
+        """Surrounds the optimizer's update."""
+        return nullcontext()
+
+    def transfer(
+        self, direction: Direction, messages: Sequence[Transfer], number: int, start: Start
+    ) -> Sequence[Waitable]:
+        """Start this rank's end of its messages of slice ``number``."""
+        return start()
+
+    def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+        """Start a collective among the holders of ``bucket``."""
+        return start()
+
+    def meet(self) -> None:
+        """All ranks of the world have just agreed on something."""

@@ -1,0 +1,76 @@
+"""Runs a plan on an emulated cluster and writes down what happened; ``hetero simulate --measure`` calls it.
+
+A process of its own: the ranks are forked from it before torch has done anything, and ``hetero`` itself needs no torch.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetero.runtime import cpu_backend
+
+# Before megatron.core is imported by anyone.
+cpu_backend.install()
+
+from hetero.cost.latency import CostModel  # noqa: E402
+from hetero.cost.traits import runtime_traits  # noqa: E402
+from hetero.data import shipped_profiles  # noqa: E402
+from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
+from hetero.emulation.options import EmulationOptions  # noqa: E402
+from hetero.errors import HeteroError  # noqa: E402
+from hetero.plan.ir import Plan  # noqa: E402
+from hetero.plan.validate import validate  # noqa: E402
+from hetero.runtime.options import DataParallelOptions  # noqa: E402
+from hetero.serialization import load, save  # noqa: E402
+from hetero.spec.cluster import ClusterSpec  # noqa: E402
+from hetero.spec.profile import Profile  # noqa: E402
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0, or 2 after an error that stderr tells."""
+    parser = argparse.ArgumentParser(prog="python -m hetero.emulation", description=__doc__)
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--cluster", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--profile", type=Path, action="append", default=[])
+    parser.add_argument("--data-sheets", action="store_true")
+    parser.add_argument("--use-distributed-optimizer", action="store_true")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--time-scale", type=float, required=True)
+    parser.add_argument("--sequence", type=int, required=True)
+    parser.add_argument("--timeout", type=float, required=True)
+    args = parser.parse_args(argv)
+    try:
+        save(run_emulated(_emulated(args), timeout_s=args.timeout), args.out)
+    except HeteroError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def _emulated(args: argparse.Namespace) -> Emulated:
+    plan = load(Plan, args.plan)
+    validate(plan)
+    traits = runtime_traits(distributed_optimizer=args.use_distributed_optimizer)
+    return Emulated(
+        plan=plan,
+        cluster=load(ClusterSpec, args.cluster),
+        costs=CostModel(
+            model=plan.model,
+            seq_length=plan.seq_length,
+            precision=plan.precision,
+            profiles=shipped_profiles().plus([load(Profile, path) for path in args.profile]),
+            data_sheets=args.data_sheets,
+            traits=traits,
+        ),
+        options=EmulationOptions(time_scale=args.time_scale, seq_length=args.sequence),
+        data_parallel=DataParallelOptions(
+            bucket_numel=traits.bucket_numel, distributed_optimizer=args.use_distributed_optimizer
+        ),
+        num_steps=args.steps,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""Runs steps of a plan on an emulated cluster, without a launcher: one process per rank, forked from this one."""
+
+import datetime
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hetero.cost.latency import CostModel
+from hetero.distributed.process_groups import create_groups
+from hetero.emulation.options import EmulationOptions
+from hetero.emulation.records import EmulatedRun, StepRecord
+from hetero.emulation.setup import emulate
+from hetero.errors import ConfigError, HeteroError
+from hetero.plan.ir import Plan
+from hetero.plan.samples import microbatch_indices
+from hetero.runtime.batch import Microbatch
+from hetero.runtime.optimizer import AdamOptions
+from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.trainer import Trainer, reads_data
+from hetero.spec.cluster import ClusterSpec
+
+VOCABULARY = 64
+"""Words of the small model: its data are random."""
+
+ADAM = AdamOptions(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=1.0)
+
+STARTUP_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Emulated:
+    """What to emulate. ``data_parallel`` is of the described model."""
+
+    plan: Plan
+    cluster: ClusterSpec
+    costs: CostModel
+    options: EmulationOptions
+    data_parallel: DataParallelOptions
+    num_steps: int
+    seed: int = 7
+
+
+def run_emulated(emulated: Emulated, *, timeout_s: float) -> EmulatedRun:
+    """One step to warm up and ``num_steps`` emulated ones.
+
+    Call it before any other use of torch in this process: its threads do not survive the fork.
+
+    Raises:
+        HeteroError: as the ranks did.
+        ConfigError: they did not finish in time.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(emulated.plan.world_size)]
+        ranks = [
+            context.Process(target=_rank_main, args=(rank, Path(folder) / "store", emulated, answer))
+            for rank, (_, answer) in enumerate(pipes)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            answers = _collect([answer for answer, _ in pipes], time.monotonic() + STARTUP_S + timeout_s)
+        finally:
+            for process in ranks:
+                process.join(timeout=5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+    return EmulatedRun(
+        plan=emulated.plan,
+        time_scale=emulated.options.time_scale,
+        ranks=tuple(steps for steps, _ in answers),
+        losses=answers[0][1],
+    )
+
+
+Answer = tuple[tuple[StepRecord, ...], tuple[float, ...]]
+
+
+def _collect(pipes: Sequence[Connection], deadline: float) -> list[Answer]:
+    answers: dict[int, Answer] = {}
+    while len(answers) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+        ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise ConfigError("emulation: the ranks did not finish in time; is this machine busy with something else?")
+        for pipe in ready:
+            rank = pipes.index(pipe)  # type: ignore[arg-type]
+            try:
+                error, answer = pipe.recv()  # type: ignore[union-attr]
+            except EOFError:
+                raise HeteroError(f"emulation: the process of rank {rank} died") from None
+            if isinstance(error, HeteroError):
+                raise error
+            if error is not None:
+                raise RuntimeError(f"rank {rank} of the emulation failed\n{error}")
+            answers[rank] = answer
+    return [answers[rank] for rank in range(len(pipes))]
+
+
+def _rank_main(rank: int, store: Path, emulated: Emulated, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    world_size = emulated.plan.world_size
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(store), world_size),
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(minutes=30),
+        )
+        try:
+            answer.send((None, _steps(rank, emulated)))
+        finally:
+            dist.destroy_process_group()
+    except HeteroError as error:
+        answer.send((error, None))
+    except Exception:  # noqa: BLE001  (told to the parent, which raises it)
+        answer.send((traceback.format_exc(), None))
+
+
+def _steps(rank: int, emulated: Emulated) -> Answer:
+    described = emulated.data_parallel
+    emulation = emulate(
+        emulated.plan,
+        emulated.cluster,
+        emulated.costs,
+        options=emulated.options,
+        vocab_size=VOCABULARY,
+        bucket_numel=described.bucket_numel,
+        rank=rank,
+    )
+    context = create_groups(emulation.plan, device=torch.device("cpu"), pace=emulation.pace)
+    trainer = Trainer(
+        context,
+        options=StageOptions(),
+        adam=ADAM,
+        seed=emulated.seed,
+        data_parallel=DataParallelOptions(
+            bucket_numel=emulation.bucket_numel,
+            overlap_grad_reduce=described.overlap_grad_reduce,
+            distributed_optimizer=described.distributed_optimizer,
+            overlap_param_gather=described.overlap_param_gather,
+        ),
+    )
+    losses = []
+    for step in range(1 + emulated.num_steps):
+        batches = _microbatches(emulation.plan, rank, step=step) if reads_data(context) else None
+        losses.append(trainer.step(batches).loss)
+    return tuple(emulation.pace.steps), tuple(losses)
+
+
+def _microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:
+    """Random tokens, the same samples at the same step under every plan."""
+    place = plan.placement(rank)
+    assert place is not None
+    batches = []
+    for indices in microbatch_indices(plan, place, step=step):
+        ids = torch.stack([_sample(i, plan) for i in indices])
+        tokens = ids[:, :-1]
+        positions = torch.arange(plan.seq_length).expand_as(tokens)
+        batches.append(Microbatch(tokens, positions, ids[:, 1:], torch.ones(tokens.shape)))
+    return batches
+
+
+def _sample(index: int, plan: Plan) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(index)
+    return torch.randint(0, plan.model.vocab_size, (plan.seq_length + 1,), generator=generator)

@@ -1,0 +1,239 @@
+"""The pace of a rank whose device is emulated: real work, and then sleep until the described device were done."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from hetero.cost.latency import CostModel, StageCost
+from hetero.cost.readiness import share_of_backward
+from hetero.distributed.pace import Collective, Direction, Pace, Start, Waitable
+from hetero.distributed.reshard import Transfer
+from hetero.emulation.board import Appointment, Board, Occupation
+from hetero.emulation.clock import Clock
+from hetero.emulation.keeping_up import check_keeps_up
+from hetero.emulation.memory import DeviceMemory
+from hetero.emulation.records import Arrival, Compute, Reduction, StepRecord
+from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, Wiring, collective_key
+from hetero.plan.holders import Bucket
+from hetero.plan.ir import Stage
+from hetero.schedule.actions import Kind
+
+
+@dataclass(slots=True)
+class _Step:
+    """A :class:`StepRecord` in the making."""
+
+    start_s: float
+    wall_s: float
+    update_s: float = 0.0
+    computes: list[Compute] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+
+    def finished(self, *, end_s: float, wall_s: float, lateness_s: float) -> StepRecord:
+        return StepRecord(
+            start_s=self.start_s,
+            end_s=end_s,
+            update_s=self.update_s,
+            wall_s=wall_s - self.wall_s,
+            lateness_s=lateness_s,
+            computes=tuple(self.computes),
+            arrivals=tuple(self.arrivals),
+            reductions=tuple(self.reductions),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The described device of a working rank."""
+
+    stage: Stage
+    cost: StageCost
+    memory: DeviceMemory
+    num_microbatches: int
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of all its computes in one step."""
+        return self.num_microbatches * self.cost.microbatch_s + self.cost.update_s
+
+
+class EmulatedPace(Pace):
+    """
+    The first step runs as fast as this machine can and tells whether it can keep up; all later ones are emulated.
+
+    Args:
+        device: ``None`` on an idle rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        device: Device | None,
+        costs: CostModel,
+        wiring: Wiring,
+        board: Board,
+        clock: Clock,
+    ) -> None:
+        self._rank = rank
+        self._device = device
+        self._costs = costs
+        self._wiring = wiring
+        self._board = board
+        self._clock = clock
+        self._meetings = 0
+        self._running: tuple[float, float] | None = None
+        self._worked_s = 0.0
+        self._step = _Step(0.0, 0.0)
+        self.steps: list[StepRecord] = []
+
+    @property
+    def warming_up(self) -> bool:
+        """In the first step."""
+        return self._meetings == 0
+
+    def compute(self, kind: Kind, number: int) -> AbstractContextManager[None]:
+        assert self._device is not None, "an idle rank computes nothing"
+        # An evaluation keeps nothing for a backward.
+        if torch.is_grad_enabled():
+            self._device.memory.before(kind, number)
+        return self._stretched(kind, number)
+
+    @contextlib.contextmanager
+    def _stretched(self, kind: Kind, number: int) -> Iterator[None]:
+        assert self._device is not None
+        cost = self._device.cost
+        start_s = self._clock.at_s
+        end_s = start_s + {Kind.F: cost.forward_s, Kind.B: cost.backward_s}[kind]
+        self._running = start_s, end_s
+        worked_s = time.process_time()
+        yield
+        self._worked_s += time.process_time() - worked_s
+        self._running = None
+        if torch.is_grad_enabled():
+            self._device.memory.after(kind)
+        if not self.warming_up:
+            self._clock.advance(end_s)
+            self._step.computes.append(Compute(kind, number, start_s, end_s))
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        yield
+        if self._device is not None:
+            self._step.update_s = self._device.cost.update_s
+            self._clock.advance(self._clock.at_s + self._device.cost.update_s)
+
+    def transfer(
+        self, direction: Direction, messages: Sequence[Transfer], number: int, start: Start
+    ) -> Sequence[Waitable]:
+        if self.warming_up or not messages:
+            return start()
+        keys = [MessageKey(direction, message.sender, message.receiver, number) for message in messages]
+        for key, message in zip(keys, messages, strict=True):
+            takes = self._wiring.message(key, message)
+            self._board.come(key, self._meetings, ready_s=self._clock.at_s, takes=takes)
+        works = start()
+        if messages[0].sender == self._rank:
+            return works
+        return [_Arrivals(self, keys, works)]
+
+    def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+        if self.warming_up:
+            return start()
+        ready_s = self._clock.at_s
+        if self._running is not None and self._device is not None:
+            # The real backward is over in no time; the described one would only now have come to this bucket.
+            start_s, end_s = self._running
+            ready_s = start_s + (end_s - start_s) * share_of_backward(self._costs, self._device.stage, bucket.position)
+            self._clock.sleep_until(ready_s)
+        key = collective_key(operation, bucket)
+        takes = self._wiring.collective(operation, bucket)
+        self._board.come(key, self._meetings, ready_s=ready_s, takes=takes)
+        return [_Reduced(self, key, bucket.position, start())]
+
+    def meet(self) -> None:
+        """The end of a step's gradients: nobody goes on before all are there."""
+        if self.warming_up:
+            self._finish_warm_up()
+        self._meetings += 1
+        self._board.come(WORLD, self._meetings, ready_s=self._clock.at_s, takes=_NOTHING)
+        self._clock.advance(self._board.appointment(WORLD, self._meetings).end_s)
+        at_s, wall_s = self._clock.at_s, self._clock.wall_s()
+        if self._meetings > 1:
+            self.steps.append(self._step.finished(end_s=at_s, wall_s=wall_s, lateness_s=self._clock.lateness_s))
+        self._clock.lateness_s = 0.0
+        self._step = _Step(at_s, wall_s)
+
+    def appointment(self, key: MessageKey | CollectiveKey) -> Appointment:
+        """When something of this step starts and ends; the rank's own time moves to its end."""
+        found = self._board.appointment(key, self._meetings)
+        self._clock.advance(found.end_s)
+        return found
+
+    def arrived(self, key: MessageKey) -> None:
+        """A message is really here; it counts as received when the described link has brought it."""
+        found = self.appointment(key)
+        self._step.arrivals.append(Arrival(key.direction.kind, key.number, found.start_s, found.end_s))
+
+    def reduced(self, key: CollectiveKey, position: int) -> None:
+        """A collective is really done; it counts as done when the described links have carried it."""
+        found = self.appointment(key)
+        self._step.reductions.append(Reduction(key.ranks, position, found.start_s, found.end_s))
+
+    def _finish_warm_up(self) -> None:
+        """Compare this machine's work with the emulated one, and start the clock; collective over the world.
+
+        Raises:
+            ConfigError: this machine cannot keep up; on every rank.
+        """
+        own = self._worked_s, self._device.busy_s if self._device is not None else 0.0
+        every = [own] * dist.get_world_size()
+        dist.all_gather_object(every, own)
+        check_keeps_up(every, num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
+        self._clock.at_s = self._clock.wall_s()
+
+
+class _Arrivals:
+    """Messages of one slice on their way to this rank."""
+
+    def __init__(self, pace: EmulatedPace, keys: Sequence[MessageKey], works: Sequence[Waitable]) -> None:
+        self._pace = pace
+        self._keys = keys
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        for key in self._keys:
+            self._pace.arrived(key)
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class _Reduced:
+    """A collective under way."""
+
+    def __init__(self, pace: EmulatedPace, key: CollectiveKey, position: int, works: Sequence[Waitable]) -> None:
+        self._pace = pace
+        self._key = key
+        self._position = position
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._pace.reduced(self._key, self._position)
+
+    def is_completed(self) -> bool:
+        return False
+
+
+_NOTHING = Occupation(seconds=0.0)

@@ -1,0 +1,122 @@
+"""From a plan and a cluster to the pace of a rank."""
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hetero.cost.latency import CostModel
+from hetero.cost.memory import plan_memory
+from hetero.cost.network import Topology
+from hetero.distributed.agreement import from_rank_0
+from hetero.emulation.board import Board
+from hetero.emulation.clock import Clock
+from hetero.emulation.memory import DeviceMemory
+from hetero.emulation.model import small_plan
+from hetero.emulation.options import EmulationOptions
+from hetero.emulation.pace import Device, EmulatedPace
+from hetero.emulation.wiring import Wiring
+from hetero.errors import ConfigError
+from hetero.plan.ir import Plan
+from hetero.plan.placement import check_plan_on_cluster
+from hetero.plan.validate import validate
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.parameters import parameters
+from hetero.units import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What a rank executes instead of the described plan, and at which pace.
+
+    described: the plan of the described model.
+    bucket_numel: as many of the small model's gradients as are ``bucket_numel`` of the described model's blocks.
+    """
+
+    described: Plan
+    plan: Plan
+    pace: EmulatedPace
+    bucket_numel: int
+
+
+def emulate(
+    plan: Plan,
+    cluster: ClusterSpec,
+    costs: CostModel,
+    *,
+    options: EmulationOptions,
+    vocab_size: int,
+    bucket_numel: int,
+    rank: int,
+) -> Emulation:
+    """Set up the emulation of a legal ``plan`` on ``cluster``; collective over the world, on one machine.
+
+    Args:
+        costs: of the plan's model.
+        vocab_size: of the small model: what the data can hold.
+        bucket_numel: gradient elements of the described model that one collective reduces, about.
+
+    Raises:
+        ConfigError: a device has no profile, ranks sit on several machines, or the small model does not fit the plan.
+        PlanError: the plan does not fit the cluster.
+    """
+    check_plan_on_cluster(plan, cluster)
+    small = small_plan(plan, vocab_size=vocab_size, seq_length=options.seq_length)
+    validate(small)
+    topology = Topology(cluster)
+    small_numel = max(1, round(bucket_numel * _block_numel(small) / _block_numel(plan)))
+    wiring = Wiring(plan, small, topology, costs, bucket_numel=small_numel)
+    path, epoch = _agree_on_board()
+    board = Board(path, meetings=wiring.meetings, wires=wiring.wires())
+    dist.barrier()
+    if rank == 0:
+        # The ranks have it open; nobody else needs its name.
+        path.unlink()
+    pace = EmulatedPace(
+        rank=rank,
+        device=_device(plan, cluster, costs, rank),
+        costs=costs,
+        wiring=wiring,
+        board=board,
+        clock=Clock(scale=options.time_scale, epoch=epoch),
+    )
+    return Emulation(plan, small, pace, small_numel)
+
+
+def _agree_on_board() -> tuple[Path, float]:
+    """A new file and a start of time, from rank 0."""
+
+    def create() -> str:
+        with tempfile.NamedTemporaryFile(prefix="hetero-emulation-", delete=False) as file:
+            return f"{file.name} {time.monotonic()!r}"
+
+    path, epoch = from_rank_0(create).rsplit(" ", 1)
+    here: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(here, Path(path).exists())
+    if not all(here):
+        raise ConfigError("emulation: the ranks sit on several machines; emulate a cluster on one")
+    return Path(path), float(epoch)
+
+
+def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> Device | None:
+    place = plan.placement(rank)
+    if place is None:
+        return None
+    replica = plan.replicas[place.replica]
+    stage = replica.stages[place.stage]
+    num_microbatches = replica.num_microbatches(place.stage)
+    capacity_gib = cluster.device_of_rank(rank).memory_gib
+    memory = DeviceMemory(
+        f"rank {rank} (replica {place.replica} stage {place.stage}, {stage.device})",
+        peak=plan_memory(plan, costs)[place.replica, place.stage],
+        deepest=min(stage.in_flight, num_microbatches),
+        capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
+    )
+    return Device(stage, costs.of(stage), memory, num_microbatches)
+
+
+def _block_numel(plan: Plan) -> int:
+    """Elements of one block's parameters."""
+    return sum(parameter.numel for parameter in parameters(plan.model) if parameter.position == 0)

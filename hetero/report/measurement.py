@@ -1,0 +1,46 @@
+"""A step that ran beside the same step as it was predicted."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from rich import box
+from rich.table import Table
+
+from hetero.cost.simulator import Simulation, StageTimes
+from hetero.report.wording import layers_of
+
+COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
+    "busy": lambda times: times.busy_s,
+    "bubble": lambda times: times.bubble_s - times.exposed_s,
+    "exposed\ntransfers": lambda times: times.exposed_s,
+    "exposed\nsync": lambda times: times.sync_s,
+    "update": lambda times: times.update_s,
+}
+"""What a stage's seconds go to, and how its times tell."""
+
+
+def measurement_table(predicted: Simulation, executed: Simulation) -> Table:
+    """One row per stage: its seconds as predicted, and as they were under emulation."""
+    table = Table(title="Seconds of a step, predicted | executed (emulated)", title_justify="left", box=box.SQUARE)
+    for header in ("replica", "stage"):
+        table.add_column(header, justify="right")
+    for header in ("layers", "device"):
+        table.add_column(header)
+    for header in COLUMNS:
+        table.add_column(header, justify="right")
+    for r, s, stage in predicted.plan.stages():
+        pair: tuple[StageTimes, StageTimes] = predicted.stages[r, s], executed.stages[r, s]
+        cells = [" | ".join(f"{seconds_of(times):.4g}" for times in pair) for seconds_of in COLUMNS.values()]
+        table.add_row(str(r), str(s), layers_of(stage), stage.device, *cells)
+    return table
+
+
+def measurement_lines(
+    predicted: Simulation, executed: Simulation, *, time_scale: float, lateness_s: float
+) -> Iterator[str]:
+    """The step as a whole, in words."""
+    error = predicted.step_s / executed.step_s - 1
+    yield f"step: predicted {predicted.step_s:.4g} s, executed {executed.step_s:.4g} s (emulated), {error:+.2%}"
+    yield (
+        f"emulated on this machine's processor, {time_scale:g} wall seconds per second; it was late by "
+        f"{lateness_s * 1e3:.1f} ms of emulated time at most"
+    )

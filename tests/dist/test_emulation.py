@@ -1,0 +1,167 @@
+"""An emulated cluster: the numbers are those of one process, the times those of the description.
+
+Times are compared on the ranks' emulated clocks, which a busy machine does not slow down.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from hetero.cost.latency import CostModel
+from hetero.cost.simulator import simulate
+from hetero.cost.traits import runtime_traits
+from hetero.distributed.process_groups import create_groups
+from hetero.emulation.options import EmulationOptions
+from hetero.emulation.records import EmulatedRun, StepRecord
+from hetero.emulation.setup import emulate
+from hetero.emulation.timeline import executed
+from hetero.plan.ir import Plan
+from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.trainer import Trainer, reads_data
+from hetero.spec.cluster import ClusterSpec
+from tests.helpers.models import gpt2_model, llama_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.ranks import run_ranks
+from tests.helpers.synthetic_profiles import cost_model, nodes, profile
+from tests.helpers.training import ADAM, microbatches, one_process_plan, train
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+
+BLOCK_S = (0.02, 0.04)
+"""Forward and backward of a layer for one sample: far above what this machine needs for the small one."""
+
+MODEL = gpt2_model()
+NUM_STEPS = 3
+VOCABULARY = 60
+BUCKET_NUMEL = 20_000
+
+
+def piece(first: int, end: int, *ranks: int, **arguments: Any) -> Any:
+    return stage(layers=(first, end), ranks=ranks, device="A100-40", **arguments)
+
+
+def emulated_steps(
+    rank: int,
+    described: Plan,
+    cluster: ClusterSpec,
+    costs: CostModel,
+    data_parallel: DataParallelOptions,
+    options: EmulationOptions,
+) -> tuple[tuple[StepRecord, ...], list[float]]:
+    """Steps on one rank: what it recorded, and the losses."""
+    emulation = emulate(
+        described,
+        cluster,
+        costs,
+        options=options,
+        vocab_size=VOCABULARY,
+        bucket_numel=data_parallel.bucket_numel,
+        rank=rank,
+    )
+    context = create_groups(emulation.plan, device=torch.device("cpu"), pace=emulation.pace)
+    trainer = Trainer(
+        context,
+        options=StageOptions(init_method_std=0.1),
+        adam=ADAM,
+        seed=7,
+        data_parallel=dataclasses.replace(data_parallel, bucket_numel=emulation.bucket_numel),
+    )
+    losses = []
+    for step in range(NUM_STEPS):
+        batches = microbatches(emulation.plan, rank, step=step) if reads_data(context) else None
+        losses.append(trainer.step(batches).loss)
+    return tuple(emulation.pace.steps), losses
+
+
+def run(
+    described: Plan,
+    cluster: ClusterSpec,
+    *,
+    data_parallel: DataParallelOptions | None = None,
+    time_scale: float = 0.5,
+    **profiled: Any,
+) -> tuple[EmulatedRun, CostModel]:
+    data_parallel = data_parallel or DataParallelOptions(bucket_numel=BUCKET_NUMEL)
+    traits = runtime_traits(distributed_optimizer=data_parallel.distributed_optimizer)
+    costs = cost_model(
+        described.model,
+        [profile(described.model, **{"block_s": BLOCK_S, "update_s": 0.001, **profiled})],
+        traits=dataclasses.replace(traits, bucket_numel=data_parallel.bucket_numel),
+    )
+    answers = run_ranks(
+        emulated_steps,
+        described.world_size,
+        described,
+        cluster,
+        costs,
+        data_parallel,
+        EmulationOptions(time_scale=time_scale, seq_length=16),
+        timeout_s=100,
+    )
+    steps, losses = zip(*answers, strict=True)
+    return EmulatedRun(plan=described, time_scale=time_scale, ranks=steps, losses=tuple(losses[0])), costs
+
+
+PLANS = {
+    "one stage after the other": plan(MODEL, [replica(piece(0, 3, 0), piece(3, 6, 1), num_samples=8)]),
+    "a slow link and depth": plan(
+        MODEL, [replica(piece(0, 2, 0, depth=5), piece(2, 6, 1, depth=1), num_samples=8)]
+    ),
+    "microbatches 1 and 2": plan(MODEL, [replica(piece(0, 4, 0, 1, dp=2), piece(4, 6, 2, mbs=2), num_samples=8)]),
+    "two replicas of unequal depth": plan(
+        MODEL,
+        [replica(piece(0, 2, 0), piece(2, 6, 1), num_samples=6), replica(piece(0, 6, 2), num_samples=2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_step_takes_what_the_simulator_says(name: str) -> None:
+    described = PLANS[name]
+    cluster = nodes(described.world_size, gb_per_s=0.0002 if name.startswith("a slow") else 0.01)
+    ran, costs = run(described, cluster)
+    predicted = simulate(described, cluster, costs)
+    assert ran.emulated_step_s == pytest.approx(predicted.step_s, rel=0.03)
+    shown = executed(ran, costs)
+    for key, times in predicted.stages.items():
+        assert shown.stages[key].busy_s == pytest.approx(times.busy_s)
+        assert shown.stages[key].update_s == pytest.approx(times.update_s)
+    assert len(shown.spans) == len(predicted.spans), "every compute and every slice ran once"
+
+
+SHARED = DataParallelOptions(bucket_numel=BUCKET_NUMEL, distributed_optimizer=True, overlap_param_gather=True)
+
+
+@pytest.mark.parametrize("data_parallel", [None, SHARED], ids=["all-reduce", "distributed-optimizer"])
+def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | None) -> None:
+    """Under a plan of unequal replicas with tensor parallelism, in fp32."""
+    described = plan(
+        llama_model(),
+        [
+            replica(piece(0, 2, 0, 1, tp=2, sp=True), piece(2, 6, 2), num_samples=6),
+            replica(piece(0, 6, 3), num_samples=2),
+        ],
+    )
+    ran, _ = run(described, nodes(2, gpus_per_node=2), data_parallel=data_parallel, time_scale=3.0)
+    small = dataclasses.replace(_small(described), precision="fp32")
+    (alone,) = run_ranks(train, 1, one_process_plan(small), NUM_STEPS)
+    assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
+
+
+def _small(described: Plan) -> Plan:
+    from hetero.emulation.model import small_plan  # noqa: PLC0415
+
+    return small_plan(described, vocab_size=VOCABULARY, seq_length=16)
+
+
+def test_a_plan_that_does_not_fit_runs_out_of_memory() -> None:
+    described = PLANS["one stage after the other"]
+    with pytest.raises(AssertionError, match=r"DeviceMemoryError: rank \d.*out of memory in the forward of microbatch"):
+        run(described, nodes(2, memory_gib=1))
+
+
+def test_a_machine_that_cannot_keep_up_is_told() -> None:
+    with pytest.raises(AssertionError, match=r"ConfigError: emulation: the real work.*--hetero-emulate-time-scale"):
+        run(PLANS["one stage after the other"], nodes(2), time_scale=0.001)
