@@ -119,4 +119,4 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
 
 def _block_numel(plan: Plan) -> int:
     """Elements of one block's parameters."""
-    return sum(parameter.numel for parameter in parameters(plan.model) if parameter.position == 0)
+    return sum(parameter.numel for parameter in parameters(plan.model) if 0 <= parameter.position < 1)
