@@ -46,7 +46,7 @@ def like(replica: Replica, stages: Stages) -> Replica:
     return dataclasses.replace(replica, stages=tuple(own))
 
 
-def moved(stages: Stages, a: int, b: int, layers: float) -> Stages:
+def layers_moved(stages: Stages, a: int, b: int, layers: float) -> Stages:
     """``stages`` with so many layers less on ``a`` and more on ``b``; those between shift."""
     held = [s.num_layers - layers * (i == a) + layers * (i == b) for i, s in enumerate(stages)]
     edges = itertools.pairwise(itertools.accumulate(held, initial=0.0))
@@ -61,7 +61,7 @@ def with_halves_moved(plan: Plan, problem: Problem) -> Iterator[Plan]:
         stages = plan.replicas[members[0]].stages
         for a, b in itertools.permutations(range(len(stages)), 2):
             if abs(a - b) <= REACH and stages[a].num_layers > HALF:
-                changed = moved(stages, a, b, HALF)
+                changed = layers_moved(stages, a, b, HALF)
                 between = slice(min(a, b), max(a, b) + 1)
                 if _is_shorter(changed[between], stages[between], problem.costs):
                     yield _with(plan, members, changed)
@@ -92,7 +92,7 @@ def _levelled(stages: Stages, costs: CostModel) -> Stages:
         longest = seconds.index(max(seconds))
         if best[longest].num_layers <= HALF:
             return best
-        others = (moved(best, longest, b, HALF) for b in range(len(best)) if b != longest)
+        others = (layers_moved(best, longest, b, HALF) for b in range(len(best)) if b != longest)
         found = min(others, key=lambda each: _longest_first(each, costs), default=best)
         if _longest_first(found, costs) >= sorted(seconds, reverse=True):
             return best

@@ -15,7 +15,7 @@ from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.clock import Clock
 from hetero.planner.finalists import Scored, fitted, worth
-from hetero.planner.halves import Stages, alike, like, moved, with_halves_moved
+from hetero.planner.halves import Stages, alike, layers_moved, like, with_halves_moved
 from hetero.planner.problem import Problem
 
 ENOUGH = 0.9998
@@ -63,7 +63,7 @@ def _changes(replica: Replica) -> Iterator[Stages]:
     stages = replica.stages
     for a, b in itertools.permutations(range(len(stages)), 2):
         if stages[a].num_layers > 1:
-            yield moved(stages, a, b, 1)
+            yield layers_moved(stages, a, b, 1)
     for factor in (2.0, 0.5):
         for chosen in [range(len(stages)), *([s] for s in range(len(stages)))]:
             sizes = [s.micro_batch_size * (factor if i in chosen else 1) for i, s in enumerate(stages)]
