@@ -12,3 +12,9 @@ def number_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def in_halves(number: float) -> str:
+    """``3``, ``3½`` or ``½``: a number of layers, of which stages may hold halves."""
+    whole, has_half = int(number), number % 1 > 0
+    return f"{whole or '' if has_half else whole}{'½' if has_half else ''}"

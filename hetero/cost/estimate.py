@@ -74,6 +74,11 @@ class Throughput:
             + self.launch_s
         )
 
+    def share(self, half: Work, block: Work, *, tp: int) -> float:
+        """How much of a block's seconds one of its halves takes; each has half of the launches. The two add up to 1."""
+        whole_s = self.seconds(block, tp=tp)
+        return (self.seconds(half, tp=tp) - self.launch_s / 2) / whole_s if whole_s > 0 else 1 / 2
+
     def core_attention_s(self, work: Work) -> float:
         """Seconds of the part that selective recomputation repeats: from queries and keys to the context."""
         return self.per_operation * work.attention_operations + self.per_score_byte * work.score_bytes

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 Interval = tuple[float, float]
-"""Start and end, in seconds."""
+"""Start and end, in seconds of the step."""
 
 
 def exposed_s(computes: Iterable[Interval], arrivals: Iterable[Interval]) -> float:

@@ -1,7 +1,8 @@
 """Which ranks sum how many gradient bytes: the buckets of :mod:`hetero.plan.holders`, layer by layer.
 
-All cut parameters of a layer have the same holders, and so have all replicated ones. So a layer is two sizes, and the
-buckets of a plan of thousands of ranks follow without a look at each parameter.
+All cut parameters of a layer have the same holders, and so have all replicated ones; where a stage ends between its
+attention and its MLP, those of each half. So a layer is two sizes, or two per half, and the buckets of a plan of
+thousands of ranks follow without a look at each parameter.
 """
 
 import math
@@ -9,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hetero.cost.parts import Part
 from hetero.cost.sizes import LayerSizes
 from hetero.plan.domains import Domains, lanes_of
 from hetero.plan.ir import Plan, Stage
 from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import HALF
 
 Ranks = tuple[int, ...]
 
@@ -22,13 +25,14 @@ class SyncBucket:
     """Gradients that are summed together.
 
     ranks: in ascending order; more than one.
-    position: the lowest layer in it; -1 is the embedding, the number of layers the head.
+    position: the lowest layer in it; -1 is the embedding, half a layer more than a layer its MLP, the number of layers
+        the head.
     domains: the ranks by domain, where they sum in two levels; otherwise empty.
     """
 
     ranks: Ranks
     numel: int
-    position: int
+    position: float
     domains: tuple[Ranks, ...] = ()
 
 
@@ -37,7 +41,7 @@ def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[SyncBucket, ...]:
     domains = Domains(plan.gradient_sync.domains)
     open_buckets: dict[Ranks, int] = defaultdict(int)
     closed = []
-    last_position: dict[Ranks, int] = {}
+    last_position: dict[Ranks, float] = {}
     for position, numel, ranks in _shares(plan):
         if len(ranks) < 2:
             continue
@@ -79,30 +83,47 @@ def cut_parameters(plan: Plan) -> dict[tuple[int, int], int]:
     """
     model, sizes = plan.model, LayerSizes(plan.model)
     found = {(r, s): 0 for r, s, _ in plan.stages()}
-    for position in range(-1, model.num_layers + 1):
-        holders = [(r, s, stage) for r, s, stage in plan.stages() if _holds(stage, position, model)]
+    keys, stages = zip(*(((r, s), stage) for r, s, stage in plan.stages()), strict=True)
+    reaches = [_reach(stage, model) for stage in stages]
+    for position, part in _positions(plan):
+        holders = [i for i, (first, end) in enumerate(reaches) if first <= position < end]
         if position == -1:
-            holders += [(r, s, stage) for r, s, stage in plan.stages() if _holds_tied_embedding(stage, model)]
-        cells = math.lcm(*(stage.tp for _, _, stage in holders))
-        for r, s, stage in holders:
-            if stage.tp < cells:
-                found[r, s] += sizes.cut(position) // stage.tp
+            holders += [i for i, stage in enumerate(stages) if _holds_tied_embedding(stage, model)]
+        cells = math.lcm(*(stages[i].tp for i in holders))
+        for i in holders:
+            if stages[i].tp < cells:
+                found[keys[i]] += sizes.cut(part) // stages[i].tp
     return found
 
 
-def _shares(plan: Plan) -> Iterator[tuple[int, int, Ranks]]:
+def _positions(plan: Plan) -> Iterator[tuple[float, Part]]:
+    """Where the parameters are and what they are part of, from the head to the embedding."""
+    model = plan.model
+    cut = {stage.end_layer for _, _, stage in plan.stages() if stage.ends_with_attention}
+    yield model.num_layers, "head"
+    for layer in reversed(range(model.num_layers)):
+        if layer in cut:
+            yield layer + HALF, "mlp"
+            yield layer, "attention"
+        else:
+            yield layer, "block"
+    yield -1, "embedding"
+
+
+def _shares(plan: Plan) -> Iterator[tuple[float, int, Ranks]]:
     """(position, elements, ranks that hold them), from the head to the embedding."""
     model = plan.model
     stages = [stage for _, _, stage in plan.stages()]
+    reaches = [_reach(stage, model) for stage in stages]
     sizes = LayerSizes(model)
-    for position in range(model.num_layers, -2, -1):
-        holders = [stage for stage in stages if _holds(stage, position, model)]
+    for position, part in _positions(plan):
+        holders = [stage for stage, (first, end) in zip(stages, reaches, strict=True) if first <= position < end]
         tied = [stage for stage in stages if _holds_tied_embedding(stage, model)] if position == -1 else []
-        yield from _cut(position, sizes.cut(position), holders + tied)
-        yield from _whole(position, sizes.whole(position), holders)
+        yield from _cut(position, sizes.cut(part), holders + tied)
+        yield from _whole(position, sizes.whole(part), holders)
 
 
-def _cut(position: int, numel: int, holders: Sequence[Stage]) -> Iterator[tuple[int, int, Ranks]]:
+def _cut(position: float, numel: int, holders: Sequence[Stage]) -> Iterator[tuple[float, int, Ranks]]:
     """Cut parameters: one share per cell between the shard edges of all holders."""
     if not numel:
         return
@@ -114,19 +135,17 @@ def _cut(position: int, numel: int, holders: Sequence[Stage]) -> Iterator[tuple[
         yield position, numel // cells, tuple(ranks)
 
 
-def _whole(position: int, numel: int, holders: Sequence[Stage]) -> Iterator[tuple[int, int, Ranks]]:
+def _whole(position: float, numel: int, holders: Sequence[Stage]) -> Iterator[tuple[float, int, Ranks]]:
     if numel:
         yield position, numel, tuple(sorted(rank for stage in holders for rank in stage.ranks))
 
 
-def _holds(stage: Stage, position: int, model: ModelSpec) -> bool:
-    if position == -1:
-        return stage.first_layer == 0
-    if position == model.num_layers:
-        return stage.end_layer == model.num_layers
-    return stage.first_layer <= position < stage.end_layer
+def _reach(stage: Stage, model: ModelSpec) -> tuple[float, float]:
+    """The positions ``[first, end)`` that the stage holds, embedding and head included."""
+    first, end = stage.start, stage.end
+    return -1 if first == 0 else first, end + 1 if end == model.num_layers else end
 
 
 def _holds_tied_embedding(stage: Stage, model: ModelSpec) -> bool:
     """The head of a tied model multiplies by the embedding, of which the first stage has the other copy."""
-    return model.tied_embeddings and stage.first_layer > 0 and stage.end_layer == model.num_layers
+    return model.tied_embeddings and stage.start > 0 and stage.end == model.num_layers

@@ -2,8 +2,13 @@
 
 Inside a profile, times are straight lines between the measured microbatch sizes. More samples never take less time:
 where a measurement says so, the smaller microbatch was disturbed, and the larger one's time stands for both.
+
+Half a layer, its attention or its MLP, was never measured alone. It takes the share of the block's forward, and of its
+backward, that the fit of :mod:`hetero.cost.estimate` gives its part of the work; of the update, that of its parameters.
+Such seconds are an estimate, but the two halves of a layer always add up to the whole.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +16,7 @@ from itertools import pairwise
 from hetero.cost.basis import Basis
 from hetero.cost.donors import Donors
 from hetero.cost.estimate import Direction, Throughput
+from hetero.cost.parts import HALVES, Half, Part, modules_of, parts_of
 from hetero.cost.sizes import LayerSizes
 from hetero.cost.traits import HETERO, RuntimeTraits
 from hetero.cost.work import Work, layer_work, parameters_of
@@ -24,7 +30,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Seconds of one layer for one microbatch on each of its tensor-parallel ranks."""
+    """Seconds of one layer, or half of one, for one microbatch on each of its tensor-parallel ranks."""
 
     forward_s: float
     backward_s: float
@@ -82,14 +88,14 @@ class CostModel:
         self.gradient_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
         self._profiles = profiles
         self._donors = Donors(profiles, precision=precision, arithmetic=arithmetic, data_sheets=data_sheets)
-        self._layers: dict[tuple[LayerKind, str, int, int], LayerCost] = {}
+        self._layers: dict[tuple[Part, str, int, int], LayerCost] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
 
     def profile_of(self, device: str) -> Profile | None:
         """The profile of exactly this model's blocks on ``device``, if there is one."""
         return self._profiles.find(self.shape, device=device, seq_length=self.seq_length, precision=self.precision)
 
-    def work(self, kind: LayerKind, *, tp: int, micro_batch_size: int) -> Work:
+    def work(self, kind: Part, *, tp: int, micro_batch_size: int) -> Work:
         """Operations and bytes of one forward of a layer."""
         return layer_work(
             kind,
@@ -100,23 +106,28 @@ class CostModel:
             element_bytes=self.element_bytes,
         )
 
-    def layer(self, kind: LayerKind, *, device: str, tp: int, micro_batch_size: int) -> LayerCost:
-        """Seconds of one layer.
+    def layer(self, kind: Part, *, device: str, tp: int, micro_batch_size: int) -> LayerCost:
+        """Seconds of one layer or half of one.
 
         Raises:
             ConfigError: ``device`` has no profile of any model, and data sheets are not allowed.
         """
         key = kind, device, tp, micro_batch_size
         if key not in self._layers:
-            self._layers[key] = self._measured(*key) or self._estimated(*key)
+            match kind:
+                case "attention" | "mlp":
+                    self._layers[key] = self._half(kind, device, tp, micro_batch_size)
+                case _:
+                    known = self._measured(kind, device, tp, micro_batch_size)
+                    self._layers[key] = known or self._estimated(kind, device, tp, micro_batch_size)
         return self._layers[key]
 
     def stage(
         self,
         *,
         device: str,
-        first_layer: int,
-        end_layer: int,
+        first_layer: float,
+        end_layer: float,
         tp: int,
         micro_batch_size: int,
         recompute: Recompute = "none",
@@ -124,19 +135,25 @@ class CostModel:
     ) -> StageCost:
         """Seconds of layers ``[first_layer, end_layer)``, with the embedding before layer 0 and the head at the end.
 
+        An edge at half a layer is the cut between its attention and its MLP.
+
         Raises:
             ConfigError: as :meth:`layer`.
         """
         has_embedding, has_head = first_layer == 0, end_layer == self.model.num_layers
-        num_layers = end_layer - first_layer
-        recomputed = {"none": 0, "selective": num_layers, "full": recompute_num_layers or num_layers}[recompute]
-        key = device, num_layers, has_embedding, has_head, tp, micro_batch_size, recompute, recomputed
+        held = end_layer - first_layer, first_layer % 1, has_embedding, has_head
+        key = device, held, tp, micro_batch_size, recompute, recompute_num_layers
         if key not in self._stages:
-            kinds: list[LayerKind] = ["block" for _ in range(num_layers)]
+            modules = modules_of(first_layer, end_layer)
+            kinds = list(modules)
             kinds += ["embedding"] if has_embedding else []
             kinds += ["head"] if has_head else []
             costs = [self.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size) for kind in kinds]
-            again_s = recomputed * self._again_s(device, tp, micro_batch_size, recompute) if recomputed else 0.0
+            recomputed = Counter(modules[: recompute_num_layers or len(modules)] if recompute != "none" else [])
+            again_s = sum(
+                count * self._again_s(kind, device, tp, micro_batch_size, recompute)
+                for kind, count in recomputed.items()
+            )
             updates = [self.update(kind, device=device, tp=tp) for kind in kinds]
             self._stages[key] = StageCost(
                 forward_s=sum(cost.forward_s for cost in costs),
@@ -150,20 +167,24 @@ class CostModel:
         """Seconds of a plan's stage on its own device type."""
         return self.stage(
             device=stage.device,
-            first_layer=stage.first_layer,
-            end_layer=stage.end_layer,
+            first_layer=stage.start,
+            end_layer=stage.end,
             tp=stage.tp,
             micro_batch_size=stage.micro_batch_size,
             recompute=stage.recompute,
             recompute_num_layers=stage.recompute_num_layers,
         )
 
-    def update(self, kind: LayerKind, *, device: str, tp: int) -> tuple[float, Basis]:
-        """Seconds of the optimizer's update of one layer on each of its tensor-parallel ranks.
+    def update(self, kind: Part, *, device: str, tp: int) -> tuple[float, Basis]:
+        """Seconds of the optimizer's update of one layer, or half of one, on each of its tensor-parallel ranks.
 
         Measured, or in proportion to the parameters as in other layers of the device, or 28 bytes per parameter over
         the data sheet's memory bandwidth.
         """
+        if kind == "attention" or kind == "mlp":
+            block_s, rests_on = self.update("block", device=device, tp=tp)
+            part, whole = (parameters_of(each, self.shape, tp=tp) for each in (kind, "block"))
+            return block_s * part / whole, max(rests_on, Basis.ESTIMATED)
         profile = self.profile_of(device)
         measured = profile.update_of(kind, tp=tp) if profile is not None and self._prices(profile, kind) else None
         if profile is not None and measured is not None:
@@ -179,20 +200,33 @@ class CostModel:
             profile.times_of(kind, tp=tp), micro_batch_size=micro_batch_size, isolation_s=profile.isolation_s
         )
 
-    def held_parameters(self, *, device: str, first_layer: int, end_layer: int, tp: int) -> int:
+    def held_parameters(self, *, device: str, first_layer: float, end_layer: float, tp: int) -> int:
         """Elements of the weights of layers ``[first_layer, end_layer)`` on one of ``tp`` ranks."""
         profile = self.profile_of(device) if self.traits.runs_profiled_layers else None
-        theirs = {m.kind: m.parameters for m in profile.memory if m.tp == tp} if profile is not None else {}
+        memory = profile.memory if profile is not None else ()
+        theirs: dict[Part, int] = {m.kind: m.parameters for m in memory if m.tp == tp}
         if len(theirs) < len(LAYER_KINDS):
             return self.sizes.held(first_layer=first_layer, end_layer=end_layer, tp=tp)
-        ends = (first_layer == 0) * theirs["embedding"] + (end_layer == self.model.num_layers) * theirs["head"]
-        return (end_layer - first_layer) * theirs["block"] + ends
+        theirs |= {half: self.sizes.local(half, tp) for half in HALVES}
+        parts = parts_of(first_layer, end_layer, num_layers=self.model.num_layers)
+        return sum(count * theirs[part] for part, count in parts.items())
 
     def _prices(self, profile: Profile, kind: LayerKind) -> bool:
         """Whether ``profile``, whose blocks are this model's, also has this model's layer of ``kind``."""
         if kind == "head" and not (profile.head_has_projection or self.traits.runs_profiled_layers):
             return False
         return kind == "block" or profile.shape.vocabulary == self.shape.vocabulary
+
+    def _half(self, half: Half, device: str, tp: int, micro_batch_size: int) -> LayerCost:
+        block = self.layer("block", device=device, tp=tp, micro_batch_size=micro_batch_size)
+        works = [self.work(kind, tp=tp, micro_batch_size=micro_batch_size) for kind in (half, "block")]
+        shares: dict[Direction, float] = {}
+        basis = max(block.basis, Basis.ESTIMATED)
+        for direction in DIRECTIONS:
+            throughput, rests_on = self._donors.throughput(device, "block", direction)
+            shares[direction] = throughput.share(*works, tp=tp)
+            basis = max(basis, rests_on)
+        return LayerCost(block.forward_s * shares["forward"], block.backward_s * shares["backward"], basis)
 
     def _estimated(self, kind: LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost:
         seconds: dict[Direction, float] = {}
@@ -226,11 +260,13 @@ class CostModel:
                 return (cost.forward_s if direction == "forward" else cost.backward_s) / estimated_s
         return 1.0
 
-    def _again_s(self, device: str, tp: int, micro_batch_size: int, recompute: Recompute) -> float:
-        """Seconds that the backward of one block spends on its forward a second time."""
-        forward_s = self.layer("block", device=device, tp=tp, micro_batch_size=micro_batch_size).forward_s
+    def _again_s(self, kind: Part, device: str, tp: int, micro_batch_size: int, recompute: Recompute) -> float:
+        """Seconds that the backward of a block, or of half of one, spends on its forward a second time."""
         if recompute == "full":
-            return forward_s
+            return self.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size).forward_s
+        if kind == "mlp":
+            return 0.0
+        forward_s = self.layer("block", device=device, tp=tp, micro_batch_size=micro_batch_size).forward_s
         throughput, _ = self._donors.throughput(device, "block", "forward")
         work = self.work("block", tp=tp, micro_batch_size=micro_batch_size)
         return forward_s * min(1.0, throughput.core_attention_s(work) / throughput.seconds(work, tp=tp))

@@ -7,21 +7,23 @@ of megatron-core saves
 
     e b s (4 h / t' + (2 q + 2 kv + (g + 1) f) / t + a s / t)        t' = t with sequence parallelism, else 1
 
-The last term, the attention scores, is absent with flash attention and with selective recomputation; full
-recomputation keeps the block's input, e b s h / t', alone. A published profile has what its own layers saved.
+of which its attention has e b s (2 h / t' + (2 q + 2 kv) / t + a s / t) and its MLP e b s (2 h / t' + (g + 1) f / t).
+The term with a, the attention scores, is absent with flash attention and with selective recomputation; full
+recomputation keeps the input, e b s h / t', alone, of each half where a stage has only one of them. A published profile
+has what its own layers saved; halves are by the formula in any case.
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetero.cost.gradients import communicators, cut_parameters, owned_parameters
 from hetero.cost.latency import CostModel
+from hetero.cost.parts import Part, modules_of
 from hetero.cost.traits import RuntimeTraits
 from hetero.plan.ir import Plan, Recompute, Stage
-from hetero.spec.profile import LayerKind
 from hetero.units import GIB
 
 LOSS_BYTES = 4
@@ -87,8 +89,8 @@ def stage_memory(
     costs: CostModel,
     *,
     device: str,
-    first_layer: int,
-    end_layer: int,
+    first_layer: float,
+    end_layer: float,
     tp: int,
     micro_batch_size: int,
     sequence_parallel: bool = False,
@@ -110,11 +112,11 @@ def stage_memory(
     traits, model = costs.traits, costs.model
     parameters = costs.held_parameters(device=device, first_layer=first_layer, end_layer=end_layer, tp=tp)
     has_head = end_layer == model.num_layers
-    num_layers = end_layer - first_layer
+    modules = modules_of(first_layer, end_layer)
     sequence_ways = tp if sequence_parallel else 1
     boundary = costs.element_bytes * micro_batch_size * costs.seq_length * model.hidden_size // sequence_ways
 
-    def saved(kind: LayerKind, how: Recompute) -> int:
+    def saved(kind: Part, how: Recompute) -> int:
         return saved_bytes(
             costs,
             kind,
@@ -125,13 +127,15 @@ def stage_memory(
             recompute=how,
         )
 
-    recomputed = min(num_layers, recompute_num_layers or num_layers) if recompute != "none" else 0
-    activations = recomputed * saved("block", recompute) + (num_layers - recomputed) * saved("block", "none")
+    num_recomputed = (recompute_num_layers or len(modules)) if recompute != "none" else 0
+    recomputed, kept = Counter(modules[:num_recomputed]), Counter(modules[num_recomputed:])
+    activations = sum(count * saved(kind, recompute) for kind, count in recomputed.items())
+    activations += sum(count * saved(kind, "none") for kind, count in kept.items())
     activations += saved("embedding", "none") if first_layer == 0 else 0
-    working = _working_bytes(costs, tp=tp, micro_batch_size=micro_batch_size, has_head=has_head)
+    working = _working_bytes(costs, modules, tp=tp, micro_batch_size=micro_batch_size, has_head=has_head)
     if recompute == "full":
-        # The block under recomputation has all of its activations once more.
-        working += saved("block", "none")
+        # The layer under recomputation has all of its activations once more.
+        working += max(saved(kind, "none") for kind in recomputed)
     gradients = costs.gradient_bytes * parameters
     return StageMemory(
         fixed=MemoryParts(
@@ -194,8 +198,8 @@ def memory_of_stage(
     return stage_memory(
         costs,
         device=stage.device,
-        first_layer=stage.first_layer,
-        end_layer=stage.end_layer,
+        first_layer=stage.start,
+        end_layer=stage.end,
         tp=stage.tp,
         micro_batch_size=stage.micro_batch_size,
         sequence_parallel=stage.splits_sequence,
@@ -209,7 +213,7 @@ def memory_of_stage(
 
 def saved_bytes(
     costs: CostModel,
-    kind: LayerKind,
+    kind: Part,
     *,
     device: str,
     tp: int,
@@ -217,16 +221,17 @@ def saved_bytes(
     sequence_ways: int,
     recompute: Recompute,
 ) -> int:
-    """Bytes that one layer saves of one microbatch from forward to backward on one device."""
+    """Bytes that one layer, or half of one, saves of one microbatch from forward to backward on one device."""
     profile = costs.profile_of(device) if costs.traits.runs_profiled_layers else None
-    measured = profile.memory_of(kind, tp=tp) if profile is not None else None
-    if measured is not None and recompute == "none" and sequence_ways == 1:
-        return measured.saved_bytes * micro_batch_size
+    if profile is not None and kind != "attention" and kind != "mlp" and recompute == "none" and sequence_ways == 1:
+        measured = profile.memory_of(kind, tp=tp)
+        if measured is not None:
+            return measured.saved_bytes * micro_batch_size
     return _saved_by_megatron_core(costs, kind, tp, micro_batch_size, sequence_ways, recompute)
 
 
 def _saved_by_megatron_core(
-    costs: CostModel, kind: LayerKind, tp: int, micro_batch_size: int, sequence_ways: int, recompute: Recompute
+    costs: CostModel, kind: Part, tp: int, micro_batch_size: int, sequence_ways: int, recompute: Recompute
 ) -> int:
     shape, tokens, element = costs.shape, micro_batch_size * costs.seq_length, costs.element_bytes
     rows = shape.hidden // sequence_ways
@@ -242,17 +247,23 @@ def _saved_by_megatron_core(
     # Experts work on copies of the tokens that were sent to them.
     dispatched = 2 * experts * rows if shape.num_experts else 0
     scores = 0 if costs.traits.flash_attention or recompute == "selective" else shape.heads * costs.seq_length
-    return element * tokens * (4 * rows + dispatched + (2 * q + 2 * kv + mlp + scores) // tp)
+    attention = 2 * q + 2 * kv + scores
+    if kind == "attention":
+        return element * tokens * (2 * rows + attention // tp)
+    if kind == "mlp":
+        return element * tokens * (2 * rows + dispatched + mlp // tp)
+    return element * tokens * (4 * rows + dispatched + (attention + mlp) // tp)
 
 
-def _working_bytes(costs: CostModel, *, tp: int, micro_batch_size: int, has_head: bool) -> int:
-    """The larger of two layers' temporaries: a block's backward has the gradients of its scores before and after the
+def _working_bytes(costs: CostModel, modules: Sequence[Part], *, tp: int, micro_batch_size: int, has_head: bool) -> int:
+    """The largest of the layers' temporaries: a block's backward has the gradients of its scores before and after the
     softmax, a head's those of its logits and their softmax."""
-    block = costs.work("block", tp=tp, micro_batch_size=micro_batch_size)
-    scores = 0.0 if costs.traits.flash_attention else 2 * block.score_bytes
+    works = [costs.work(kind, tp=tp, micro_batch_size=micro_batch_size) for kind in set(modules)]
+    score_copies = 0 if costs.traits.flash_attention else 2
+    layers = max(score_copies * work.score_bytes + work.row_bytes for work in works)
     head = costs.work("head", tp=tp, micro_batch_size=micro_batch_size)
     logits = 2 * head.score_bytes * LOSS_BYTES / costs.element_bytes if has_head else 0.0
-    return int(max(scores + block.row_bytes, logits))
+    return int(max(layers, logits))
 
 
 def _sync_buffer_bytes(traits: RuntimeTraits, gradients: int, element_bytes: int) -> int:

@@ -29,7 +29,7 @@ from hetero.cost.network import (
     transfer_cost,
     two_level_cost,
 )
-from hetero.cost.sums import Interval, SyncSpan, run_sums
+from hetero.cost.sums import SyncSpan, run_sums
 from hetero.cost.traits import RuntimeTraits
 from hetero.errors import PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
@@ -358,7 +358,7 @@ class _GradientsReady:
         self._costs = costs
         self._ends = ends
 
-    def at(self, key: StageKey, position: int) -> float:
+    def at(self, key: StageKey, position: float) -> float:
         last = self._ends.last_backward[key]
         if not self._costs.traits.overlaps_gradient_sync:
             return last.end_s
@@ -367,12 +367,12 @@ class _GradientsReady:
         if whole == 0:
             return last.end_s
         head_s = 0.0
-        if stage.end_layer == self._plan.model.num_layers:
+        if stage.end == self._plan.model.num_layers:
             head_s = self._costs.layer(
                 "head", device=stage.device, tp=stage.tp, micro_batch_size=stage.micro_batch_size
             ).backward_s
-        layers_done = min(stage.num_layers, stage.end_layer - max(position, stage.first_layer))
-        done = head_s + (whole - head_s) * layers_done / stage.num_layers if position < stage.end_layer else head_s
+        layers_done = stage.end - max(position, stage.start)
+        done = head_s + (whole - head_s) * layers_done / stage.num_layers if position < stage.end else head_s
         return last.start_s + (last.end_s - last.start_s) * min(1.0, done / whole)
 
 

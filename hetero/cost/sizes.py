@@ -1,17 +1,17 @@
 """Elements of a model's layers: how many tensor parallelism cuts, and how many every rank holds whole.
 
-All blocks are alike, so a model is six numbers, however many layers and parameters it has.
+All blocks are alike, so a model is a few numbers, however many layers and parameters it has.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
 
+from hetero.cost.parts import Part, parts_of
 from hetero.spec.model import ModelSpec
-from hetero.spec.parameters import EMBEDDING, Parameter, stage_parameters
+from hetero.spec.parameters import EMBEDDING, HALF, Parameter, stage_parameters
 
 
 class LayerSizes:
-    """Elements by layer position: -1 is the embedding, the number of layers the head.
+    """Elements by part.
 
     word_embedding: the one cut parameter of the embedding, which a tied head holds again.
     """
@@ -19,41 +19,41 @@ class LayerSizes:
     def __init__(self, model: ModelSpec) -> None:
         self._num_layers = model.num_layers
         self._tied = model.tied_embeddings
+        at: dict[float, tuple[Part, ...]] = {
+            -1: ("embedding",),
+            0: ("attention", "block"),
+            HALF: ("mlp", "block"),
+            model.num_layers: ("head",),
+        }
         first = stage_parameters(model, first_layer=0, end_layer=1)
         last = stage_parameters(model, first_layer=model.num_layers - 1, end_layer=model.num_layers)
-        held = [p for p in first if p.position in (-1, 0)] + [p for p in last if p.position == model.num_layers]
-        self.word_embedding = sum(p.numel for p in held if p.name == EMBEDDING)
-        self._cut = _by_position(p for p in held if p.shard_dim is not None)
-        self._whole = _by_position(p for p in held if p.shard_dim is None)
+        ends = [p for p in first if p.position < 1] + [p for p in last if p.position == model.num_layers]
+        self.word_embedding = sum(p.numel for p in ends if p.name == EMBEDDING)
+        self._cut: defaultdict[Part, int] = defaultdict(int)
+        self._whole: defaultdict[Part, int] = defaultdict(int)
+        for parameter in ends:
+            for part in at[parameter.position]:
+                self._sizes_of(parameter)[part] += parameter.numel
 
-    def cut(self, position: int) -> int:
-        """Elements of the layer that tensor parallelism cuts."""
-        return self._cut[self._alike(position)]
+    def _sizes_of(self, parameter: Parameter) -> defaultdict[Part, int]:
+        return self._whole if parameter.shard_dim is None else self._cut
 
-    def whole(self, position: int) -> int:
-        """Elements of the layer that every tensor-parallel rank holds."""
-        return self._whole[self._alike(position)]
+    def cut(self, part: Part) -> int:
+        """Elements of the part that tensor parallelism cuts."""
+        return self._cut[part]
 
-    def held(self, *, first_layer: int, end_layer: int, tp: int) -> int:
+    def whole(self, part: Part) -> int:
+        """Elements of the part that every tensor-parallel rank holds."""
+        return self._whole[part]
+
+    def local(self, part: Part, tp: int) -> int:
+        """Elements of the part's weights on one of ``tp`` ranks; a head's without a tied embedding."""
+        return self.cut(part) // tp + self.whole(part)
+
+    def held(self, *, first_layer: float, end_layer: float, tp: int) -> int:
         """Elements of the weights of a stage of layers ``[first_layer, end_layer)`` on one of ``tp`` ranks."""
-        total = (end_layer - first_layer) * self._local(0, tp)
-        if first_layer == 0:
-            total += self._local(-1, tp)
-        if end_layer == self._num_layers:
-            total += self._local(self._num_layers, tp)
-            if self._tied and first_layer > 0:
-                total += self.word_embedding // tp
+        parts = parts_of(first_layer, end_layer, num_layers=self._num_layers)
+        total = sum(count * self.local(part, tp) for part, count in parts.items())
+        if self._tied and "head" in parts and first_layer > 0:
+            total += self.word_embedding // tp
         return total
-
-    def _local(self, position: int, tp: int) -> int:
-        return self.cut(position) // tp + self.whole(position)
-
-    def _alike(self, position: int) -> int:
-        return position if position in (-1, self._num_layers) else 0
-
-
-def _by_position(held: Iterable[Parameter]) -> dict[int, int]:
-    sizes: defaultdict[int, int] = defaultdict(int)
-    for parameter in held:
-        sizes[parameter.position] += parameter.numel
-    return sizes

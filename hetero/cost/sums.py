@@ -14,11 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hetero.cost.exposure import Interval
 from hetero.cost.gradients import SyncBucket
 from hetero.cost.network import Port, SumCost
-
-Interval = tuple[float, float]
-"""Seconds of the step, start and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ def run_sums(
     buckets: Iterable[SyncBucket],
     *,
     cost_of: Callable[[SyncBucket], SumCost],
-    complete_s: Callable[[int, int], float],
+    complete_s: Callable[[int, float], float],
     transfers: Mapping[Port, Sequence[Interval]],
 ) -> tuple[SyncSpan, ...]:
     """The sums of ``buckets``, which come in the global order, in the order in which they are ready.

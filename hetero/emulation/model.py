@@ -36,11 +36,13 @@ def small_model(model: ModelSpec, *, vocab_size: int, seq_length: int) -> ModelS
 def small_plan(plan: Plan, *, vocab_size: int, seq_length: int) -> Plan:
     """``plan`` for the small model, in fp32: this machine's processor computes, whatever the devices would.
 
-    Each rank has the same layers, microbatches and neighbours as under ``plan``.
+    Each rank has the same layers, microbatches and neighbours as under ``plan``. Its buckets are another matter:
+    ``plan`` states their size for the described model.
     """
     return dataclasses.replace(
         plan,
         model=small_model(plan.model, vocab_size=vocab_size, seq_length=seq_length),
         seq_length=seq_length,
         precision="fp32",
+        gradient_sync=dataclasses.replace(plan.gradient_sync, bucket_numel=None),
     )

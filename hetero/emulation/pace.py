@@ -182,7 +182,7 @@ class EmulatedPace(Pace):
         found = self.appointment(key)
         self._step.arrivals.append(Arrival(key.direction.kind, key.number, found.start_s, found.end_s))
 
-    def reduced(self, key: CollectiveKey, position: int) -> None:
+    def reduced(self, key: CollectiveKey, position: float) -> None:
         """A collective is really done; it counts as done when the described links have carried it."""
         found = self.appointment(key)
         self._step.reductions.append(Reduction(key.ranks, position, found.start_s, found.end_s))
@@ -221,7 +221,7 @@ class _Arrivals:
 class _Reduced:
     """A collective under way."""
 
-    def __init__(self, pace: EmulatedPace, key: CollectiveKey, position: int, works: Sequence[Waitable]) -> None:
+    def __init__(self, pace: EmulatedPace, key: CollectiveKey, position: float, works: Sequence[Waitable]) -> None:
         self._pace = pace
         self._key = key
         self._position = position

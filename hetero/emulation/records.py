@@ -44,7 +44,7 @@ class Reduction:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     ranks: tuple[int, ...]
-    position: int
+    position: float
     start_s: float
     end_s: float
 

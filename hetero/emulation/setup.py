@@ -56,7 +56,7 @@ def emulate(
     Args:
         costs: of the plan's model.
         vocab_size: of the small model: what the data can hold.
-        bucket_numel: gradient elements of the described model that one collective reduces, about.
+        bucket_numel: gradient elements of the described model that one collective reduces, about, unless the plan says.
 
     Raises:
         ConfigError: a device has no profile, ranks sit on several machines, or the small model does not fit the plan.
@@ -66,6 +66,7 @@ def emulate(
     small = small_plan(plan, vocab_size=vocab_size, seq_length=options.seq_length)
     validate(small)
     topology = Topology(cluster)
+    bucket_numel = plan.gradient_sync.bucket_numel or bucket_numel
     small_numel = max(1, round(bucket_numel * _block_numel(small) / _block_numel(plan)))
     wiring = Wiring(plan, small, topology, costs, bucket_numel=small_numel)
     path, epoch = _agree_on_board()
@@ -119,4 +120,4 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
 
 def _block_numel(plan: Plan) -> int:
     """Elements of one block's parameters."""
-    return sum(parameter.numel for parameter in parameters(plan.model) if parameter.position == 0)
+    return sum(parameter.numel for parameter in parameters(plan.model) if 0 <= parameter.position < 1)

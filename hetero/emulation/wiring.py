@@ -5,12 +5,12 @@ boundary is here paid by each pair of ranks on its own: a wire per direction of 
 interfaces of their nodes.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from hetero.cost.latency import CostModel
-from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost
+from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost, two_level_cost
 from hetero.distributed.pace import Collective, Direction
 from hetero.distributed.reshard import Transfer, num_phases, transfers
 from hetero.emulation.board import Occupation
@@ -100,23 +100,27 @@ class Wiring:
 
         One at a time of a rank's collectives is on its wire inside the node.
         """
-        cost = self._all_reduce(operation, bucket)
         half = 1.0 if operation == "all_reduce" else 0.5
-        ranks: Iterator[tuple[Hashable, float]] = ((("rank", rank), half * cost.seconds) for rank in bucket.ranks)
-        ports: Sequence[tuple[Port, float]] = [(port, half * busy_s) for port, busy_s in cost.ports]
-        return Occupation(seconds=half * cost.seconds, wires=(*ranks, *ports))
+        total_s = 0.0
+        ports: dict[Port, float] = {}
+        for phase in self._phases(operation, bucket):
+            # An interface is kept from the start on until its phase has done with it.
+            ports |= {port: total_s + half * busy_s for port, busy_s in phase.ports}
+            total_s += half * phase.seconds
+        return Occupation(
+            seconds=total_s, wires=(*((("rank", rank), total_s) for rank in bucket.ranks), *ports.items())
+        )
 
-    def _all_reduce(self, operation: Collective, bucket: Bucket) -> TransferCost:
+    def _phases(self, operation: Collective, bucket: Bucket) -> tuple[TransferCost, ...]:
+        """Of an all-reduce: one, or those of two levels."""
         element = self._costs.element_bytes if operation == "all_gather" else self._costs.gradient_bytes
         numel = sum(
             self._described[piece.parameter.name] * piece.numel / piece.parameter.numel for piece in bucket.pieces
         )
-        return all_reduce_cost(
-            int(numel * element),
-            bucket.ranks,
-            self._topology,
-            host_gb_per_s=self._costs.traits.sync_host_gb_per_s,
-        )
+        num_bytes, host_gb_per_s = int(numel * element), self._costs.traits.sync_host_gb_per_s
+        if bucket.domains:
+            return two_level_cost(num_bytes, bucket.domains, self._topology, host_gb_per_s=host_gb_per_s).phases
+        return (all_reduce_cost(num_bytes, bucket.ranks, self._topology, host_gb_per_s=host_gb_per_s),)
 
     def _wires_between(self, key: MessageKey) -> list[Hashable]:
         own: list[Hashable] = [("out", key.direction, key.sender), ("in", key.direction, key.receiver)]

@@ -50,14 +50,14 @@ class Bucket:
 
     ranks: in ascending order.
     pieces: those that decay first.
-    position: the lowest layer position among the pieces: once its backward is done, the bucket is ready.
+    position: the lowest one of the pieces: once its backward is done, the bucket is ready.
     shares: by rank, the weight of its shard of the buffer.
     domains: the ranks by domain, where they sum in two levels (:mod:`hetero.plan.domains`); otherwise empty.
     """
 
     ranks: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    position: int
+    position: float
     shares: tuple[int, ...]
     domains: tuple[tuple[int, ...], ...] = ()
 
@@ -151,7 +151,7 @@ def _pieces_backward(plan: Plan) -> Iterator[list[tuple[Piece, tuple[int, ...]]]
     """The pieces of every parameter with their ranks, in the order in which the backward finishes the parameters."""
     holders: dict[str, tuple[Parameter, list[Stage]]] = {}
     for _, _, stage in plan.stages():
-        for parameter in stage_parameters(plan.model, first_layer=stage.first_layer, end_layer=stage.end_layer):
+        for parameter in stage_parameters(plan.model, first_layer=stage.start, end_layer=stage.end):
             holders.setdefault(parameter.name, (parameter, []))[1].append(stage)
     for parameter, stages in sorted(holders.values(), key=lambda held: -held[0].position):
         yield list(_pieces_of(parameter, stages))

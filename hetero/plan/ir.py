@@ -12,6 +12,7 @@ Samples keep one global order under every plan. A replica takes a contiguous blo
 microbatch of a stage a contiguous block of that, and each data-parallel rank a contiguous block of the microbatch.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -20,6 +21,7 @@ from pydantic import ConfigDict
 
 from hetero.serialization import STRICT
 from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import HALF
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
@@ -29,15 +31,21 @@ Recompute = Literal["none", "selective", "full"]
 class Stage:
     """Layers ``[first_layer, end_layer)`` on ``dp`` groups of ``tp`` ranks.
 
-    The stage that starts at layer 0 also holds the embedding, the one that ends at the last layer the head.
+    The stage that starts at layer 0 also holds the embedding, the one that ends at the last layer the head. A layer's
+    attention and its MLP may fall on two neighbouring stages: then ``ends_with_attention`` of the first and
+    ``starts_with_mlp`` of the second are true, and the layer is ``end_layer`` of the first, ``first_layer`` of the
+    second. A stage may hold no more than one such half.
 
+    starts_with_mlp: of layer ``first_layer`` the stage has only the MLP, with the norm before it.
+    ends_with_attention: of layer ``end_layer`` the stage has the attention, with the norm before it.
     ranks: data-parallel major, so that ranks ``[d * tp, (d + 1) * tp)`` of the tuple are one tensor-parallel group,
         in ascending order.
     device: the device type that every rank must turn out to have.
     micro_batch_size: samples per data-parallel rank and microbatch.
     in_flight: microbatches of this stage between forward and backward, at most.
     recompute: what the backward computes again instead of keeping; ``full`` does so for the first
-        ``recompute_num_layers`` layers of the stage, all of them if that is ``None``.
+        ``recompute_num_layers`` of the stage's ``layer_numbers``, all of them if that is ``None``. Half a layer counts
+        as one there.
     optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
         weight beside theirs; of use with a distributed optimizer, for devices with more memory to spare than others.
     """
@@ -46,6 +54,8 @@ class Stage:
 
     first_layer: int
     end_layer: int
+    starts_with_mlp: bool = False
+    ends_with_attention: bool = False
     ranks: tuple[int, ...]
     device: str
     tp: int = 1
@@ -58,8 +68,38 @@ class Stage:
     optimizer_share: int = 1
 
     @property
-    def num_layers(self) -> int:
-        return self.end_layer - self.first_layer
+    def start(self) -> float:
+        """Where the stage begins, in layers: 2.5 lies between the attention and the MLP of layer 2."""
+        return self.first_layer + HALF * self.starts_with_mlp
+
+    @property
+    def end(self) -> float:
+        """Where the stage ends, in layers as :attr:`start`."""
+        return self.end_layer + HALF * self.ends_with_attention
+
+    @property
+    def num_layers(self) -> float:
+        """Layers that the stage holds, half of one as 0.5."""
+        return self.end - self.start
+
+    @property
+    def layer_numbers(self) -> range:
+        """The layers of which the stage holds at least a half."""
+        return range(self.first_layer, self.end_layer + self.ends_with_attention)
+
+    def with_layers(self, start: float, end: float) -> "Stage":
+        """The same stage with layers ``[start, end)``, of which it recomputes no more than there are."""
+        moved = dataclasses.replace(
+            self,
+            first_layer=int(start),
+            end_layer=int(end),
+            starts_with_mlp=start % 1 > 0,
+            ends_with_attention=end % 1 > 0,
+        )
+        if moved.recompute_num_layers is None:
+            return moved
+        count = min(moved.recompute_num_layers, len(moved.layer_numbers))
+        return dataclasses.replace(moved, recompute_num_layers=count)
 
     @property
     def samples_per_microbatch(self) -> int:

@@ -13,6 +13,7 @@ from hetero.plan.ir import Plan, Replica, Stage
 from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec, first_difference
 from hetero.spec.parameters import stage_parameters
+from hetero.text import in_halves
 
 
 def check_numbers_are_positive(plan: Plan) -> None:
@@ -51,10 +52,10 @@ def check_each_replica_covers_all_layers(plan: Plan) -> None:
                     f"{where}: layers [{stage.first_layer}, {expected}) overlap with stage {s - 1}; "
                     f"set first_layer to {expected}"
                 )
-            if stage.end_layer <= stage.first_layer:
+            if stage.end <= stage.start:
                 raise PlanError(
-                    f"{where}: holds no layers, [{stage.first_layer}, {stage.end_layer}); "
-                    "give it at least one or list its ranks under idle_ranks"
+                    f"{where}: holds no layers, [{in_halves(stage.start)}, {in_halves(stage.end)}); "
+                    "give it at least half of one or list its ranks under idle_ranks"
                 )
             expected = stage.end_layer
         if expected != plan.model.num_layers:
@@ -62,6 +63,32 @@ def check_each_replica_covers_all_layers(plan: Plan) -> None:
                 f"replica {r}: its stages end at layer {expected}, the model has {plan.model.num_layers}; "
                 f"set end_layer of stage {len(replica.stages) - 1} to {plan.model.num_layers}"
             )
+
+
+def check_halves_meet(plan: Plan) -> None:
+    """Where a stage ends with the attention of a layer, the next one starts with its MLP."""
+    for r, replica in enumerate(plan.replicas):
+        if replica.stages[0].starts_with_mlp:
+            raise PlanError(
+                f"{_name(r, 0)}: starts_with_mlp is true, but no stage before it has the attention of layer "
+                f"{replica.stages[0].first_layer}; set it to false"
+            )
+        if replica.stages[-1].ends_with_attention:
+            raise PlanError(
+                f"{_name(r, len(replica.stages) - 1)}: ends_with_attention is true, but no stage behind it has the MLP "
+                f"of layer {replica.stages[-1].end_layer}; set it to false"
+            )
+        for s, (here, after) in enumerate(pairwise(replica.stages)):
+            if here.ends_with_attention and not after.starts_with_mlp:
+                raise PlanError(
+                    f"{_name(r, s)} and stage {s + 1} both hold the attention of layer {here.end_layer}: "
+                    f"set starts_with_mlp of stage {s + 1} to true, or ends_with_attention of stage {s} to false"
+                )
+            if after.starts_with_mlp and not here.ends_with_attention:
+                raise PlanError(
+                    f"{_name(r, s)} and stage {s + 1}: the attention of layer {here.end_layer} is in neither; "
+                    f"set ends_with_attention of stage {s} to true, or starts_with_mlp of stage {s + 1} to false"
+                )
 
 
 def check_ranks_fill_each_stage(plan: Plan) -> None:
@@ -163,7 +190,7 @@ def check_tp_divides(plan: Plan) -> None:
         for name, value in counted.items():
             if value % stage.tp:
                 raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {value}")
-        for parameter in stage_parameters(model, first_layer=stage.first_layer, end_layer=stage.end_layer):
+        for parameter in stage_parameters(model, first_layer=stage.start, end_layer=stage.end):
             if parameter.shard_dim is None:
                 continue
             size = parameter.shape[parameter.shard_dim] // parameter.blocks
@@ -207,8 +234,10 @@ def check_recompute(plan: Plan) -> None:
             continue
         if stage.recompute != "full":
             raise PlanError(f"{where}: recompute_num_layers {count} needs recompute full, got {stage.recompute}")
-        if not 1 <= count <= stage.num_layers:
-            raise PlanError(f"{where}: recompute_num_layers {count} of a stage with {stage.num_layers} layers")
+        held = len(stage.layer_numbers)
+        if not 1 <= count <= held:
+            halves = ", halves counted as whole" if stage.num_layers < held else ""
+            raise PlanError(f"{where}: recompute_num_layers {count} of a stage with {held} layers{halves}")
 
 
 def check_devices_can_do_the_precision(plan: Plan) -> None:
@@ -255,6 +284,7 @@ def check_gradient_buckets(plan: Plan) -> None:
 CHECKS = (
     check_numbers_are_positive,
     check_each_replica_covers_all_layers,
+    check_halves_meet,
     check_ranks_fill_each_stage,
     check_tp_groups_ascend,
     check_each_rank_has_one_place,

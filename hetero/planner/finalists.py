@@ -14,11 +14,15 @@ from hetero.plan.ir import Plan, Replica
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.clock import Clock
-from hetero.planner.cover import Cover
+from hetero.planner.cover import Cover, Score
 from hetero.planner.expand import expand
+from hetero.planner.halves import levelled, longest_stage_s, recomputing_more
 from hetero.planner.problem import Problem
 
 EXTRA_DEPTHS = (0, 1, 2)
+
+FORMULA_ERROR = 1.03
+"""The formula's step is mostly within this factor of the simulator's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,7 @@ def best_of(
             if plan in seen:
                 continue
             seen.add(plan)
-            candidate = scored(plan, problem) or scored_shallower(plan, problem)
+            candidate = fitted(plan, problem)
             if candidate is None or (best is not None and _least_worth(candidate, problem) >= worth(best, problem)):
                 continue
             candidate = finish(candidate)
@@ -88,6 +92,43 @@ def best_of(
 def _least_worth(candidate: Scored, problem: Problem) -> float:
     """What its goal would be if nothing but the compute took time."""
     return worth(candidate, problem) * candidate.simulation.compute_end_s / candidate.step_s
+
+
+def best_levelled(
+    covers: Iterable[tuple[Cover, Score]], problem: Problem, clock: Clock, *, below_s: float
+) -> Scored | None:
+    """As :func:`best_of`, of the covers whose stages half layers level, and of these alone; ``None`` if there are none.
+
+    Only those are simulated whose step by the formula, shorter as the longest stage gets, may be below ``below_s``.
+    """
+    best: Scored | None = None
+    for cover, score in covers:
+        if clock.is_over():
+            break
+        plan = expand(cover, problem)
+        level = levelled(plan, problem)
+        if level is None:
+            continue
+        shorter = longest_stage_s(level, problem) / longest_stage_s(plan, problem)
+        if shorter * score.step_s < FORMULA_ERROR * below_s:
+            candidate = fitted(level, problem)
+            if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
+                best = candidate
+    return best
+
+
+def fitted(plan: Plan, problem: Problem) -> Scored | None:
+    """As :func:`scored`; where memory is short, with smaller depths, or with more recomputation if a stage has half
+    a layer, since the search chose the recomputation for whole ones. ``None`` if that does not help.
+
+    Raises:
+        PlanError: the plan is not legal, or not for this cluster.
+    """
+    found = scored(plan, problem) or scored_shallower(plan, problem)
+    if found is None and any(stage.ends_with_attention for _, _, stage in plan.stages()):
+        more = recomputing_more(plan, problem, lambda key: capacity_bytes(plan, problem, key))
+        found = scored(more, problem) if more is not None else None
+    return found
 
 
 def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:

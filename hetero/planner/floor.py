@@ -1,9 +1,14 @@
 """Seconds below which no plan whatever can be: all the work over all the speed.
 
-A sample passes L layers, an embedding and a head. With e_k the least device-seconds of one layer for one sample on kind
-k, over every tp and every microbatch that fits in memory beside one layer, h_k those of embedding and head, and
+A sample passes L layers, an embedding and a head. With a_k and m_k the least device-seconds of one attention and of one
+MLP for one sample on kind k, over every tp and every microbatch that fits in memory, and w the attention's share of a
+layer's worth, a device of kind k does in T seconds no more than T / e_k layers' worth of either, where
+
+    e_k = min( a_k / w, m_k / (1 - w) )
+
+whatever w is; it is the one of the kind with the fastest layer. With h_k the device-seconds of embedding and head and
 r = min_k h_k / e_k, D_k devices of every kind do in T seconds at most sum_k D_k T / e_k of the B (L + r) layers' worth
-of a global batch of B samples. The update of one layer, u, follows the last of them:
+of a global batch of B samples. The update of half a layer, u, follows the last of them:
 
     step >= u + B (L + r) / sum_k ( D_k / e_k )
 
@@ -11,48 +16,68 @@ It knows nothing of templates, layer cuts, pipelines, replicas or links, and so 
 can execute; for the same reason a step this short is rarely possible.
 """
 
+from dataclasses import dataclass
+
+from hetero.cost.parts import HALVES
 from hetero.planner.candidates import RECOMPUTES, Candidates, Slot
 from hetero.planner.problem import NodeKind, Problem
 
 
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """What one kind takes at least: device-seconds per sample, and the seconds of an update of half a layer."""
+
+    attention_s: float
+    mlp_s: float
+    ends_s: float
+    update_s: float
+
+
 def floor_s(problem: Problem, candidates: Candidates) -> float:
     """The bound at the head of this file; 0 if no device holds a layer."""
-    per_layer: dict[int, float] = {}
-    ratios, updates = [], []
-    for kind in candidates.usable_kinds:
-        costs = list(_costs(kind, problem, candidates))
-        if costs:
-            per_layer[kind.index] = min(layer_s for layer_s, _, _ in costs)
-            ratios.append(min(ends_s for _, ends_s, _ in costs) / per_layer[kind.index])
-            updates.append(min(update_s for _, _, update_s in costs))
-    if not per_layer:
+    known = {kind.index: _least(kind, problem, candidates) for kind in candidates.usable_kinds}
+    least = {index: each for index, each in known.items() if each is not None}
+    if not least:
         return 0.0
-    layers = problem.global_batch_size * (problem.model.num_layers + min(ratios))
-    return min(updates) + layers / sum(problem.kinds[k].num_devices / each for k, each in per_layer.items())
+    fastest = min(least.values(), key=lambda each: each.attention_s + each.mlp_s)
+    share = fastest.attention_s / (fastest.attention_s + fastest.mlp_s)
+    per_layer = {index: min(each.attention_s / share, each.mlp_s / (1 - share)) for index, each in least.items()}
+    ratio = min(each.ends_s / per_layer[index] for index, each in least.items())
+    layers = problem.global_batch_size * (problem.model.num_layers + ratio)
+    update_s = min(each.update_s for each in least.values())
+    return update_s + layers / sum(problem.kinds[k].num_devices / each for k, each in per_layer.items())
 
 
-def _costs(kind: NodeKind, problem: Problem, candidates: Candidates) -> list[tuple[float, float, float]]:
-    """Device-seconds per sample of a layer, and of embedding and head, and the update of a layer, by tp and microbatch.
+def _least(kind: NodeKind, problem: Problem, candidates: Candidates) -> _Least | None:
+    """Over every tp and microbatch, ``None`` if nothing fits.
 
     Without recomputation, which only takes longer. Between two measured microbatches time is a straight line, and so
-    time per sample has its least value at one of them or at the largest that fits.
+    time per sample has its least value at one of them or at the largest that fits; how a layer splits into its halves
+    hardly changes between them.
     """
-    costs = []
+    profile = problem.costs.profile_of(kind.device)
+    measured = {time.micro_batch_size for time in profile.times} if profile is not None else set()
+    attentions_s, mlps_s, ends_s, updates_s = [], [], [], []
     for tp in candidates.degrees(kind.gpus_per_node):
         slot = Slot(kind.index, tp, tp)
         largest = _largest_microbatch(slot, problem, candidates)
-        profile = problem.costs.profile_of(kind.device)
-        measured = {time.micro_batch_size for time in profile.times} if profile is not None else set()
         for size in sorted({1, largest, *measured}):
             if 1 <= size <= largest:
                 option = candidates.option(slot, size, "none")
-                ends_s = option.embedding_s + option.head_s
-                costs.append((tp * option.layer_s / size, tp * ends_s / size, option.updates_s[0]))
-    return costs
+                attention, mlp = (
+                    problem.costs.layer(half, device=kind.device, tp=tp, micro_batch_size=size) for half in HALVES
+                )
+                attentions_s.append(tp * (attention.forward_s + attention.backward_s) / size)
+                mlps_s.append(tp * (mlp.forward_s + mlp.backward_s) / size)
+                ends_s.append(tp * (option.embedding_s + option.head_s) / size)
+                updates_s += [problem.costs.update(half, device=kind.device, tp=tp)[0] for half in HALVES]
+    if not attentions_s:
+        return None
+    return _Least(min(attentions_s), min(mlps_s), min(ends_s), min(updates_s))
 
 
 def _largest_microbatch(slot: Slot, problem: Problem, candidates: Candidates) -> int:
-    """The largest microbatch with which one layer fits under some recomputation; 0 if not even one sample does.
+    """The largest microbatch with which a stage fits, its layers not counted; 0 if not even one sample does.
 
     With a distributed optimizer nobody knows how little of its state a device may have, so everything fits.
     """
@@ -62,7 +87,7 @@ def _largest_microbatch(slot: Slot, problem: Problem, candidates: Candidates) ->
     while low < high:
         middle = (low + high + 1) // 2
         options = [candidates.option(slot, middle, recompute) for recompute in RECOMPUTES]
-        if any(option.most_layers(1, first=False, last=False) for option in options):
+        if any(option.fits(0, 1, first=False, last=False) for option in options):
             low = middle
         else:
             high = middle - 1

@@ -3,7 +3,7 @@
 The search prices steps by a formula. What the simulator sees beside it, transfers that meet on a link or sums of
 gradients that hide behind a drain, can make a neighbour of its answer better: one layer further on, other microbatches,
 another depth, a few samples elsewhere. Replicas of one shape change together. The first change that helps is taken, as
-long as one does and there is time.
+long as one does and there is time. Half layers (:mod:`hetero.planner.halves`) are tried where none of these helps.
 """
 
 import dataclasses
@@ -12,15 +12,14 @@ import math
 from collections.abc import Iterator
 
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Replica
 from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored, scored, scored_shallower, worth
+from hetero.planner.finalists import Scored, fitted, worth
+from hetero.planner.halves import Stages, alike, layers_moved, like, with_halves_moved
 from hetero.planner.problem import Problem
 
 ENOUGH = 0.9998
 """A change has to better the goal by this factor."""
-
-Shape = tuple[object, ...]
 
 
 def refined(best: Scored, problem: Problem, clock: Clock) -> Scored:
@@ -29,7 +28,7 @@ def refined(best: Scored, problem: Problem, clock: Clock) -> Scored:
     improved = True
     while improved:
         improved = False
-        for plan in _neighbours(best.plan):
+        for plan in itertools.chain(_neighbours(best.plan), with_halves_moved(best.plan, problem)):
             if clock.is_over():
                 return best
             if plan in seen:
@@ -44,35 +43,27 @@ def refined(best: Scored, problem: Problem, clock: Clock) -> Scored:
 
 def _scored(plan: Plan, problem: Problem) -> Scored | None:
     try:
-        return scored(plan, problem) or scored_shallower(plan, problem)
+        return fitted(plan, problem)
     except (PlanError, ConfigError):
         return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
 
 
 def _neighbours(plan: Plan) -> Iterator[Plan]:
-    classes: dict[Shape, list[int]] = {}
-    for r, replica in enumerate(plan.replicas):
-        classes.setdefault(_shape(replica), []).append(r)
-    members = list(classes.values())
+    members = alike(plan)
     for of_class in members:
         for changed in _changes(plan.replicas[of_class[0]]):
-            yield _with(plan, {r: _like(plan.replicas[r], changed) for r in of_class})
+            yield _with(plan, {r: like(plan.replicas[r], changed) for r in of_class})
     for giving, taking in itertools.permutations(members, 2):
         if (moved := _samples_moved(plan, giving, taking)) is not None:
             yield moved
 
 
-def _shape(replica: Replica) -> Shape:
-    """Everything but the ranks."""
-    return replica.num_samples, *(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
-
-
-def _changes(replica: Replica) -> Iterator[tuple[Stage, ...]]:
+def _changes(replica: Replica) -> Iterator[Stages]:
     """The stages of ``replica`` with a layer moved, another depth, or other microbatches, on one stage or all."""
     stages = replica.stages
     for a, b in itertools.permutations(range(len(stages)), 2):
         if stages[a].num_layers > 1:
-            yield _layer_moved(stages, a, b)
+            yield layers_moved(stages, a, b, 1)
     for factor in (2.0, 0.5):
         for chosen in [range(len(stages)), *([s] for s in range(len(stages)))]:
             sizes = [s.micro_batch_size * (factor if i in chosen else 1) for i, s in enumerate(stages)]
@@ -87,26 +78,6 @@ def _changes(replica: Replica) -> Iterator[tuple[Stage, ...]]:
                     dataclasses.replace(s, in_flight=s.in_flight + more) if i <= last else s
                     for i, s in enumerate(stages)
                 )
-
-
-def _layer_moved(stages: tuple[Stage, ...], a: int, b: int) -> tuple[Stage, ...]:
-    layers = [s.num_layers - (i == a) + (i == b) for i, s in enumerate(stages)]
-    edges = list(itertools.accumulate(layers, initial=0))
-    return tuple(
-        dataclasses.replace(
-            s,
-            first_layer=edges[i],
-            end_layer=edges[i + 1],
-            recompute_num_layers=s.recompute_num_layers and min(s.recompute_num_layers, layers[i]),
-        )
-        for i, s in enumerate(stages)
-    )
-
-
-def _like(replica: Replica, stages: tuple[Stage, ...]) -> Replica:
-    """``stages`` on the ranks of ``replica``."""
-    own = (dataclasses.replace(new, ranks=old.ranks) for old, new in zip(replica.stages, stages, strict=True))
-    return dataclasses.replace(replica, stages=tuple(own))
 
 
 def _samples_moved(plan: Plan, giving: list[int], taking: list[int]) -> Plan | None:

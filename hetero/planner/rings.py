@@ -9,6 +9,7 @@ and a node's sums follow one another on its network interfaces. The numbers come
 """
 
 import itertools
+import math
 from functools import cached_property
 
 from hetero.cost.network import all_reduce_cost
@@ -88,7 +89,7 @@ class Rings:
         model = self._problem.model
         numel = [0] * (model.num_layers + 2)
         for parameter in parameters(model):
-            numel[parameter.position + 1] += parameter.numel
+            numel[math.floor(parameter.position) + 1] += parameter.numel
             if parameter.name == EMBEDDING and model.tied_embeddings:
                 numel[-1] += parameter.numel
         return tuple(count * self._problem.costs.gradient_bytes for count in numel)

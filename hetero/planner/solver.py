@@ -13,7 +13,7 @@ from hetero.planner.baselines import autohet_plans, best_plan, harp_plans
 from hetero.planner.candidates import Candidates
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score
-from hetero.planner.finalists import Scored, best_of, worth
+from hetero.planner.finalists import Scored, best_levelled, best_of, worth
 from hetero.planner.floor import floor_s
 from hetero.planner.gradient_sync import in_domains, synced
 from hetero.planner.infeasible import check_devices, check_links, explain
@@ -137,6 +137,9 @@ def plan_cluster(
         best = _better(best, known and in_domains(known, problem, finalists), problem)
         if best is not None:
             best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
+            level = best_levelled(covers[:FINALISTS], problem, clock, below_s=best.step_s)
+            if level is not None and worth(level, problem) < worth(best, problem):
+                best = refined(level, problem, clock.part(REFINE_SHARE))
             best = synced(best, problem, clock)
             shortest = min((each for _, each in covers), key=lambda each: each.step_s)
             return PlanResult(

@@ -163,7 +163,7 @@ def _run_texts(report: Report, replica: int, s: int) -> list[list[str]]:
     """What a run says line by line, the longest wording first."""
     stage = report.plan.replicas[replica].stages[s]
     owner, layers = report.owner(replica), layers_of(stage)
-    word = "layer" if stage.num_layers == 1 else "layers"
+    word = "layer" if len(stage.layer_numbers) == 1 else "layers"
     short = owner[0] + owner.split()[1]
     return [
         [f"{owner} · stage {s}", f"{short} · stage {s}", f"{short} · s{s}"],

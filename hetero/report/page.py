@@ -254,8 +254,8 @@ def _bases(report: Report) -> Iterator[dict[str, Any]]:
             if (row.stage.device, row.stage.tp, row.stage.micro_batch_size) == (device, tp, micro_batch_size)
             for kind in LAYER_KINDS
             if kind == "block"
-            or (kind == "embedding" and row.stage.first_layer == 0)
-            or (kind == "head" and row.stage.end_layer == report.plan.model.num_layers)
+            or (kind == "embedding" and row.stage.start == 0)
+            or (kind == "head" and row.stage.end == report.plan.model.num_layers)
         }
         profile = costs.profile_of(device)
         told = "none of this model's layers"

@@ -77,7 +77,7 @@ def plan_picture(plan: Plan) -> str:
     Plain text, so that it can stand in a README. What does not fit a narrow box is shortened.
     """
     columns = _columns_per_layer(plan)
-    walls = [{stage.first_layer * columns for stage in replica.stages} for replica in plan.replicas]
+    walls = [{int(stage.start * columns) for stage in replica.stages} for replica in plan.replicas]
     width = plan.model.num_layers * columns
     labels = [
         (f"replica {r}", f"{replica.num_samples} of {plan.global_batch_size}", "samples")
@@ -88,7 +88,7 @@ def plan_picture(plan: Plan) -> str:
     lines = []
     for r, replica in enumerate(plan.replicas):
         lines.append(" " * indent + _border(above=walls[r - 1] if r else set(), below=walls[r], width=width))
-        boxes = [_box(stage, stage.num_layers * columns - 1) for stage in replica.stages]
+        boxes = [_box(stage, int(stage.num_layers * columns) - 1) for stage in replica.stages]
         for label, *cells in zip(labels[r], *boxes, strict=True):
             lines.append(label.ljust(indent) + "│" + "│".join(cells) + "│")
     lines.append(" " * indent + _border(above=walls[-1], below=set(), width=width))
@@ -245,7 +245,7 @@ def _box_lines(stage: Stage) -> list[tuple[str, str]]:
     """What a box says, line by line: in full, and in short."""
     layers, ranks = layers_of(stage), number_ranges(stage.ranks)
     return [
-        (f"layer{'s' if stage.num_layers > 1 else ''} {layers}", layers),
+        (f"layer{'s' if len(stage.layer_numbers) > 1 else ''} {layers}", layers),
         (stage.device, stage.device),
         (ranks_in_words(stage.ranks) + degrees(stage), ranks + degrees(stage)),
     ]
@@ -264,12 +264,14 @@ def _box(stage: Stage, width: int) -> list[str]:
 
 
 def _columns_per_layer(plan: Plan) -> int:
-    """As many as the fullest box asks for, as long as the picture stays narrow."""
+    """As many as the fullest box asks for, as long as the picture stays narrow; an even number if layers are cut."""
     wanted = max(
         math.ceil((max(len(full) for full, _ in _box_lines(stage)) + 3) / stage.num_layers)
         for _, _, stage in plan.stages()
     )
-    return max(1, min(wanted, PICTURE_COLUMNS // plan.model.num_layers))
+    columns = max(1, min(wanted, PICTURE_COLUMNS // plan.model.num_layers))
+    cuts_layers = any(stage.ends_with_attention for _, _, stage in plan.stages())
+    return columns + columns % 2 if cuts_layers else columns
 
 
 def _border(*, above: set[int], below: set[int], width: int) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.text import number_ranges
+from hetero.text import in_halves, number_ranges
 
 SORTS_SHOWN = 3
 """Sorts of replica that one line of text tells."""
@@ -31,7 +31,7 @@ def shape_of(plan: Plan) -> str:
     for members in alike(plan):
         stages = " | ".join(
             f"{stage.device}{degrees(stage).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
-            f"{stage.num_layers}"
+            f"{in_halves(stage.num_layers)}"
             for stage in plan.replicas[members[0]].stages
         )
         sorts.append(f"{len(members)}x ({stages})")
@@ -47,14 +47,21 @@ def title_of(plan: Plan) -> str:
 
 
 def layers_of(stage: Stage) -> str:
-    return number_ranges(range(stage.first_layer, stage.end_layer))
+    """``3 mlp + 4-5 + 6 attn``: the MLP of layer 3, layers 4 to 5, and the attention of layer 6."""
+    whole = number_ranges(range(stage.first_layer + stage.starts_with_mlp, stage.end_layer))
+    parts = [
+        f"{stage.first_layer} mlp" if stage.starts_with_mlp else "",
+        whole,
+        f"{stage.end_layer} attn" if stage.ends_with_attention else "",
+    ]
+    return " + ".join(part for part in parts if part)
 
 
 def held_by(plan: Plan, stage: Stage) -> str:
     """The layers, and the embedding and the head with the stages that hold them."""
-    parts = ["emb"] if stage.first_layer == 0 else []
+    parts = ["emb"] if stage.start == 0 else []
     parts.append(layers_of(stage))
-    if stage.end_layer == plan.model.num_layers:
+    if stage.end == plan.model.num_layers:
         parts.append("head")
     return " + ".join(parts)
 
@@ -75,7 +82,7 @@ def gradient_sync_of(plan: Plan) -> str:
 def recompute_of(stage: Stage) -> str:
     if stage.recompute_num_layers is None:
         return "-" if stage.recompute == "none" else stage.recompute
-    return f"{stage.recompute} {stage.recompute_num_layers}/{stage.num_layers}"
+    return f"{stage.recompute} {stage.recompute_num_layers}/{len(stage.layer_numbers)}"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

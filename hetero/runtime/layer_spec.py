@@ -1,6 +1,7 @@
 """Which of megatron-core's modules make up a layer on this device."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -11,11 +12,13 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_block import LayerNormImpl, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.errors import ConfigError
+from hetero.plan.ir import Stage
 from hetero.runtime.options import StageOptions
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
@@ -49,16 +52,43 @@ def uses_transformer_engine(options: StageOptions, device: DeviceType) -> bool:
     return possible and options.transformer_impl != "local"
 
 
-def stage_spec(
-    model: ModelSpec, *, num_layers: int, transformer_engine: bool
-) -> ModuleSpec | TransformerBlockSubmodules:
-    """The modules of a stage of ``num_layers`` layers and, after the last one of the model, its final norm."""
+def stage_spec(model: ModelSpec, stage: Stage, *, transformer_engine: bool) -> TransformerBlockSubmodules:
+    """The modules of the layers of ``stage`` and, after the last one of the model, its final norm."""
     if transformer_engine:
-        return get_gpt_layer_with_transformer_engine_spec(
-            num_experts=model.num_experts,
-            moe_grouped_gemm=model.num_experts is not None,
-            qk_layernorm=model.qk_layernorm,
-        )
+        layer, norm = _transformer_engine_layer(model), LayerNormImpl
+    else:
+        layer, norm = _local_layer(model), Norm
+    layers = [layer for _ in stage.layer_numbers]
+    if stage.starts_with_mlp:
+        layers[0] = _without_attention(layer)
+    if stage.ends_with_attention:
+        layers[-1] = _without_mlp(layer)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
+
+
+def _without_attention(layer: ModuleSpec) -> ModuleSpec:
+    """The MLP half of a layer: its norm, which TransformerEngine fuses into the first linear layer, MLP, and sum."""
+    return _replaced(layer, input_layernorm=IdentityOp, self_attention=IdentityOp, self_attn_bda=IdentityFuncOp)
+
+
+def _without_mlp(layer: ModuleSpec) -> ModuleSpec:
+    """The attention half of a layer: its norm, which TransformerEngine fuses as well, attention, and residual sum."""
+    return _replaced(layer, pre_mlp_layernorm=IdentityOp, mlp=IdentityOp, mlp_bda=IdentityFuncOp)
+
+
+def _replaced(layer: ModuleSpec, **modules: type) -> ModuleSpec:
+    return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **modules))
+
+
+def _transformer_engine_layer(model: ModelSpec) -> ModuleSpec:
+    return get_gpt_layer_with_transformer_engine_spec(
+        num_experts=model.num_experts,
+        moe_grouped_gemm=model.num_experts is not None,
+        qk_layernorm=model.qk_layernorm,
+    )
+
+
+def _local_layer(model: ModelSpec) -> ModuleSpec:
     layer = copy.deepcopy(
         get_gpt_layer_local_spec(
             num_experts=model.num_experts, qk_layernorm=model.qk_layernorm, normalization=model.normalization
@@ -68,7 +98,7 @@ def stage_spec(
     if model.qk_layernorm:
         attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.k_layernorm = Norm
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=Norm)
+    return layer
 
 
 def activation_function(model: ModelSpec, *, fused: bool) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -38,25 +38,28 @@ class StageLayout(PipelineParallelLayerLayout):
     """The layer layout of one replica, bound to one of its stages.
 
     The stock class asks ``parallel_state`` for the pipeline rank, and transformer_block.py:91 and
-    transformer_layer.py:51 never pass it.
+    transformer_layer.py:51 never pass it. Nor does it know half layers: there a layer is counted where its attention
+    is, while each of two stages that share it builds a layer of that number.
     """
 
     def __init__(self, replica: Replica, stage: int) -> None:
-        rows = [["decoder"] * s.num_layers for s in replica.stages]
+        rows = [["decoder"] * (len(s.layer_numbers) - s.starts_with_mlp) for s in replica.stages]
         rows[0].insert(0, "embedding")
         rows[-1].append("loss")
         super().__init__(rows, len(rows))
-        self._stage = stage
+        self._layer_numbers = replica.stages[stage].layer_numbers
 
     def get_num_layers_to_build(
         self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
     ) -> int:
-        return super().get_num_layers_to_build(layer_type, vp_stage, self._stage)
+        assert layer_type == LayerType.decoder, layer_type
+        return len(self._layer_numbers)
 
     def get_layer_offset(
         self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
     ) -> int:
-        return super().get_layer_offset(layer_type, vp_stage, self._stage)
+        assert layer_type == LayerType.decoder, layer_type
+        return self._layer_numbers.start
 
 
 def process_group_collection(work: StageContext, *, num_stages: int) -> ProcessGroupCollection:

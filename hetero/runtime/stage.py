@@ -86,7 +86,7 @@ def build_stage(context: ParallelContext, work: StageContext, *, options: StageO
     transformer_engine = uses_transformer_engine(options, device_type(stage.device))
     module = MaskedVocabularyGPT(
         config=_transformer_config(context, work, options),
-        transformer_layer_spec=stage_spec(model, num_layers=stage.num_layers, transformer_engine=transformer_engine),
+        transformer_layer_spec=stage_spec(model, stage, transformer_engine=transformer_engine),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=work.is_first,
@@ -177,11 +177,10 @@ def _recompute_settings(work: StageContext) -> dict[str, Any]:
         case "selective":
             return {"recompute_granularity": "selective"}
         case "full":
-            count = stage.num_layers if stage.recompute_num_layers is None else stage.recompute_num_layers
             return {
                 "recompute_granularity": "full",
                 "recompute_method": "block",
-                "recompute_num_layers": count,
+                "recompute_num_layers": stage.recompute_num_layers or len(stage.layer_numbers),
             }
 
 

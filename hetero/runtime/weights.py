@@ -34,7 +34,7 @@ def canonical_parameters(
     found = {}
     for name, tensor in module.named_parameters():
         found[_canonical_name(name, first_layer=stage.first_layer, tied=model.tied_embeddings)] = tensor
-    expected = stage_parameters(model, first_layer=stage.first_layer, end_layer=stage.end_layer)
+    expected = stage_parameters(model, first_layer=stage.start, end_layer=stage.end)
     assert found.keys() == {p.name for p in expected}, found.keys() ^ {p.name for p in expected}
     for parameter in expected:
         assert found[parameter.name].shape == parameter.local_shape(stage.tp), parameter

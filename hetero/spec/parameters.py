@@ -4,6 +4,9 @@ The names are megatron-core's local layer spec with the global layer number. Tra
 call the same tensors by other names; :mod:`hetero.runtime.stage` translates. A tied output layer has no name of
 its own: the last stage then holds ``embedding.word_embeddings.weight`` a second time.
 
+Positions count layers. A layer has two halves, which may fall on two stages: its attention, with the norm before it, at
+its number, and its MLP or experts, with the norm before them, half a layer later.
+
 Tensor parallelism follows Megatron-LM (arXiv 1909.08053): column-parallel weights are cut along dimension 0,
 row-parallel ones along 1; sequence parallelism (arXiv 2205.05198) leaves partial gradients on the rest.
 """
@@ -17,6 +20,9 @@ from hetero.spec.model import ModelSpec
 
 EMBEDDING = "embedding.word_embeddings.weight"
 
+HALF = 0.5
+"""Of a layer: how far its MLP is behind its attention. Sums of it are exact."""
+
 Init = Literal["normal", "scaled_normal", "zeros", "ones"]
 """``scaled_normal`` divides the deviation by sqrt(2 num_layers): the two projections onto the residual stream."""
 
@@ -29,14 +35,15 @@ class Parameter:
     """One parameter of the whole model.
 
     shape: global shape.
-    position: -1 for the embedding, the layer number, or num_layers for the head: the order of the forward.
+    position: -1 for the embedding, the layer number for its attention, half a layer more for its MLP, and num_layers
+        for the head: the order of the forward.
     shard_dim: the dimension that tensor parallelism cuts, ``None`` if every rank holds all of it.
     blocks: equal parts along ``shard_dim`` that are cut one by one: 2 for a gated MLP's [gate; up], else 1.
     """
 
     name: str
     shape: tuple[int, ...]
-    position: int
+    position: float
     shard_dim: int | None = None
     blocks: int = 1
     partial_gradient: PartialGradient = "never"
@@ -85,13 +92,16 @@ def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(rows)
 
 
-def stage_parameters(model: ModelSpec, *, first_layer: int, end_layer: int) -> tuple[Parameter, ...]:
-    """The parameters that a stage of layers ``[first_layer, end_layer)`` holds, each name once."""
+def stage_parameters(model: ModelSpec, *, first_layer: float, end_layer: float) -> tuple[Parameter, ...]:
+    """The parameters that a stage of layers ``[first_layer, end_layer)`` holds, each name once.
+
+    An edge at half a layer is the cut between its attention and its MLP.
+    """
     rows: list[Parameter] = []
     if first_layer == 0:
         rows += _embedding(model)
-    for layer in range(first_layer, end_layer):
-        rows += _layer(model, layer)
+    for layer in range(math.floor(first_layer), math.ceil(end_layer)):
+        rows += (parameter for parameter in _layer(model, layer) if first_layer <= parameter.position < end_layer)
     if end_layer == model.num_layers:
         rows += _head(model)
         if model.tied_embeddings and first_layer > 0:
@@ -121,67 +131,69 @@ def _head(model: ModelSpec) -> Iterator[Parameter]:
 
 
 def _layer(model: ModelSpec, layer: int) -> Iterator[Parameter]:
-    prefix = f"decoder.layers.{layer}"
+    prefix, mlp = f"decoder.layers.{layer}", layer + HALF
     yield from _norm(model, f"{prefix}.input_layernorm", model.hidden_size, layer)
     yield from _attention(model, f"{prefix}.self_attention", layer)
-    yield from _norm(model, f"{prefix}.pre_mlp_layernorm", model.hidden_size, layer)
+    yield from _norm(model, f"{prefix}.pre_mlp_layernorm", model.hidden_size, mlp)
     if model.num_experts is None:
-        yield from _mlp(model, f"{prefix}.mlp", model.ffn_hidden_size, layer)
+        yield from _mlp(model, f"{prefix}.mlp", model.ffn_hidden_size, mlp)
         return
     assert model.moe_ffn_hidden_size is not None
     yield Parameter(
         name=f"{prefix}.mlp.router.weight",
         shape=(model.num_experts, model.hidden_size),
-        position=layer,
+        position=mlp,
         partial_gradient="sequence_parallel",
     )
     for expert in range(model.num_experts):
-        yield from _mlp(model, f"{prefix}.mlp.experts.local_experts.{expert}", model.moe_ffn_hidden_size, layer)
+        yield from _mlp(model, f"{prefix}.mlp.experts.local_experts.{expert}", model.moe_ffn_hidden_size, mlp)
 
 
-def _attention(model: ModelSpec, prefix: str, layer: int) -> Iterator[Parameter]:
+def _attention(model: ModelSpec, prefix: str, position: float) -> Iterator[Parameter]:
     # Fused QKV: per query group its queries, then its key, then its value, so a plain cut keeps groups whole.
     query_size = model.num_attention_heads * model.kv_channels
     qkv_size = query_size + 2 * model.num_query_groups * model.kv_channels
     if model.qk_layernorm:
         # One head's norm, shared by all heads: each rank sees only its own heads.
         for which in ("q_layernorm", "k_layernorm"):
-            yield from _norm(model, f"{prefix}.{which}", model.kv_channels, layer, partial="always")
-    yield from _column(f"{prefix}.linear_qkv", (qkv_size, model.hidden_size), layer, bias=model.qkv_bias)
-    yield from _row(f"{prefix}.linear_proj", (model.hidden_size, query_size), layer, bias=model.linear_bias)
+            yield from _norm(model, f"{prefix}.{which}", model.kv_channels, position, partial="always")
+    yield from _column(f"{prefix}.linear_qkv", (qkv_size, model.hidden_size), position, bias=model.qkv_bias)
+    yield from _row(f"{prefix}.linear_proj", (model.hidden_size, query_size), position, bias=model.linear_bias)
 
 
-def _mlp(model: ModelSpec, prefix: str, ffn_hidden_size: int, layer: int) -> Iterator[Parameter]:
+def _mlp(model: ModelSpec, prefix: str, ffn_hidden_size: int, position: float) -> Iterator[Parameter]:
     blocks = 2 if model.is_gated else 1
     fc1_shape = (blocks * ffn_hidden_size, model.hidden_size)
-    yield from _column(f"{prefix}.linear_fc1", fc1_shape, layer, bias=model.linear_bias, blocks=blocks)
-    yield from _row(f"{prefix}.linear_fc2", (model.hidden_size, ffn_hidden_size), layer, bias=model.linear_bias)
+    yield from _column(f"{prefix}.linear_fc1", fc1_shape, position, bias=model.linear_bias, blocks=blocks)
+    yield from _row(f"{prefix}.linear_fc2", (model.hidden_size, ffn_hidden_size), position, bias=model.linear_bias)
 
 
-def _column(prefix: str, shape: tuple[int, int], layer: int, *, bias: bool, blocks: int = 1) -> Iterator[Parameter]:
+def _column(
+    prefix: str, shape: tuple[int, int], position: float, *, bias: bool, blocks: int = 1
+) -> Iterator[Parameter]:
     """Column-parallel: output features are cut, of weight and bias alike."""
-    yield Parameter(name=f"{prefix}.weight", shape=shape, position=layer, shard_dim=0, blocks=blocks)
+    yield Parameter(name=f"{prefix}.weight", shape=shape, position=position, shard_dim=0, blocks=blocks)
     if bias:
         yield Parameter(
-            name=f"{prefix}.bias", shape=shape[:1], position=layer, shard_dim=0, blocks=blocks, init="zeros"
+            name=f"{prefix}.bias", shape=shape[:1], position=position, shard_dim=0, blocks=blocks, init="zeros"
         )
 
 
-def _row(prefix: str, shape: tuple[int, int], layer: int, *, bias: bool) -> Iterator[Parameter]:
+def _row(prefix: str, shape: tuple[int, int], position: float, *, bias: bool) -> Iterator[Parameter]:
     """Row-parallel: input features are cut; the bias is added after the sum, by every rank."""
-    yield Parameter(name=f"{prefix}.weight", shape=shape, position=layer, shard_dim=1, init="scaled_normal")
+    yield Parameter(name=f"{prefix}.weight", shape=shape, position=position, shard_dim=1, init="scaled_normal")
     if bias:
         yield Parameter(
             name=f"{prefix}.bias",
             shape=shape[:1],
-            position=layer,
+            position=position,
             partial_gradient="sequence_parallel",
             init="zeros",
         )
 
 
 def _norm(
-    model: ModelSpec, prefix: str, size: int, position: int, *, partial: PartialGradient = "sequence_parallel"
+    model: ModelSpec, prefix: str, size: int, position: float, *, partial: PartialGradient = "sequence_parallel"
 ) -> Iterator[Parameter]:
     yield Parameter(name=f"{prefix}.weight", shape=(size,), position=position, partial_gradient=partial, init="ones")
     if model.normalization == "LayerNorm":

@@ -38,7 +38,7 @@ VOCABULARY = 60
 BUCKET_NUMEL = 20_000
 
 
-def piece(first: int, end: int, *ranks: int, **arguments: Any) -> Any:
+def piece(first: float, end: float, *ranks: int, **arguments: Any) -> Any:
     return stage(layers=(first, end), ranks=ranks, device="A100-40", **arguments)
 
 
@@ -106,6 +106,7 @@ def run(
 
 PLANS = {
     "one stage after the other": plan(MODEL, [replica(piece(0, 3, 0), piece(3, 6, 1), num_samples=8)]),
+    "half a layer": plan(MODEL, [replica(piece(0, 2.5, 0), piece(2.5, 6, 1), num_samples=8)]),
     "a slow link and depth": plan(
         MODEL, [replica(piece(0, 2, 0, depth=5), piece(2, 6, 1, depth=1), num_samples=8)]
     ),

@@ -29,12 +29,15 @@ SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, ove
 TOLERANCE = 1e-9
 LAYOUTS = list(layouts())
 ALWAYS = ("tp-1|2|4-sp", "micro-batch-2|4|1", "everything", "moe")
-"""Layouts that the fast run of the tests keeps."""
+"""Layouts that the fast run of the tests keeps in every style."""
+
+ALWAYS_IN_ONE_STYLE = (("half-cuts", "gpt2-tied"), ("half-cut-and-whole", "llama-gqa"))
 
 
 def _cases() -> Iterator[Any]:
     for name, style, plan in LAYOUTS:
-        yield pytest.param(style, plan, id=f"{name}-{style}", marks=() if name in ALWAYS else pytest.mark.slow)
+        is_fast = name in ALWAYS or (name, style) in ALWAYS_IN_ONE_STYLE
+        yield pytest.param(style, plan, id=f"{name}-{style}", marks=() if is_fast else pytest.mark.slow)
 
 
 @functools.cache

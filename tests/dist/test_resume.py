@@ -68,6 +68,9 @@ PAIRS = {
     "replicas-and-idle-ranks": pair(GPT, "same-layer-tp-2+4", "idle-ranks"),
     "shares-and-depths": pair(LLAMA, "shares-5:3:1", "depths-1+2+3", sharded=(False, False)),
     "experts": pair("moe", "moe", "moe", sharded=(True, False)),
+    "halves-and-whole-layers": pair(GPT, "half-cuts", "uneven-layers"),
+    "whole-layers-and-halves": pair(LLAMA, "four-stages", "half-cut-and-whole", sharded=(False, True)),
+    "other-halves": pair("moe", "half-cuts", "half-cut-and-whole"),
     "unequal-shares": Pair(
         layout("everything", LLAMA),
         dataclasses.replace(

@@ -162,6 +162,56 @@ def _recompute(model: ModelSpec) -> Plan:
     return plan(model, [replica(first, stage(layers=(4, 6), ranks=(2,), recompute="selective"), num_samples=4)])
 
 
+def _half_cuts(model: ModelSpec) -> Plan:
+    """An MLP alone, an attention alone, a stage of an MLP and the attention behind it, and halves at the ends."""
+    cuts = ((0, 0.5), (0.5, 2.5), (2.5, 3), (3, 3.5), (3.5, 4.5), (4.5, 6))
+    return plan(model, [replica(*(stage(layers=c, ranks=(r,)) for r, c in enumerate(cuts)), num_samples=6)])
+
+
+def _half_cut_at_the_last_mlp(model: ModelSpec) -> Plan:
+    first = stage(layers=(0, 5.5), ranks=(0, 1), dp=2)
+    return plan(model, [replica(first, stage(layers=(5.5, 6), ranks=(2,), mbs=2), num_samples=4)])
+
+
+def _half_cuts_tp(model: ModelSpec, *, sp: bool) -> Plan:
+    """Cuts between attention and MLP where tensor parallelism begins, changes and ends."""
+    stages = (
+        stage(layers=(0, 1.5), ranks=(0,)),
+        stage(layers=(1.5, 4), ranks=(1, 2), tp=2, sp=sp),
+        stage(layers=(4, 4.5), ranks=(3, 4), tp=2, sp=sp),
+        stage(layers=(4.5, 6), ranks=(5, 6, 7, 8), tp=4, sp=sp),
+    )
+    return plan(model, [replica(*stages, num_samples=4)])
+
+
+def _half_cut_beside_whole_layers(model: ModelSpec) -> Plan:
+    """Of two replicas one cuts layers in half; the other has them whole, elsewhere and with other shards."""
+    halves = replica(
+        stage(layers=(0, 2.5), ranks=(0,), mbs=2),
+        stage(layers=(2.5, 4), ranks=(1, 2), dp=2),
+        stage(layers=(4, 6), ranks=(3,)),
+        num_samples=4,
+    )
+    whole = replica(
+        stage(layers=(0, 3), ranks=(4, 5), tp=2, sp=True),
+        stage(layers=(3, 6), ranks=(6,)),
+        num_samples=3,
+    )
+    return plan(model, [halves, whole])
+
+
+def _half_cuts_recompute(model: ModelSpec) -> Plan:
+    """Full recomputation of some layers and of all, halves counted as layers, and selective of a half."""
+    stages = (
+        stage(layers=(0, 1.5), ranks=(0, 1), tp=2, sp=True, recompute="full"),
+        stage(layers=(1.5, 3.5), ranks=(2,), recompute="full", recompute_num_layers=2),
+        stage(layers=(3.5, 4), ranks=(3,), recompute="selective"),
+        stage(layers=(4, 4.5), ranks=(4,), recompute="full"),
+        stage(layers=(4.5, 6), ranks=(5,), recompute="selective"),
+    )
+    return plan(model, [replica(*stages, num_samples=4)])
+
+
 def _moe_tp(model: ModelSpec) -> Plan:
     first = stage(layers=(0, 4), ranks=(0, 1), tp=2, sp=True)
     return plan(
@@ -196,6 +246,12 @@ _TABLE: tuple[tuple[str, Callable[[ModelSpec], Plan], tuple[str, ...]], ...] = (
     ("everything", _everything, (*BOTH, "gpt2-untied", "llama-tied")),
     ("recompute", _recompute, BOTH),
     ("moe", _moe_tp, ("moe",)),
+    ("half-cuts", _half_cuts, tuple(STYLES)),
+    ("half-cut-dp2|1", _half_cut_at_the_last_mlp, BOTH),
+    ("half-cuts-tp-1|2|2|4", lambda model: _half_cuts_tp(model, sp=False), (*BOTH, "llama-qk-norm")),
+    ("half-cuts-tp-1|2|2|4-sp", lambda model: _half_cuts_tp(model, sp=True), (*BOTH, "moe")),
+    ("half-cut-and-whole", _half_cut_beside_whole_layers, (*BOTH, "gpt2-untied", "llama-tied", "moe")),
+    ("half-cuts-recompute", _half_cuts_recompute, (*BOTH, "moe")),
 )
 
 

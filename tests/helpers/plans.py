@@ -20,7 +20,7 @@ _LATER = -1
 
 def stage(
     *,
-    layers: tuple[int, int],
+    layers: tuple[float, float],
     ranks: Sequence[int],
     tp: int = 1,
     dp: int = 1,
@@ -31,11 +31,13 @@ def stage(
     recompute: Recompute = "none",
     recompute_num_layers: int | None = None,
 ) -> Stage:
-    """Layers ``[first, end)``; without ``depth``, :func:`replica` takes one more than the least legal one, if it has
-    that many microbatches."""
+    """Layers ``[first, end)``, where 2.5 is the cut between attention and MLP of layer 2; without ``depth``,
+    :func:`replica` takes one more than the least legal one, if it has that many microbatches."""
     return Stage(
-        first_layer=layers[0],
-        end_layer=layers[1],
+        first_layer=math.floor(layers[0]),
+        end_layer=math.floor(layers[1]),
+        starts_with_mlp=layers[0] % 1 > 0,
+        ends_with_attention=layers[1] % 1 > 0,
         ranks=tuple(ranks),
         device=device,
         tp=tp,

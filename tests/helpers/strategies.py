@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.validate import least_in_flight
 from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import HALF
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage, with_in_flight
 
@@ -64,13 +65,20 @@ def pipelines(draw: st.DrawFn) -> Replica:
 
 
 @st.composite
+def layer_cuts(draw: st.DrawFn, num_layers: int, *, max_size: int | None = None) -> list[float]:
+    """Where stages may end, in ascending order: between layers, or there and between attention and MLP as well."""
+    step = draw(st.sampled_from([1, HALF]))
+    inner = [step * i for i in range(1, int(num_layers / step))]
+    return sorted(draw(st.sets(st.sampled_from(inner), max_size=max_size))) if inner else []
+
+
+@st.composite
 def legal_plans(draw: st.DrawFn) -> Plan:
-    """One to three replicas that differ in everything, on shuffled ranks, with idle ones between."""
+    """One to three replicas that differ in everything, half layers included, on shuffled ranks, with idle ones."""
     model = draw(models())
     degrees = []  # Per replica and stage: layers, tp, dp. Ranks are dealt when their number is known.
     for _ in range(draw(st.integers(1, 3))):
-        inner = range(1, model.num_layers)
-        cuts = sorted(draw(st.sets(st.sampled_from(inner), max_size=3))) if inner else []
+        cuts = draw(layer_cuts(model.num_layers, max_size=3))
         layers = itertools.pairwise([0, *cuts, model.num_layers])
         degrees.append([(held, draw(_degrees(model)), draw(st.integers(1, 2))) for held in layers])
 

@@ -137,7 +137,7 @@ def test_a_repeated_key_is_refused_wherever_it_is() -> None:
 
 def test_a_key_like_none_lists_the_known_ones() -> None:
     text = to_json(small_plan()).replace('"dp": 1', '"xyz": 1', 1)
-    with pytest.raises(ConfigError, match=r"unknown key .*xyz' \(known keys: first_layer, end_layer, ranks"):
+    with pytest.raises(ConfigError, match=r"unknown key .*xyz' \(known keys: first_layer, end_layer, starts_with_mlp"):
         from_json(Plan, text, source="plan.json")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetero.text import number_ranges
+from hetero.text import in_halves, number_ranges
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,8 @@ from hetero.text import number_ranges
 )
 def test_numbers_are_written_as_ranges_in_their_order(numbers: list[int], text: str) -> None:
     assert number_ranges(numbers) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(3, "3"), (3.0, "3"), (3.5, "3½"), (0.5, "½"), (0, "0")])
+def test_halves_are_written_as_such(number: float, text: str) -> None:
+    assert in_halves(number) == text

@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 
-from hetero.cost.estimate import collective_s, fit
+from hetero.cost.estimate import Throughput, collective_s, fit
 from hetero.cost.work import layer_work
 from hetero.data import shipped_profiles
 from hetero.spec.cluster import GroupLink, Link
@@ -66,6 +66,21 @@ def test_what_isolation_adds_is_no_throughput() -> None:
     assert seconds[0] is not None
     assert seconds[1] is not None
     assert seconds[1].seconds(work, tp=1) < seconds[0].seconds(work, tp=1)
+
+
+@pytest.mark.parametrize("launch_s", [0.0, 1.0])
+def test_the_shares_of_the_halves_of_a_block_add_up_to_one(launch_s: float) -> None:
+    rates = {"per_operation": 1e-9, "per_score_byte": 1e-6, "per_row_byte": 1e-6, "per_collective_s": 1.0}
+    throughput = Throughput(
+        **rates, launch_s=launch_s, all_reduce=(GroupLink(size=4, bus=Link(bandwidth_gb_per_s=1.0, latency_us=0)),)
+    )
+    attention, mlp, block = (
+        layer_work(part, SHAPES[0], tp=4, micro_batch_size=1, seq_length=1024, element_bytes=4)
+        for part in ("attention", "mlp", "block")
+    )
+    shares = [throughput.share(half, block, tp=4) for half in (attention, mlp)]
+    assert sum(shares) == pytest.approx(1)
+    assert 0 < shares[1] < shares[0], "the scores are the attention's"
 
 
 def test_nothing_to_fit() -> None:

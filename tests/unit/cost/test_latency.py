@@ -1,9 +1,12 @@
 """Seconds of layers and stages: measured where profiles reach, marked where they do not."""
 
+from typing import Any
+
 import pytest
 
 from hetero.cost.basis import Basis
-from hetero.cost.latency import interpolate
+from hetero.cost.latency import StageCost, interpolate
+from hetero.cost.parts import Part
 from hetero.cost.traits import DEEPSPEED
 from hetero.errors import ConfigError
 from hetero.spec.profile import LayerMemory, LayerTime
@@ -98,6 +101,63 @@ class TestStages:
         selective = self.COSTS.stage(**arguments, recompute="selective")
         assert none.backward_s < selective.backward_s < full.backward_s
         assert selective.basis == Basis.ESTIMATED
+
+
+PARTS: tuple[Part, ...] = ("block", "attention", "mlp")
+
+
+class TestHalves:
+    """A stage that ends between attention and MLP."""
+
+    COSTS = cost_model(MODEL, [profile(MODEL, block_s=(1.0, 2.0), ends_s=(0.25, 0.5), update_s=0.1)])
+
+    def of(self, first: float, end: float, **recompute: Any) -> StageCost:
+        return self.COSTS.stage(
+            device="A100-40", first_layer=first, end_layer=end, tp=1, micro_batch_size=1, **recompute
+        )
+
+    @pytest.mark.parametrize("tp", [1, 2, 8])
+    def test_attention_and_mlp_add_up_to_the_block(self, tp: int) -> None:
+        block, attention, mlp = (self.COSTS.layer(part, device="A100-40", tp=tp, micro_batch_size=2) for part in PARTS)
+        assert attention.forward_s + mlp.forward_s == pytest.approx(block.forward_s)
+        assert attention.backward_s + mlp.backward_s == pytest.approx(block.backward_s)
+        assert attention.basis == mlp.basis == Basis.ESTIMATED
+
+    def test_so_do_their_updates(self) -> None:
+        block, attention, mlp = (self.COSTS.update(part, device="A100-40", tp=2) for part in PARTS)
+        assert attention[0] + mlp[0] == pytest.approx(block[0])
+        assert (block[1], attention[1], mlp[1]) == (Basis.MEASURED, Basis.ESTIMATED, Basis.ESTIMATED)
+
+    def test_the_mlp_takes_more_where_it_has_more_of_the_work(self) -> None:
+        long, short = (gpt2_model(ffn_hidden_size=size) for size in (256, 16))
+        shares = []
+        for model in (long, short):
+            costs = cost_model(model, [profile(model)])
+            shares.append(costs.layer("mlp", device="A100-40", tp=1, micro_batch_size=1).forward_s)
+        assert 1 > shares[0] > shares[1] > 0
+
+    def test_two_stages_that_share_a_layer_add_up_to_one(self) -> None:
+        whole, front, back = self.of(1, 5), self.of(1, 2.5), self.of(2.5, 5)
+        for name in ("forward_s", "backward_s", "update_s"):
+            assert getattr(front, name) + getattr(back, name) == pytest.approx(getattr(whole, name))
+        assert whole.basis == Basis.MEASURED
+        assert front.basis == back.basis == Basis.ESTIMATED
+
+    def test_an_mlp_with_the_attention_behind_it_is_a_block(self) -> None:
+        assert self.of(1.5, 2.5).microbatch_s == pytest.approx(self.of(1, 2).microbatch_s)
+
+    def test_half_a_layer_is_not_yet_the_head(self) -> None:
+        assert self.of(0, 0.5).forward_s > 0.25 > self.of(0.5, 1).forward_s - self.of(1.5, 2).forward_s
+
+    @pytest.mark.parametrize("recompute", ["selective", "full"])
+    def test_what_is_computed_again_adds_up_as_well(self, recompute: str) -> None:
+        whole, front, back = (self.of(*held, recompute=recompute) for held in ((1, 4), (1, 2.5), (2.5, 4)))
+        assert front.backward_s + back.backward_s == pytest.approx(whole.backward_s)
+        assert self.of(2.5, 3, recompute="selective").backward_s == self.of(2.5, 3).backward_s, "no attention in it"
+
+    def test_half_a_layer_counts_as_one_for_recomputation(self) -> None:
+        mlp_again_s = self.of(1.5, 3, recompute="full", recompute_num_layers=1).backward_s - self.of(1.5, 3).backward_s
+        assert mlp_again_s == pytest.approx(self.of(1.5, 2).forward_s)
 
 
 class TestWhatIsNotMeasured:

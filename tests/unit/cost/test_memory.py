@@ -71,6 +71,55 @@ def test_what_is_kept_under_recomputation_and_parallelism(changes: dict[str, Any
     assert stage_memory(COSTS, **{**STAGE, **changes}).at(1).activations == saved
 
 
+@pytest.mark.parametrize(
+    ("layers", "changes", "saved"),
+    [
+        ((2, 3.5), {}, 14 + 8),
+        ((2.5, 4), {}, 6 + 14),
+        ((2, 2.5), {}, 8),
+        ((2.5, 3), {}, 6),
+        ((2.5, 3.5), {}, 14),
+        ((2, 3.5), {"recompute": "selective"}, 12 + 6),
+        ((2.5, 4), {"recompute": "selective"}, 6 + 12),
+        ((2.5, 4), {"recompute": "full"}, 1 + 1),
+        ((2.5, 4), {"recompute": "full", "recompute_num_layers": 1}, 1 + 14),
+        ((2, 3.5), {"sequence_parallel": True, "tp": 2}, 7 + 4),
+        ((2.5, 4), {"tp": 2}, 4 + 9),
+    ],
+)
+def test_half_a_block_keeps_its_part(layers: tuple[float, float], changes: dict[str, Any], saved: int) -> None:
+    """Of the 14 activations the attention keeps 8: 2 of rows, 4 of projections, 2 of scores; the MLP 2 and 4."""
+    changes = {"first_layer": layers[0], "end_layer": layers[1], **changes}
+    assert stage_memory(COSTS, **{**STAGE, **changes}).at(1).activations == saved * ROW
+
+
+def test_two_stages_that_share_a_layer_hold_it_once() -> None:
+    parts = [
+        stage_memory(COSTS, **{**STAGE, "first_layer": first, "end_layer": end}).at(1)
+        for first, end in ((2, 4), (2, 2.5), (2.5, 4))
+    ]
+    for name in ("weights", "gradients", "optimizer", "activations"):
+        whole, front, back = (getattr(each, name) for each in parts)
+        assert front + back == whole, name
+    assert parts[1].working == parts[0].working - 4 * 2 * 16 * (2 * 32 + 64), "the attention has no rows of the MLP"
+
+
+def test_an_mlp_alone_has_no_scores_to_work_on() -> None:
+    held = {"first_layer": 2.5, "end_layer": 3}
+    assert stage_memory(COSTS, **{**STAGE, **held}).at(1).working == 4 * 2 * 16 * (2 * 32 + 64)
+    again = stage_memory(COSTS, **{**STAGE, **held}, recompute="full").at(1)
+    assert again.working == 4 * 2 * 16 * (2 * 32 + 64) + 6 * ROW
+
+
+def test_halves_of_a_runtime_with_profiled_layers_are_by_the_formula() -> None:
+    published = next(p for p in shipped_profiles() if p.model == "OPT-350M" and p.memory)
+    theirs = cost_model(model_of(published), [published], seq_length=2048, traits=DEEPSPEED)
+    held = {"device": published.device, "tp": 1}
+    whole = theirs.held_parameters(**held, first_layer=2, end_layer=4)
+    halves = [theirs.held_parameters(**held, first_layer=a, end_layer=b) for a, b in ((2, 2.5), (2.5, 4))]
+    assert sum(halves) == pytest.approx(whole, rel=0.01)
+
+
 def test_full_recomputation_needs_one_block_while_it_works() -> None:
     full, none = stage_memory(COSTS, **STAGE, recompute="full"), stage_memory(COSTS, **STAGE)
     assert full.fixed.working - none.fixed.working == 14 * ROW

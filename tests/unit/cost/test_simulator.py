@@ -192,6 +192,17 @@ class TestGradients:
         for intervals in result.transfers.values():
             assert all(start_s + 4.0 == pytest.approx(end_s) and end_s > first for start_s, end_s in intervals)
 
+    def test_an_mlp_is_summed_before_the_attention_that_another_stage_has(self) -> None:
+        """Beside a replica of whole layers: each half with its own holder, as soon as it has the gradient."""
+        cut = (stage(layers=(0, 2.5), ranks=(1,), device=A100), stage(layers=(2.5, 6), ranks=(2,), device=A100))
+        beside = plan(MODEL, [replica(stage(layers=(0, 6), ranks=(0,), device=A100)), replica(*cut)])
+        result = run(beside, traits=dataclasses.replace(FAST_HOST, bucket_numel=1))
+        sums = {sync.bucket.position: sync for sync in result.syncs}
+        assert list(sums) == sorted(sums, reverse=True)
+        assert {position for position in sums if position % 1} == {2.5}
+        assert (sums[2.5].bucket.ranks, sums[2].bucket.ranks) == ((0, 2), (0, 1))
+        assert sums[3].start_s < sums[2.5].start_s < sums[2].start_s < sums[1].start_s
+
     def test_where_nothing_is_shared_nothing_is_waited_for_but_the_norm(self) -> None:
         """The last stage ends its backwards first; only a runtime that agrees on the norm keeps it waiting."""
         described = pipeline(2, num_samples=4)
@@ -206,7 +217,8 @@ def test_the_parts_of_every_stage_add_up_to_the_step(legal: Plan) -> None:
     described = on_a100(legal)
     result = run_any(described)
     for times in result.stages.values():
-        parts = dataclasses.astuple(times)
+        *parts, exposed_s = dataclasses.astuple(times)
+        assert 0 <= exposed_s <= times.bubble_s + 1e-9 * result.step_s
         assert sum(parts) == pytest.approx(result.step_s)
         assert min(parts) >= -1e-9 * result.step_s
 

@@ -2,12 +2,15 @@
 
 import pytest
 
+from hetero.cost.parts import Part
 from hetero.cost.work import layer_work, parameters_of
 from hetero.data import shipped_profiles
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from hetero.spec.profile import LAYER_KINDS, LayerShape, Profile
 from tests.helpers.models import gpt2_model, llama_model, moe_model
+
+PARTS: dict[Part, tuple[float, ...]] = {"attention": (0,), "mlp": (0.5,), "block": (0, 0.5)}
 
 
 def test_a_block_of_gpt3_does_24_b_s_h_h_and_4_b_s_s_h_operations() -> None:
@@ -30,6 +33,27 @@ def test_tensor_parallelism_divides_the_products_and_adds_two_sums() -> None:
     assert alone.row_bytes / 4 < four.row_bytes < alone.row_bytes, "norms and residuals are repeated"
 
 
+@pytest.mark.parametrize("model", [gpt2_model(), llama_model(), moe_model()], ids=["gpt2", "llama", "moe"])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_attention_and_mlp_are_a_block(model: ModelSpec, tp: int) -> None:
+    attention, mlp, block = (
+        layer_work(part, LayerShape.of(model), tp=tp, micro_batch_size=2, seq_length=16, element_bytes=4)
+        for part in PARTS
+    )
+    for name in ("operations", "attention_operations", "score_bytes", "row_bytes", "num_all_reduces"):
+        assert getattr(attention, name) + getattr(mlp, name) == getattr(block, name), name
+    assert attention.all_reduce_bytes == mlp.all_reduce_bytes == block.all_reduce_bytes
+    assert mlp.attention_operations == mlp.score_bytes == 0
+
+
+def test_the_mlp_of_gpt3_is_two_thirds_of_its_weights() -> None:
+    shape = LayerShape.of(gpt2_model(hidden_size=64, kv_channels=16, ffn_hidden_size=256))
+    attention, mlp, _ = (
+        layer_work(part, shape, tp=1, micro_batch_size=1, seq_length=16, element_bytes=4) for part in PARTS
+    )
+    assert mlp.operations == 2 * (attention.operations - attention.attention_operations)
+
+
 def test_a_token_meets_only_the_experts_it_is_sent_to() -> None:
     two = LayerShape.of(moe_model(moe_router_topk=2))
     one = LayerShape.of(moe_model(moe_router_topk=1))
@@ -48,8 +72,9 @@ def test_a_head_multiplies_by_the_vocabulary() -> None:
 @pytest.mark.parametrize("model", [gpt2_model(), llama_model(), moe_model()], ids=["gpt2", "llama", "moe"])
 def test_parameters_of_a_block_are_nearly_those_of_the_model(model: ModelSpec) -> None:
     """Nearly: biases and norms are counted as if every model had GPT-2's."""
-    exact = sum(p.numel for p in parameters(model) if p.position == 0)
-    assert parameters_of("block", LayerShape.of(model), tp=1) == pytest.approx(exact, rel=0.06)
+    for part, positions in PARTS.items():
+        exact = sum(p.numel for p in parameters(model) if p.position in positions)
+        assert parameters_of(part, LayerShape.of(model), tp=1) == pytest.approx(exact, rel=0.07)
 
 
 @pytest.mark.parametrize("profile", list(shipped_profiles()), ids=lambda profile: f"{profile.model} {profile.device}")

@@ -31,7 +31,7 @@ def held_indices(parameter: Parameter, holder: Stage, rank: int) -> frozenset[in
 def every_shard(plan: Plan) -> Iterator[tuple[Parameter, int, frozenset[int]]]:
     """Every parameter on every rank that holds some of it."""
     for _, _, holder in plan.stages():
-        for parameter in stage_parameters(plan.model, first_layer=holder.first_layer, end_layer=holder.end_layer):
+        for parameter in stage_parameters(plan.model, first_layer=holder.start, end_layer=holder.end):
             for rank in holder.ranks:
                 yield parameter, rank, held_indices(parameter, holder, rank)
 
@@ -185,7 +185,7 @@ def test_groups_grow_with_edges_and_not_with_paths(cuts_a: list[int], cuts_b: li
 @settings(max_examples=40, deadline=None)
 def test_groups_are_bounded_by_edges_and_holders(random_plan: Plan) -> None:
     """Between two neighbouring cuts: one group for what is replicated, one per cell of the finest common shards."""
-    cuts = {holder.first_layer for _, _, holder in random_plan.stages()} | {random_plan.model.num_layers}
+    cuts = {holder.start for _, _, holder in random_plan.stages()} | {random_plan.model.num_layers}
     cells = math.lcm(*(holder.tp for _, _, holder in random_plan.stages()))
     runs_of_layers = len(cuts) - 1
     tied = cells if random_plan.model.tied_embeddings else 0

@@ -65,6 +65,26 @@ def test_sequence_parallelism_splits_only_over_several_ranks() -> None:
     assert not dataclasses.replace(split, sequence_parallel=False).splits_sequence
 
 
+@pytest.mark.parametrize(
+    ("layers", "num_layers", "numbers"),
+    [
+        ((0, 4), 4, [0, 1, 2, 3]),
+        ((0, 2.5), 2.5, [0, 1, 2]),
+        ((2.5, 4), 1.5, [2, 3]),
+        ((2.5, 3.5), 1, [2, 3]),
+        ((2, 2.5), 0.5, [2]),
+        ((2.5, 3), 0.5, [2]),
+    ],
+)
+def test_a_stage_may_begin_and_end_between_attention_and_mlp(
+    layers: tuple[float, float], num_layers: float, numbers: list[int]
+) -> None:
+    cut = stage(layers=layers, ranks=(0,))
+    assert (cut.start, cut.end) == layers
+    assert cut.num_layers == num_layers
+    assert list(cut.layer_numbers) == numbers, "those of which it has at least a half"
+
+
 def test_plans_compare_by_value_and_are_frozen() -> None:
     same = dataclasses.replace(PLAN)
     assert same is not PLAN

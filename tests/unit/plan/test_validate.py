@@ -68,9 +68,29 @@ def in_sync(*domains: tuple[int, ...], bucket_numel: int | None = None) -> Chang
     return in_plan(gradient_sync=GradientSyncPlan(domains=domains, bucket_numel=bucket_numel))
 
 
+def cut_inside(layer: float) -> Change:
+    """Replica 1, whose first stage ends at ``layer``: 2.5 is between the attention and the MLP of layer 2."""
+    cut = replica(stage(layers=(0, layer), ranks=(5,)), stage(layers=(layer, 6), ranks=(6,)), num_samples=4)
+    return in_replica(1, stages=cut.stages)
+
+
+def only(first: float, end: float) -> Change:
+    """Replica 1 of three stages, the middle one with no more than ``[first, end)``."""
+    edges = ((0, first), (first, end), (end, 6))
+    stages = (stage(layers=held, ranks=(rank,)) for held, rank in zip(edges, (5, 6, 7), strict=True))
+    cut = replica(*stages, num_samples=4)
+    return lambda plan: in_plan(idle_ranks=())(in_replica(1, stages=cut.stages)(plan))
+
+
 ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_numbers_are_positive, "one of everything", in_plan(seq_length=1)),
     (rules.check_each_replica_covers_all_layers, "another cut in each replica", in_plan()),
+    (rules.check_each_replica_covers_all_layers, "half a layer", cut_inside(2.5)),
+    (rules.check_each_replica_covers_all_layers, "an attention alone", only(2, 2.5)),
+    (rules.check_each_replica_covers_all_layers, "an MLP alone", only(2.5, 3)),
+    (rules.check_halves_meet, "whole layers", in_plan()),
+    (rules.check_halves_meet, "half a layer", cut_inside(2.5)),
+    (rules.check_halves_meet, "the MLP of one and the attention of the next layer", only(2.5, 3.5)),
     (rules.check_ranks_fill_each_stage, "tp 4 instead of 2 x 2", in_stage(0, 0, tp=4, dp=1)),
     (rules.check_tp_groups_ascend, "groups in any order", in_stage(0, 0, ranks=(2, 3, 0, 1))),
     (rules.check_each_rank_has_one_place, "ranks in any order", in_stage(0, 0, ranks=(3, 0, 2, 1))),
@@ -86,6 +106,11 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_sequence_fits_positions, "as many as there are", in_plan(seq_length=64)),
     (rules.check_moe_uses_sequence_parallel, "a dense model needs none", in_stage(0, 0, sequence_parallel=False)),
     (rules.check_recompute, "some layers", in_stage(0, 0, recompute="full", recompute_num_layers=3)),
+    (
+        rules.check_recompute,
+        "a half as one layer",
+        lambda plan: in_stage(1, 0, recompute="full", recompute_num_layers=3)(cut_inside(2.5)(plan)),
+    ),
     (rules.check_recompute, "all layers", in_stage(0, 0, recompute="selective")),
     (rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
     (rules.check_gradient_domains, "none", in_sync()),
@@ -133,6 +158,36 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         rules.check_each_replica_covers_all_layers,
         "replica 1: its stages end at layer 5, the model has 6; set end_layer of stage 1 to 6",
         in_stage(1, 1, end_layer=5),
+    ),
+    (
+        rules.check_each_replica_covers_all_layers,
+        r"replica 1 stage 1: holds no layers, \[2½, 2½\); give it at least half of one",
+        lambda plan: in_stage(1, 1, ends_with_attention=True, end_layer=2)(cut_inside(2.5)(plan)),
+    ),
+    (
+        rules.check_each_replica_covers_all_layers,
+        r"replica 1 stage 1: holds no layers, \[2½, 2\)",
+        lambda plan: in_stage(1, 1, end_layer=2)(cut_inside(2.5)(plan)),
+    ),
+    (
+        rules.check_halves_meet,
+        "replica 1 stage 0: starts_with_mlp is true, but no stage before it has the attention of layer 0",
+        in_stage(1, 0, starts_with_mlp=True),
+    ),
+    (
+        rules.check_halves_meet,
+        "replica 1 stage 1: ends_with_attention is true, but no stage behind it has the MLP of layer 6",
+        in_stage(1, 1, ends_with_attention=True),
+    ),
+    (
+        rules.check_halves_meet,
+        "replica 1 stage 0 and stage 1 both hold the attention of layer 2: set starts_with_mlp of stage 1 to true",
+        in_stage(1, 0, ends_with_attention=True),
+    ),
+    (
+        rules.check_halves_meet,
+        "replica 1 stage 0 and stage 1: the attention of layer 2 is in neither; set ends_with_attention of stage 0",
+        in_stage(1, 1, starts_with_mlp=True),
     ),
     (
         rules.check_ranks_fill_each_stage,
@@ -201,6 +256,11 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         rules.check_recompute,
         "replica 1 stage 0: recompute_num_layers 0 of a stage with 2 layers",
         in_stage(1, 0, recompute="full", recompute_num_layers=0),
+    ),
+    (
+        rules.check_recompute,
+        "replica 1 stage 0: recompute_num_layers 4 of a stage with 3 layers, halves counted as whole",
+        lambda plan: in_stage(1, 0, recompute="full", recompute_num_layers=4)(cut_inside(2.5)(plan)),
     ),
     (
         rules.check_devices_can_do_the_precision,

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from hetero.cost.parts import HALVES
 from hetero.planner.candidates import Candidates
 from hetero.planner.exhaustive import best_by_force
 from hetero.planner.floor import floor_s
@@ -63,7 +64,7 @@ def test_no_plan_is_better_on_eight_gpus_with_published_profiles() -> None:
 def test_twice_the_devices_halve_the_floor() -> None:
     """But for the update, the floor is work over speed."""
     one, two = (problem(cluster(("A100-40", 4, n)), opt_model(6, 1024, 16), 16) for n in (1, 2))
-    update_s = one.costs.update("block", device="A100-40", tp=4)[0]
+    update_s = min(one.costs.update(half, device="A100-40", tp=4)[0] for half in HALVES)
     floors = [floor_s(question, Candidates(question)) - update_s for question in (one, two)]
     assert floors[1] == pytest.approx(floors[0] / 2, rel=0.01)
 

@@ -67,6 +67,16 @@ def mixed_report(**overrides: Any) -> Report:
     return report_of(MIXED, twins, idle=(6, 7), **overrides)
 
 
+def half_cut_report() -> Report:
+    """Stages that end between the attention and the MLP of a layer."""
+    stages = (
+        stage(layers=(0, 2.5), ranks=(4,), device="V100-16", depth=3),
+        stage(layers=(2.5, 3), ranks=(5,), device="V100-16", depth=2),
+        stage(layers=(3, 6), ranks=(0, 1), tp=2, sp=True, device="A100-40", depth=1),
+    )
+    return report_of(MIXED, [replica(*stages, num_samples=6)], idle=(2, 3, 6, 7))
+
+
 def compared_report(**overrides: Any) -> Report:
     """:func:`mixed_report` as the planner's answer, with three yardsticks of which one does not fit."""
     ours = mixed_report()

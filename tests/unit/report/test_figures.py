@@ -14,7 +14,14 @@ from hetero.report.content import Report
 from hetero.report.figures import DRAWINGS, figure_bytes
 from hetero.report.sheet import HUES, INK, PAPER, fitting, ink_on, inline_svg, shade
 from hetero.report.timeline_figure import is_cut
-from tests.unit.report.samples import compared_report, fleet_report, long_report, many_sorts_report, mixed_report
+from tests.unit.report.samples import (
+    compared_report,
+    fleet_report,
+    half_cut_report,
+    long_report,
+    many_sorts_report,
+    mixed_report,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -53,6 +60,10 @@ def test_the_cluster_shows_every_stage_and_who_idles() -> None:
     assert {"r0 · s0", "r1 · s0", "replica 0 · stage 1", "replica 1 · stage 1", "idle"} <= set(found)
     assert {"layers 2-5", "tp 2 · dp 1", "fast · node 0", "4 × A100-40"} <= set(found)
     assert {str(rank) for rank in range(8)} <= set(found)
+
+
+def test_half_layers_are_named() -> None:
+    assert {"0-1 + 2 a…", "L 2 mlp", "layers 3-5"} <= set(texts(half_cut_report(), "cluster"))
 
 
 def test_thousands_of_devices_stay_a_few_boxes() -> None:

@@ -14,6 +14,7 @@ from tests.unit.report.samples import (
     compared_report,
     cpu_report,
     fleet_report,
+    half_cut_report,
     long_report,
     many_sorts_report,
     mixed_report,
@@ -75,7 +76,10 @@ def cells(reader: Reader, section: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in reader.rows[section]][1:]
 
 
-@pytest.mark.parametrize("make", [mixed_report, compared_report, fleet_report, long_report, many_sorts_report])
+REPORTS = [mixed_report, compared_report, fleet_report, half_cut_report, long_report, many_sorts_report]
+
+
+@pytest.mark.parametrize("make", REPORTS)
 def test_the_page_is_well_formed_and_has_a_row_per_stage(make: Callable[[], Report]) -> None:
     report = make()
     reader = read(html_page(report))

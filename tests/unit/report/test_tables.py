@@ -10,6 +10,7 @@ from rich.table import Table
 
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.report.tables import PICTURE_COLUMNS, plan_picture, plan_table
+from hetero.report.wording import shape_of
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 
@@ -110,6 +111,43 @@ def test_boxes_are_as_wide_as_their_layers(cuts: tuple[int, ...]) -> None:
     columns_per_layer = widths[0] // (cuts[1] - cuts[0])
     assert widths == [columns_per_layer * (end - first) for first, end in layers]
     assert sum(widths) <= PICTURE_COLUMNS
+
+
+def half_cut_plan() -> Plan:
+    cuts = ((0, 2.5), (2.5, 3), (3, 3.5), (3.5, 5.5), (5.5, 12))
+    stages = [stage(layers=held, ranks=(s,), device="V100-16") for s, held in enumerate(cuts)]
+    stages[3] = dataclasses.replace(stages[3], recompute="full", recompute_num_layers=2)
+    whole = replica(stage(layers=(0, 2), ranks=(5,)), stage(layers=(2, 12), ranks=(6,)))
+    return plan(llama_model(num_layers=12), [replica(*stages), whole])
+
+
+def test_halves_of_layers_are_told() -> None:
+    cells = rows(plan_table(half_cut_plan()))
+    assert [row[3] for row in cells[:5]] == [
+        "emb + 0-1 + 2 attn",
+        "2 mlp",
+        "3 attn",
+        "3 mlp + 4 + 5 attn",
+        "5 mlp + 6-11 + head",
+    ]
+    assert cells[3][-1] == "full 2/3", "halves count as layers there"
+    assert shape_of(half_cut_plan()).startswith("1x (V100-16: 2½ | V100-16: ½ | V100-16: ½ | V100-16: 2 | V100-16: 6½)")
+
+
+def test_the_picture_cuts_layers_in_half() -> None:
+    assert plan_picture(half_cut_plan()).splitlines()[:5] == [
+        "           ┌───────────────────┬───┬───┬───────────────┬───────────────────────────────────────────────────┐",
+        "replica 0  │ 0-1 + 2 attn      │ … │ … │ 3 mlp + 4 + … │ layers 5 mlp + 6-11                               │",
+        "4 of 8     │ V100-16           │ … │ … │ V100-16       │ V100-16                                           │",
+        "samples    │ rank 0            │ 1 │ 2 │ rank 3        │ rank 4                                            │",
+        "           ├───────────────┬───┴───┴───┴───────────────┴───────────────────────────────────────────────────┤",
+    ]
+
+
+def test_the_columns_of_a_layer_can_be_halved() -> None:
+    stages = [stage(layers=held, ranks=(s,)) for s, held in enumerate(((0, 0.5), (0.5, 120)))]
+    picture = plan_picture(plan(llama_model(num_layers=120), [replica(*stages)]))
+    assert box_widths(picture, 1) == [1, 239]
 
 
 def test_what_does_not_fit_a_narrow_box_is_shortened() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import (
     EMBEDDING,
+    HALF,
     Interval,
     Parameter,
     parameters,
@@ -17,7 +18,7 @@ from hetero.spec.parameters import (
     stage_parameters,
 )
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.strategies import models
+from tests.helpers.strategies import layer_cuts, models
 
 
 def shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -117,14 +118,14 @@ def test_names_are_unique_and_positions_follow_the_forward(model: ModelSpec) -> 
     assert max(Counter(parameter.name for parameter in rows).values()) == 1
     positions = [parameter.position for parameter in rows]
     assert positions == sorted(positions)
-    assert set(positions) == set(range(-1, model.num_layers + 1))
+    layers = range(model.num_layers)
+    assert set(positions) == {-1, *layers, *(layer + HALF for layer in layers), model.num_layers}
 
 
 @given(models(), st.data())
 @settings(max_examples=30, deadline=None)
 def test_stages_hold_every_parameter_once_but_for_the_tied_embedding(model: ModelSpec, data: st.DataObject) -> None:
-    inner = range(1, model.num_layers)
-    cuts = sorted(data.draw(st.sets(st.sampled_from(inner)))) if inner else []
+    cuts = data.draw(layer_cuts(model.num_layers))
     held = Counter(
         parameter.name
         for first, end in pairwise([0, *cuts, model.num_layers])
