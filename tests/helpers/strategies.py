@@ -1,5 +1,6 @@
 """Random legal plans for property tests, as unlike as the validator allows."""
 
+import dataclasses
 import itertools
 import math
 
@@ -61,6 +62,15 @@ def pipelines(draw: st.DrawFn) -> Replica:
     num_samples, sizes = draw(chains())
     stages = [stage(layers=(s, s + 1), ranks=(s,), mbs=size, depth=1) for s, size in enumerate(sizes)]
     return with_random_in_flight(draw, replica(*stages, num_samples=num_samples))
+
+
+@st.composite
+def split_pipelines(draw: st.DrawFn) -> Replica:
+    """:func:`pipelines` of which some stages or all part their backward."""
+    whole = draw(pipelines())
+    lags = st.one_of(st.none(), st.integers(0, 5))
+    stages = (dataclasses.replace(each, weight_lag=draw(lags)) for each in whole.stages)
+    return dataclasses.replace(whole, stages=tuple(stages))
 
 
 @st.composite

@@ -83,6 +83,8 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_moe_uses_sequence_parallel, "a dense model needs none", in_stage(0, 0, sequence_parallel=False)),
     (rules.check_recompute, "some layers", in_stage(0, 0, recompute="full", recompute_num_layers=3)),
     (rules.check_recompute, "all layers", in_stage(0, 0, recompute="selective")),
+    (rules.check_weight_lag, "none", in_stage(0, 0, weight_lag=0)),
+    (rules.check_weight_lag, "selective", in_stage(0, 0, weight_lag=3, recompute="selective")),
     (rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
 ]
 
@@ -193,6 +195,17 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         rules.check_recompute,
         "replica 1 stage 0: recompute_num_layers 0 of a stage with 2 layers",
         in_stage(1, 0, recompute="full", recompute_num_layers=0),
+    ),
+    (
+        rules.check_weight_lag,
+        "replica 1 stage 0: weight_lag is -1, must be at least 0, or null for a backward in one",
+        in_stage(1, 0, weight_lag=-1),
+    ),
+    (
+        rules.check_weight_lag,
+        "replica 0 stage 1: weight_lag 2 needs recompute none or selective, got full; "
+        "set weight_lag to null or choose another recompute",
+        in_stage(0, 1, weight_lag=2, recompute="full"),
     ),
     (
         rules.check_devices_can_do_the_precision,
