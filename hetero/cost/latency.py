@@ -35,11 +35,13 @@ class LayerCost:
 class StageCost:
     """Seconds of one stage: a forward and a backward of one microbatch, and one update of its weights.
 
-    backward_s contains what is computed again under recomputation. ``basis`` is that of forward and backward.
+    backward_s contains what is computed again under recomputation. weight_s is the part of it that a split backward
+    leaves for later, 0 where the backward is whole. ``basis`` is that of forward and backward.
     """
 
     forward_s: float
     backward_s: float
+    weight_s: float
     update_s: float
     basis: Basis
 
@@ -121,8 +123,11 @@ class CostModel:
         micro_batch_size: int,
         recompute: Recompute = "none",
         recompute_num_layers: int | None = None,
+        splits_backward: bool = False,
     ) -> StageCost:
         """Seconds of layers ``[first_layer, end_layer)``, with the embedding before layer 0 and the head at the end.
+
+        A split backward computes the weights' gradients of its blocks later; embedding and head stay whole.
 
         Raises:
             ConfigError: as :meth:`layer`.
@@ -130,19 +135,22 @@ class CostModel:
         has_embedding, has_head = first_layer == 0, end_layer == self.model.num_layers
         num_layers = end_layer - first_layer
         recomputed = {"none": 0, "selective": num_layers, "full": recompute_num_layers or num_layers}[recompute]
-        key = device, num_layers, has_embedding, has_head, tp, micro_batch_size, recompute, recomputed
+        key = device, num_layers, has_embedding, has_head, tp, micro_batch_size, recompute, recomputed, splits_backward
         if key not in self._stages:
             kinds: list[LayerKind] = ["block" for _ in range(num_layers)]
             kinds += ["embedding"] if has_embedding else []
             kinds += ["head"] if has_head else []
             costs = [self.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size) for kind in kinds]
+            is_divided = recompute == "selective" or splits_backward
             again_s = recomputed * self._again_s(device, tp, micro_batch_size, recompute) if recomputed else 0.0
+            weight_s = num_layers * self._weight_s(device, tp, micro_batch_size) if splits_backward else 0.0
             updates = [self.update(kind, device=device, tp=tp) for kind in kinds]
             self._stages[key] = StageCost(
                 forward_s=sum(cost.forward_s for cost in costs),
                 backward_s=sum(cost.backward_s for cost in costs) + again_s,
+                weight_s=weight_s,
                 update_s=sum(seconds for seconds, _ in updates),
-                basis=max([cost.basis for cost in costs] + [Basis.ESTIMATED] * (recompute == "selective")),
+                basis=max([cost.basis for cost in costs] + [Basis.ESTIMATED] * is_divided),
             )
         return self._stages[key]
 
@@ -156,6 +164,7 @@ class CostModel:
             micro_batch_size=stage.micro_batch_size,
             recompute=stage.recompute,
             recompute_num_layers=stage.recompute_num_layers,
+            splits_backward=stage.weight_lag is not None,
         )
 
     def update(self, kind: LayerKind, *, device: str, tp: int) -> tuple[float, Basis]:
@@ -234,6 +243,18 @@ class CostModel:
         throughput, _ = self._donors.throughput(device, "block", "forward")
         work = self.work("block", tp=tp, micro_batch_size=micro_batch_size)
         return forward_s * min(1.0, throughput.core_attention_s(work) / throughput.seconds(work, tp=tp))
+
+    def _weight_s(self, device: str, tp: int, micro_batch_size: int) -> float:
+        """Seconds of the weights' gradients in the backward of one block: their products' share of the whole,
+
+            w = b  a (operations - attention operations) / 2  /  t
+
+        with b the backward's seconds, measured or not, and a and t of :mod:`hetero.cost.estimate` for backwards.
+        """
+        backward_s = self.layer("block", device=device, tp=tp, micro_batch_size=micro_batch_size).backward_s
+        throughput, _ = self._donors.throughput(device, "block", "backward")
+        work = self.work("block", tp=tp, micro_batch_size=micro_batch_size)
+        return backward_s * throughput.weight_gradients_s(work) / throughput.seconds(work, tp=tp)
 
 
 def interpolate(times: Sequence[LayerTime], *, micro_batch_size: int, isolation_s: float) -> LayerCost | None:

@@ -16,7 +16,7 @@ from hetero.report.figures import DRAWINGS
 from hetero.report.sheet import inline_svg, shade
 from hetero.report.tables import UNKNOWN, fullest
 from hetero.report.timeline_figure import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
-from hetero.report.wording import held_by, recompute_of, shape_of
+from hetero.report.wording import depth_of, held_by, recompute_of, shape_of
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -201,7 +201,7 @@ def _row(report: Report, row: StageRow) -> dict[str, Any]:
         "sp": "yes" if stage.splits_sequence else "-",
         "micro_batch_size": stage.micro_batch_size,
         "microbatches": row.num_microbatches,
-        "in_flight": stage.in_flight,
+        "in_flight": depth_of(stage),
         "recompute": recompute_of(stage),
         "busy": f"{times.busy_s / step_s:.0%}",
         "bubble": f"{times.bubble_s / step_s:.0%}",

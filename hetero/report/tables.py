@@ -14,6 +14,7 @@ from hetero.plan.ir import Plan, Stage
 from hetero.report.wording import (
     alike,
     degrees,
+    depth_of,
     held_by,
     layers_of,
     ranks_in_words,
@@ -63,7 +64,7 @@ def plan_table(plan: Plan) -> Table:
                 "yes" if stage.splits_sequence else "-",
                 str(stage.micro_batch_size),
                 str(replica.num_microbatches(s)),
-                str(stage.in_flight),
+                depth_of(stage),
                 recompute_of(stage),
                 end_section=s + 1 == len(replica.stages),
             )
@@ -165,7 +166,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
                 str(stage.tp),
                 str(stage.dp),
                 str(stage.micro_batch_size),
-                str(stage.in_flight),
+                depth_of(stage),
                 recompute_of(stage),
                 f"{times.busy_s / simulation.step_s:.0%}",
                 f"{times.bubble_s / simulation.step_s:.0%}",

@@ -56,6 +56,11 @@ def held_by(plan: Plan, stage: Stage) -> str:
     return " + ".join(parts)
 
 
+def depth_of(stage: Stage) -> str:
+    """Microbatches in flight, and by how many the weights' gradients lag behind a split backward."""
+    return str(stage.in_flight) + (f", lag {stage.weight_lag}" if stage.weight_lag is not None else "")
+
+
 def recompute_of(stage: Stage) -> str:
     if stage.recompute_num_layers is None:
         return "-" if stage.recompute == "none" else stage.recompute
