@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.errors import ConfigError
 from hetero.runtime.options import StageOptions
+from hetero.runtime.weight_gradients import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
 
@@ -33,12 +34,17 @@ class Norm(torch.nn.Module):
         return kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
 
 
-def uses_transformer_engine(options: StageOptions, device: DeviceType) -> bool:
-    """Whether this device's layers are TransformerEngine's.
+def uses_transformer_engine(options: StageOptions, device: DeviceType, *, splits_backward: bool) -> bool:
+    """Whether the layers of a stage on this device are TransformerEngine's; only the local ones split their backward.
 
     Raises:
         ConfigError: it is asked for and cannot be.
     """
+    if options.transformer_impl == "transformer_engine" and splits_backward:
+        raise ConfigError(
+            "--transformer-impl transformer_engine: the plan has a stage with weight_lag, which only the local layers "
+            "can do; choose auto or local, or make a plan whose weight_lag is null everywhere"
+        )
     possible = HAVE_TE and device.has_transformer_engine
     if options.transformer_impl == "transformer_engine" and not possible:
         reason = "is not installed" if device.has_transformer_engine else f"does not run on {device.name}"
@@ -46,13 +52,14 @@ def uses_transformer_engine(options: StageOptions, device: DeviceType) -> bool:
             f"--transformer-impl transformer_engine: TransformerEngine {reason}; "
             "choose auto, which takes the local layers where it is missing"
         )
-    return possible and options.transformer_impl != "local"
+    return possible and options.transformer_impl != "local" and not splits_backward
 
 
 def stage_spec(
-    model: ModelSpec, *, num_layers: int, transformer_engine: bool
+    model: ModelSpec, *, num_layers: int, transformer_engine: bool, splits_backward: bool
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """The modules of a stage of ``num_layers`` layers and, after the last one of the model, its final norm."""
+    assert not (transformer_engine and splits_backward)
     if transformer_engine:
         return get_gpt_layer_with_transformer_engine_spec(
             num_experts=model.num_experts,
@@ -68,7 +75,17 @@ def stage_spec(
     if model.qk_layernorm:
         attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.k_layernorm = Norm
+    if splits_backward:
+        _split_linear_layers(layer)
     return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=Norm)
+
+
+def _split_linear_layers(layer: ModuleSpec) -> None:
+    """Let the linear layers of ``layer`` put off the gradients of their weights."""
+    attention, mlp = layer.submodules.self_attention.submodules, layer.submodules.mlp.submodules
+    attention.linear_qkv, attention.linear_proj = SplitColumnParallelLinear, SplitRowParallelLinear
+    parts = mlp.experts.submodules if hasattr(mlp, "experts") else mlp
+    parts.linear_fc1, parts.linear_fc2 = SplitColumnParallelLinear, SplitRowParallelLinear
 
 
 def activation_function(model: ModelSpec, *, fused: bool) -> Callable[[torch.Tensor], torch.Tensor]:
