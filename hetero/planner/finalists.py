@@ -59,14 +59,15 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
     )
 
 
-def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored | None:
-    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case."""
-    best: Scored | None = None
+def ranked(covers: Iterable[Cover], problem: Problem, clock: Clock) -> list[Scored]:
+    """The best plan of each cover that fits, the best simulated goal first. The first cover is tried in any case."""
+    of_covers: list[Scored] = []
     for cover in covers:
         seen: set[Plan] = set()
+        best: Scored | None = None
         for extra_depth in EXTRA_DEPTHS:
-            if best is not None and clock.is_over():
-                return best
+            if (of_covers or best is not None) and clock.is_over():
+                break
             plan = expand(cover, problem, extra_depth=extra_depth)
             if plan in seen:
                 continue
@@ -74,7 +75,9 @@ def best_of(covers: Iterable[Cover], problem: Problem, clock: Clock) -> Scored |
             candidate = scored(plan, problem) or scored_shallower(plan, problem)
             if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
                 best = candidate
-    return best
+        if best is not None:
+            of_covers.append(best)
+    return sorted(of_covers, key=lambda each: worth(each, problem))
 
 
 def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:

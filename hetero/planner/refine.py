@@ -9,7 +9,7 @@ long as one does and there is time.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica, Stage
@@ -23,14 +23,29 @@ ENOUGH = 0.9998
 Shape = tuple[object, ...]
 
 
-def refined(best: Scored, problem: Problem, clock: Clock) -> Scored:
-    """``best``, or what small changes make of it before ``clock`` is over."""
+def neighbours(plan: Plan) -> Iterator[Plan]:
+    """All plans that one small change makes of ``plan``."""
+    yield from changed(plan, _changes)
+    for giving, taking in itertools.permutations(_classes(plan), 2):
+        if (moved := _samples_moved(plan, giving, taking)) is not None:
+            yield moved
+
+
+def refined(
+    best: Scored,
+    problem: Problem,
+    clock: Clock,
+    *,
+    neighbours: Callable[[Plan], Iterator[Plan]] = neighbours,
+    most: int | None = None,
+) -> Scored:
+    """``best``, or what small changes make of it before ``clock`` is over, or ``most`` plans have been looked at."""
     seen = {best.plan}
     improved = True
     while improved:
         improved = False
-        for plan in _neighbours(best.plan):
-            if clock.is_over():
+        for plan in neighbours(best.plan):
+            if clock.is_over() or len(seen) == most:
                 return best
             if plan in seen:
                 continue
@@ -49,17 +64,19 @@ def _scored(plan: Plan, problem: Problem) -> Scored | None:
         return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
 
 
-def _neighbours(plan: Plan) -> Iterator[Plan]:
+def changed(plan: Plan, changes: Callable[[Replica], Iterator[tuple[Stage, ...]]]) -> Iterator[Plan]:
+    """``plan`` with other stages in all replicas of one shape."""
+    for of_class in _classes(plan):
+        for stages in changes(plan.replicas[of_class[0]]):
+            yield _with(plan, {r: _like(plan.replicas[r], stages) for r in of_class})
+
+
+def _classes(plan: Plan) -> list[list[int]]:
+    """The replicas of each shape."""
     classes: dict[Shape, list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         classes.setdefault(_shape(replica), []).append(r)
-    members = list(classes.values())
-    for of_class in members:
-        for changed in _changes(plan.replicas[of_class[0]]):
-            yield _with(plan, {r: _like(plan.replicas[r], changed) for r in of_class})
-    for giving, taking in itertools.permutations(members, 2):
-        if (moved := _samples_moved(plan, giving, taking)) is not None:
-            yield moved
+    return list(classes.values())
 
 
 def _shape(replica: Replica) -> Shape:

@@ -12,7 +12,7 @@ from hetero.planner.baselines import autohet_plans, best_plan, harp_plans
 from hetero.planner.candidates import Candidates
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score
-from hetero.planner.finalists import Scored, best_of, worth
+from hetero.planner.finalists import Scored, ranked, worth
 from hetero.planner.floor import floor_s
 from hetero.planner.infeasible import check_devices, check_links, explain
 from hetero.planner.money import cheaper_covers
@@ -22,6 +22,7 @@ from hetero.planner.refine import refined
 from hetero.planner.rings import Rings
 from hetero.planner.search import FINALISTS, TOLERANCE, Progress, Search
 from hetero.planner.space import TemplateSpace
+from hetero.planner.split import with_split_backwards
 
 WITHIN = 0.93
 """Of the time limit: a step of the search that has begun is finished first."""
@@ -33,6 +34,9 @@ FINAL_SHARE = 0.25
 
 FINALIST_SHARE = 0.5
 """Of what is left for the last round; the rest refines the winner."""
+
+SPLIT_SHARE = 0.1
+"""Of what is left when the winner is known, for split backwards."""
 
 KNOWN_SHARE = 0.15
 """Of the time limit, for shapes of published planners."""
@@ -126,10 +130,11 @@ def plan_cluster(
         covers = alternating(polish.polished(found.covers), found.covers)
         if problem.goal == "money":
             covers = cheaper_covers(covers, problem, rings, templates, clock)
-        best = best_of((cover for cover, _ in covers[:FINALISTS]), problem, clock.part(FINALIST_SHARE))
-        best = _better(best, known, problem)
+        finalists = ranked((cover for cover, _ in covers[:FINALISTS]), problem, clock.part(FINALIST_SHARE))
+        best = _better(finalists[0] if finalists else None, known, problem)
         if best is not None:
-            best = refined(best, problem, clock)
+            best = refined(best, problem, clock.part(1 - SPLIT_SHARE))
+            best = with_split_backwards([best, *finalists], problem, clock)
             shortest = min((each for _, each in covers), key=lambda each: each.step_s)
             return PlanResult(
                 plan=best.plan,

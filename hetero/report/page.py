@@ -16,7 +16,7 @@ from hetero.report.figures import DRAWINGS
 from hetero.report.sheet import inline_svg, shade
 from hetero.report.tables import UNKNOWN, fullest
 from hetero.report.timeline_figure import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
-from hetero.report.wording import depth_of, held_by, recompute_of, shape_of
+from hetero.report.wording import depth_of, depth_title, held_by, recompute_of, shape_of
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -49,6 +49,7 @@ def html_page(report: Report) -> str:
     template = environment.from_string(files("hetero.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
     rows = report.rows[:MOST_TABLE_ROWS]
     return template.render(
+        depth_title=depth_title(report.plan).split("\n"),
         title=f"{report.model_name} on {report.cluster_name}",
         lede=_lede(report),
         tiles=list(_tiles(report)),

@@ -15,6 +15,7 @@ from hetero.report.wording import (
     alike,
     degrees,
     depth_of,
+    depth_title,
     held_by,
     layers_of,
     ranks_in_words,
@@ -46,7 +47,7 @@ def plan_table(plan: Plan) -> Table:
         table.add_column(header, justify="right")
     for header in ("layers", "ranks", "device"):
         table.add_column(header)
-    for header in ("tp", "dp", "sp", "micro-\nbatch\nsize", "micro-\nbatches", "in\nflight"):
+    for header in ("tp", "dp", "sp", "micro-\nbatch\nsize", "micro-\nbatches", depth_title(plan)):
         table.add_column(header, justify="right")
     table.add_column("recompute")
 
@@ -146,7 +147,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
         table.add_column(header, justify="right")
     for header in ("layers", "device"):
         table.add_column(header)
-    for header in ("tp", "dp", "micro-\nbatch", "in\nflight"):
+    for header in ("tp", "dp", "micro-\nbatch", depth_title(plan)):
         table.add_column(header, justify="right")
     table.add_column("recompute")
     for header in ("busy", "bubble", "sync", "memory GiB"):

@@ -57,8 +57,14 @@ def held_by(plan: Plan, stage: Stage) -> str:
 
 
 def depth_of(stage: Stage) -> str:
-    """Microbatches in flight, and by how many the weights' gradients lag behind a split backward."""
-    return str(stage.in_flight) + (f", lag {stage.weight_lag}" if stage.weight_lag is not None else "")
+    """Microbatches in flight, and as ``+2`` by how many the weights' gradients lag behind a split backward."""
+    return str(stage.in_flight) + (f"+{stage.weight_lag}" if stage.weight_lag is not None else "")
+
+
+def depth_title(plan: Plan) -> str:
+    """What :func:`depth_of` says, for the head of a column."""
+    splits = any(stage.weight_lag is not None for _, _, stage in plan.stages())
+    return "in\nflight\n+ lag" if splits else "in\nflight"
 
 
 def recompute_of(stage: Stage) -> str:

@@ -55,6 +55,11 @@ def uses_transformer_engine(options: StageOptions, device: DeviceType, *, splits
     return possible and options.transformer_impl != "local" and not splits_backward
 
 
+def may_split_backward(options: StageOptions) -> bool:
+    """Whether a planner may split backwards without taking TransformerEngine's layers away from a device."""
+    return options.transformer_impl == "local" or (options.transformer_impl == "auto" and not HAVE_TE)
+
+
 def stage_spec(
     model: ModelSpec, *, num_layers: int, transformer_engine: bool, splits_backward: bool
 ) -> ModuleSpec | TransformerBlockSubmodules:

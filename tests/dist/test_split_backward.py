@@ -20,7 +20,7 @@ from hetero.errors import ConfigError
 from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import Plan, Precision
 from hetero.plan.validate import validate
-from hetero.runtime import weight_gradients
+from hetero.runtime import layer_spec, weight_gradients
 from hetero.runtime.layer_spec import uses_transformer_engine
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.stage import build_stage
@@ -250,3 +250,14 @@ def test_transformer_engine_is_refused_and_not_taken_by_itself() -> None:
     with pytest.raises(ConfigError, match="the plan has a stage with weight_lag, which only the local layers can do"):
         uses_transformer_engine(StageOptions(transformer_impl="transformer_engine"), device, splits_backward=True)
     assert not uses_transformer_engine(StageOptions(), device, splits_backward=True)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "installed", "may"),
+    [("local", True, True), ("auto", True, False), ("auto", False, True), ("transformer_engine", False, False)],
+)
+def test_a_plan_made_at_start_leaves_devices_their_layers(
+    monkeypatch: pytest.MonkeyPatch, implementation: Any, installed: bool, may: bool
+) -> None:
+    monkeypatch.setattr(layer_spec, "HAVE_TE", installed)
+    assert layer_spec.may_split_backward(StageOptions(transformer_impl=implementation)) == may

@@ -14,7 +14,14 @@ from hetero.report.content import Report
 from hetero.report.figures import DRAWINGS, figure_bytes
 from hetero.report.sheet import HUES, INK, PAPER, fitting, ink_on, inline_svg, shade
 from hetero.report.timeline_figure import is_cut
-from tests.unit.report.samples import compared_report, fleet_report, long_report, many_sorts_report, mixed_report
+from tests.unit.report.samples import (
+    compared_report,
+    fleet_report,
+    long_report,
+    many_sorts_report,
+    mixed_report,
+    split_report,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -67,6 +74,12 @@ def test_the_timeline_has_a_row_per_stage_and_a_number_per_microbatch() -> None:
     assert {"forward", "backward", "activations sent", "exposed sync", "update"} <= set(found)
     assert {"0", "1", "2", "3", "4"} <= set(found)
     assert not is_cut(mixed_report())
+
+
+def test_split_backwards_have_a_colour_and_their_memory_too() -> None:
+    assert "weights' gradients" in texts(split_report(), "timeline")
+    assert "weights' gradients" not in texts(mixed_report(), "timeline")
+    assert "deferred" in texts(split_report(), "memory")
 
 
 def test_the_middle_of_a_long_step_is_left_out_and_said_to_be() -> None:
