@@ -88,6 +88,8 @@ def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:
         over = parts.total - capacity_bytes(plan, problem, (r, s))
         if over > 0:
             each = (parts.activations + parts.logits) / replicas[r].stages[s].in_flight
+            if not each:
+                return None  # At its peak the stage holds nothing but what waits for its weights' gradients.
             depth = replicas[r].stages[s].in_flight - max(1, -int(-over // each))
             if depth < least_in_flight(replicas[r], s):
                 return None

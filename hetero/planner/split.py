@@ -8,6 +8,7 @@ of them a few small changes more.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from hetero.cost.memory import plan_memory
@@ -83,7 +84,7 @@ def _split(plan: Plan, lag: Lag) -> Plan:
 
 
 def _scored(plan: Plan, problem: Problem) -> Scored | None:
-    """As :func:`scored`, with smaller lags where a stage is short of memory; ``None`` if that does not help."""
+    """As :func:`scored`, with smaller lags or none where a stage is short of memory; ``None`` if that does not help."""
     try:
         if (found := scored(plan, problem)) is not None:
             return found
@@ -93,12 +94,19 @@ def _scored(plan: Plan, problem: Problem) -> Scored | None:
     for (r, s), parts in plan_memory(plan, problem.costs).items():
         over = parts.total - capacity_bytes(plan, problem, (r, s))
         lag = replicas[r].stages[s].weight_lag
-        if over > 0 and not lag:
-            return None
-        if over > 0 and lag:
-            each = parts.deferred / (lag + 1)
-            replicas[r] = _with_lag(replicas[r], s, max(0, lag - max(1, -int(-over // each))))
+        if over > 0:
+            if lag is None:
+                return None
+            replicas[r] = _with_lag(replicas[r], s, smaller_lag(lag, deferred=parts.deferred, over=over))
     return scored(dataclasses.replace(plan, replicas=tuple(replicas)), problem)
+
+
+def smaller_lag(lag: int, *, deferred: int, over: int) -> int | None:
+    """The lag that makes about ``over`` bytes less of ``deferred``, which up to ``lag`` + 1 microbatches hold; ``None``
+    if smaller ones do not help."""
+    if lag == 0 or deferred == 0:
+        return None
+    return max(0, lag - math.ceil(over * (lag + 1) / deferred))
 
 
 def _with_lag(replica: Replica, stage: int, lag: int | None) -> Replica:

@@ -358,6 +358,10 @@ class TestDeepSpeed:
         with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
             run(uneven, traits=self.TRAITS)
 
+    def test_blocking_transfers_have_no_split_backwards(self) -> None:
+        with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not split backwards; set weight_lag"):
+            run(split(pipeline(2, num_samples=2), [0, None]), traits=self.TRAITS)
+
 
 def test_a_link_that_is_missing_is_named() -> None:
     cluster = dataclasses.replace(nodes(2), links=dataclasses.replace(nodes(2).links, between_nodes=None))

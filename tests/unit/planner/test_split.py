@@ -15,7 +15,7 @@ from hetero.planner.clock import Clock
 from hetero.planner.finalists import Scored, scored
 from hetero.planner.problem import Problem
 from hetero.planner.refine import neighbours
-from hetero.planner.split import LAGS, with_split_backwards
+from hetero.planner.split import LAGS, smaller_lag, with_split_backwards
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -114,6 +114,29 @@ def test_lags_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_lags
     found = with_split_backwards([score_of(whole, problem)], problem, Clock(30))
     assert max(parts.total for parts in found.memory.values()) <= capacity
     assert found.step_s < score_of(whole, problem).step_s
+
+
+@pytest.mark.parametrize(
+    ("lag", "deferred", "over", "smaller"),
+    [(3, 400, 1, 2), (3, 400, 101, 1), (3, 400, 900, 0), (0, 100, 1, None), (2, 0, 1, None)],
+)
+def test_a_lag_shrinks_by_what_is_too_much(lag: int, deferred: int, over: int, smaller: int | None) -> None:
+    assert smaller_lag(lag, deferred=deferred, over=over) == smaller
+
+
+def test_a_smaller_depth_does_not_help_a_stage_that_holds_only_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sequence parallelism that is more than activations, and depth 1 leaves none of these beside it."""
+    problem = line_problem()
+    (replica,) = uniform(pp=2, tp=2, sequence_parallel=True).replicas
+    last = dataclasses.replace(replica.stages[1], weight_lag=3, recompute="selective")
+    made = dataclasses.replace(
+        uniform(pp=2, tp=2), replicas=(dataclasses.replace(replica, stages=(replica.stages[0], last)),)
+    )
+    parts = plan_memory(made, problem.costs)[0, 1]
+    assert (parts.activations, parts.deferred > 0) == (0, True)
+    monkeypatch.setattr(finalists, "capacity_bytes", lambda *_: parts.total - 1)
+    monkeypatch.setattr(finalists, "plan_memory", lambda *_: {(0, 1): parts})
+    assert finalists.scored_shallower(made, problem) is None
 
 
 def test_the_first_lags_fill_the_depth_of_the_first_stage() -> None:
