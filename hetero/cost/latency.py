@@ -50,6 +50,11 @@ class StageCost:
         """t_s of the steady-period formula."""
         return self.forward_s + self.backward_s
 
+    @property
+    def at_once_s(self) -> float:
+        """Of a B: the backward without what a split one leaves for later."""
+        return self.backward_s - self.weight_s
+
 
 class CostModel:
     """Costs of one model's layers on any device. Holds no plan and no cluster; answers are remembered.

@@ -27,6 +27,7 @@ from hetero.cost.network import (
     slice_messages,
     transfer_cost,
 )
+from hetero.cost.readiness import share_of_backward
 from hetero.cost.traits import RuntimeTraits
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Replica, Stage
@@ -214,7 +215,7 @@ def _pipelines(
                 rows=rows[key],
                 num_microbatches=counts,
                 forward_s=tuple(cost.forward_s for cost in of_stages),
-                backward_s=tuple(cost.backward_s - cost.weight_s for cost in of_stages),
+                backward_s=tuple(cost.at_once_s for cost in of_stages),
                 weight_s=tuple(cost.weight_s for cost in of_stages),
                 forward=tuple(slices(here, after) for here, after in pairwise(replica.stages)),
                 backward=tuple(slices(after, here) for here, after in pairwise(replica.stages)),
@@ -341,8 +342,7 @@ def _sync_gradients(plan: Plan, topology: Topology, costs: CostModel, ends: _End
 
 
 class _GradientsReady:
-    """When a stage has the last gradient of a layer: its last backward runs from the head to the embedding, and so
-    does the last W of a split one, which has those of the blocks."""
+    """When a stage has the last gradient of a layer: within its last backward, or its last W if that has those."""
 
     def __init__(self, plan: Plan, costs: CostModel, ends: _Ends) -> None:
         self._plan = plan
@@ -353,22 +353,10 @@ class _GradientsReady:
         if not self._costs.traits.overlaps_gradient_sync:
             return self._ends.of(key)
         stage = self._plan.replicas[key[0]].stages[key[1]]
-        layers_done = min(stage.num_layers, stage.end_layer - max(position, stage.first_layer))
-        weights = self._ends.last_weights.get(key)
-        if weights is not None and position < stage.end_layer:
-            return weights.start_s + (weights.end_s - weights.start_s) * layers_done / stage.num_layers
         last = self._ends.last_backward[key]
-        cost = self._costs.of(stage)
-        whole = cost.backward_s - cost.weight_s
-        if whole == 0:
-            return last.end_s
-        head_s = 0.0
-        if stage.end_layer == self._plan.model.num_layers:
-            head_s = self._costs.layer(
-                "head", device=stage.device, tp=stage.tp, micro_batch_size=stage.micro_batch_size
-            ).backward_s
-        done = head_s + (whole - head_s) * layers_done / stage.num_layers if position < stage.end_layer else head_s
-        return last.start_s + (last.end_s - last.start_s) * min(1.0, done / whole)
+        if position < stage.end_layer:
+            last = self._ends.last_weights.get(key, last)
+        return last.start_s + (last.end_s - last.start_s) * share_of_backward(self._costs, stage, position, last.kind)
 
 
 def _result(

@@ -9,7 +9,7 @@ from hetero.cost.latency import CostModel
 from hetero.cost.simulator import Simulation, StageKey, StageTimes, SyncSpan
 from hetero.emulation.records import Arrival, EmulatedRun, Reduction, StepRecord
 from hetero.plan.ir import Plan, Stage
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import COMPUTE, Kind
 
 
 def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
@@ -31,7 +31,7 @@ def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
     return Simulation(
         plan=plan,
         step_s=run.step_s,
-        compute_end_s=max(span.end_s for span in spans if span.kind in (Kind.F, Kind.B)),
+        compute_end_s=max(span.end_s for span in spans if span.kind in COMPUTE),
         basis=max(cost.basis for cost in costs_of.values()),
         stages=_stage_times(plan, last, run.step_s),
         costs=costs_of,

@@ -234,9 +234,10 @@ def test_the_parts_of_every_stage_add_up_to_the_step(legal: Plan) -> None:
     described = on_a100(legal)
     result = run_any(described)
     for times in result.stages.values():
-        parts = dataclasses.astuple(times)
+        parts = (times.busy_s, times.bubble_s, times.sync_s, times.update_s, times.rest_s)
         assert sum(parts) == pytest.approx(result.step_s)
         assert min(parts) >= -1e-9 * result.step_s
+        assert 0.0 <= times.exposed_s <= times.bubble_s + 1e-9 * result.step_s
 
 
 @given(legal_plans())
