@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.cost.sizes import LayerSizes
+from hetero.plan.domains import Domains, lanes_of
 from hetero.plan.ir import Plan, Stage
 from hetero.spec.model import ModelSpec
 
@@ -18,19 +19,22 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SyncBucket:
-    """Gradients that one collective sums.
+    """Gradients that are summed together.
 
     ranks: in ascending order; more than one.
     position: the lowest layer in it; -1 is the embedding, the number of layers the head.
+    domains: the ranks by domain, where they sum in two levels; otherwise empty.
     """
 
     ranks: Ranks
     numel: int
     position: int
+    domains: tuple[Ranks, ...] = ()
 
 
 def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[SyncBucket, ...]:
     """The buckets that more than one rank holds, in the order in which all ranks launch them."""
+    domains = Domains(plan.gradient_sync.domains)
     open_buckets: dict[Ranks, int] = defaultdict(int)
     closed = []
     last_position: dict[Ranks, int] = {}
@@ -40,9 +44,21 @@ def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[SyncBucket, ...]:
         open_buckets[ranks] += numel
         last_position[ranks] = position
         if open_buckets[ranks] >= bucket_numel:
-            closed.append(SyncBucket(ranks, open_buckets.pop(ranks), position))
-    closed += [SyncBucket(ranks, numel, last_position[ranks]) for ranks, numel in open_buckets.items()]
-    return tuple(sorted(closed, key=lambda bucket: (-bucket.position, bucket.ranks)))
+            closed.append(SyncBucket(ranks, open_buckets.pop(ranks), position, domains.parts(ranks)))
+    closed += [
+        SyncBucket(ranks, numel, last_position[ranks], domains.parts(ranks)) for ranks, numel in open_buckets.items()
+    ]
+    return tuple(sorted(closed, key=lambda bucket: (-bucket.position, not domains.spans(bucket.ranks), bucket.ranks)))
+
+
+def communicators(plan: Plan) -> set[Ranks]:
+    """The sets of ranks that have a communicator to sum gradients with: holders, or their domains and lanes."""
+    domains = Domains(plan.gradient_sync.domains)
+    found = set()
+    for ranks in {ranks for _, _, ranks in _shares(plan) if len(ranks) > 1}:
+        parts = domains.parts(ranks)
+        found |= {part for part in (*parts, *lanes_of(parts)) if len(part) > 1} if parts else {ranks}
+    return found
 
 
 def owned_parameters(plan: Plan) -> dict[int, float]:

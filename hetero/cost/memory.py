@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetero.cost.gradients import cut_parameters, owned_parameters, sync_buckets
+from hetero.cost.gradients import communicators, cut_parameters, owned_parameters
 from hetero.cost.latency import CostModel
 from hetero.cost.traits import RuntimeTraits
 from hetero.plan.ir import Plan, Recompute, Stage
@@ -186,8 +186,7 @@ def stage_memory(
 
 def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryParts]:
     """Peak parts of every stage of ``plan``, by replica and stage; all its devices are alike."""
-    groups = {bucket.ranks for bucket in sync_buckets(plan, bucket_numel=costs.traits.bucket_numel)}
-    gradient_groups = Counter(rank for ranks in groups for rank in ranks)
+    gradient_groups = Counter(rank for ranks in communicators(plan) for rank in ranks)
     owned = owned_parameters(plan) if costs.traits.distributed_optimizer else {}
     cut = {} if costs.traits.runs_profiled_layers else cut_parameters(plan)
     parts = {}
@@ -225,7 +224,7 @@ def memory_of_stage(
     """:func:`stage_memory` of a plan's stage.
 
     Its communicators are the world, tensor parallelism, the losses, two per neighbour, and one per set of ranks that
-    share gradients.
+    sum gradients.
     """
     return stage_memory(
         costs,

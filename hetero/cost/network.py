@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hetero.plan.domains import lanes_of
 from hetero.plan.ir import Stage
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
 from hetero.units import GB, US_PER_S
@@ -31,6 +32,10 @@ class Topology:
     def node(self, rank: int) -> int:
         """The node that ``rank`` sits on."""
         return self._nics[rank][0]
+
+    def zone(self, rank: int) -> str:
+        """The zone that ``rank`` sits in."""
+        return self._types[rank].zone
 
     def nic(self, rank: int) -> tuple[int, int]:
         """The node of ``rank`` and the network interface that it uses there."""
@@ -73,6 +78,17 @@ class TransferCost:
     seconds: float
     ports: tuple[tuple[Port, float], ...]
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumCost:
+    """A sum of gradients: phases that follow one another, each priced alone on the wires."""
+
+    phases: tuple[TransferCost, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(phase.seconds for phase in self.phases)
 
 
 def num_phases(sender: Stage, receiver: Stage) -> int:
@@ -195,14 +211,65 @@ def all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology, *,
         return TransferCost(seconds=_inside_node_s(num_bytes, ring, topology), ports=(), num_bytes=num_bytes)
     hops = [(a, b, topology.link(a, b)) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
     nics = sorted({topology.nic(rank) for rank in ring})
-    lanes = min(Counter(node for node, _ in nics).values())
+    crossings = min(Counter(node for node, _ in nics).values())
     between = min(link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) != topology.node(b))
     inside = [link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) == topology.node(b)]
-    bandwidth = min([lanes / (1 / between + 1 / (host_gb_per_s * GB)), *inside])
+    bandwidth = min([crossings / (1 / between + 1 / (host_gb_per_s * GB)), *inside])
     busy_s = 2 * (n - 1) / n * num_bytes / bandwidth
     latency_s = 2 * (n - 1) * max(link.latency_us for _, _, link in hops) / US_PER_S
     ports = tuple((port, busy_s) for nic in nics for port in (("out", *nic), ("in", *nic)))
     return TransferCost(seconds=latency_s + busy_s, ports=ports, num_bytes=num_bytes)
+
+
+def two_level_cost(
+    num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
+) -> SumCost:
+    """A sum of ``num_bytes`` on each rank of ``domains`` in two levels, :mod:`hetero.plan.domains`.
+
+    With n_d ranks in domain d, m the smallest n_d, D domains and ring(b, n) the seconds of :func:`all_reduce_cost`:
+
+        inside = back = max_d  ring(num_bytes, n_d) / 2 x (1 if n_d = m else n_d / (n_d - 1))
+        across = all m rings(num_bytes / m, D) at once, those on one interface one after the other
+
+    A reduce-scatter is the first half of a ring (Thakur et al. 2005); a reduce per lane, which domains with more ranks
+    than lanes need, sends every byte over every link instead of (n_d - 1) / n_d of them. The phases wait for one
+    another on every rank, so the slowest domain counts.
+
+    Raises:
+        ConfigError: two of the ranks have no link.
+    """
+
+    def ring(num_bytes: int, ranks: Sequence[int]) -> TransferCost:
+        return all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s)
+
+    lanes = lanes_of([tuple(ranks) for ranks in domains])
+    halves = []
+    for ranks in domains:
+        n = len(ranks)
+        share = 0.5 if n == len(lanes) else 0.5 * n / (n - 1)
+        halves.append(_scaled(ring(num_bytes, ranks), share))
+    inside = _at_once(halves)
+    across = _at_once([ring(num_bytes // len(lanes), lane) for lane in lanes])
+    return SumCost((inside, across, inside))
+
+
+def _scaled(cost: TransferCost, share: float) -> TransferCost:
+    ports = tuple((port, share * busy_s) for port, busy_s in cost.ports)
+    return TransferCost(seconds=share * cost.seconds, ports=ports, num_bytes=cost.num_bytes)
+
+
+def _at_once(costs: Sequence[TransferCost]) -> TransferCost:
+    """Costs that start together; each may have to wait for all others on its interfaces."""
+    total: defaultdict[Port, float] = defaultdict(float)
+    for cost in costs:
+        for port, busy_s in cost.ports:
+            total[port] += busy_s
+    seconds = max(
+        cost.seconds + max((total[port] - busy_s for port, busy_s in cost.ports), default=0) for cost in costs
+    )
+    return TransferCost(
+        seconds=seconds, ports=tuple(sorted(total.items())), num_bytes=sum(cost.num_bytes for cost in costs)
+    )
 
 
 def _inside_node_s(num_bytes: int, ring: Sequence[int], topology: Topology) -> float:

@@ -8,8 +8,8 @@ checkpoints are not in it.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import pairwise
 
 from hetero.cost.basis import Basis
@@ -20,17 +20,20 @@ from hetero.cost.gradients import SyncBucket, sync_buckets
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.network import (
     Port,
+    SumCost,
     Topology,
     TransferCost,
     all_reduce_cost,
     num_phases,
     slice_messages,
     transfer_cost,
+    two_level_cost,
 )
 from hetero.cost.readiness import share_of_backward
+from hetero.cost.sums import SyncSpan, run_sums
 from hetero.cost.traits import RuntimeTraits
 from hetero.errors import PlanError
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.schedule.actions import COMPUTE, Kind, Schedule
 from hetero.schedule.orders import one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
@@ -60,15 +63,6 @@ class StageTimes:
     exposed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SyncSpan:
-    """One sum of gradients as it ran."""
-
-    bucket: SyncBucket
-    start_s: float
-    end_s: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
     """What a step of a plan is predicted to be.
@@ -77,6 +71,8 @@ class Simulation:
     compute_end_s: when the last backward of all stages ends.
     basis: the worst of the times it rests on.
     alike: for each replica, the one whose spans it shares: replicas in equal circumstances are replayed once.
+    syncs: the sums of gradients, in the order in which they were ready.
+    transfers: when the pipeline uses each direction of each interface, once a first stage is in its last backward.
     """
 
     plan: Plan
@@ -88,6 +84,7 @@ class Simulation:
     spans: tuple[Span, ...]
     alike: tuple[int, ...]
     syncs: tuple[SyncSpan, ...]
+    transfers: Mapping[Port, tuple[Interval, ...]]
 
     @property
     def samples_per_s(self) -> float:
@@ -164,8 +161,23 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
     pipelines = _pipelines(plan, topology, costs, stage_costs)
     spans, alike = _replay_once_each(pipelines, blocking=costs.traits.blocking_transfers)
     ends = _Ends(plan, spans, alike)
-    syncs = _sync_gradients(plan, topology, costs, ends)
-    return _result(plan, stage_costs, spans, alike, syncs, ends, costs)
+    transfers = _late_transfers(pipelines, spans, alike, ends)
+    syncs = _sync_gradients(plan, topology, costs, ends, transfers)
+    return _result(plan, stage_costs, spans, alike, syncs, transfers, ends, costs)
+
+
+def with_gradient_sync(
+    simulation: Simulation, gradient_sync: GradientSyncPlan, topology: Topology, costs: CostModel
+) -> Simulation:
+    """The prediction for a plan that sums its gradients otherwise; what comes before the sums stays what it is.
+
+    Raises:
+        ConfigError: two ranks that sum gradients have no link.
+    """
+    plan = replace(simulation.plan, gradient_sync=gradient_sync)
+    ends = _Ends(plan, simulation.spans, simulation.alike)
+    syncs = _sync_gradients(plan, topology, costs, ends, simulation.transfers)
+    return _result(plan, simulation.costs, simulation.spans, simulation.alike, syncs, simulation.transfers, ends, costs)
 
 
 def stage_rows(replica: Replica, traits: RuntimeTraits) -> Schedule:
@@ -314,31 +326,53 @@ class _Ends:
         return self.last_weights.get(key, self.last_backward[key]).end_s
 
 
-def _sync_gradients(plan: Plan, topology: Topology, costs: CostModel, ends: _Ends) -> tuple[SyncSpan, ...]:
-    """Run every sum of gradients in the global order: each waits for its gradients, its ranks, and its interfaces."""
+def _late_transfers(
+    pipelines: Sequence[Pipeline], spans: Sequence[Span], alike: Sequence[int], ends: _Ends
+) -> dict[Port, tuple[Interval, ...]]:
+    """When transfers use each interface, from the start of the earliest last backward on: no sum begins before it."""
+    first_s = min(span.start_s for span in ends.last_backward.values())
+    late: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.end_s > first_s and span.kind in (Kind.SEND_F, Kind.SEND_B):
+            late[span.replica].append(span)
+    found: dict[Port, list[Interval]] = defaultdict(list)
+    for pipeline, twin in zip(pipelines, alike, strict=True):
+        for span in late[twin]:
+            is_forward = span.kind == Kind.SEND_F
+            slices = pipeline.forward[span.stage] if is_forward else pipeline.backward[span.receiver]
+            for port, busy_s in slices[span.number % len(slices)].ports:
+                found[port].append((span.start_s, span.start_s + busy_s))
+    return {port: tuple(intervals) for port, intervals in found.items()}
+
+
+def _sync_gradients(
+    plan: Plan, topology: Topology, costs: CostModel, ends: _Ends, transfers: Mapping[Port, tuple[Interval, ...]]
+) -> tuple[SyncSpan, ...]:
+    """Run every sum of gradients on what the pipeline's transfers leave of the wires."""
     traits = costs.traits
     place = {rank: (r, s) for r, s, stage in plan.stages() for rank in stage.ranks}
     ready = _GradientsReady(plan, costs, ends)
-    free: dict[object, float] = defaultdict(float)
-    known: dict[tuple[int, tuple[int, ...]], TransferCost] = {}
-    spans = []
-    for bucket in sync_buckets(plan, bucket_numel=traits.bucket_numel):
+    complete_s = cache(ready.at)
+    known: dict[tuple[int, tuple[int, ...]], SumCost] = {}
+
+    def cost_of(bucket: SyncBucket) -> SumCost:
         key = bucket.numel, bucket.ranks
         if key not in known:
-            known[key] = all_reduce_cost(
-                bucket.numel * costs.gradient_bytes,
-                bucket.ranks,
-                topology,
-                host_gb_per_s=traits.sync_host_gb_per_s,
-            )
-        cost = known[key]
-        used: list[object] = [*bucket.ranks, *(port for port, _ in cost.ports)]
-        gradients_s = max(ready.at(stage, bucket.position) for stage in {place[rank] for rank in bucket.ranks})
-        start_s = max(gradients_s, *(free[resource] for resource in used))
-        for resource in used:
-            free[resource] = start_s + cost.seconds
-        spans.append(SyncSpan(bucket, start_s, start_s + cost.seconds))
-    return tuple(spans)
+            num_bytes = bucket.numel * costs.gradient_bytes
+            host_gb_per_s = traits.sync_host_gb_per_s
+            if bucket.domains:
+                known[key] = two_level_cost(num_bytes, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
+            else:
+                flat = all_reduce_cost(num_bytes, bucket.ranks, topology, host_gb_per_s=host_gb_per_s)
+                known[key] = SumCost((flat,))
+        return known[key]
+
+    return run_sums(
+        sync_buckets(plan, bucket_numel=plan.gradient_sync.bucket_numel or traits.bucket_numel),
+        cost_of=cost_of,
+        complete_s=lambda rank, position: complete_s(place[rank], position),
+        transfers=transfers,
+    )
 
 
 class _GradientsReady:
@@ -365,6 +399,7 @@ def _result(
     spans: tuple[Span, ...],
     alike: tuple[int, ...],
     syncs: tuple[SyncSpan, ...],
+    transfers: Mapping[Port, tuple[Interval, ...]],
     ends: _Ends,
     costs: CostModel,
 ) -> Simulation:
@@ -399,4 +434,5 @@ def _result(
         spans=spans,
         alike=alike,
         syncs=syncs,
+        transfers=transfers,
     )

@@ -55,7 +55,7 @@ class Pace:
         return start()
 
     def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
-        """Start a collective among the holders of ``bucket``."""
+        """Start a collective among the holders of ``bucket``, all phases of it where ``bucket.domains`` has some."""
         return start()
 
     def meet(self) -> None:

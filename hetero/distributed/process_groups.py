@@ -1,7 +1,8 @@
 """The process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
 
-A group exists per tensor-parallel group, per direction of each boundary, and per distinct set of ranks that share
-gradients: their number grows with the edges and holders of the plan, not with the paths through it.
+A group exists per tensor-parallel group, per direction of each boundary, and per distinct set of ranks that sum
+gradients, be it all holders or, in two levels, those of a domain or a lane: their number grows with the edges and
+holders of the plan, not with the paths through it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.pace import Pace
+from hetero.plan.domains import lanes_of
 from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import Placement, Plan, Stage
 
@@ -55,7 +57,10 @@ class ParallelContext:
 
     work: ``None`` on an idle rank.
     losses: the last stages of all replicas.
-    gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange.
+    gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange, and so
+        are buckets that are summed in two levels.
+    levels: the groups of those, by the ranks of a domain's holders or of a lane. No bucket's sum in one collective uses
+        them, so that the two sorts of sums need no order among each other.
     pace: when things happen.
     """
 
@@ -66,6 +71,7 @@ class ParallelContext:
     work: StageContext | None
     losses: dist.ProcessGroup
     gradients: Mapping[Ranks, dist.ProcessGroup]
+    levels: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
 
 
@@ -97,6 +103,7 @@ def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None)
     }
     losses = new_group(rank for replica in plan.replicas for rank in replica.stages[-1].ranks)
     gradients = {ranks: new_group(ranks) for ranks in gradient_groups(plan)}
+    levels = {ranks: new_group(ranks) for ranks in level_groups(plan)}
 
     work = None
     if (placement := plan.placement(rank)) is not None:
@@ -123,11 +130,19 @@ def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None)
         work=work,
         losses=losses,
         gradients=gradients,
+        levels=levels,
         pace=pace or Pace(),
     )
 
 
 def gradient_groups(plan: Plan) -> tuple[Ranks, ...]:
-    """The distinct sets of two or more ranks that share gradients, in the order in which they are created."""
+    """The distinct sets of two or more ranks that sum gradients in one collective, in the order of their creation."""
     buckets = gradient_buckets(plan, bucket_numel=1)
-    return tuple(dict.fromkeys(bucket.ranks for bucket in buckets if len(bucket.ranks) > 1))
+    return tuple(dict.fromkeys(bucket.ranks for bucket in buckets if len(bucket.ranks) > 1 and not bucket.domains))
+
+
+def level_groups(plan: Plan) -> tuple[Ranks, ...]:
+    """The distinct holders of a domain, and lanes, of buckets summed in two levels, in the order of their creation."""
+    buckets = gradient_buckets(plan, bucket_numel=1)
+    sets = (ranks for bucket in buckets for ranks in (*bucket.domains, *lanes_of(bucket.domains)))
+    return tuple(dict.fromkeys(ranks for ranks in sets if len(ranks) > 1))

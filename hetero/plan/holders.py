@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from hetero.plan.domains import Domains
 from hetero.plan.ir import Plan, Stage
 from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
 
@@ -51,12 +52,14 @@ class Bucket:
     pieces: those that decay first.
     position: the lowest layer position among the pieces: once its backward is done, the bucket is ready.
     shares: by rank, the weight of its shard of the buffer.
+    domains: the ranks by domain, where they sum in two levels (:mod:`hetero.plan.domains`); otherwise empty.
     """
 
     ranks: tuple[int, ...]
     pieces: tuple[Piece, ...]
     position: int
     shares: tuple[int, ...]
+    domains: tuple[tuple[int, ...], ...] = ()
 
     @property
     def numel(self) -> int:
@@ -108,8 +111,10 @@ def _aligned(numel: int) -> int:
 def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     """All buckets of ``plan`` in the one order in which every rank launches its own: head first, embedding last.
 
-    ``bucket_numel`` elements close a bucket; a larger parameter is a bucket alone.
+    Of one layer's, those that leave a domain go first. ``bucket_numel`` elements close a bucket; a larger parameter is
+    a bucket alone.
     """
+    domains = Domains(plan.gradient_sync.domains)
     shares = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
     open_buckets: dict[tuple[int, ...], list[Piece]] = {}
     closed: list[Bucket] = []
@@ -118,7 +123,8 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
         pieces = sorted(open_buckets.pop(ranks), key=lambda piece: not piece.parameter.decays)
         position = min(piece.parameter.position for piece in pieces)
         taken = tuple(shares[rank] for rank in ranks)
-        closed.append(Bucket(ranks=ranks, pieces=tuple(pieces), position=position, shares=taken))
+        parts = domains.parts(ranks)
+        closed.append(Bucket(ranks=ranks, pieces=tuple(pieces), position=position, shares=taken, domains=parts))
 
     for pieces in _pieces_backward(plan):
         for piece, ranks in pieces:
@@ -129,7 +135,7 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
                 close(ranks)
     for ranks in list(open_buckets):
         close(ranks)
-    return tuple(sorted(closed, key=lambda bucket: (-bucket.position, bucket.ranks)))
+    return tuple(sorted(closed, key=lambda bucket: (-bucket.position, not domains.spans(bucket.ranks), bucket.ranks)))
 
 
 def gradient_scale(parameter: Parameter, stage: Stage) -> float:

@@ -95,6 +95,23 @@ class Replica:
         return self.num_samples // self.stages[stage].samples_per_microbatch
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientSyncPlan:
+    """How gradients are summed, as far as it depends on the links.
+
+    domains: disjoint sets of ranks with fast links inside, such as the nodes or the zones; every working rank is in one
+        if there are any. A bucket whose holders lie in several, and at least two of them in one, is summed inside the
+        domains first and once between them (:mod:`hetero.plan.domains`). Of the buckets of one layer, those that leave
+        a domain go first.
+    bucket_numel: gradient elements that are summed by one collective, about; ``None`` for the launch's own value.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    domains: tuple[tuple[int, ...], ...] = ()
+    bucket_numel: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a rank sits in a plan: indices of its replica, stage, data-parallel and tensor-parallel position."""
@@ -121,6 +138,7 @@ class Plan:
     precision: Precision = "fp32"
     replicas: tuple[Replica, ...]
     idle_ranks: tuple[int, ...] = ()
+    gradient_sync: GradientSyncPlan = GradientSyncPlan()
 
     def stages(self) -> Iterator[tuple[int, int, Stage]]:
         """Every stage with the indices of its replica and of itself."""

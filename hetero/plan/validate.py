@@ -237,6 +237,37 @@ def check_devices_can_do_the_precision(plan: Plan) -> None:
             )
 
 
+def check_gradient_domains(plan: Plan) -> None:
+    """Domains are disjoint sets of the plan's ranks, and leave no working rank out."""
+    domains = plan.gradient_sync.domains
+    if not domains:
+        return
+    known = set(plan.ranks())
+    for d, ranks in enumerate(domains):
+        if not ranks:
+            raise PlanError(f"gradient_sync: domain {d} has no ranks; remove it")
+        if strange := sorted(set(ranks) - known):
+            raise PlanError(
+                f"gradient_sync: domain {d} names ranks {strange}, the plan has 0 to {len(known) - 1}; remove them"
+            )
+    uses = Counter(rank for ranks in domains for rank in ranks)
+    if repeated := sorted(rank for rank, count in uses.items() if count > 1):
+        raise PlanError(f"gradient_sync: ranks {repeated} are named more than once; a rank is in one domain")
+    if missing := sorted(known - set(plan.idle_ranks) - set(uses)):
+        raise PlanError(
+            f"gradient_sync: ranks {missing} work and are in none of the {len(domains)} domains; "
+            "put each into the domain of its fast links, or into one of its own"
+        )
+
+
+def check_gradient_buckets(plan: Plan) -> None:
+    numel = plan.gradient_sync.bucket_numel
+    if numel is not None and numel < 1:
+        raise PlanError(
+            f"gradient_sync: bucket_numel is {numel}, must be at least 1; leave it out to take the launch's value"
+        )
+
+
 CHECKS = (
     check_numbers_are_positive,
     check_each_replica_covers_all_layers,
@@ -253,6 +284,8 @@ CHECKS = (
     check_recompute,
     check_weight_lag,
     check_devices_can_do_the_precision,
+    check_gradient_domains,
+    check_gradient_buckets,
 )
 
 

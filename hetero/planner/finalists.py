@@ -5,7 +5,8 @@ decides whether depths beyond the smallest ones pay where memory holds them.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.memory import MemoryParts, plan_memory
@@ -59,9 +60,16 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
     )
 
 
-def ranked(covers: Iterable[Cover], problem: Problem, clock: Clock) -> list[Scored]:
-    """The best plan of each cover that fits, the best simulated goal first. The first cover is tried in any case."""
+def ranked(
+    covers: Iterable[Cover], problem: Problem, clock: Clock, *, finish: Callable[[Scored], Scored]
+) -> list[Scored]:
+    """Plans of the covers that fit, the best simulated goal first: of each cover its best one, unless another cover's
+    is better than its compute alone. The first cover is tried in any case.
+
+    ``finish`` makes the most of a plan before it is compared, without a change to its compute.
+    """
     of_covers: list[Scored] = []
+    least = math.inf
     for cover in covers:
         seen: set[Plan] = set()
         best: Scored | None = None
@@ -73,11 +81,20 @@ def ranked(covers: Iterable[Cover], problem: Problem, clock: Clock) -> list[Scor
                 continue
             seen.add(plan)
             candidate = scored(plan, problem) or scored_shallower(plan, problem)
-            if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
+            if candidate is None or _least_worth(candidate, problem) >= least:
+                continue
+            candidate = finish(candidate)
+            if best is None or worth(candidate, problem) < worth(best, problem):
                 best = candidate
+                least = min(least, worth(best, problem))
         if best is not None:
             of_covers.append(best)
     return sorted(of_covers, key=lambda each: worth(each, problem))
+
+
+def _least_worth(candidate: Scored, problem: Problem) -> float:
+    """What its goal would be if nothing but the compute took time."""
+    return worth(candidate, problem) * candidate.simulation.compute_end_s / candidate.step_s
 
 
 def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hetero.cost.memory import MemoryParts
 from hetero.cost.simulator import Simulation
@@ -14,6 +15,7 @@ from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score
 from hetero.planner.finalists import Scored, ranked, worth
 from hetero.planner.floor import floor_s
+from hetero.planner.gradient_sync import in_domains, synced
 from hetero.planner.infeasible import check_devices, check_links, explain
 from hetero.planner.money import cheaper_covers
 from hetero.planner.polish import Polish
@@ -35,8 +37,11 @@ FINAL_SHARE = 0.25
 FINALIST_SHARE = 0.5
 """Of what is left for the last round; the rest refines the winner."""
 
-SPLIT_SHARE = 0.1
-"""Of what is left when the winner is known, for split backwards."""
+REFINE_SHARE = 0.9
+"""Of what is left for refining the winner; the rest is for split backwards and for how it sums its gradients."""
+
+SPLIT_SHARE = 0.5
+"""Of that rest, for split backwards."""
 
 KNOWN_SHARE = 0.15
 """Of the time limit, for shapes of published planners."""
@@ -130,11 +135,15 @@ def plan_cluster(
         covers = alternating(polish.polished(found.covers), found.covers)
         if problem.goal == "money":
             covers = cheaper_covers(covers, problem, rings, templates, clock)
-        finalists = ranked((cover for cover, _ in covers[:FINALISTS]), problem, clock.part(FINALIST_SHARE))
+        last_round = clock.part(FINALIST_SHARE)
+        finish = partial(in_domains, problem=problem, clock=last_round)
+        finalists = ranked((cover for cover, _ in covers[:FINALISTS]), problem, last_round, finish=finish)
+        known = known and in_domains(known, problem, last_round)
         best = _better(finalists[0] if finalists else None, known, problem)
         if best is not None:
-            best = refined(best, problem, clock.part(1 - SPLIT_SHARE))
-            best = with_split_backwards([best, *finalists], problem, clock)
+            best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
+            best = with_split_backwards([best, *finalists], problem, clock.part(SPLIT_SHARE))
+            best = synced(best, problem, clock)
             shortest = min((each for _, each in covers), key=lambda each: each.step_s)
             return PlanResult(
                 plan=best.plan,

@@ -16,7 +16,7 @@ from hetero.report.figures import DRAWINGS
 from hetero.report.sheet import inline_svg, shade
 from hetero.report.tables import UNKNOWN, fullest
 from hetero.report.timeline_figure import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
-from hetero.report.wording import depth_of, depth_title, held_by, recompute_of, shape_of
+from hetero.report.wording import depth_of, depth_title, gradient_sync_of, held_by, recompute_of, shape_of
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -62,6 +62,7 @@ def html_page(report: Report) -> str:
         compared=[_compared(report, name, best) for name, best in report.compared],
         executions=[_executed(report, execution) for execution in report.executions],
         idle=number_ranges(report.plan.idle_ranks) or "none",
+        sums=gradient_sync_of(report.plan),
         layer_kinds=LAYER_KINDS,
         bases=list(_bases(report)),
         origin=_origin(report),

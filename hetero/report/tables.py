@@ -16,6 +16,7 @@ from hetero.report.wording import (
     degrees,
     depth_of,
     depth_title,
+    gradient_sync_of,
     held_by,
     layers_of,
     ranks_in_words,
@@ -237,7 +238,9 @@ def fullest(memory: Memory, plan: Plan, cluster: ClusterSpec) -> str:
 
 
 def _caption(plan: Plan) -> str:
-    return f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"
+    idle = f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"
+    sums = gradient_sync_of(plan)
+    return f"{idle}\ngradient sums: {sums}" if sums else idle
 
 
 def _box_lines(stage: Stage) -> list[tuple[str, str]]:

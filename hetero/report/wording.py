@@ -9,6 +9,9 @@ from hetero.text import number_ranges
 SORTS_SHOWN = 3
 """Sorts of replica that one line of text tells."""
 
+DOMAINS_SHOWN = 6
+"""Domains that one line of text tells."""
+
 
 def alike(plan: Plan) -> list[list[int]]:
     """The replicas, those that differ in their ranks only together."""
@@ -65,6 +68,19 @@ def depth_title(plan: Plan) -> str:
     """What :func:`depth_of` says, for the head of a column."""
     splits = any(stage.weight_lag is not None for _, _, stage in plan.stages())
     return "in\nflight\n+ lag" if splits else "in\nflight"
+
+
+def gradient_sync_of(plan: Plan) -> str:
+    """``inside 0-3 | 4-7 first, then between them; buckets of 5 M``; empty if the plan says nothing of the kind."""
+    sync = plan.gradient_sync
+    said = []
+    if sync.domains:
+        shown = [number_ranges(sorted(ranks)) for ranks in sync.domains[:DOMAINS_SHOWN]]
+        more = len(sync.domains) - len(shown)
+        said.append(f"inside {' | '.join([*shown, *([f'{more} more'] if more else [])])} first, then between them")
+    if sync.bucket_numel is not None:
+        said.append(f"buckets of {sync.bucket_numel / 1e6:.4g} M")
+    return "; ".join(said)
 
 
 def recompute_of(stage: Stage) -> str:

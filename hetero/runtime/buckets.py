@@ -16,6 +16,8 @@ import torch.distributed as dist
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.plan.boxes import boxes_of
 from hetero.plan.holders import Bucket, Piece, gradient_buckets, gradient_scale
+from hetero.runtime.chains import Chains
+from hetero.runtime.levels import Levels
 from hetero.runtime.state import TensorSlice
 from hetero.spec.parameters import Interval, Parameter, shard_intervals
 
@@ -58,9 +60,10 @@ class LocalPiece:
 
 @dataclass(slots=True)
 class LocalBucket:
-    """This rank's buffers of a bucket. ``group`` is ``None`` if no other rank holds its pieces.
+    """This rank's buffers of a bucket. ``group`` is ``None`` if no other rank holds its pieces, or with ``levels``.
 
     owned: the shard that this rank answers for.
+    levels: of a bucket that is summed in two levels.
     """
 
     bucket: Bucket
@@ -69,10 +72,16 @@ class LocalBucket:
     gradients: torch.Tensor
     weights: torch.Tensor
     pieces: list[LocalPiece] = field(default_factory=list)
+    levels: Levels | None = None
 
     @property
     def whole(self) -> slice:
         return slice(0, self.bucket.length)
+
+    @property
+    def is_shared(self) -> bool:
+        """Another rank holds its pieces too."""
+        return self.group is not None or self.levels is not None
 
     def tensors(self) -> set[torch.nn.Parameter]:
         """The parameters that have a piece here."""
@@ -105,8 +114,9 @@ def local_buckets(
     gradient_dtype: torch.dtype,
 ) -> list[LocalBucket]:
     """Move this rank's parameters and gradients into buffers: its buckets, in the order of ``gradient_buckets``."""
+    chains = Chains(context.device)
     buckets = [
-        _local_bucket(bucket, context, work, parameters, gradient_dtype)
+        _local_bucket(bucket, context, work, parameters, gradient_dtype, chains)
         for bucket in gradient_buckets(context.plan, bucket_numel=bucket_numel)
         if context.rank in bucket.ranks
     ]
@@ -123,6 +133,7 @@ def _local_bucket(
     work: StageContext,
     parameters: NamedParameters,
     gradient_dtype: torch.dtype,
+    chains: Chains,
 ) -> LocalBucket:
     _, any_tensor = parameters[bucket.pieces[0].parameter.name]
     local = LocalBucket(
@@ -131,6 +142,7 @@ def _local_bucket(
         bucket.shard_of(context.rank),
         gradients=torch.zeros(bucket.length, dtype=gradient_dtype, device=any_tensor.device),
         weights=torch.zeros(bucket.length, dtype=any_tensor.dtype, device=any_tensor.device),
+        levels=Levels(bucket, context.rank, context.levels, chains) if bucket.domains else None,
     )
     for piece, offset in zip(bucket.pieces, bucket.offsets, strict=False):
         parameter, tensor = parameters[piece.parameter.name]

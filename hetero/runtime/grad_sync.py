@@ -71,7 +71,8 @@ class GradientSync:
         """Reduce what is left and wait for everything.
 
         Afterwards the buffers hold the sums, and so does every ``.grad``; with ``scatter``, only the owned shards do.
-        Per bucket an all-reduce (sum) over its holders, or a reduce-scatter, in the order of ``gradient_buckets``.
+        Per bucket an all-reduce (sum) over its holders, or a reduce-scatter, in the order of ``gradient_buckets``; in
+        two levels the phases of :class:`hetero.runtime.levels.Levels`, bucket after bucket in the same order.
         """
         self._listening = False
         while self._launched < len(self.buckets):
@@ -95,19 +96,27 @@ class GradientSync:
         self._launched += 1
         for piece in local.pieces:
             piece.collect_gradient()
-        if local.group is None:
+        if not local.is_shared:
             return
         operation: Collective = "reduce_scatter" if self._scatter else "all_reduce"
         start = _reduce_scatter if self._scatter else _all_reduce
-        self._pending += self._pace.collective(operation, local.bucket, partial(start, local, local.group))
+        self._pending += self._pace.collective(operation, local.bucket, partial(start, local))
 
 
-def _all_reduce(local: LocalBucket, group: dist.ProcessGroup) -> list[dist.Work]:
-    return [dist.all_reduce(local.gradients, group=group, async_op=True)]
+def _all_reduce(local: LocalBucket) -> Sequence[Waitable]:
+    """Sum the gradients of ``local`` on all its ranks."""
+    if local.levels is not None:
+        return local.levels.sum_all(local.gradients)
+    assert local.group is not None
+    return [dist.all_reduce(local.gradients, group=local.group, async_op=True)]
 
 
-def _reduce_scatter(local: LocalBucket, group: dist.ProcessGroup) -> list[dist.Work]:
+def _reduce_scatter(local: LocalBucket) -> Sequence[Waitable]:
     """Sum the gradients of ``local``, each rank's shard on that rank."""
+    if local.levels is not None:
+        return local.levels.sum_owned(local.gradients)
+    group = local.group
+    assert group is not None
     if local.bucket.has_equal_shards:
         own = local.gradients[local.owned]
         return [dist.reduce_scatter_tensor(own, local.gradients, group=group, async_op=True)]

@@ -26,7 +26,7 @@ class StageOptions:
 class DataParallelOptions:
     """How the holders of a piece sum its gradients and update it.
 
-    bucket_numel: elements of gradient that are reduced by one collective, about.
+    bucket_numel: elements of gradient that are reduced by one collective, about, where the plan says nothing else.
     overlap_grad_reduce: reduce gradients beside the last backward instead of after it.
     distributed_optimizer: shard master weights and moments over the holders (ZeRO-1, arXiv 1910.02054).
     overlap_param_gather: with that, gather updated weights beside the next forward instead of before it.

@@ -54,7 +54,7 @@ class Trainer:
                 context,
                 work,
                 model.parameters,
-                bucket_numel=data_parallel.bucket_numel,
+                bucket_numel=context.plan.gradient_sync.bucket_numel or data_parallel.bucket_numel,
                 gradient_dtype=GRADIENT_DTYPES[context.plan.precision],
             )
             self._gradients = GradientSync(

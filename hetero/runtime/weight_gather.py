@@ -41,13 +41,14 @@ class WeightGather:
                     submodule.register_forward_pre_hook(self._waits_for(own))
 
     def start(self) -> None:
-        """Launch all gathers: one all-gather over the holders of each bucket, in the reverse of the global order."""
+        """Launch all gathers, in the reverse of the global order: per bucket an all-gather over its holders, or in two
+        levels the phases of :meth:`hetero.runtime.levels.Levels.gather`.
+        """
         for i in reversed(range(len(self._buckets))):
             local = self._buckets[i]
             self._pending[i] = []
-            if local.group is not None:
-                start = partial(_all_gather, local, local.group)
-                self._pending[i] = self._pace.collective("all_gather", local.bucket, start)
+            if local.is_shared:
+                self._pending[i] = self._pace.collective("all_gather", local.bucket, partial(_all_gather, local))
         if not self._overlap:
             self.finish()
 
@@ -71,8 +72,12 @@ class WeightGather:
         return hook
 
 
-def _all_gather(local: LocalBucket, group: dist.ProcessGroup) -> list[dist.Work]:
+def _all_gather(local: LocalBucket) -> Sequence[Waitable]:
     """Every rank's shard of the weights of ``local`` to all ranks."""
+    if local.levels is not None:
+        return local.levels.gather(local.weights)
+    group = local.group
+    assert group is not None
     if local.bucket.has_equal_shards:
         return [dist.all_gather_into_tensor(local.weights, local.weights[local.owned], group=group, async_op=True)]
     shards = ((rank, local.weights[local.bucket.shard_of(rank)]) for rank in local.bucket.ranks)

@@ -249,7 +249,9 @@ _PARALLELISM = (
     ),
     _switch("--use-distributed-optimizer", "Share optimizer state among ranks that hold the same weights (ZeRO-1)."),
     _switch("--overlap-param-gather", "With that: gather updated weights while the next forward goes on."),
-    Flag("--ddp-bucket-size", COUNT, "Gradients, in numbers, that are summed at a time.", default=40_000_000),
+    Flag(
+        "--ddp-bucket-size", COUNT, "Gradients, in numbers, summed at a time, unless the plan says.", default=40_000_000
+    ),
     Flag("--distributed-backend", one_of("gloo", "nccl"), "Who moves tensors; without it nccl if CUDA is there."),
     Flag("--distributed-timeout-minutes", POSITIVE, "Give up on a collective after this time.", default=10.0),
 )

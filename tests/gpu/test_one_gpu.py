@@ -51,3 +51,27 @@ def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
         return [trainer.step(batch).loss for batch in batches]
     finally:
         dist.destroy_process_group()
+
+
+def test_phases_follow_one_another_on_a_stream() -> None:
+    """Each phase sees what the caller and the phases before it wrote, and the caller what they wrote."""
+    from hetero.runtime.chains import Chains  # noqa: PLC0415
+
+    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        values = torch.zeros(1 << 24, device=device)
+        chains = Chains(device)
+
+        def doubled() -> list[dist.Work]:
+            values.mul_(2)
+            work = dist.all_reduce(values, async_op=True)
+            assert work is not None
+            return [work]
+
+        for _ in range(10):
+            values.add_(1)
+            chains.start([doubled, doubled]).wait()
+        assert torch.equal(values, torch.full_like(values, sum(4**i for i in range(1, 11))))
+    finally:
+        dist.destroy_process_group()

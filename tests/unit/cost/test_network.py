@@ -11,6 +11,7 @@ from hetero.cost.network import (
     num_phases,
     slice_messages,
     transfer_cost,
+    two_level_cost,
 )
 from hetero.distributed import reshard
 from hetero.plan.ir import Plan
@@ -128,3 +129,40 @@ class TestSums:
     @pytest.mark.parametrize(("num_bytes", "ranks"), [(SECOND, (0,)), (0, (0, 1))])
     def test_nothing_to_sum(self, num_bytes: int, ranks: tuple[int, ...]) -> None:
         assert all_reduce_cost(num_bytes, ranks, Topology(nodes(2)), host_gb_per_s=self.HOST).seconds == 0.0
+
+
+class TestTwoLevels:
+    HOST = 1e12
+
+    def cluster(self, *, nics_per_node: int = 1, latency_us: float = 0.0) -> Topology:
+        """Two nodes of four devices: 10 GB/s inside, 1 GB/s per interface between them."""
+        inside = Link(bandwidth_gb_per_s=10.0, latency_us=0.0)
+        spec = nodes(2, gpus_per_node=4, latency_us=latency_us, inside_node=inside, nics_per_node=nics_per_node)
+        return Topology(spec)
+
+    def test_equal_domains(self) -> None:
+        """Inside and back half a ring of four: 3/4 of a GB at 10 GB/s. Across, four lanes of 1/4 GB, each a ring of
+        two, 2 (2 - 1) / 2 of its bytes, take turns on one interface."""
+        cost = two_level_cost(SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], self.cluster(), host_gb_per_s=self.HOST)
+        assert [phase.seconds for phase in cost.phases] == pytest.approx([0.075, 1.0, 0.075])
+        assert dict(cost.phases[1].ports) == pytest.approx({(way, n, 0): 1.0 for way in ("in", "out") for n in (0, 1)})
+        assert cost.phases[0].ports == ()
+        flat = all_reduce_cost(SECOND, tuple(range(8)), self.cluster(), host_gb_per_s=self.HOST)
+        assert flat.seconds == pytest.approx(2 * 7 / 8)
+
+    def test_lanes_on_interfaces_of_their_own_do_not_wait(self) -> None:
+        topology = self.cluster(nics_per_node=2)
+        cost = two_level_cost(SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], topology, host_gb_per_s=self.HOST)
+        assert cost.phases[1].seconds == pytest.approx(0.5)
+
+    def test_unequal_domains(self) -> None:
+        """Two lanes; the domain of four reduces instead of scattering, and all of its GB passes every link."""
+        cost = two_level_cost(SECOND, [(0, 1, 2, 3), (4, 5)], self.cluster(), host_gb_per_s=self.HOST)
+        assert [phase.seconds for phase in cost.phases] == pytest.approx([0.1, 1.0, 0.1])
+
+    def test_the_latency_of_the_slow_link_counts_twice_instead_of_at_every_step_of_a_ring(self) -> None:
+        topology = self.cluster(latency_us=1000.0)
+        cost = two_level_cost(8, [(0, 1, 2, 3), (4, 5, 6, 7)], topology, host_gb_per_s=self.HOST)
+        assert cost.seconds == pytest.approx(0.002, rel=1e-3)
+        flat = all_reduce_cost(8, tuple(range(8)), topology, host_gb_per_s=self.HOST)
+        assert flat.seconds == pytest.approx(0.014, rel=1e-3)

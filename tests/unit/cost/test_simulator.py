@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hetero.cost.basis import Basis
 from hetero.cost.engine import Pipeline, replay
 from hetero.cost.latency import StageCost
-from hetero.cost.network import TransferCost
+from hetero.cost.network import Topology, TransferCost
 from hetero.cost.period import pipeline_s
-from hetero.cost.simulator import Simulation, simulate, stage_rows
+from hetero.cost.simulator import Simulation, simulate, stage_rows, with_gradient_sync
 from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.ir import Plan
+from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.schedule.actions import Kind
-from hetero.spec.cluster import ClusterSpec
+from hetero.spec.cluster import ClusterSpec, Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.strategies import legal_plans
@@ -219,6 +219,48 @@ class TestGradients:
         assert result.stages[0, 0].sync_s == pytest.approx(36.0, rel=1e-3)
         assert result.stages[1, 0].sync_s == pytest.approx(0.0, abs=1e-3)
         assert result.step_s == pytest.approx(54.0 + 8 * 0.5, rel=1e-3)
+
+    def test_domains_halve_what_a_slow_link_carries(self) -> None:
+        """Two nodes of two devices, inside 100 times as fast: a ring takes 2 (4 - 1) / 4 times 8 s; in two levels
+        half a ring of two at each end and, one after the other, two lanes with half of the gradients each."""
+        gb_per_s = 4 * self.NUMEL / 1e9 / 8.0
+        inside = Link(bandwidth_gb_per_s=100 * gb_per_s, latency_us=0)
+        cluster = nodes(2, gpus_per_node=2, gb_per_s=gb_per_s, inside_node=inside)
+        blocking = dataclasses.replace(FAST_HOST, overlaps_gradient_sync=False)
+        flat = data_parallel(4)
+        sync = GradientSyncPlan(domains=((0, 1), (2, 3)))
+        assert run(flat, cluster, traits=blocking).stages[0, 0].sync_s == pytest.approx(12.0)
+        result = run(dataclasses.replace(flat, gradient_sync=sync), cluster, traits=blocking)
+        assert result.stages[0, 0].sync_s == pytest.approx(0.04 + 8.0 + 0.04)
+
+    def test_only_the_sums_are_run_again_for_other_domains_and_buckets(self) -> None:
+        cluster = nodes(2, gpus_per_node=2, gb_per_s=1e-5)
+        costs = cost_model(MODEL, [profile(MODEL, block_s=BLOCK_S)], traits=FAST_HOST)
+        flat = data_parallel(4)
+        sync = GradientSyncPlan(domains=((0, 1), (2, 3)), bucket_numel=5000)
+        changed = with_gradient_sync(simulate(flat, cluster, costs), sync, Topology(cluster), costs)
+        assert changed == simulate(dataclasses.replace(flat, gradient_sync=sync), cluster, costs)
+        assert len(changed.syncs) > 6
+
+    def test_transfers_of_the_last_backwards_are_there_for_the_sums_to_mind(self) -> None:
+        """Replica 0 still sends between the nodes when the other two are in their only backward."""
+        made = plan(
+            MODEL,
+            [
+                replica(
+                    stage(layers=(0, 3), ranks=(0,), device=A100, depth=2),
+                    stage(layers=(3, 6), ranks=(2,), device=A100, depth=1),
+                    num_samples=4,
+                ),
+                replica(stage(layers=(0, 6), ranks=(1,), device=A100, depth=1), num_samples=1),
+                replica(stage(layers=(0, 6), ranks=(3,), device=A100, depth=1), num_samples=1),
+            ],
+        )
+        result = run(made, nodes(2, gpus_per_node=2, gb_per_s=4 * 16 * 32 / 1e9 / 4.0))
+        first = min(span.start_s for span in result.spans if span.kind == Kind.B and span.replica == 1)
+        assert set(result.transfers) == {(way, n, 0) for way in ("in", "out") for n in (0, 1)}
+        for intervals in result.transfers.values():
+            assert all(start_s + 4.0 == pytest.approx(end_s) and end_s > first for start_s, end_s in intervals)
 
     def test_where_nothing_is_shared_nothing_is_waited_for_but_the_norm(self) -> None:
         """The last stage ends its backwards first; only a runtime that agrees on the norm keeps it waiting."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import ConfigError, PlanError, ScheduleError
 from hetero.plan import validate as rules
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.validate import least_in_flight, validate, validate_launch
 from hetero.schedule.orders import one_f_one_b
 from hetero.schedule.passes import add_communication, check_no_deadlock
@@ -64,6 +64,10 @@ def in_stage(r: int, s: int, **fields: Any) -> Change:
     return change
 
 
+def in_sync(*domains: tuple[int, ...], bucket_numel: int | None = None) -> Change:
+    return in_plan(gradient_sync=GradientSyncPlan(domains=domains, bucket_numel=bucket_numel))
+
+
 ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_numbers_are_positive, "one of everything", in_plan(seq_length=1)),
     (rules.check_each_replica_covers_all_layers, "another cut in each replica", in_plan()),
@@ -86,6 +90,10 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_weight_lag, "none", in_stage(0, 0, weight_lag=0)),
     (rules.check_weight_lag, "selective", in_stage(0, 0, weight_lag=3, recompute="selective")),
     (rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
+    (rules.check_gradient_domains, "none", in_sync()),
+    (rules.check_gradient_domains, "in any order, without the idle rank", in_sync((5, 4), (6,), (3, 0, 1, 2))),
+    (rules.check_gradient_domains, "with it", in_sync((0, 1, 2, 3, 4, 5, 6, 7))),
+    (rules.check_gradient_buckets, "one gradient at a time", in_sync(bucket_numel=1)),
 ]
 
 FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
@@ -212,6 +220,27 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         "replica 0 stage 1: device V100-16 has no bf16; .* such as fp16, or leave its ranks idle",
         lambda plan: in_plan(precision="bf16")(in_stage(0, 1, device="V100-16")(plan)),
     ),
+    (
+        rules.check_gradient_domains,
+        "gradient_sync: domain 1 has no ranks; remove it",
+        in_sync((0, 1, 2, 3, 4, 5, 6), ()),
+    ),
+    (
+        rules.check_gradient_domains,
+        r"gradient_sync: domain 1 names ranks \[8, 9\], the plan has 0 to 7; remove them",
+        in_sync((0, 1, 2, 3), (4, 5, 6, 9, 8)),
+    ),
+    (
+        rules.check_gradient_domains,
+        r"gradient_sync: ranks \[3\] are named more than once",
+        in_sync((0, 1, 2, 3), (3, 4, 5, 6)),
+    ),
+    (
+        rules.check_gradient_domains,
+        r"gradient_sync: ranks \[4, 6\] work and are in none of the 2 domains; put each",
+        in_sync((0, 1, 2, 3), (5,)),
+    ),
+    (rules.check_gradient_buckets, "bucket_numel is 0, must be at least 1; leave it out", in_sync(bucket_numel=0)),
 ]
 
 

@@ -1,5 +1,6 @@
 """Plans as people read them."""
 
+import dataclasses
 import io
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from hetero.plan.ir import Plan
+from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.report.tables import PICTURE_COLUMNS, plan_picture, plan_table
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
@@ -75,6 +76,16 @@ def test_one_stage_holds_everything() -> None:
     whole = plan(llama_model(num_layers=1), [replica(stage(layers=(0, 1), ranks=(0,)))])
     assert rows(plan_table(whole))[0][3] == "emb + 0 + head"
     assert plan_table(whole).caption == "idle ranks: none"
+
+
+def test_one_line_says_how_gradients_are_summed() -> None:
+    sync = GradientSyncPlan(domains=((4, 5, 6), (3, 0, 1, 2)), bucket_numel=5_000_000)
+    caption = plan_table(dataclasses.replace(uneven_plan(), gradient_sync=sync)).caption
+    assert caption == "idle ranks: 7\ngradient sums: inside 4-6 | 0-3 first, then between them; buckets of 5 M"
+    many = GradientSyncPlan(domains=tuple((rank,) for rank in range(8)))
+    caption = plan_table(dataclasses.replace(uneven_plan(), gradient_sync=many)).caption
+    assert isinstance(caption, str)
+    assert caption.endswith("inside 0 | 1 | 2 | 3 | 4 | 5 | 2 more first, then between them")
 
 
 def test_the_picture_shows_where_each_replica_cuts() -> None:

@@ -61,6 +61,7 @@ FILES = {"context": "--data-path a", "without": "--mock-data"}
 SPLIT_FILES = {"context": "--train-data-path a", "without": "--mock-data"}
 SAMPLES = {"context": "--train-samples 800", "without": "--train-iters"}
 CLUSTER = {"context": "--hetero-cluster c.yaml", "without": "--micro-batch-size"}
+EMULATED = {"context": "--hetero-emulate c.yaml", "without": "--micro-batch-size"}
 PLAN = {"context": "--hetero-plan a.json", "without": "--micro-batch-size"}
 
 EFFECTS = [
@@ -145,6 +146,9 @@ EFFECTS = [
     Effect("--hetero-data-sheets", "parallel.planner.data_sheets", True, **CLUSTER),
     Effect("--hetero-plan-time-limit 5", "parallel.planner.time_limit_s", 5.0, **CLUSTER),
     Effect("--hetero-plan-out p.json", "parallel.planner.out", Path("p.json"), **CLUSTER),
+    Effect("--hetero-emulate e.yaml", "emulation.cluster", Path("e.yaml"), **EMULATED),
+    Effect("--hetero-emulate-time-scale 3", "emulation.options.time_scale", 3.0, **EMULATED),
+    Effect("--hetero-emulate-seq-length 64", "emulation.options.seq_length", 64, **EMULATED),
     Effect("--hetero-schedule gpipe", "parallel.schedule", "gpipe"),
     Effect("--tensor-model-parallel-size 2", "parallel.tensor_model_parallel_size", 2),
     Effect("--pipeline-model-parallel-size 2", "parallel.pipeline_model_parallel_size", 2),
@@ -297,6 +301,21 @@ def test_planning_at_start_needs_a_cluster_and_no_plan_file() -> None:
     assert checked.hetero_cluster == Path("c.yaml")
 
 
+def test_an_emulated_cluster_is_planned_for_like_a_real_one() -> None:
+    without = "--micro-batch-size"
+    config = parse("--hetero-emulate c.yaml --hetero-profile p.json", without=without)
+    assert config.parallel.hetero_cluster == Path("c.yaml")
+    assert config.parallel.planner is not None
+    assert config.parallel.planner.cluster == Path("c.yaml")
+    assert config.parallel.backend == "gloo"
+    assert config.emulation is not None
+    assert config.emulation.profiles == (Path("p.json"),)
+    with_plan = parse("--hetero-emulate c.yaml --hetero-plan a.json --hetero-data-sheets", without=without)
+    assert with_plan.parallel.planner is None
+    assert with_plan.emulation is not None
+    assert with_plan.emulation.data_sheets
+
+
 @pytest.mark.parametrize(
     "flag",
     [
@@ -340,6 +359,21 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--lr-decay-samples 80", "", "--lr-decay-samples 80 beside --train-iters 100: use --lr-decay-iters"),
         ("--lr-warmup-iters 1 --train-samples 80", "--train-iters", "use --lr-warmup-samples with --train-samples"),
         ("--hetero-plan auto", "--micro-batch-size", "--hetero-plan auto: plans for a cluster, so add"),
+        (
+            "--hetero-emulate c --distributed-backend nccl",
+            "--micro-batch-size",
+            "--distributed-backend nccl beside --hetero-emulate: the CPU computes; leave the backend out",
+        ),
+        (
+            "--hetero-emulate c --hetero-cluster c",
+            "--micro-batch-size",
+            "--hetero-cluster c and --hetero-emulate c exclude each other",
+        ),
+        (
+            "--hetero-emulate-time-scale 2",
+            "",
+            "--hetero-emulate-time-scale 2.0 has no effect without --hetero-emulate: add that",
+        ),
         (
             "--hetero-cluster c --hetero-plan-time-limit 900",
             "--micro-batch-size",

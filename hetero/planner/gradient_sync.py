@@ -1,0 +1,78 @@
+"""How a plan sums its gradients: in one level or two, and in buckets of what size. The simulator chooses.
+
+Domains are the nodes or the zones of the cluster. Two levels spare a slow link bytes and latency, and cost two more
+phases inside; small buckets end soon after the last backward, large ones pay a link's latency less often.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from hetero.cost.memory import plan_memory
+from hetero.cost.simulator import with_gradient_sync
+from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.planner.clock import Clock
+from hetero.planner.finalists import Scored, capacity_bytes, worth
+from hetero.planner.problem import Problem
+
+BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
+"""Beside that of the runtime itself."""
+
+SHARE = 0.1
+"""Of what is left of a time limit, for one plan."""
+
+ENOUGH = 0.9998
+"""A change has to better the goal by this factor."""
+
+
+def synced(best: Scored, problem: Problem, clock: Clock) -> Scored:
+    """``best`` with the domains, and with these the bucket size, that make its step shortest.
+
+    As it is on one node, if no gradient sum shows in its step, or if nothing shortens it within ``SHARE`` of ``clock``.
+    """
+    clock = clock.part(SHARE)
+    best = in_domains(best, problem, clock)
+    for numel in BUCKET_NUMELS if _could_be_shorter(best, problem) else ():
+        best = _better(best, dataclasses.replace(best.plan.gradient_sync, bucket_numel=numel), problem, clock)
+    return best
+
+
+def in_domains(best: Scored, problem: Problem, clock: Clock) -> Scored:
+    """``best`` with the domains that make its step shortest, under the same conditions until ``clock`` is over."""
+    for domains in _domains(best.plan, problem) if _could_be_shorter(best, problem) else ():
+        best = _better(best, dataclasses.replace(best.plan.gradient_sync, domains=domains), problem, clock)
+    return best
+
+
+def _could_be_shorter(best: Scored, problem: Problem) -> bool:
+    nodes = {problem.topology.node(rank) for _, _, stage in best.plan.stages() for rank in stage.ranks}
+    summed_s = max((sync.end_s for sync in best.simulation.syncs), default=0.0)
+    return len(nodes) > 1 and summed_s > best.simulation.compute_end_s
+
+
+def _better(best: Scored, sync: GradientSyncPlan, problem: Problem, clock: Clock) -> Scored:
+    """``best``, or the same plan with ``sync`` if that is better and fits."""
+    if clock.is_over() or sync == best.plan.gradient_sync:
+        return best
+    simulation = with_gradient_sync(best.simulation, sync, problem.topology, problem.costs)
+    changed = dataclasses.replace(best, plan=simulation.plan, simulation=simulation)
+    if worth(changed, problem) >= ENOUGH * worth(best, problem):
+        return best
+    if sync.domains == best.plan.gradient_sync.domains:
+        return changed  # Only the communicators take memory.
+    memory = plan_memory(changed.plan, problem.costs)
+    if any(parts.total > capacity_bytes(changed.plan, problem, key) for key, parts in memory.items()):
+        return best
+    return dataclasses.replace(changed, memory=memory)
+
+
+def _domains(plan: Plan, problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The working ranks by node and by zone, as far as that makes several domains, and one of several ranks."""
+    working = sorted(rank for _, _, stage in plan.stages() for rank in stage.ranks)
+    nodes: dict[int, list[int]] = {}
+    zones: dict[str, list[int]] = {}
+    for rank in working:
+        nodes.setdefault(problem.topology.node(rank), []).append(rank)
+        zones.setdefault(problem.topology.zone(rank), []).append(rank)
+    for found in (list(nodes.values()), list(zones.values())):
+        if 1 < len(found) < len(working):
+            yield tuple(map(tuple, found))
