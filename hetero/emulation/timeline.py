@@ -6,7 +6,8 @@ from hetero.cost.engine import NO_CAUSE, Span
 from hetero.cost.exposure import exposed_s
 from hetero.cost.gradients import SyncBucket
 from hetero.cost.latency import CostModel
-from hetero.cost.simulator import Simulation, StageKey, StageTimes, SyncSpan
+from hetero.cost.simulator import Simulation, StageKey, StageTimes
+from hetero.cost.sums import SyncSpan
 from hetero.emulation.records import Arrival, EmulatedRun, Reduction, StepRecord
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.actions import COMPUTE, Kind
@@ -38,6 +39,7 @@ def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
         spans=tuple(sorted(spans, key=lambda span: span.start_s)),
         alike=tuple(range(len(plan.replicas))),
         syncs=syncs,
+        transfers={},
     )
 
 
