@@ -57,6 +57,9 @@ def add_plan(commands: Any) -> None:
         metavar="UNIFORM.json",
         help="write the fastest uniform plan, on all GPUs or on those of some node types, here",
     )
+    parser.add_argument(
+        "--no-split-backward", action="store_true", help="whole backwards only, as TransformerEngine's layers need them"
+    )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
     add_outputs(parser)
     _add_profiles(parser)
@@ -109,6 +112,7 @@ def _plan(args: argparse.Namespace) -> int:
         budget_per_hour=args.budget_per_hour,
         time_limit_s=args.time_limit,
         seed=args.seed,
+        splits_backward=not args.no_split_backward,
     )
     result = _with_progress(problem)
     if args.out is not None:

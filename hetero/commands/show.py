@@ -11,6 +11,7 @@ from hetero.plan.validate import validate
 from hetero.report.tables import plan_picture, plan_table
 from hetero.schedule.actions import format_schedule
 from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.passes import split_backward
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 
@@ -73,4 +74,4 @@ def _schedule_text(replica: Replica) -> str:
         num_microbatches=[replica.num_microbatches(s) for s in stages],
         in_flight=[stage.in_flight for stage in replica.stages],
     )
-    return format_schedule(schedule)
+    return format_schedule(split_backward(schedule, weight_lag=[stage.weight_lag for stage in replica.stages]))

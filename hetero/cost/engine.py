@@ -41,6 +41,7 @@ class Pipeline:
     """One replica as the engine needs it.
 
     rows: one list of actions per stage.
+    backward_s, weight_s: of a B and of a W; a stage without W has the whole backward in its B.
     forward, backward: per boundary, the costs of its different slices in that direction; slice i costs as
         ``costs[i % len(costs)]``.
     """
@@ -51,6 +52,7 @@ class Pipeline:
     backward_s: tuple[float, ...]
     forward: tuple[tuple[TransferCost, ...], ...]
     backward: tuple[tuple[TransferCost, ...], ...]
+    weight_s: tuple[float, ...] = ()
 
 
 def replay(pipelines: Sequence[Pipeline], *, blocking: bool) -> list[Span]:
@@ -111,7 +113,7 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Compute:
-    """A forward or backward, and the transfers that it needs; none in the blocking manner, which has them already."""
+    """A compute, and the transfers that it needs; none in the blocking manner, which has them already."""
 
     kind: Kind
     number: int
@@ -148,6 +150,8 @@ class _Engine:
                     case Kind.B:
                         needs = [backward[s][i] for i in after_edge.slices_before(number)] if after_edge else []
                         stage.steps.append(self._compute_step(kind, number, pipeline.backward_s[s], needs))
+                    case Kind.W:
+                        stage.steps.append(self._compute_step(kind, number, pipeline.weight_s[s], []))
                     case Kind.SEND_F:
                         stage.steps.append(forward[s][number])
                     case Kind.RECV_F:

@@ -83,6 +83,14 @@ class Throughput:
         """Seconds of the part that selective recomputation repeats: from queries and keys to the context."""
         return self.per_operation * work.attention_operations + self.per_score_byte * work.score_bytes
 
+    def weight_gradients_s(self, work: Work) -> float:
+        """Seconds, in a backward, of one of the two products of each linear layer: output gradient times input.
+
+        The other one yields the input's gradient. Both have as many operations as the layer's forward; attention has
+        no weights.
+        """
+        return self.per_operation * (work.operations - work.attention_operations) / 2
+
     def on(self, here: DataSheet, there: DataSheet, *, arithmetic: str, other_arithmetic: str) -> "Throughput":
         """The same fractions of another device's peak figures, or of another arithmetic's on the same device."""
         compute = here.flops_per_s(arithmetic) / there.flops_per_s(other_arithmetic)

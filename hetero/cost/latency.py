@@ -41,11 +41,13 @@ class LayerCost:
 class StageCost:
     """Seconds of one stage: a forward and a backward of one microbatch, and one update of its weights.
 
-    backward_s contains what is computed again under recomputation. ``basis`` is that of forward and backward.
+    backward_s contains what is computed again under recomputation. weight_s is the part of it that a split backward
+    leaves for later, 0 where the backward is whole. ``basis`` is that of forward and backward.
     """
 
     forward_s: float
     backward_s: float
+    weight_s: float
     update_s: float
     basis: Basis
 
@@ -53,6 +55,11 @@ class StageCost:
     def microbatch_s(self) -> float:
         """t_s of the steady-period formula."""
         return self.forward_s + self.backward_s
+
+    @property
+    def at_once_s(self) -> float:
+        """Of a B: the backward without what a split one leaves for later."""
+        return self.backward_s - self.weight_s
 
 
 class CostModel:
@@ -132,17 +139,19 @@ class CostModel:
         micro_batch_size: int,
         recompute: Recompute = "none",
         recompute_num_layers: int | None = None,
+        splits_backward: bool = False,
     ) -> StageCost:
         """Seconds of layers ``[first_layer, end_layer)``, with the embedding before layer 0 and the head at the end.
 
-        An edge at half a layer is the cut between its attention and its MLP.
+        An edge at half a layer is the cut between its attention and its MLP. A split backward computes the weights'
+        gradients of its layers later; embedding and head stay whole.
 
         Raises:
             ConfigError: as :meth:`layer`.
         """
         has_embedding, has_head = first_layer == 0, end_layer == self.model.num_layers
         held = end_layer - first_layer, first_layer % 1, has_embedding, has_head
-        key = device, held, tp, micro_batch_size, recompute, recompute_num_layers
+        key = device, held, tp, micro_batch_size, recompute, recompute_num_layers, splits_backward
         if key not in self._stages:
             modules = modules_of(first_layer, end_layer)
             kinds = list(modules)
@@ -154,12 +163,20 @@ class CostModel:
                 count * self._again_s(kind, device, tp, micro_batch_size, recompute)
                 for kind, count in recomputed.items()
             )
+            is_divided = recompute == "selective" or splits_backward
+            weight_s = 0.0
+            if splits_backward:
+                weight_s = sum(
+                    count * self._weight_s(kind, device, tp, micro_batch_size)
+                    for kind, count in Counter(modules).items()
+                )
             updates = [self.update(kind, device=device, tp=tp) for kind in kinds]
             self._stages[key] = StageCost(
                 forward_s=sum(cost.forward_s for cost in costs),
                 backward_s=sum(cost.backward_s for cost in costs) + again_s,
+                weight_s=weight_s,
                 update_s=sum(seconds for seconds, _ in updates),
-                basis=max([cost.basis for cost in costs] + [Basis.ESTIMATED] * (recompute == "selective")),
+                basis=max([cost.basis for cost in costs] + [Basis.ESTIMATED] * is_divided),
             )
         return self._stages[key]
 
@@ -173,6 +190,7 @@ class CostModel:
             micro_batch_size=stage.micro_batch_size,
             recompute=stage.recompute,
             recompute_num_layers=stage.recompute_num_layers,
+            splits_backward=stage.weight_lag is not None,
         )
 
     def update(self, kind: Part, *, device: str, tp: int) -> tuple[float, Basis]:
@@ -270,6 +288,19 @@ class CostModel:
         throughput, _ = self._donors.throughput(device, "block", "forward")
         work = self.work("block", tp=tp, micro_batch_size=micro_batch_size)
         return forward_s * min(1.0, throughput.core_attention_s(work) / throughput.seconds(work, tp=tp))
+
+    def _weight_s(self, kind: Part, device: str, tp: int, micro_batch_size: int) -> float:
+        """Seconds of the weights' gradients in the backward of a block, or of half of one: the share of their products,
+
+            w = b  a (operations - attention operations) / 2  /  t
+
+        with b the backward's seconds of the whole block, measured or not, and a and t of :mod:`hetero.cost.estimate`
+        for backwards; the operations are those of ``kind``.
+        """
+        backward_s = self.layer("block", device=device, tp=tp, micro_batch_size=micro_batch_size).backward_s
+        throughput, _ = self._donors.throughput(device, "block", "backward")
+        work, block = (self.work(each, tp=tp, micro_batch_size=micro_batch_size) for each in (kind, "block"))
+        return backward_s * throughput.weight_gradients_s(work) / throughput.seconds(block, tp=tp)
 
 
 def interpolate(times: Sequence[LayerTime], *, micro_batch_size: int, isolation_s: float) -> LayerCost | None:

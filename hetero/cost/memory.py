@@ -11,6 +11,16 @@ of which its attention has e b s (2 h / t' + (2 q + 2 kv) / t + a s / t) and its
 The term with a, the attention scores, is absent with flash attention and with selective recomputation; full
 recomputation keeps the input, e b s h / t', alone, of each half where a stage has only one of them. A published profile
 has what its own layers saved; halves are by the formula in any case.
+
+A stage that splits its backward (arXiv 2401.10241) holds, between a microbatch's B and its W, the inputs of its linear
+layers and the gradients of their outputs. In a block those are, for the projections of attention and the MLP's,
+
+    inputs     e b s ((h / t' + q / t) + (h / t' + f / t))
+    gradients  e b s (((q + 2 kv) / t + h) + (g f / t + h))
+
+where a gradient of width h is whole on every rank, since it is gathered before the product. Experts hold k copies of a
+token instead, k (h + f / t) and k (g f / t + h). With lag k, that many microbatches wait, and one more from the end of
+its B to its W.
 """
 
 import dataclasses
@@ -39,6 +49,7 @@ class MemoryParts:
 
     activations: of all microbatches in flight, the head's logits not counted.
     logits: saved logits and softmax of the microbatches in flight.
+    deferred: of all microbatches whose weights' gradients are still to be computed.
     working: what the most demanding layer needs beside them while it computes.
     boundary_buffers: slices on their way to and from neighbours.
     sync_buffers: what the reduction of gradients needs beside the gradients.
@@ -50,6 +61,7 @@ class MemoryParts:
     optimizer: int
     activations: int
     logits: int
+    deferred: int
     working: int
     boundary_buffers: int
     sync_buffers: int
@@ -68,21 +80,37 @@ class MemoryParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """The peak as a function of the depth: everything but activations, logits and slack stays the same."""
+    """The peak as a function of the depth: activations, logits, deferred parts and slack change, the rest does not."""
 
     fixed: MemoryParts
     activations_per_microbatch: int
     logits_per_microbatch: int
+    deferred_per_microbatch: int
     allocator_slack: float
 
-    def at(self, in_flight: int) -> MemoryParts:
-        """The parts with ``in_flight`` microbatches between forward and backward."""
+    def at(self, in_flight: int, *, deferred: int = 0) -> MemoryParts:
+        """The parts with ``in_flight`` microbatches between F and B, and ``deferred`` between B and W."""
         activations = in_flight * self.activations_per_microbatch
         logits = in_flight * self.logits_per_microbatch
-        moving = activations + logits + self.fixed.working
+        waiting = deferred * self.deferred_per_microbatch
+        moving = activations + logits + waiting + self.fixed.working
         return dataclasses.replace(
-            self.fixed, activations=activations, logits=logits, slack=int(self.allocator_slack * moving)
+            self.fixed,
+            activations=activations,
+            logits=logits,
+            deferred=waiting,
+            slack=int(self.allocator_slack * moving),
         )
+
+    def peak(self, *, in_flight: int, weight_lag: int | None, num_microbatches: int) -> MemoryParts:
+        """The parts when a stage holds most: before a B, or after it and before the W that follows."""
+        depth = min(in_flight, num_microbatches)
+        if weight_lag is None:
+            return self.at(depth)
+        before = self.at(depth, deferred=min(weight_lag, num_microbatches - depth))
+        deferred = min(weight_lag + 1, num_microbatches)
+        after = self.at(min(depth - 1, num_microbatches - deferred), deferred=deferred)
+        return max(before, after, key=lambda parts: parts.total)
 
 
 def stage_memory(
@@ -144,6 +172,7 @@ def stage_memory(
             optimizer=int(optimizer_bytes_per_parameter(costs) * parameters / optimizer_ways),
             activations=0,
             logits=0,
+            deferred=0,
             working=working,
             boundary_buffers=num_neighbours * BUFFERS_PER_NEIGHBOUR * boundary,
             sync_buffers=_sync_buffer_bytes(traits, gradients, costs.gradient_bytes) if shares_gradients else 0,
@@ -153,6 +182,10 @@ def stage_memory(
         ),
         activations_per_microbatch=activations,
         logits_per_microbatch=saved("head", "none") if has_head else 0,
+        deferred_per_microbatch=sum(
+            count * deferred_bytes(costs, kind, tp=tp, micro_batch_size=micro_batch_size, sequence_ways=sequence_ways)
+            for kind, count in Counter(modules).items()
+        ),
         allocator_slack=traits.allocator_slack,
     )
 
@@ -169,7 +202,11 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryPar
         memory = memory_of_stage(
             stage, costs, num_neighbours=num_neighbours, shares_gradients=shared > 0, num_gradient_groups=shared
         )
-        parts[r, s] = memory.at(min(stage.in_flight, plan.replicas[r].num_microbatches(s)))
+        parts[r, s] = memory.peak(
+            in_flight=stage.in_flight,
+            weight_lag=stage.weight_lag,
+            num_microbatches=plan.replicas[r].num_microbatches(s),
+        )
         if cut.get((r, s)):
             parts[r, s] = dataclasses.replace(
                 parts[r, s],
@@ -253,6 +290,19 @@ def _saved_by_megatron_core(
     if kind == "mlp":
         return element * tokens * (2 * rows + dispatched + mlp // tp)
     return element * tokens * (4 * rows + dispatched + (attention + mlp) // tp)
+
+
+def deferred_bytes(costs: CostModel, kind: Part, *, tp: int, micro_batch_size: int, sequence_ways: int) -> int:
+    """Bytes that a block, or half of one, holds of one microbatch between B and W on one device: the sums at the head
+    of this file."""
+    shape = costs.shape
+    rows, whole = shape.hidden // sequence_ways, shape.hidden
+    q, kv = shape.heads * shape.kv_channels, shape.query_groups * shape.kv_channels
+    copies = shape.experts_per_token or 1
+    mlp = whole + (whole if shape.num_experts else rows) + ((2 if shape.gated else 1) + 1) * shape.ffn // tp
+    widths = {"attention": rows + whole + (2 * q + 2 * kv) // tp, "mlp": copies * mlp}
+    width = widths[kind] if kind in widths else sum(widths.values())
+    return costs.element_bytes * micro_batch_size * costs.seq_length * width
 
 
 def _working_bytes(costs: CostModel, modules: Sequence[Part], *, tp: int, micro_batch_size: int, has_head: bool) -> int:

@@ -29,13 +29,14 @@ from hetero.cost.network import (
     transfer_cost,
     two_level_cost,
 )
+from hetero.cost.readiness import share_of_backward
 from hetero.cost.sums import SyncSpan, run_sums
 from hetero.cost.traits import RuntimeTraits
 from hetero.errors import PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
-from hetero.schedule.actions import Kind, Schedule
+from hetero.schedule.actions import COMPUTE, Kind, Schedule
 from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import add_communication, post_receives_early
+from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 from hetero.spec.cluster import ClusterSpec
 
 StageKey = tuple[int, int]
@@ -47,8 +48,8 @@ class StageTimes:
     """Where the step goes on one stage. Busy, bubble, sync, update and rest add up to the step.
 
     busy_s: forwards and backwards.
-    bubble_s: waiting before the stage's last backward, for neighbours or their transfers.
-    sync_s: from the stage's last backward until its last gradient is summed and the update may start.
+    bubble_s: waiting before the end of the stage's last backward, for neighbours or their transfers.
+    sync_s: from there until its last gradient is summed and the update may start.
     update_s: the update.
     rest_s: waiting for others after that.
     exposed_s: the part of the bubble in which what the stage waited for was on the wire.
@@ -116,10 +117,18 @@ class Simulation:
 
     def in_flight(self, replica: int, stage: int) -> list[tuple[float, int]]:
         """(second, microbatches whose activations are held from then on) of one stage, in order of time."""
+        return self._held(replica, stage, until=Kind.B)
+
+    def held(self, replica: int, stage: int) -> list[tuple[float, int]]:
+        """As :meth:`in_flight`, with those that wait for their weights' gradients after a split backward."""
+        splits = self.plan.replicas[replica].stages[stage].weight_lag is not None
+        return self._held(replica, stage, until=Kind.W if splits else Kind.B)
+
+    def _held(self, replica: int, stage: int, *, until: Kind) -> list[tuple[float, int]]:
         changes = [
             (span.start_s, 1) if span.kind == Kind.F else (span.end_s, -1)
             for span in self.spans_of(replica)
-            if span.stage == stage and span.kind in (Kind.F, Kind.B)
+            if span.stage == stage and span.kind in (Kind.F, until)
         ]
         held = 0
         timeline = []
@@ -129,7 +138,7 @@ class Simulation:
         return timeline
 
     def critical_path(self) -> list[Span]:
-        """The chain of computes and transfers without slack that ends with the last backward, first to last."""
+        """The chain of computes and transfers without slack that ends with the last compute, first to last."""
         last = max(range(len(self.spans)), key=lambda i: self.spans[i].end_s)
         path = []
         while last != NO_CAUSE:
@@ -143,7 +152,8 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
 
     Raises:
         ConfigError: a device has no profile, or two ranks that talk to one another no link.
-        PlanError: stages count different microbatches, and the runtime of ``costs.traits`` cannot do that.
+        PlanError: stages count different microbatches or split their backward, and the runtime of ``costs.traits``
+            cannot do that.
         ScheduleError: the depths deadlock.
     """
     topology = cluster if isinstance(cluster, Topology) else Topology(cluster)
@@ -174,15 +184,18 @@ def stage_rows(replica: Replica, traits: RuntimeTraits) -> Schedule:
     """The action lists that a runtime of these traits executes for ``replica``.
 
     Raises:
-        PlanError: stages count different microbatches under blocking transfers.
+        PlanError: under blocking transfers, stages count different microbatches or split their backward.
         ScheduleError: a count is below 1.
     """
     counts = [replica.num_microbatches(s) for s in range(len(replica.stages))]
     if traits.blocking_transfers:
         if len(set(counts)) > 1:
             raise PlanError(f"{traits.name}: stages count {counts} microbatches, this runtime needs equal counts")
+        if any(stage.weight_lag is not None for stage in replica.stages):
+            raise PlanError(f"{traits.name}: this runtime does not split backwards; set weight_lag to null")
         return lock_step(num_stages=len(counts), num_microbatches=counts[0])
     order = one_f_one_b(num_microbatches=counts, in_flight=[stage.in_flight for stage in replica.stages])
+    order = split_backward(order, weight_lag=[stage.weight_lag for stage in replica.stages])
     lowered = add_communication(order, num_microbatches=counts)
     return post_receives_early(lowered, computes_ahead=traits.receives_ahead)
 
@@ -191,7 +204,7 @@ def _pipelines(
     plan: Plan, topology: Topology, costs: CostModel, stage_costs: Mapping[StageKey, StageCost]
 ) -> list[Pipeline]:
     row_bytes = plan.model.hidden_size * costs.element_bytes
-    rows: dict[tuple[tuple[int, int], ...], Schedule] = {}
+    rows: dict[tuple[tuple[int, int, int | None], ...], Schedule] = {}
 
     def slices(sender: Stage, receiver: Stage) -> tuple[TransferCost, ...]:
         return tuple(
@@ -205,15 +218,17 @@ def _pipelines(
     pipelines = []
     for r, replica in enumerate(plan.replicas):
         counts = tuple(replica.num_microbatches(s) for s in range(len(replica.stages)))
-        key = tuple(zip(counts, (stage.in_flight for stage in replica.stages), strict=True))
+        key = tuple((n, stage.in_flight, stage.weight_lag) for n, stage in zip(counts, replica.stages, strict=True))
         if key not in rows:
             rows[key] = stage_rows(replica, costs.traits)
+        of_stages = [stage_costs[r, s] for s in range(len(counts))]
         pipelines.append(
             Pipeline(
                 rows=rows[key],
                 num_microbatches=counts,
-                forward_s=tuple(stage_costs[r, s].forward_s for s in range(len(counts))),
-                backward_s=tuple(stage_costs[r, s].backward_s for s in range(len(counts))),
+                forward_s=tuple(cost.forward_s for cost in of_stages),
+                backward_s=tuple(cost.at_once_s for cost in of_stages),
+                weight_s=tuple(cost.weight_s for cost in of_stages),
                 forward=tuple(slices(here, after) for here, after in pairwise(replica.stages)),
                 backward=tuple(slices(after, here) for here, after in pairwise(replica.stages)),
             )
@@ -270,6 +285,7 @@ def _signature(pipelines: Sequence[Pipeline]) -> object:
             id(pipeline.rows),
             pipeline.forward_s,
             pipeline.backward_s,
+            pipeline.weight_s,
             tuple(tuple(map(anonymous, costs)) for costs in pipeline.forward + pipeline.backward),
         )
         for pipeline in pipelines
@@ -277,28 +293,37 @@ def _signature(pipelines: Sequence[Pipeline]) -> object:
 
 
 class _Ends:
-    """When the backwards of each stage end."""
+    """When the backwards of each stage end; ``last_weights`` is the last W of a stage that splits its backward."""
 
     def __init__(self, plan: Plan, spans: Sequence[Span], alike: Sequence[int]) -> None:
         self.busy: dict[StageKey, float] = defaultdict(float)
         self.last_backward: dict[StageKey, Span] = {}
+        self.last_weights: dict[StageKey, Span] = {}
         self.exposed_s: dict[StageKey, float] = {}
         computes: dict[StageKey, list[Interval]] = defaultdict(list)
         arrivals: dict[StageKey, list[Interval]] = defaultdict(list)
         for span in spans:
             meant = arrivals if span.receiver != span.stage else computes
             meant[span.replica, span.receiver].append((span.start_s, span.end_s))
-            if span.kind in (Kind.F, Kind.B):
+            if span.kind in COMPUTE:
                 self.busy[span.replica, span.stage] += span.end_s - span.start_s
                 if span.kind == Kind.B:
                     self.last_backward[span.replica, span.stage] = span
-        for r, s, _ in plan.stages():
+                elif span.kind == Kind.W:
+                    self.last_weights[span.replica, span.stage] = span
+        for r, s, stage in plan.stages():
             self.busy[r, s] = self.busy[alike[r], s]
             if alike[r] == r:
                 self.exposed_s[r, s] = exposed_s(computes[r, s], arrivals[r, s])
             else:
                 self.exposed_s[r, s] = self.exposed_s[alike[r], s]
             self.last_backward[r, s] = self.last_backward[alike[r], s]
+            if stage.weight_lag is not None:
+                self.last_weights[r, s] = self.last_weights[alike[r], s]
+
+    def of(self, key: StageKey) -> float:
+        """When the stage has computed everything."""
+        return self.last_weights.get(key, self.last_backward[key]).end_s
 
 
 def _late_transfers(
@@ -351,7 +376,7 @@ def _sync_gradients(
 
 
 class _GradientsReady:
-    """When a stage has the last gradient of a layer: its last backward runs from the head to the embedding."""
+    """When a stage has the last gradient of a layer: within its last backward, or its last W if that has those."""
 
     def __init__(self, plan: Plan, costs: CostModel, ends: _Ends) -> None:
         self._plan = plan
@@ -359,21 +384,13 @@ class _GradientsReady:
         self._ends = ends
 
     def at(self, key: StageKey, position: float) -> float:
-        last = self._ends.last_backward[key]
         if not self._costs.traits.overlaps_gradient_sync:
-            return last.end_s
+            return self._ends.of(key)
         stage = self._plan.replicas[key[0]].stages[key[1]]
-        whole = self._costs.of(stage).backward_s
-        if whole == 0:
-            return last.end_s
-        head_s = 0.0
-        if stage.end == self._plan.model.num_layers:
-            head_s = self._costs.layer(
-                "head", device=stage.device, tp=stage.tp, micro_batch_size=stage.micro_batch_size
-            ).backward_s
-        layers_done = stage.end - max(position, stage.start)
-        done = head_s + (whole - head_s) * layers_done / stage.num_layers if position < stage.end else head_s
-        return last.start_s + (last.end_s - last.start_s) * min(1.0, done / whole)
+        last = self._ends.last_backward[key]
+        if position < stage.end:
+            last = self._ends.last_weights.get(key, last)
+        return last.start_s + (last.end_s - last.start_s) * share_of_backward(self._costs, stage, position, last.kind)
 
 
 def _result(
@@ -387,22 +404,22 @@ def _result(
     costs: CostModel,
 ) -> Simulation:
     place = {rank: (r, s) for r, s, stage in plan.stages() for rank in stage.ranks}
-    summed = {key: span.end_s for key, span in ends.last_backward.items()}
+    computed = {key: ends.of(key) for key in ends.last_backward}
+    summed = dict(computed)
     for sync in syncs:
         for key in {place[rank] for rank in sync.bucket.ranks}:
             summed[key] = max(summed[key], sync.end_s)
-    compute_end_s = max(span.end_s for span in ends.last_backward.values())
     everyone_s = max(summed.values())
     if costs.traits.waits_for_all_before_update:
         summed = dict.fromkeys(summed, everyone_s)
     step_s = max(summed[key] + stage_costs[key].update_s for key in summed)
     stages = {}
-    for key, last in ends.last_backward.items():
+    for key, computed_s in computed.items():
         update_s = stage_costs[key].update_s
         stages[key] = StageTimes(
             busy_s=ends.busy[key],
-            bubble_s=last.end_s - ends.busy[key],
-            sync_s=summed[key] - last.end_s,
+            bubble_s=computed_s - ends.busy[key],
+            sync_s=summed[key] - computed_s,
             update_s=update_s,
             rest_s=step_s - summed[key] - update_s,
             exposed_s=ends.exposed_s[key],
@@ -410,7 +427,7 @@ def _result(
     return Simulation(
         plan=plan,
         step_s=step_s,
-        compute_end_s=compute_end_s,
+        compute_end_s=max(computed.values()),
         basis=max(cost.basis for cost in stage_costs.values()),
         stages=stages,
         costs=stage_costs,

@@ -11,13 +11,13 @@ from hetero.cost.simulator import Simulation
 from hetero.schedule.actions import Kind
 from hetero.units import MIB, US_PER_S
 
-COLOURS = {Kind.F: "good", Kind.B: "bad"}
+COLOURS = {Kind.F: "good", Kind.B: "bad", Kind.W: "terrible"}
 """Names that Chrome's viewer knows; Perfetto takes its own."""
 
 LANES_PER_STAGE = 4
 """Compute, activations to the next stage, gradients to the previous one, sums of gradients."""
 
-_LANE = {Kind.F: 0, Kind.B: 0, Kind.SEND_F: 1, Kind.SEND_B: 2}
+_LANE = {Kind.F: 0, Kind.B: 0, Kind.W: 0, Kind.SEND_F: 1, Kind.SEND_B: 2}
 _SYNC_LANE = 3
 _LANE_NAMES = ("compute", "sends activations", "sends gradients", "sums gradients, updates")
 
@@ -119,9 +119,10 @@ def _syncs(simulation: Simulation) -> list[Event]:
 
 
 def _memory(simulation: Simulation, replica: int, stage: int, peak: MemoryParts) -> list[Event]:
-    """The peak's moving part in proportion to the microbatches in flight."""
-    depth = max(held for _, held in simulation.in_flight(replica, stage))
-    moving = peak.activations + peak.logits
+    """The peak's moving part in proportion to the microbatches of which something is held."""
+    held_at = simulation.held(replica, stage)
+    depth = max(held for _, held in held_at)
+    moving = peak.activations + peak.logits + peak.deferred
     return [
         {
             "ph": "C",
@@ -130,5 +131,5 @@ def _memory(simulation: Simulation, replica: int, stage: int, peak: MemoryParts)
             "ts": round(at_s * US_PER_S, 3),
             "args": {"MiB": round((peak.total - moving + moving * held / depth) / MIB, 1)},
         }
-        for at_s, held in simulation.in_flight(replica, stage)
+        for at_s, held in held_at
     ]

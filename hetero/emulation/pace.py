@@ -89,7 +89,7 @@ class EmulatedPace(Pace):
         self._board = board
         self._clock = clock
         self._meetings = 0
-        self._running: tuple[float, float] | None = None
+        self._running: Compute | None = None
         self._worked_s = 0.0
         self._step = _Step(0.0, 0.0)
         self.steps: list[StepRecord] = []
@@ -111,8 +111,8 @@ class EmulatedPace(Pace):
         assert self._device is not None
         cost = self._device.cost
         start_s = self._clock.at_s
-        end_s = start_s + {Kind.F: cost.forward_s, Kind.B: cost.backward_s}[kind]
-        self._running = start_s, end_s
+        end_s = start_s + {Kind.F: cost.forward_s, Kind.B: cost.at_once_s, Kind.W: cost.weight_s}[kind]
+        self._running = running = Compute(kind, number, start_s, end_s)
         worked_s = time.process_time()
         yield
         self._worked_s += time.process_time() - worked_s
@@ -121,7 +121,7 @@ class EmulatedPace(Pace):
             self._device.memory.after(kind)
         if not self.warming_up:
             self._clock.advance(end_s)
-            self._step.computes.append(Compute(kind, number, start_s, end_s))
+            self._step.computes.append(running)
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
@@ -150,8 +150,9 @@ class EmulatedPace(Pace):
         ready_s = self._clock.at_s
         if self._running is not None and self._device is not None:
             # The real backward is over in no time; the described one would only now have come to this bucket.
-            start_s, end_s = self._running
-            ready_s = start_s + (end_s - start_s) * share_of_backward(self._costs, self._device.stage, bucket.position)
+            running = self._running
+            share = share_of_backward(self._costs, self._device.stage, bucket.position, running.kind)
+            ready_s = running.start_s + (running.end_s - running.start_s) * share
             self._clock.sleep_until(ready_s)
         key = collective_key(operation, bucket)
         takes = self._wiring.collective(operation, bucket)

@@ -12,7 +12,7 @@ from hetero.serialization import STRICT
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A forward or backward as it ran."""
+    """A forward, backward or W as it ran."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

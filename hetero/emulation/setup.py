@@ -1,5 +1,6 @@
 """From a plan and a cluster to the pace of a rank."""
 
+import dataclasses
 import tempfile
 import time
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hetero.cost.latency import CostModel
-from hetero.cost.memory import plan_memory
+from hetero.cost.memory import memory_of_stage, plan_memory
 from hetero.cost.network import Topology
 from hetero.distributed.agreement import from_rank_0
 from hetero.emulation.board import Board
@@ -109,10 +110,18 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
     stage = replica.stages[place.stage]
     num_microbatches = replica.num_microbatches(place.stage)
     capacity_gib = cluster.device_of_rank(rank).memory_gib
+    deepest = min(stage.in_flight, num_microbatches)
+    each = memory_of_stage(stage, costs)
     memory = DeviceMemory(
         f"rank {rank} (replica {place.replica} stage {place.stage}, {stage.device})",
-        peak=plan_memory(plan, costs)[place.replica, place.stage],
-        deepest=min(stage.in_flight, num_microbatches),
+        peak=dataclasses.replace(
+            plan_memory(plan, costs)[place.replica, place.stage],
+            activations=deepest * each.activations_per_microbatch,
+            logits=deepest * each.logits_per_microbatch,
+            deferred=0,
+        ),
+        deepest=deepest,
+        deferred_bytes=each.deferred_per_microbatch if stage.weight_lag is not None else 0,
         capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
     )
     return Device(stage, costs.of(stage), memory, num_microbatches)

@@ -10,7 +10,7 @@ from hetero.cost.simulator import Simulation, StageKey, StageTimes
 from hetero.cost.sums import SyncSpan
 from hetero.emulation.records import Arrival, EmulatedRun, Reduction, StepRecord
 from hetero.plan.ir import Plan, Stage
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import COMPUTE, Kind
 
 
 def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
@@ -32,7 +32,7 @@ def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
     return Simulation(
         plan=plan,
         step_s=run.step_s,
-        compute_end_s=max(span.end_s for span in spans if span.kind in (Kind.F, Kind.B)),
+        compute_end_s=max(span.end_s for span in spans if span.kind in COMPUTE),
         basis=max(cost.basis for cost in costs_of.values()),
         stages=_stage_times(plan, last, run.step_s),
         costs=costs_of,

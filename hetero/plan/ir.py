@@ -46,6 +46,9 @@ class Stage:
     recompute: what the backward computes again instead of keeping; ``full`` does so for the first
         ``recompute_num_layers`` of the stage's ``layer_numbers``, all of them if that is ``None``. Half a layer counts
         as one there.
+    weight_lag: ``None`` if a backward computes the gradients of input and weights together. k >= 0 if it computes the
+        input's alone and sends it on; the weights' gradients of microbatch m then follow the backward of microbatch
+        m + k (zero bubble, arXiv 2401.10241), and up to k microbatches beside those in flight wait for theirs.
     optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
         weight beside theirs; of use with a distributed optimizer, for devices with more memory to spare than others.
     """
@@ -65,6 +68,7 @@ class Stage:
     in_flight: int
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
+    weight_lag: int | None = None
     optimizer_share: int = 1
 
     @property

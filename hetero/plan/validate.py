@@ -240,6 +240,22 @@ def check_recompute(plan: Plan) -> None:
             raise PlanError(f"{where}: recompute_num_layers {count} of a stage with {held} layers{halves}")
 
 
+def check_weight_lag(plan: Plan) -> None:
+    """The backward of a recomputed layer runs its forward again, which its weights' gradients would need once more."""
+    for where, stage in _named_stages(plan):
+        if stage.weight_lag is None:
+            continue
+        if stage.weight_lag < 0:
+            raise PlanError(
+                f"{where}: weight_lag is {stage.weight_lag}, must be at least 0, or null for a backward in one"
+            )
+        if stage.recompute == "full":
+            raise PlanError(
+                f"{where}: weight_lag {stage.weight_lag} needs recompute none or selective, got full; "
+                "set weight_lag to null or choose another recompute"
+            )
+
+
 def check_devices_can_do_the_precision(plan: Plan) -> None:
     for where, stage in _named_stages(plan):
         device = device_type(stage.device)
@@ -296,6 +312,7 @@ CHECKS = (
     check_sequence_fits_positions,
     check_moe_uses_sequence_parallel,
     check_recompute,
+    check_weight_lag,
     check_devices_can_do_the_precision,
     check_gradient_domains,
     check_gradient_buckets,

@@ -5,6 +5,7 @@ decides whether depths beyond the smallest ones pay where memory holds them.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -63,30 +64,36 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
     )
 
 
-def best_of(
+def ranked(
     covers: Iterable[Cover], problem: Problem, clock: Clock, *, finish: Callable[[Scored], Scored]
-) -> Scored | None:
-    """The plan with the best simulated goal; ``None`` if none fits. The first cover is tried in any case.
+) -> list[Scored]:
+    """Plans of the covers that fit, the best simulated goal first: of each cover its best one, unless another cover's
+    is better than its compute alone. The first cover is tried in any case.
 
     ``finish`` makes the most of a plan before it is compared, without a change to its compute.
     """
-    best: Scored | None = None
+    of_covers: list[Scored] = []
+    least = math.inf
     for cover in covers:
         seen: set[Plan] = set()
+        best: Scored | None = None
         for extra_depth in EXTRA_DEPTHS:
-            if best is not None and clock.is_over():
-                return best
+            if (of_covers or best is not None) and clock.is_over():
+                break
             plan = expand(cover, problem, extra_depth=extra_depth)
             if plan in seen:
                 continue
             seen.add(plan)
             candidate = fitted(plan, problem)
-            if candidate is None or (best is not None and _least_worth(candidate, problem) >= worth(best, problem)):
+            if candidate is None or _least_worth(candidate, problem) >= least:
                 continue
             candidate = finish(candidate)
             if best is None or worth(candidate, problem) < worth(best, problem):
                 best = candidate
-    return best
+                least = min(least, worth(best, problem))
+        if best is not None:
+            of_covers.append(best)
+    return sorted(of_covers, key=lambda each: worth(each, problem))
 
 
 def _least_worth(candidate: Scored, problem: Problem) -> float:
@@ -97,7 +104,7 @@ def _least_worth(candidate: Scored, problem: Problem) -> float:
 def best_levelled(
     covers: Iterable[tuple[Cover, Score]], problem: Problem, clock: Clock, *, below_s: float
 ) -> Scored | None:
-    """As :func:`best_of`, of the covers whose stages half layers level, and of these alone; ``None`` if there are none.
+    """The best plan of the covers whose stages half layers level; ``None`` if there are none.
 
     Only those are simulated whose step by the formula, shorter as the longest stage gets, may be below ``below_s``.
     """
@@ -139,6 +146,8 @@ def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:
         over = parts.total - capacity_bytes(plan, problem, (r, s))
         if over > 0:
             each = (parts.activations + parts.logits) / replicas[r].stages[s].in_flight
+            if not each:
+                return None  # At its peak the stage holds nothing but what waits for its weights' gradients.
             depth = replicas[r].stages[s].in_flight - max(1, -int(-over // each))
             if depth < least_in_flight(replicas[r], s):
                 return None

@@ -49,6 +49,7 @@ class Problem:
     """One question to the planner.
 
     goal: what is minimised; ``budget_per_hour`` bounds the price of the nodes in use under either goal.
+    splits_backward: plans may split backwards, which the runtime does with megatron-core's local layers only.
     seed: of the solver's random choices. With one and the same seed the search takes the same course as long as the
         time limit does not cut it short.
     time_limit_s: seconds after which the best plan so far is returned, with the bound that was proven by then.
@@ -61,6 +62,7 @@ class Problem:
     budget_per_hour: float | None = None
     time_limit_s: float = 30.0
     seed: int = 0
+    splits_backward: bool = True
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:

@@ -9,7 +9,7 @@ long as one does and there is time. Half layers (:mod:`hetero.planner.halves`) a
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica
@@ -22,14 +22,29 @@ ENOUGH = 0.9998
 """A change has to better the goal by this factor."""
 
 
-def refined(best: Scored, problem: Problem, clock: Clock) -> Scored:
-    """``best``, or what small changes make of it before ``clock`` is over."""
+def neighbours(plan: Plan) -> Iterator[Plan]:
+    """All plans that one small change makes of ``plan``."""
+    yield from changed(plan, _changes)
+    for giving, taking in itertools.permutations(alike(plan), 2):
+        if (moved := _samples_moved(plan, giving, taking)) is not None:
+            yield moved
+
+
+def refined(
+    best: Scored,
+    problem: Problem,
+    clock: Clock,
+    *,
+    neighbours: Callable[[Plan], Iterator[Plan]] = neighbours,
+    most: int | None = None,
+) -> Scored:
+    """``best``, or what small changes make of it before ``clock`` is over, or ``most`` plans have been looked at."""
     seen = {best.plan}
     improved = True
     while improved:
         improved = False
-        for plan in itertools.chain(_neighbours(best.plan), with_halves_moved(best.plan, problem)):
-            if clock.is_over():
+        for plan in itertools.chain(neighbours(best.plan), with_halves_moved(best.plan, problem)):
+            if clock.is_over() or len(seen) == most:
                 return best
             if plan in seen:
                 continue
@@ -48,14 +63,11 @@ def _scored(plan: Plan, problem: Problem) -> Scored | None:
         return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
 
 
-def _neighbours(plan: Plan) -> Iterator[Plan]:
-    members = alike(plan)
-    for of_class in members:
-        for changed in _changes(plan.replicas[of_class[0]]):
-            yield _with(plan, {r: like(plan.replicas[r], changed) for r in of_class})
-    for giving, taking in itertools.permutations(members, 2):
-        if (moved := _samples_moved(plan, giving, taking)) is not None:
-            yield moved
+def changed(plan: Plan, changes: Callable[[Replica], Iterator[Stages]]) -> Iterator[Plan]:
+    """``plan`` with other stages in all replicas of one shape."""
+    for members in alike(plan):
+        for stages in changes(plan.replicas[members[0]]):
+            yield _with(plan, {r: like(plan.replicas[r], stages) for r in members})
 
 
 def _changes(replica: Replica) -> Iterator[Stages]:

@@ -13,7 +13,7 @@ from hetero.planner.baselines import autohet_plans, best_plan, harp_plans
 from hetero.planner.candidates import Candidates
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score
-from hetero.planner.finalists import Scored, best_levelled, best_of, worth
+from hetero.planner.finalists import Scored, best_levelled, ranked, worth
 from hetero.planner.floor import floor_s
 from hetero.planner.gradient_sync import in_domains, synced
 from hetero.planner.infeasible import check_devices, check_links, explain
@@ -24,6 +24,7 @@ from hetero.planner.refine import refined
 from hetero.planner.rings import Rings
 from hetero.planner.search import FINALISTS, TOLERANCE, Progress, Search
 from hetero.planner.space import TemplateSpace
+from hetero.planner.split import with_split_backwards
 
 WITHIN = 0.93
 """Of the time limit: a step of the search that has begun is finished first."""
@@ -37,7 +38,10 @@ FINALIST_SHARE = 0.5
 """Of what is left for the last round; the rest refines the winner."""
 
 REFINE_SHARE = 0.9
-"""Of what is left for refining the winner; the rest is for how it sums its gradients."""
+"""Of what is left for refining the winner; the rest is for split backwards and for how it sums its gradients."""
+
+SPLIT_SHARE = 0.5
+"""Of that rest, for split backwards."""
 
 KNOWN_SHARE = 0.15
 """Of the time limit, for shapes of published planners."""
@@ -131,15 +135,17 @@ def plan_cluster(
         covers = alternating(polish.polished(found.covers), found.covers)
         if problem.goal == "money":
             covers = cheaper_covers(covers, problem, rings, templates, clock)
-        finalists = clock.part(FINALIST_SHARE)
-        finish = partial(in_domains, problem=problem, clock=finalists)
-        best = best_of((cover for cover, _ in covers[:FINALISTS]), problem, finalists, finish=finish)
-        best = _better(best, known and in_domains(known, problem, finalists), problem)
+        last_round = clock.part(FINALIST_SHARE)
+        finish = partial(in_domains, problem=problem, clock=last_round)
+        finalists = ranked((cover for cover, _ in covers[:FINALISTS]), problem, last_round, finish=finish)
+        known = known and in_domains(known, problem, last_round)
+        best = _better(finalists[0] if finalists else None, known, problem)
         if best is not None:
             best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
             level = best_levelled(covers[:FINALISTS], problem, clock, below_s=best.step_s)
             if level is not None and worth(level, problem) < worth(best, problem):
                 best = refined(level, problem, clock.part(REFINE_SHARE))
+            best = with_split_backwards([best, *finalists], problem, clock.part(SPLIT_SHARE))
             best = synced(best, problem, clock)
             shortest = min((each for _, each in covers), key=lambda each: each.step_s)
             return PlanResult(

@@ -27,6 +27,7 @@ PART_COLOURS = {
     "optimizer": "#9cc1e2",
     "activations": "#c96f12",
     "logits": "#eda94e",
+    "deferred": "#8a3f0c",
     "working": "#f7d9a8",
     "boundary_buffers": "#1e7d62",
     "sync_buffers": "#7cc0a8",
@@ -56,7 +57,9 @@ def memory_drawing(report: Report) -> Drawing:
         if left_out:
             note = f"{left_out} more stages are not drawn; the table has them"
             page.text(0.02, height_in - LEGEND_IN - 0.1, note, color=QUIET, va="center")
-        handles = [Patch(facecolor=colour, label=name.replace("_", " ")) for name, colour in PART_COLOURS.items()]
+        shown = {name for row in rows for name, num_bytes in row.memory.named().items() if num_bytes}
+        colours = {name.replace("_", " "): colour for name, colour in PART_COLOURS.items() if name in shown}
+        handles = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
         handles.append(Patch(facecolor=INK, label="line: capacity"))
         page.legend(
             handles=handles, loc="lower left", bbox_to_anchor=(0, 0), bbox_transform=page.transAxes, ncols=6,

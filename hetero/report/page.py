@@ -16,7 +16,7 @@ from hetero.report.figures import DRAWINGS
 from hetero.report.sheet import inline_svg, shade
 from hetero.report.tables import UNKNOWN, fullest
 from hetero.report.timeline_figure import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
-from hetero.report.wording import gradient_sync_of, held_by, recompute_of, shape_of
+from hetero.report.wording import depth_of, depth_title, gradient_sync_of, held_by, recompute_of, shape_of
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -49,6 +49,7 @@ def html_page(report: Report) -> str:
     template = environment.from_string(files("hetero.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
     rows = report.rows[:MOST_TABLE_ROWS]
     return template.render(
+        depth_title=depth_title(report.plan).split("\n"),
         title=f"{report.model_name} on {report.cluster_name}",
         lede=_lede(report),
         tiles=list(_tiles(report)),
@@ -202,7 +203,7 @@ def _row(report: Report, row: StageRow) -> dict[str, Any]:
         "sp": "yes" if stage.splits_sequence else "-",
         "micro_batch_size": stage.micro_batch_size,
         "microbatches": row.num_microbatches,
-        "in_flight": stage.in_flight,
+        "in_flight": depth_of(stage),
         "recompute": recompute_of(stage),
         "busy": f"{times.busy_s / step_s:.0%}",
         "bubble": f"{times.bubble_s / step_s:.0%}",

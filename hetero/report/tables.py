@@ -14,6 +14,8 @@ from hetero.plan.ir import Plan, Stage
 from hetero.report.wording import (
     alike,
     degrees,
+    depth_of,
+    depth_title,
     gradient_sync_of,
     held_by,
     layers_of,
@@ -46,7 +48,7 @@ def plan_table(plan: Plan) -> Table:
         table.add_column(header, justify="right")
     for header in ("layers", "ranks", "device"):
         table.add_column(header)
-    for header in ("tp", "dp", "sp", "micro-\nbatch\nsize", "micro-\nbatches", "in\nflight"):
+    for header in ("tp", "dp", "sp", "micro-\nbatch\nsize", "micro-\nbatches", depth_title(plan)):
         table.add_column(header, justify="right")
     table.add_column("recompute")
 
@@ -64,7 +66,7 @@ def plan_table(plan: Plan) -> Table:
                 "yes" if stage.splits_sequence else "-",
                 str(stage.micro_batch_size),
                 str(replica.num_microbatches(s)),
-                str(stage.in_flight),
+                depth_of(stage),
                 recompute_of(stage),
                 end_section=s + 1 == len(replica.stages),
             )
@@ -146,7 +148,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
         table.add_column(header, justify="right")
     for header in ("layers", "device"):
         table.add_column(header)
-    for header in ("tp", "dp", "micro-\nbatch", "in\nflight"):
+    for header in ("tp", "dp", "micro-\nbatch", depth_title(plan)):
         table.add_column(header, justify="right")
     table.add_column("recompute")
     for header in ("busy", "bubble", "sync", "memory GiB"):
@@ -166,7 +168,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
                 str(stage.tp),
                 str(stage.dp),
                 str(stage.micro_batch_size),
-                str(stage.in_flight),
+                depth_of(stage),
                 recompute_of(stage),
                 f"{times.busy_s / simulation.step_s:.0%}",
                 f"{times.bubble_s / simulation.step_s:.0%}",

@@ -12,7 +12,7 @@ from matplotlib.path import Path
 from hetero.report.content import Report, StageRow
 from hetero.report.sheet import FAINT, INK, PAPER, QUIET, WIDTH_IN, Drawing, axes_in, fitting, ink_on, shade
 from hetero.report.wording import layers_of
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import COMPUTE, Kind
 
 MOST_ROWS = 28
 
@@ -24,13 +24,15 @@ HEAD_MICROBATCHES, TAIL_MICROBATCHES = 10, 6
 
 ROW_IN, TITLE_IN, LABEL_IN, AXIS_IN, LEGEND_IN, CUT_IN = 0.4, 0.27, 2.35, 0.45, 0.3, 0.34
 
-FORWARD, BACKWARD, SEND_F, SEND_B, SUM, WAIT, UPDATE = (
-    "forward", "backward", "activations sent", "gradients sent", "gradients summed", "exposed sync", "update",
+FORWARD, BACKWARD, WEIGHTS, SEND_F, SEND_B, SUM, WAIT, UPDATE = (
+    "forward", "backward", "weights' gradients", "activations sent", "gradients sent", "gradients summed",
+    "exposed sync", "update",
 )  # fmt: skip
 
 COLOURS = {
     FORWARD: "#4f9bd0",
     BACKWARD: "#e8a33d",
+    WEIGHTS: "#f0dc6a",
     SEND_F: "#1f5f99",
     SEND_B: "#c1501f",
     SUM: "#b565a0",
@@ -39,9 +41,9 @@ COLOURS = {
 }
 """After Okabe and Ito: told apart under every common colour blindness."""
 
-_KINDS = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.SEND_F: SEND_F, Kind.SEND_B: SEND_B}
+_KINDS = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.W: WEIGHTS, Kind.SEND_F: SEND_F, Kind.SEND_B: SEND_B}
 
-_LANES = {FORWARD: (0.06, 0.56), BACKWARD: (0.06, 0.56), WAIT: (0.06, 0.56), UPDATE: (0.06, 0.56)} | {
+_LANES = dict.fromkeys((FORWARD, BACKWARD, WEIGHTS, WAIT, UPDATE), (0.06, 0.56)) | {
     SEND_F: (0.65, 0.09), SEND_B: (0.76, 0.09), SUM: (0.87, 0.09),
 }  # fmt: skip
 """Top and height within a row."""
@@ -87,7 +89,7 @@ def timeline_drawing(report: Report) -> Drawing:
         if left_out:
             note = f"{left_out} more groups of replicas are not drawn; the table has them"
             labels.text(0.02, height_in - LEGEND_IN - 0.1, note, color=QUIET, va="center")
-        _legend(labels, height_in)
+        _legend(labels, height_in, splits_backward=any(row.stage.weight_lag is not None for row in rows))
 
     return Drawing(height_in=height_in, draw=draw)
 
@@ -131,7 +133,7 @@ def _blocks(report: Report, rows: Sequence[StageRow]) -> list[list[_Block]]:
     blocks = []
     for row, summed in zip(rows, sums, strict=True):
         own = [
-            _Block(_KINDS[span.kind], span.start_s, span.end_s, span.number if span.kind in (Kind.F, Kind.B) else None)
+            _Block(_KINDS[span.kind], span.start_s, span.end_s, span.number if span.kind in COMPUTE else None)
             for span in simulation.spans_of(row.members[0])
             if span.stage == row.index
         ]
@@ -195,7 +197,7 @@ def _draw_window(
         ]
         if rectangles:
             # White sets computes apart; a transfer of microseconds is drawn wider than it is, to be seen.
-            edge = PAPER if what in (FORWARD, BACKWARD) else "none" if what == WAIT else colour
+            edge = PAPER if what in (FORWARD, BACKWARD, WEIGHTS) else "none" if what == WAIT else colour
             axes.add_patch(
                 PathPatch(_boxes(rectangles), facecolor=colour, edgecolor=edge, linewidth=0.4, hatch=_hatch(what))
             )
@@ -248,8 +250,9 @@ def _label(axes: Axes, report: Report, row: StageRow, top: float) -> None:
     axes.text(0.2, top + 0.62 * ROW_IN, second, va="center", fontsize=6.5, color=QUIET)
 
 
-def _legend(axes: Axes, height_in: float) -> None:
-    handles = [Patch(facecolor=colour, label=what, hatch=_hatch(what)) for what, colour in COLOURS.items()]
+def _legend(axes: Axes, height_in: float, *, splits_backward: bool) -> None:
+    shown = {what: colour for what, colour in COLOURS.items() if what != WEIGHTS or splits_backward}
+    handles = [Patch(facecolor=colour, label=what, hatch=_hatch(what)) for what, colour in shown.items()]
     handles.append(Patch(facecolor="#f1f3f6", label="waits"))
     axes.legend(
         handles=handles, loc="lower left", bbox_to_anchor=(0, 0), bbox_transform=axes.transAxes, ncols=len(handles),

@@ -66,6 +66,17 @@ def held_by(plan: Plan, stage: Stage) -> str:
     return " + ".join(parts)
 
 
+def depth_of(stage: Stage) -> str:
+    """Microbatches in flight, and as ``+2`` by how many the weights' gradients lag behind a split backward."""
+    return str(stage.in_flight) + (f"+{stage.weight_lag}" if stage.weight_lag is not None else "")
+
+
+def depth_title(plan: Plan) -> str:
+    """What :func:`depth_of` says, for the head of a column."""
+    splits = any(stage.weight_lag is not None for _, _, stage in plan.stages())
+    return "in\nflight\n+ lag" if splits else "in\nflight"
+
+
 def gradient_sync_of(plan: Plan) -> str:
     """``inside 0-3 | 4-7 first, then between them; buckets of 5 M``; empty if the plan says nothing of the kind."""
     sync = plan.gradient_sync

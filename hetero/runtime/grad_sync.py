@@ -15,8 +15,9 @@ class GradientSync:
     """The gradient sums of one rank.
 
     A step is: :meth:`zero`, backwards, :meth:`expect_last_backward`, the last backward, :meth:`finish`. Between the
-    last two, every bucket is reduced as soon as its gradients are complete, but never before an earlier bucket of
-    the global order: all ranks launch the collectives that they share in the same order.
+    last two, every bucket is reduced as soon as its gradients are complete, but never before an earlier bucket of the
+    global order: all ranks launch the collectives that they share in the same order.
+    Autograd tells which gradients are there, and whoever adds to a ``.grad`` past it calls :meth:`arrived`.
 
     Args:
         buckets: this rank's, in the global order.
@@ -41,7 +42,7 @@ class GradientSync:
             for tensor in local.tensors():
                 self._buckets_of.setdefault(tensor, []).append(i)
         for tensor in self._buckets_of:
-            tensor.register_post_accumulate_grad_hook(self._on_gradient)
+            tensor.register_post_accumulate_grad_hook(self.arrived)
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""
@@ -52,10 +53,19 @@ class GradientSync:
                     piece.tensor.grad.zero_()
 
     def expect_last_backward(self) -> None:
-        """From now on a parameter's next gradient is its last of this step."""
+        """From now on what arrives of a parameter's gradient is the last of this step."""
         self._launched = 0
         self._listening = self._overlap
         self._missing = [local.tensors() for local in self.buckets]
+
+    def arrived(self, tensor: torch.Tensor) -> None:
+        """The gradient of ``tensor`` is complete, once the last backward is expected."""
+        if not self._listening:
+            return
+        for i in self._buckets_of[tensor]:
+            self._missing[i].discard(tensor)
+        while self._launched < len(self.buckets) and not self._missing[self._launched]:
+            self._launch_next()
 
     def finish(self) -> None:
         """Reduce what is left and wait for everything.
@@ -80,14 +90,6 @@ class GradientSync:
         for local in self.buckets:
             within = local.owned if self._scatter else local.whole
             yield from local.slices("gradients", local.gradients, first=0, within=within)
-
-    def _on_gradient(self, tensor: torch.Tensor) -> None:
-        if not self._listening:
-            return
-        for i in self._buckets_of[tensor]:
-            self._missing[i].discard(tensor)
-        while self._launched < len(self.buckets) and not self._missing[self._launched]:
-            self._launch_next()
 
     def _launch_next(self) -> None:
         local = self.buckets[self._launched]

@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hetero.errors import ConfigError
 from hetero.plan.ir import Stage
 from hetero.runtime.options import StageOptions
+from hetero.runtime.weight_gradients import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
 
@@ -36,12 +37,17 @@ class Norm(torch.nn.Module):
         return kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
 
 
-def uses_transformer_engine(options: StageOptions, device: DeviceType) -> bool:
-    """Whether this device's layers are TransformerEngine's.
+def uses_transformer_engine(options: StageOptions, device: DeviceType, *, splits_backward: bool) -> bool:
+    """Whether the layers of a stage on this device are TransformerEngine's; only the local ones split their backward.
 
     Raises:
         ConfigError: it is asked for and cannot be.
     """
+    if options.transformer_impl == "transformer_engine" and splits_backward:
+        raise ConfigError(
+            "--transformer-impl transformer_engine: the plan has a stage with weight_lag, which only the local layers "
+            "can do; choose auto or local, or make a plan whose weight_lag is null everywhere"
+        )
     possible = HAVE_TE and device.has_transformer_engine
     if options.transformer_impl == "transformer_engine" and not possible:
         reason = "is not installed" if device.has_transformer_engine else f"does not run on {device.name}"
@@ -49,15 +55,24 @@ def uses_transformer_engine(options: StageOptions, device: DeviceType) -> bool:
             f"--transformer-impl transformer_engine: TransformerEngine {reason}; "
             "choose auto, which takes the local layers where it is missing"
         )
-    return possible and options.transformer_impl != "local"
+    return possible and options.transformer_impl != "local" and not splits_backward
+
+
+def may_split_backward(options: StageOptions) -> bool:
+    """Whether a planner may split backwards without taking TransformerEngine's layers away from a device."""
+    return options.transformer_impl == "local" or (options.transformer_impl == "auto" and not HAVE_TE)
 
 
 def stage_spec(model: ModelSpec, stage: Stage, *, transformer_engine: bool) -> TransformerBlockSubmodules:
     """The modules of the layers of ``stage`` and, after the last one of the model, its final norm."""
+    splits_backward = stage.weight_lag is not None
+    assert not (transformer_engine and splits_backward), "TransformerEngine's linear layers do not put anything off"
     if transformer_engine:
         layer, norm = _transformer_engine_layer(model), LayerNormImpl
     else:
         layer, norm = _local_layer(model), Norm
+        if splits_backward:
+            _split_linear_layers(layer)
     layers = [layer for _ in stage.layer_numbers]
     if stage.starts_with_mlp:
         layers[0] = _without_attention(layer)
@@ -99,6 +114,14 @@ def _local_layer(model: ModelSpec) -> ModuleSpec:
         attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.k_layernorm = Norm
     return layer
+
+
+def _split_linear_layers(layer: ModuleSpec) -> None:
+    """Let the linear layers of ``layer`` put off the gradients of their weights."""
+    attention, mlp = layer.submodules.self_attention.submodules, layer.submodules.mlp.submodules
+    attention.linear_qkv, attention.linear_proj = SplitColumnParallelLinear, SplitRowParallelLinear
+    parts = mlp.experts.submodules if hasattr(mlp, "experts") else mlp
+    parts.linear_fc1, parts.linear_fc2 = SplitColumnParallelLinear, SplitRowParallelLinear
 
 
 def activation_function(model: ModelSpec, *, fused: bool) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -10,7 +10,7 @@ class StageOptions:
 
     Dropout draws from per-rank generators, so with dropout on the loss depends on the plan.
     transformer_impl: ``auto`` takes TransformerEngine's layers where it is installed and the device can, else
-        megatron-core's local ones.
+        megatron-core's local ones. A stage that splits its backward has the local ones.
     moe_router_load_balancing: the auxiliary loss is a mean over microbatches, so it depends on their size.
     """
 

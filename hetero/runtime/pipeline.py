@@ -22,20 +22,21 @@ from hetero.runtime.batch import Microbatch
 from hetero.runtime.stage import StageModel
 from hetero.schedule.actions import Kind, Row
 from hetero.schedule.orders import forward_only, one_f_one_b
-from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early
+from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early, split_backward
 
 RECEIVES_AHEAD = 2
 """Computes that a receive is posted ahead of its own: one hides the transfer, another the neighbour's jitter."""
 
 
 def stage_row(replica: Replica, stage: int) -> Row:
-    """The actions of one stage of ``replica`` for a step: 1F1B at the plan's depths, with communication.
+    """The actions of one stage of ``replica`` for a step: 1F1B at the plan's depths and lags, with communication.
 
     Raises:
         ScheduleError: the depths deadlock.
     """
     num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
     order = one_f_one_b(num_microbatches=num_microbatches, in_flight=[s.in_flight for s in replica.stages])
+    order = split_backward(order, weight_lag=[s.weight_lag for s in replica.stages])
     schedule = add_communication(order, num_microbatches=num_microbatches)
     schedule = post_receives_early(schedule, computes_ahead=RECEIVES_AHEAD)
     check_no_deadlock(schedule, num_microbatches=num_microbatches)
@@ -73,6 +74,7 @@ class PipelineExecutor:
         loss_scale: Callable[[], torch.Tensor] | None,
         aux_loss_scale: float = 1.0,
         before_last_backward: Callable[[], None],
+        gradient_ready: Callable[[torch.nn.Parameter], None],
     ) -> torch.Tensor:
         """One forward and backward of every microbatch; gradients add up in the parameters.
 
@@ -83,7 +85,9 @@ class PipelineExecutor:
             loss_scale: what the sum of token losses is multiplied by, 1 / (loss tokens of the whole global batch);
                 called by backwards of last stages only, ``None`` on the others.
             aux_loss_scale: what an auxiliary loss of a layer is multiplied by, in the mean over samples.
-            before_last_backward: called once, when only the last microbatch's gradients are still missing.
+            before_last_backward: called once, when the last microbatch's gradients are still missing, and those that
+                a split backward has put off.
+            gradient_ready: told each weight of these when its gradient is whole; autograd's hooks tell of the others.
         """
         device = self._context.device
         if self._context.plan.model.num_experts is not None:
@@ -106,6 +110,11 @@ class PipelineExecutor:
                     if number == self._last_backward:
                         before_last_backward()
                     self._backward(number, loss_scale)
+                case Kind.W:
+                    assert self._model.later is not None
+                    is_last = number == self._last_backward
+                    with self._pace.compute(Kind.W, number):
+                        self._model.later.compute(number, ready=gradient_ready if is_last else None)
         for boundary in (self._before, self._after):
             if boundary is not None:
                 boundary.finish_sends()
@@ -167,6 +176,8 @@ class PipelineExecutor:
             gradient = loss_scale().to(output.dtype)
         with self._pace.compute(Kind.B, number):
             custom_backward(output, gradient)
+        if self._model.later is not None:
+            self._model.later.end_of_backward(number)
         if self._before is not None:
             gradient_SBH = self._inputs.pop(number).grad
             assert gradient_SBH is not None

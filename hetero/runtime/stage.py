@@ -15,6 +15,7 @@ from hetero.runtime import cpu_backend, mcore
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.layer_spec import activation_function, stage_spec, uses_transformer_engine
 from hetero.runtime.options import StageOptions
+from hetero.runtime.weight_gradients import WeightGradients, put_off_weight_gradients
 from hetero.runtime.weights import canonical_parameters, draw_weights
 from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec
@@ -44,12 +45,14 @@ class StageModel:
     """The module of one rank and its parameters by canonical name.
 
     attention_mask: [1, 1, S, S], true where a position is hidden; ``None`` where the kernels are causal themselves.
+    later: what a split backward has put off; ``None`` where backwards are whole.
     """
 
     module: MaskedVocabularyGPT
     parameters: dict[str, tuple[Parameter, torch.nn.Parameter]]
     attention_mask: torch.Tensor | None
     dtype: torch.dtype
+    later: WeightGradients | None
 
     def forward(self, input_SBH: torch.Tensor | None, batch: Microbatch | None) -> torch.Tensor:
         """Activations [S, B, H] for the next stage, or on the last stage the loss of every token [B, S].
@@ -71,7 +74,7 @@ def build_stage(context: ParallelContext, work: StageContext, *, options: StageO
     """Build this rank's part of the model with its initial weights, and set megatron-core's globals to its groups.
 
     Raises:
-        ConfigError: TransformerEngine is asked for and cannot be used.
+        ConfigError: TransformerEngine is asked for and cannot be used, or not with a split backward.
     """
     cpu_backend.install()
     plan = context.plan
@@ -83,7 +86,8 @@ def build_stage(context: ParallelContext, work: StageContext, *, options: StageO
     mcore.seed_dropout(seed, work=work)
 
     model, stage = plan.model, work.stage
-    transformer_engine = uses_transformer_engine(options, device_type(stage.device))
+    splits = stage.weight_lag is not None
+    transformer_engine = uses_transformer_engine(options, device_type(stage.device), splits_backward=splits)
     module = MaskedVocabularyGPT(
         config=_transformer_config(context, work, options),
         transformer_layer_spec=stage_spec(model, stage, transformer_engine=transformer_engine),
@@ -112,7 +116,7 @@ def build_stage(context: ParallelContext, work: StageContext, *, options: StageO
         std=options.init_method_std,
     )
     mask = None if transformer_engine else _causal_mask(plan.seq_length, context.device)
-    return StageModel(module, parameters, mask, dtype)
+    return StageModel(module, parameters, mask, dtype, put_off_weight_gradients(module) if splits else None)
 
 
 def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:

@@ -138,6 +138,7 @@ class Trainer:
             loss_scale=self._start_loss_scale() if work.is_last else None,
             aux_loss_scale=self.scaler.scale if self.scaler is not None else 1.0,
             before_last_backward=self._gradients.expect_last_backward,
+            gradient_ready=self._gradients.arrived,
         )
         self.finish_gather()
         self._gradients.finish()

@@ -18,22 +18,26 @@ from hetero.errors import ScheduleError
 
 
 class Kind(StrEnum):
-    """F and B compute; a SEND starts a transfer; a RECV posts one, and the compute that needs it waits for it."""
+    """F, B and W compute; a SEND starts a transfer; a RECV posts one, and the compute that needs it waits for it.
+
+    Where a stage has W, its B computes the gradient of the input alone and W that of the weights; else B is both.
+    """
 
     F = "F"
     B = "B"
+    W = "W"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
 
 
-COMPUTE = frozenset({Kind.F, Kind.B})
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.W})
 RECEIVE = frozenset({Kind.RECV_F, Kind.RECV_B})
 
 
 class Action(NamedTuple):
-    """``number`` is a microbatch of ``stage`` for F and B, a slice of the boundary for transfers."""
+    """``number`` is a microbatch of ``stage`` for a compute, a slice of the boundary for transfers."""
 
     stage: int
     kind: Kind
@@ -49,7 +53,7 @@ class Action(NamedTuple):
         Raises:
             ScheduleError: ``text`` is no action.
         """
-        match = re.fullmatch(r"(\d+)(F|B|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)", text)
+        match = re.fullmatch(r"(\d+)(F|B|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)", text)
         if match is None:
             raise ScheduleError(f"not an action: {text!r}, expected e.g. 2F0 or 1SEND_B3")
         return cls(int(match[1]), Kind(match[2]), int(match[3]))

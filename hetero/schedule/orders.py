@@ -9,7 +9,8 @@
 
 ``in_flight[s]`` is how many microbatches stage ``s`` may hold between forward and backward. Equal stages use
 ``num_stages - s``. A stage that is short of memory gets less; a stage before a slow link gets more, which hides
-the link. Too little of it deadlocks: :func:`hetero.schedule.passes.check_no_deadlock` tells.
+the link. Too little of it deadlocks: :func:`hetero.schedule.passes.check_no_deadlock` tells. Backwards are whole
+here; :func:`hetero.schedule.passes.split_backward` parts them.
 """
 
 from collections.abc import Sequence

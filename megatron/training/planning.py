@@ -7,6 +7,7 @@ import torch.distributed as dist
 from hetero.distributed.agreement import from_rank_0
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
+from hetero.runtime.layer_spec import may_split_backward
 from hetero.serialization import from_json, load, save, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
@@ -52,6 +53,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         costs=costs,
         global_batch_size=config.parallel.global_batch_size,
         time_limit_s=planner.time_limit_s,
+        splits_backward=may_split_backward(config.stage),
     )
     result = plan_cluster(problem)
     if planner.out is not None:

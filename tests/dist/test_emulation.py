@@ -110,6 +110,13 @@ PLANS = {
     "a slow link and depth": plan(
         MODEL, [replica(piece(0, 2, 0, depth=5), piece(2, 6, 1, depth=1), num_samples=8)]
     ),
+    "split backwards": plan(
+        MODEL,
+        [
+            replica(piece(0, 3, 0, lag=0), piece(3, 6, 1, lag=1), num_samples=6),
+            replica(piece(0, 6, 2, lag=1), num_samples=2),
+        ],
+    ),
     "microbatches 1 and 2": plan(MODEL, [replica(piece(0, 4, 0, 1, dp=2), piece(4, 6, 2, mbs=2), num_samples=8)]),
     "two replicas of unequal depth": plan(
         MODEL,

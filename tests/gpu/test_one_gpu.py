@@ -19,10 +19,11 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("lag", [None, 1])
 @pytest.mark.parametrize("style", ["gpt2-tied", "llama-gqa"])
-def test_losses_equal_the_cpu(style: str) -> None:
+def test_losses_equal_the_cpu(style: str, lag: int | None) -> None:
     """In fp32, without TF32, to 1e-4 relative over three steps: other kernels round otherwise."""
-    one = plan(STYLES[style](), [replica(stage(layers=(0, 6), ranks=(0,), mbs=2), num_samples=4)])
+    one = plan(STYLES[style](), [replica(stage(layers=(0, 6), ranks=(0,), mbs=2, lag=lag), num_samples=4)])
     (expected,) = run_ranks(train, 1, one, 3)
     assert _train_on_gpu(one, 3) == pytest.approx(expected.losses, rel=1e-4)
 

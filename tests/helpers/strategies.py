@@ -1,5 +1,6 @@
 """Random legal plans for property tests, as unlike as the validator allows."""
 
+import dataclasses
 import itertools
 import math
 
@@ -70,6 +71,15 @@ def layer_cuts(draw: st.DrawFn, num_layers: int, *, max_size: int | None = None)
     step = draw(st.sampled_from([1, HALF]))
     inner = [step * i for i in range(1, int(num_layers / step))]
     return sorted(draw(st.sets(st.sampled_from(inner), max_size=max_size))) if inner else []
+
+
+@st.composite
+def split_pipelines(draw: st.DrawFn) -> Replica:
+    """:func:`pipelines` of which some stages or all part their backward."""
+    whole = draw(pipelines())
+    lags = st.one_of(st.none(), st.integers(0, 5))
+    stages = (dataclasses.replace(each, weight_lag=draw(lags)) for each in whole.stages)
+    return dataclasses.replace(whole, stages=tuple(stages))
 
 
 @st.composite

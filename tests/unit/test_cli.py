@@ -57,6 +57,15 @@ def test_show_prints_the_schedule_when_asked(plan_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.endswith("\nreplica 0\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n")
 
 
+def test_show_prints_a_schedule_with_split_backwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (whole,) = small_plan().replicas
+    stages = (whole.stages[0], dataclasses.replace(whole.stages[1], weight_lag=1))
+    split = dataclasses.replace(small_plan(), replicas=(dataclasses.replace(whole, stages=stages),))
+    save(split, tmp_path / "plan.json")
+    assert main(["show", str(tmp_path / "plan.json"), "--schedule"]) == 0
+    assert capsys.readouterr().out.endswith("\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1W2\n")
+
+
 def test_validate_says_ok_in_one_line(plan_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(plan_path)]) == 0
     assert capsys.readouterr().out == f"{plan_path}: ok (replicas: 1, stages: 2, ranks: 4, idle: 1)\n"

@@ -8,7 +8,7 @@ from hetero.cost.network import TransferCost
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Schedule, format_schedule, parse_schedule
 from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import add_communication, post_receives_early
+from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 
 
 def cost(seconds: float, **ports: float) -> TransferCost:
@@ -23,6 +23,7 @@ def pipeline(
     counts: tuple[int, ...],
     forward_s: tuple[float, ...],
     backward_s: tuple[float, ...],
+    weight_s: tuple[float, ...] = (),
     transfers: tuple[TransferCost, ...] = (),
 ) -> Pipeline:
     slices = tuple((each,) for each in transfers)
@@ -31,6 +32,7 @@ def pipeline(
         num_microbatches=counts,
         forward_s=forward_s,
         backward_s=backward_s,
+        weight_s=weight_s,
         forward=slices,
         backward=slices,
     )
@@ -71,6 +73,38 @@ def test_two_stages_and_a_link() -> None:
         "1B1": (5.5, 7.5),
         "1SEND_B1": (7.5, 8.0),
         "0B1": (8.0, 10.0),
+    }
+
+
+def test_weights_gradients_fill_the_wait_for_the_next_backward() -> None:
+    """The gradient leaves before the W behind it; stage 0 is at its W while the next gradient is on its way."""
+    order = split_backward(one_f_one_b(num_microbatches=(2, 2), in_flight=(2, 1)), weight_lag=(0, 1))
+    rows = post_receives_early(add_communication(order, num_microbatches=(2, 2)), computes_ahead=2)
+    described = pipeline(
+        rows,
+        counts=(2, 2),
+        forward_s=(1.0, 1.0),
+        backward_s=(1.0, 1.5),
+        weight_s=(1.0, 0.5),
+        transfers=(cost(0.5),),
+    )
+    assert times(replay([described], blocking=False)) == {
+        "0F0": (0.0, 1.0),
+        "0SEND_F0": (1.0, 1.5),
+        "0F1": (1.0, 2.0),
+        "1F0": (1.5, 2.5),
+        "0SEND_F1": (2.0, 2.5),
+        "1B0": (2.5, 4.0),
+        "1SEND_B0": (4.0, 4.5),
+        "1F1": (4.0, 5.0),
+        "0B0": (4.5, 5.5),
+        "1B1": (5.0, 6.5),
+        "0W0": (5.5, 6.5),
+        "1SEND_B1": (6.5, 7.0),
+        "1W0": (6.5, 7.0),
+        "0B1": (7.0, 8.0),
+        "1W1": (7.0, 7.5),
+        "0W1": (8.0, 9.0),
     }
 
 

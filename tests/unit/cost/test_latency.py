@@ -102,6 +102,27 @@ class TestStages:
         assert none.backward_s < selective.backward_s < full.backward_s
         assert selective.basis == Basis.ESTIMATED
 
+    def test_a_split_backward_leaves_the_weights_products_for_later(self) -> None:
+        """Less than half of the backward, nothing of embedding and head, and none of what is recomputed."""
+        arguments = {"device": "A100-40", "first_layer": 2, "end_layer": 4, "tp": 1, "micro_batch_size": 1}
+        whole = self.COSTS.stage(**arguments)
+        split = self.COSTS.stage(**arguments, splits_backward=True)
+        assert (whole.weight_s, whole.basis) == (0.0, Basis.MEASURED)
+        assert (split.forward_s, split.backward_s) == (whole.forward_s, whole.backward_s)
+        assert 0.0 < split.weight_s < split.backward_s / 2
+        assert split.basis == Basis.ESTIMATED
+        with_head = self.COSTS.stage(**{**arguments, "first_layer": 4, "end_layer": 6}, splits_backward=True)
+        selective = self.COSTS.stage(**arguments, recompute="selective", splits_backward=True)
+        assert split.weight_s == with_head.weight_s == selective.weight_s
+
+    def test_weights_take_their_share_of_the_operations_where_products_are_all_there_is(self) -> None:
+        """One of two products of each linear layer; a backward of 2 x forward, attention without weights."""
+        costs = cost_model(big := gpt2_model(hidden_size=4096, ffn_hidden_size=16384), [profile(big)])
+        work = costs.work("block", tp=1, micro_batch_size=4)
+        cost = costs.stage(device="A100-40", first_layer=2, end_layer=3, tp=1, micro_batch_size=4, splits_backward=True)
+        linear = 1 - work.attention_operations / work.operations
+        assert cost.weight_s == pytest.approx(cost.backward_s * linear / 2, rel=0.05)
+
 
 PARTS: tuple[Part, ...] = ("block", "attention", "mlp")
 

@@ -50,6 +50,41 @@ def test_activations_grow_with_the_depth_and_nothing_else_but_slack_does() -> No
     assert three.slack > one.slack
 
 
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 2 * (4 + 4 + 4)),
+        ({"tp": 2}, 2 * (4 + 2 + 2)),
+        ({"tp": 2, "sequence_parallel": True}, 2 * (3 + 2 + 2)),
+        ({"recompute": "selective"}, 2 * (4 + 4 + 4)),
+    ],
+)
+def test_what_waits_for_its_weights_gradients(changes: dict[str, Any], rows: int) -> None:
+    """Inputs and output gradients: 4 h, of which sequence parallelism cuts two, 2 q + 2 kv, and 2 f of 64."""
+    parts = stage_memory(COSTS, **{**STAGE, **changes}).at(1, deferred=3)
+    assert parts.deferred == 3 * rows * ROW
+
+
+def test_the_peak_is_before_a_backward_or_behind_it() -> None:
+    memory = stage_memory(COSTS, **STAGE)
+    few = dataclasses.replace(memory, activations_per_microbatch=2**30, deferred_per_microbatch=2**20)
+    assert few.peak(in_flight=3, weight_lag=None, num_microbatches=8) == few.at(3)
+    assert few.peak(in_flight=3, weight_lag=0, num_microbatches=8) == few.at(3)
+    assert few.peak(in_flight=3, weight_lag=2, num_microbatches=8) == few.at(3, deferred=2)
+    assert few.peak(in_flight=3, weight_lag=2, num_microbatches=4) == few.at(3, deferred=1), "there are no more"
+    much = dataclasses.replace(memory, activations_per_microbatch=2**20, deferred_per_microbatch=2**30)
+    assert much.peak(in_flight=3, weight_lag=2, num_microbatches=8) == much.at(2, deferred=3)
+    assert much.peak(in_flight=3, weight_lag=9, num_microbatches=8) == much.at(0, deferred=8)
+
+
+def test_a_plan_counts_what_its_lags_keep() -> None:
+    stages = [stage(layers=(s, s + 3), ranks=(s // 3,), device="A100-40", depth=2 - s // 3, lag=s) for s in (0, 3)]
+    made = plan(gpt2_model(tied_embeddings=False), [replica(*stages, num_samples=6)])
+    parts = plan_memory(made, COSTS)
+    assert parts[0, 0].deferred == 0
+    assert parts[0, 1].deferred == 3 * 3 * 12 * ROW // 2
+
+
 def test_the_total_is_the_sum_of_the_named_parts() -> None:
     parts = stage_memory(COSTS, **STAGE).at(2)
     assert parts.total == sum(parts.named().values())

@@ -2,15 +2,18 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 
 from hetero.cost.basis import Basis
-from hetero.cost.network import Topology
+from hetero.cost.engine import Pipeline, replay
+from hetero.cost.latency import StageCost
+from hetero.cost.network import Topology, TransferCost
 from hetero.cost.period import pipeline_s
-from hetero.cost.simulator import Simulation, simulate, with_gradient_sync
+from hetero.cost.simulator import Simulation, simulate, stage_rows, with_gradient_sync
 from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
@@ -84,6 +87,73 @@ def test_plain_1f1b_has_the_bubble_of_its_paper(num_samples: int) -> None:
     times = result.stages[0, 0]
     assert times.busy_s == pytest.approx(ideal_s)
     assert times.bubble_s == pytest.approx(ideal_s * 2 / num_samples, rel=1e-6)
+
+
+def split(whole: Plan, lags: Sequence[int | None]) -> Plan:
+    """The plan of one replica with other lags."""
+    (one,) = whole.replicas
+    stages = tuple(dataclasses.replace(s, weight_lag=lag) for s, lag in zip(one.stages, lags, strict=True))
+    return dataclasses.replace(whole, replicas=(dataclasses.replace(one, stages=stages),))
+
+
+@pytest.mark.parametrize("num_samples", [6, 12, 24])
+def test_zero_bubble_idles_a_third_of_1f1b(num_samples: int) -> None:
+    """arXiv 2401.10241, table 1, ZB-H1: (p - 1) (f + b - w) against (p - 1) (f + b + w) of 1F1B.
+
+    Where all three take equally long that is a third; here w is what the cost model makes of this profile.
+    """
+    model = gpt2_model(num_layers=4, tied_embeddings=False)
+    stages = [stage(layers=(s, s + 1), ranks=(s,), device=A100, depth=4 - s) for s in range(4)]
+    whole = plan(model, [replica(*stages, num_samples=num_samples)])
+    result = run(split(whole, [0, 1, 2, 3]))
+    w = result.costs[0, 0].weight_s
+    assert 0.0 < w < 1.0
+    assert run(whole).compute_end_s - num_samples * 3.0 == pytest.approx(3 * 3.0, rel=1e-4)
+    assert result.compute_end_s - num_samples * 3.0 == pytest.approx(3 * (3.0 - 2 * w), rel=1e-4)
+    thirds = [dataclasses.replace(cost, weight_s=1.0) for cost in result.costs.values()]
+    assert idle_s(result, thirds) == pytest.approx(3 * 1.0, rel=1e-4)
+
+
+def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
+    """Seconds of the step in which an equal stage of the only replica does not compute, at other ``costs``."""
+    (one,) = result.plan.replicas
+    counts = tuple(one.num_microbatches(s) for s in range(len(costs)))
+    free = tuple((TransferCost(seconds=0.0, ports=(), num_bytes=0),) for _ in counts[1:])
+    replayed = Pipeline(
+        rows=stage_rows(one, HETERO),
+        num_microbatches=counts,
+        forward_s=tuple(cost.forward_s for cost in costs),
+        backward_s=tuple(cost.backward_s - cost.weight_s for cost in costs),
+        weight_s=tuple(cost.weight_s for cost in costs),
+        forward=free,
+        backward=free,
+    )
+    return max(span.end_s for span in replay([replayed], blocking=False)) - counts[0] * costs[0].microbatch_s
+
+
+def test_a_split_stage_is_as_busy_and_holds_more() -> None:
+    whole = pipeline(3, num_samples=6)
+    lagging = split(whole, [None, 1, 2])
+    before, after = run(whole), run(lagging)
+    for s in range(3):
+        assert after.stages[0, s].busy_s == pytest.approx(before.stages[0, s].busy_s)
+    assert after.step_s < before.step_s
+    assert after.basis == Basis.ESTIMATED
+    assert [max(n for _, n in after.in_flight(0, s)) for s in range(3)] == [3, 2, 1]
+    assert [max(n for _, n in after.held(0, s)) for s in range(3)] == [3, 3, 3]
+
+
+def test_gradients_of_a_split_stage_are_summed_after_its_last_weights_gradients() -> None:
+    """Bucket by bucket beside the last W, from the last layer to the first."""
+    eager = dataclasses.replace(FAST_HOST, bucket_numel=1)
+    two = [replica(stage(layers=(0, 6), ranks=(r,), device=A100, depth=1, lag=0), num_samples=2) for r in range(2)]
+    result = run(plan(MODEL, two), traits=eager)
+    last = max((span for span in result.spans_of(0) if span.kind == Kind.W), key=lambda span: span.end_s)
+    layer_s = (last.end_s - last.start_s) / 6
+    starts = {sync.bucket.position: sync.start_s for sync in result.syncs}
+    for layer in range(6):
+        assert starts[layer] == pytest.approx(last.start_s + (6 - layer) * layer_s, rel=1e-4)
+    assert starts[6] < last.start_s, "the head's is there after the backward"
 
 
 def test_the_closed_form_is_the_step_of_a_long_pipeline() -> None:
@@ -217,10 +287,10 @@ def test_the_parts_of_every_stage_add_up_to_the_step(legal: Plan) -> None:
     described = on_a100(legal)
     result = run_any(described)
     for times in result.stages.values():
-        *parts, exposed_s = dataclasses.astuple(times)
-        assert 0 <= exposed_s <= times.bubble_s + 1e-9 * result.step_s
+        parts = (times.busy_s, times.bubble_s, times.sync_s, times.update_s, times.rest_s)
         assert sum(parts) == pytest.approx(result.step_s)
         assert min(parts) >= -1e-9 * result.step_s
+        assert 0.0 <= times.exposed_s <= times.bubble_s + 1e-9 * result.step_s
 
 
 @given(legal_plans())
@@ -341,6 +411,10 @@ class TestDeepSpeed:
         )
         with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
             run(uneven, traits=self.TRAITS)
+
+    def test_blocking_transfers_have_no_split_backwards(self) -> None:
+        with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not split backwards; set weight_lag"):
+            run(split(pipeline(2, num_samples=2), [0, None]), traits=self.TRAITS)
 
 
 def test_a_link_that_is_missing_is_named() -> None:

@@ -71,3 +71,18 @@ def test_memory_reaches_its_peak_and_falls_back() -> None:
 
 def test_memory_is_left_out_where_nobody_asks() -> None:
     assert not [e for e in chrome_trace(simulated())["traceEvents"] if e["ph"] == "C"]
+
+
+def test_weights_gradients_are_computes_and_their_memory_falls_with_them() -> None:
+    stages = (
+        stage(layers=(0, 3), ranks=(0,), device="A100-40", depth=2, lag=0),
+        stage(layers=(3, 6), ranks=(1,), device="A100-40", depth=1, lag=2),
+    )
+    split = plan(MODEL, [replica(*stages, num_samples=6)])
+    trace = chrome_trace(simulate(split, nodes(2), COSTS), plan_memory(split, COSTS))["traceEvents"]
+    weights = [e for e in trace if e["name"] == "W5"]
+    assert [e["tid"] for e in sorted(weights, key=lambda e: e["tid"])] == [0, 4], "the compute lane of either stage"
+    peak = plan_memory(split, COSTS)[0, 1]
+    counters = [e["args"]["MiB"] for e in trace if e["name"] == "stage 1 MiB"]
+    assert max(counters) == round(peak.total / MIB, 1)
+    assert counters[-1] == round((peak.total - peak.activations - peak.logits - peak.deferred) / MIB, 1)

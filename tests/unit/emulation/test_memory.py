@@ -16,6 +16,7 @@ PEAK = MemoryParts(
     optimizer=4 * GIB,
     activations=6 * GIB,
     logits=0,
+    deferred=0,
     working=GIB,
     boundary_buffers=0,
     sync_buffers=0,
@@ -49,6 +50,22 @@ def test_a_backward_makes_room() -> None:
         memory.after(Kind.F)
         memory.before(Kind.B, number)
         memory.after(Kind.B)
+
+
+def test_what_a_split_backward_defers_counts_until_its_weights_gradients() -> None:
+    """12 GiB with one in flight; 1 GiB for each that waits."""
+    memory = DeviceMemory("rank 1", peak=PEAK, deepest=3, capacity_bytes=13 * GIB, deferred_bytes=GIB)
+    for number in range(5):
+        memory.before(Kind.F, number)
+        memory.before(Kind.B, number)
+        memory.after(Kind.B)
+        if number > 0:
+            memory.before(Kind.W, number - 1)
+            memory.after(Kind.W)
+    memory.before(Kind.F, 5)
+    memory.after(Kind.B)
+    with pytest.raises(DeviceMemoryError, match=r"forward of microbatch 6: it needs 14.00 GiB .*deferred of 2 2.00"):
+        memory.before(Kind.F, 6)
 
 
 def test_a_device_of_unknown_memory_never_runs_out() -> None:

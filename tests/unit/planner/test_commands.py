@@ -82,6 +82,18 @@ def test_a_distributed_optimizer_needs_less_memory(files: Path, capsys: pytest.C
     assert used[0] - used[1] == pytest.approx(saved_gib, abs=0.11)
 
 
+def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
+    """A model that needs both nodes makes a pipeline, of which the last stage's W's can wait."""
+    (files / "cluster.yaml").write_text(CLUSTER.replace("gpus_per_node: 2", "gpus_per_node: 1"), encoding="utf-8")
+    (files / "model.yaml").write_text(MODEL, encoding="utf-8")
+    lags = []
+    for more in ((), ("--no-split-backward",)):
+        assert run(files, "--out", str(files / "plan.json"), *more) == 0
+        lags.append([stage.weight_lag for _, _, stage in load(Plan, files / "plan.json").stages()])
+    assert lags[0][-1] is not None
+    assert lags[1] == [None, None]
+
+
 def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(files, "--compare") == 0
     printed = capsys.readouterr().out

@@ -9,7 +9,7 @@ from hetero.plan.uniform import uniform_plan
 from hetero.planner.clock import Clock
 from hetero.planner.finalists import Scored, scored
 from hetero.planner.problem import Problem
-from hetero.planner.refine import _neighbours, refined
+from hetero.planner.refine import neighbours, refined
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -76,7 +76,7 @@ def test_samples_move_between_unlike_replicas_and_stay_whole() -> None:
         for rank, device in enumerate(FAST)
     )
     plan = dataclasses.replace(halves(problem), replicas=replicas)
-    shares = {tuple(r.num_samples for r in each.replicas) for each in _neighbours(plan)}
+    shares = {tuple(r.num_samples for r in each.replicas) for each in neighbours(plan)}
     assert {(3, 5), (5, 3)} <= shares
     assert all(sum(each) == 8 for each in shares)
     better = refined(score_of(plan, problem), problem, Clock(30))
@@ -91,7 +91,7 @@ def test_replicas_of_one_shape_change_together() -> None:
         halves(problem),
         replicas=tuple(dataclasses.replace(first, num_samples=4, stages=stages) for stages in (first.stages, moved)),
     )
-    for plan in _neighbours(twice):
+    for plan in neighbours(twice):
         one, other = ([dataclasses.replace(stage, ranks=()) for stage in replica.stages] for replica in plan.replicas)
         assert one == other
         assert sorted(plan.ranks()) == [0, 1, 2, 3]

@@ -123,6 +123,15 @@ def long_report() -> Report:
     return report_of(cluster(("fast", "A100-40", 2, 1)), [replica(*stages, num_samples=200)])
 
 
+def split_report() -> Report:
+    """A pipeline whose stages split their backward."""
+    stages = (
+        stage(layers=(0, 3), ranks=(0,), device="A100-40", depth=2, lag=0),
+        stage(layers=(3, 6), ranks=(1,), device="A100-40", depth=1, lag=2),
+    )
+    return report_of(cluster(("fast", "A100-40", 2, 1)), [replica(*stages, num_samples=6)])
+
+
 def many_sorts_report() -> Report:
     """Twelve replicas of which no two are alike, on nodes of one device."""
     replicas = [replica(stage(layers=(0, 6), ranks=(r,), device="A100-40"), num_samples=1 + r) for r in range(12)]

@@ -21,6 +21,7 @@ from tests.unit.report.samples import (
     long_report,
     many_sorts_report,
     mixed_report,
+    split_report,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -80,6 +81,12 @@ def test_the_timeline_has_a_row_per_stage_and_a_number_per_microbatch() -> None:
     assert not is_cut(mixed_report())
 
 
+def test_split_backwards_have_a_colour_and_their_memory_too() -> None:
+    assert "weights' gradients" in texts(split_report(), "timeline")
+    assert "weights' gradients" not in texts(mixed_report(), "timeline")
+    assert "deferred" in texts(split_report(), "memory")
+
+
 def test_the_middle_of_a_long_step_is_left_out_and_said_to_be() -> None:
     report = long_report()
     assert is_cut(report)
@@ -100,9 +107,12 @@ def test_what_is_not_drawn_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_names_every_part_and_the_capacity() -> None:
-    found = texts(mixed_report(), "memory")
+    report = mixed_report()
+    found = texts(report, "memory")
     names = [field.name for field in dataclasses.fields(MemoryParts)]
-    assert {name.replace("_", " ") for name in names} <= set(found)
+    absent = {"deferred", "sync_buffers"}
+    assert {name.replace("_", " ") for name in names} - set(found) == {name.replace("_", " ") for name in absent}
+    assert not any(row.memory.named()[name] for row in report.rows for name in absent)
     assert list(PART_COLOURS) == names
     assert len(set(PART_COLOURS.values())) == len(names)
     assert sum(bool(re.fullmatch(r"[\d.]+ of (16|40) GiB \(\d+%\)", text)) for text in found) == 2

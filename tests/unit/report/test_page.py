@@ -18,6 +18,7 @@ from tests.unit.report.samples import (
     long_report,
     many_sorts_report,
     mixed_report,
+    split_report,
 )
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -97,6 +98,13 @@ def test_the_plan_is_told_stage_by_stage() -> None:
     times = report.simulation.stages[0, 0]
     assert first[13] == f"{times.busy_s / report.simulation.step_s:.0%}"
     assert "Idle GPUs: 6-7." in read(html_page(report)).sections["plan"]
+
+
+def test_a_split_backward_is_told_beside_the_depth() -> None:
+    page = html_page(split_report())
+    assert "<th>in<br>flight<br>+ lag</th>" in page
+    assert "<td>1+2</td>" in page
+    assert "<th>in<br>flight</th>" in html_page(mixed_report())
 
 
 def test_the_shares_of_the_step_add_up() -> None:

@@ -53,6 +53,14 @@ def test_the_table_has_a_row_per_stage() -> None:
     ]
 
 
+def test_a_split_backward_is_told_beside_the_depth() -> None:
+    stages = (stage(layers=(0, 3), ranks=(0,), depth=2), stage(layers=(3, 6), ranks=(1,), depth=1, lag=1))
+    table = plan_table(plan(llama_model(), [replica(*stages, num_samples=2)]))
+    assert [row[-2] for row in rows(table)] == ["2", "1+1"]
+    assert table.columns[-2].header == "in\nflight\n+ lag"
+    assert plan_table(uneven_plan()).columns[-2].header == "in\nflight"
+
+
 def test_replicas_are_set_apart_and_idle_ranks_are_told() -> None:
     table = plan_table(uneven_plan())
     assert [row.end_section for row in table.rows] == [False, False, True, False, True]

@@ -16,7 +16,7 @@ from hetero.schedule.actions import (
 )
 
 
-@pytest.mark.parametrize("text", ["2F0", "0B13", "1SEND_B3", "0RECV_B7", "10RECV_F0", "3SEND_F12"])
+@pytest.mark.parametrize("text", ["2F0", "0B13", "2W0", "1SEND_B3", "0RECV_B7", "10RECV_F0", "3SEND_F12"])
 def test_an_action_prints_as_it_parses(text: str) -> None:
     assert str(Action.parse(text)) == text
 
@@ -25,7 +25,7 @@ def test_an_action_says_stage_kind_and_number() -> None:
     assert Action.parse("1SEND_B3") == Action(stage=1, kind=Kind.SEND_B, number=3)
 
 
-@pytest.mark.parametrize("text", ["", "F0", "0F", "0f0", "0W1", "0F0 0B0", "0RECV_F-1", "x0F0"])
+@pytest.mark.parametrize("text", ["", "F0", "0F", "0f0", "0X1", "0F0 0B0", "0RECV_F-1", "x0F0"])
 def test_other_words_are_no_actions(text: str) -> None:
     with pytest.raises(ScheduleError, match=r"not an action: '.*', expected e\.g\. 2F0 or 1SEND_B3"):
         Action.parse(text)

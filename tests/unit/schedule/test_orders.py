@@ -10,7 +10,7 @@ from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
 from hetero.schedule.actions import Action, Kind, Schedule, format_schedule, parse_schedule
 from hetero.schedule.orders import gpipe, one_f_one_b
-from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early
+from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early, split_backward
 from tests.helpers.strategies import pipelines
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.txt"))
@@ -35,6 +35,9 @@ def test_golden(path: Path) -> None:
         schedule = gpipe(num_microbatches=num_microbatches)
     else:
         schedule = one_f_one_b(num_microbatches=num_microbatches, in_flight=counts(given["in_flight"]))
+    if "weight_lag" in given:
+        lags = [None if word == "-" else int(word) for word in given["weight_lag"].split()]
+        schedule = split_backward(schedule, weight_lag=lags)
     lowered = add_communication(schedule, num_microbatches=num_microbatches)
     check_no_deadlock(lowered, num_microbatches=num_microbatches)
     if "communication" in given:
@@ -55,6 +58,8 @@ def test_there_are_golden_schedules() -> None:
         "lowered_microbatches_4_1",
         "lowered_microbatches_1_4",
         "lowered_microbatches_2_4_1",
+        "split_backward_equal_stages",
+        "split_backward_lowered",
     }
 
 

@@ -6,24 +6,25 @@ from hypothesis import strategies as st
 
 from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
-from hetero.schedule.actions import COMPUTE, RECEIVE, Kind, Row, Schedule, boundaries, parse_row, parse_schedule
+from hetero.schedule.actions import COMPUTE, RECEIVE, Action, Kind, Row, Schedule, boundaries, parse_row, parse_schedule
 from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early
-from tests.helpers.strategies import pipelines
+from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early, split_backward
+from tests.helpers.strategies import pipelines, split_pipelines
 
 
 def schedule_of(pipeline: Replica) -> tuple[list[int], Schedule]:
-    """Microbatches per stage, and the 1F1B order without communication."""
+    """Microbatches per stage, and the 1F1B order without communication, with backwards parted as the stages say."""
     num_microbatches = [pipeline.num_microbatches(s) for s in range(len(pipeline.stages))]
     in_flight = [stage.in_flight for stage in pipeline.stages]
-    return num_microbatches, one_f_one_b(num_microbatches=num_microbatches, in_flight=in_flight)
+    whole = one_f_one_b(num_microbatches=num_microbatches, in_flight=in_flight)
+    return num_microbatches, split_backward(whole, weight_lag=[stage.weight_lag for stage in pipeline.stages])
 
 
 def numbers(row: Row, kind: Kind) -> list[int]:
     return [action.number for action in row if action.kind == kind]
 
 
-@given(pipelines())
+@given(split_pipelines())
 @settings(max_examples=60, deadline=None)
 def test_what_one_stage_sends_its_neighbour_receives_in_the_same_order(pipeline: Replica) -> None:
     """A transport without tags matches the n-th send with the n-th receive."""
@@ -37,7 +38,7 @@ def test_what_one_stage_sends_its_neighbour_receives_in_the_same_order(pipeline:
     assert not numbers(lowered[-1], Kind.SEND_F) + numbers(lowered[-1], Kind.RECV_B)
 
 
-@given(pipelines())
+@given(split_pipelines())
 @settings(max_examples=30, deadline=None)
 def test_lowering_keeps_the_order_of_compute(pipeline: Replica) -> None:
     num_microbatches, schedule = schedule_of(pipeline)
@@ -45,7 +46,7 @@ def test_lowering_keeps_the_order_of_compute(pipeline: Replica) -> None:
     assert [[action for action in row if action.kind in COMPUTE] for row in lowered] == schedule
 
 
-@given(pipelines(), st.integers(0, 5))
+@given(split_pipelines(), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_receives_posted_early_keep_their_order_and_never_deadlock(pipeline: Replica, computes_ahead: int) -> None:
     num_microbatches, schedule = schedule_of(pipeline)
@@ -77,6 +78,42 @@ def test_a_receive_moves_past_that_many_computes_and_no_more(pipeline: Replica, 
         assert computes_before(early_row) == expected
 
 
+def test_weights_gradients_do_not_count_when_receives_move_up() -> None:
+    """The receive of a backward is posted as early beside a W as without it."""
+    whole = parse_row("0F0 0RECV_B0 0B0 0RECV_B1 0B1")
+    split = parse_row("0F0 0RECV_B0 0B0 0W0 0RECV_B1 0B1 0W1")
+    assert post_receives_early([whole], computes_ahead=1) == [parse_row("0RECV_B0 0F0 0RECV_B1 0B0 0B1")]
+    assert post_receives_early([split], computes_ahead=1) == [parse_row("0RECV_B0 0F0 0RECV_B1 0B0 0W0 0B1 0W1")]
+
+
+@given(split_pipelines())
+@settings(max_examples=60, deadline=None)
+def test_weights_gradients_follow_the_backward_of_so_many_microbatches_later(pipeline: Replica) -> None:
+    num_microbatches, schedule = schedule_of(pipeline)
+    for s, (stage, row) in enumerate(zip(pipeline.stages, schedule, strict=True)):
+        lag, last = stage.weight_lag, num_microbatches[s] - 1
+        assert numbers(row, Kind.W) == ([] if lag is None else list(range(last + 1)))
+        if lag is None:
+            continue
+        for m in range(last + 1):
+            at = row.index(Action(s, Kind.W, m))
+            assert at > row.index(Action(s, Kind.B, min(m + lag, last)))
+            if m + lag < last:
+                assert at < row.index(Action(s, Kind.B, m + lag + 1))
+
+
+@pytest.mark.parametrize(
+    ("lags", "message"),
+    [
+        ([0, 1], "1 stages, but weight_lag has 2 entries"),
+        ([-1], "weight_lag is -1, must be at least 0: weights' gradients come after the backward"),
+    ],
+)
+def test_lags_that_make_no_schedule(lags: list[int], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        split_backward([parse_row("0F0 0B0")], weight_lag=lags)
+
+
 def test_no_compute_ahead_changes_nothing() -> None:
     lowered = add_communication(one_f_one_b(num_microbatches=[4, 2], in_flight=[4, 2]), num_microbatches=[4, 2])
     assert post_receives_early(lowered, computes_ahead=0) == lowered
@@ -96,8 +133,9 @@ def test_receives_are_not_posted_late() -> None:
         ("0RECV_B0 0B0 0F0 0SEND_F0\n1RECV_F0 1F0 1B0 1SEND_B0", "0B0, 1F0"),
         ("0SEND_F0 0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0SEND_F0, 1F0"),
         ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_B0 1B0", "0B0, 1SEND_B0"),
+        ("0F0 0SEND_F0 0RECV_B0 0W0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0W0"),
     ],
-    ids=["no RECV_B", "no RECV_F", "no SEND_F", "backward first", "SEND_F before F", "SEND_B before B"],
+    ids=["no RECV_B", "no RECV_F", "no SEND_F", "backward first", "SEND_F before F", "SEND_B before B", "W before B"],
 )
 def test_the_dry_run_names_the_actions_that_wait(text: str, stuck: str) -> None:
     with pytest.raises(ScheduleError, match=f"^deadlock: {stuck} all wait\n0"):

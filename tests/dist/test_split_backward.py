@@ -1,0 +1,263 @@
+"""A split backward is the same training: losses, gradients and weights are those of one process.
+
+In float64, to 1e-9 relative to the largest element of each tensor, over three clipped AdamW steps.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetero.cost.memory import deferred_bytes
+from hetero.distributed.process_groups import create_groups
+from hetero.errors import ConfigError
+from hetero.plan.holders import gradient_buckets
+from hetero.plan.ir import Plan, Precision
+from hetero.plan.validate import validate
+from hetero.runtime import layer_spec, weight_gradients
+from hetero.runtime.layer_spec import uses_transformer_engine
+from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.stage import build_stage
+from hetero.runtime.trainer import Trainer
+from hetero.runtime.weight_gradients import Product, WeightGradients
+from hetero.spec.devices import device_type
+from tests.helpers.comparison import assert_same_training
+from tests.helpers.layouts import layouts
+from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.plans import plan as plan_of
+from tests.helpers.plans import replica, stage
+from tests.helpers.ranks import run_ranks
+from tests.helpers.synthetic_profiles import cost_model
+from tests.helpers.training import ADAM, Trace, microbatches, one_process_plan, train
+
+pytestmark = pytest.mark.dist
+
+NUM_STEPS = 3
+TOLERANCE = 1e-9
+SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
+TINY_BUCKETS = DataParallelOptions(bucket_numel=2000)
+AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
+
+LAGS: dict[str, tuple[int | None, ...]] = {"as-zb-h1": (0, 1, 2, 3), "unlike": (2, None, 0, 9)}
+"""By the index of a stage in its replica."""
+
+ALWAYS = ("tp-1|2|4-sp-llama-gqa-as-zb-h1", "everything-gpt2-tied-unlike")
+"""What the fast run of the tests keeps."""
+
+LAYOUTS = {f"{name}-{style}": plan for name, style, plan in layouts()}
+
+
+def split(whole: Plan, lags: tuple[int | None, ...]) -> Plan:
+    """Every stage that does not recompute all gets a lag."""
+    replicas = [
+        dataclasses.replace(
+            each,
+            stages=tuple(
+                dataclasses.replace(stage, weight_lag=None if stage.recompute == "full" else lag)
+                for stage, lag in zip(each.stages, lags, strict=False)
+            ),
+        )
+        for each in whole.replicas
+    ]
+    return dataclasses.replace(whole, replicas=tuple(replicas))
+
+
+def _cases() -> Iterator[Any]:
+    """Every layout, with either lags in turn."""
+    for (layout, whole), (name, lags) in zip(LAYOUTS.items(), itertools.cycle(LAGS.items()), strict=False):
+        case = f"{layout}-{name}"
+        yield pytest.param(split(whole, lags), id=case, marks=() if case in ALWAYS else pytest.mark.slow)
+
+
+@functools.cache
+def oracle(plan: Plan) -> Trace:
+    """The same training in one process, with whole backwards."""
+    (trace,) = run_ranks(train, 1, plan, NUM_STEPS)
+    return trace
+
+
+@pytest.mark.parametrize("plan", list(_cases()))
+def test_a_split_backward_equals_one_process(plan: Plan) -> None:
+    validate(plan)
+    traces = run_ranks(train, plan.world_size, plan, NUM_STEPS)
+    assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    ["everything-gpt2-tied", "everything-llama-gqa", "same-layer-tp-2+4-llama-gqa", "depths-1+2+3-gpt2-tied"],
+)
+def test_with_a_distributed_optimizer_too(layout: str) -> None:
+    """Gradients scattered beside the last W, weights gathered beside the next forward."""
+    made = split(LAYOUTS[layout], LAGS["as-zb-h1"])
+    traces = run_ranks(train, made.world_size, made, NUM_STEPS, SHARDED)
+    assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+
+
+def same_bits(ours: list[Trace | None], theirs: list[Trace | None]) -> bool:
+    return all(
+        np.array_equal(weight, there.weights[-1][name])
+        for here, there in zip(ours, theirs, strict=True)
+        if here is not None and there is not None
+        for name, weight in here.weights[-1].items()
+    )
+
+
+@pytest.mark.slow
+def test_overlap_changes_nothing() -> None:
+    """Reducing buckets beside the last W gives the bits that reducing them after it gives."""
+    made = split(LAYOUTS["everything-gpt2-tied"], LAGS["unlike"])
+    with_overlap = run_ranks(train, made.world_size, made, NUM_STEPS)
+    without = run_ranks(train, made.world_size, made, NUM_STEPS, AT_THE_END)
+    assert same_bits(with_overlap, without)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_split_backward_gives_the_bits_of_a_whole_one(precision: Precision) -> None:
+    """The same products, added up in the same order and precision. Biases, which this model has none of, may not."""
+    whole = dataclasses.replace(LAYOUTS["everything-llama-gqa"], precision=precision)
+    ours, theirs = (
+        run_ranks(train, made.world_size, made, NUM_STEPS) for made in (split(whole, LAGS["as-zb-h1"]), whole)
+    )
+    assert same_bits(ours, theirs)
+
+
+@pytest.mark.slow
+def test_experts_without_tokens() -> None:
+    """The two tokens of a microbatch visit two experts each: at least four of eight experts get none."""
+    model = moe_model(num_layers=2, num_experts=8)
+    stages = (stage(layers=(0, 1), ranks=(0, 1), tp=2, sp=True, lag=0), stage(layers=(1, 2), ranks=(2,), lag=1))
+    replicas = [replica(*stages, num_samples=2), replica(stage(layers=(0, 2), ranks=(3,), lag=2), num_samples=2)]
+    made = dataclasses.replace(plan_of(model, replicas, seq_length=2), precision="fp64")
+    traces = run_ranks(train, made.world_size, made, NUM_STEPS)
+    assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+
+
+def events_of_a_step(rank: int, plan: Plan) -> list[str]:
+    """``W`` per product with a weight's gradient, ``sum`` per reduction of a bucket, as they come."""
+    events: list[str] = []
+    add, all_reduce = Product.add, dist.all_reduce
+
+    def adding(product: Product) -> None:
+        add(product)
+        events.append("W")
+
+    def reducing(tensor: torch.Tensor, *, group: dist.ProcessGroup, **options: Any) -> Any:
+        if tensor.numel() > 1 and group.size() > 1:
+            events.append("sum")
+        return all_reduce(tensor, group=group, **options)
+
+    Product.add, dist.all_reduce = adding, reducing
+    trainer = Trainer(
+        create_groups(plan, device=torch.device("cpu")),
+        options=StageOptions(init_method_std=0.1),
+        adam=ADAM,
+        seed=7,
+        data_parallel=TINY_BUCKETS,
+    )
+    trainer.compute_gradients(microbatches(plan, rank, step=0))
+    return events
+
+
+@pytest.mark.slow
+def test_gradients_are_summed_beside_the_last_weights_gradients() -> None:
+    """Before those, only buckets without any; from then on each as soon as it is complete."""
+    made = plan_of(llama_model(num_layers=3), [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2, lag=1), num_samples=6)])
+    buckets = gradient_buckets(made, bucket_numel=TINY_BUCKETS.bucket_numel)
+    put_off = [any("linear_" in piece.parameter.name for piece in bucket.pieces) for bucket in buckets]
+    num_early = put_off.index(True)
+    products = 3 * 4
+    for events in run_ranks(events_of_a_step, 2, made):
+        at = [i for i, event in enumerate(events) if event == "W"]
+        assert len(at) == 3 * products, "of every layer and microbatch"
+        last = at[-products]
+        assert events[:last].count("sum") == num_early > 0
+        assert 0 < events[last : at[-1]].count("sum") < events.count("sum")
+        assert events.count("sum") == len(buckets)
+
+
+class Counting(WeightGradients):
+    """Notes how many microbatches wait, at most and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = self.most = 0
+
+    def end_of_backward(self, microbatch: int) -> None:
+        super().end_of_backward(microbatch)
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+
+    def compute(self, microbatch: int, **arguments: Any) -> None:
+        super().compute(microbatch, **arguments)
+        self.waiting -= 1
+
+
+def waiting_in_a_step(rank: int, plan: Plan) -> tuple[int, int]:
+    counts: list[Counting] = []
+
+    def counting() -> Counting:
+        counts.append(Counting())
+        return counts[-1]
+
+    weight_gradients.WeightGradients = counting
+    train(rank, plan, 1)
+    (count,) = counts
+    return count.most, count.waiting
+
+
+@pytest.mark.slow
+def test_no_more_microbatches_wait_than_the_lag_and_the_one_at_hand() -> None:
+    stages = [stage(layers=(2 * s, 2 * s + 2), ranks=(s,), lag=lag) for s, lag in enumerate((0, 2, 9))]
+    made = plan_of(gpt2_model(), [replica(*stages, num_samples=6)])
+    assert run_ranks(waiting_in_a_step, 3, made) == [(1, 0), (3, 0), (6, 0)]
+
+
+def bytes_put_off(rank: int, plan: Plan) -> int:
+    """What a backward of one microbatch leaves behind on a rank."""
+    context = create_groups(plan, device=torch.device("cpu"))
+    assert context.work is not None
+    model = build_stage(context, context.work, options=StageOptions(), seed=7)
+    kept: list[Product] = []
+    assert model.later is not None
+    model.later.put_off = kept.append
+    model.forward(None, microbatches(plan, rank, step=0)[0]).sum().backward()
+    assert all(product.weight.grad is None for product in kept), "no gradient of these before its W"
+    return sum(product.input.nbytes + product.output_gradient.nbytes for product in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [gpt2_model(), llama_model(), moe_model()], ids=["gpt2", "llama", "moe"])
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (2, False), (2, True)])
+def test_what_waits_is_what_the_memory_model_counts(model: Any, tp: int, sp: bool) -> None:
+    if model.num_experts is not None and tp > 1 and not sp:
+        pytest.skip("experts need sequence parallelism")
+    one = stage(layers=(0, 6), ranks=range(tp), tp=tp, sp=sp, mbs=2, lag=0)
+    counted = 6 * deferred_bytes(cost_model(model, []), tp=tp, micro_batch_size=2, sequence_ways=tp if sp else 1)
+    assert run_ranks(bytes_put_off, tp, plan_of(model, [replica(one)])) == [counted] * tp
+
+
+def test_transformer_engine_is_refused_and_not_taken_by_itself() -> None:
+    device = device_type("A100-40")
+    with pytest.raises(ConfigError, match="the plan has a stage with weight_lag, which only the local layers can do"):
+        uses_transformer_engine(StageOptions(transformer_impl="transformer_engine"), device, splits_backward=True)
+    assert not uses_transformer_engine(StageOptions(), device, splits_backward=True)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "installed", "may"),
+    [("local", True, True), ("auto", True, False), ("auto", False, True), ("transformer_engine", False, False)],
+)
+def test_a_plan_made_at_start_leaves_devices_their_layers(
+    monkeypatch: pytest.MonkeyPatch, implementation: Any, installed: bool, may: bool
+) -> None:
+    monkeypatch.setattr(layer_spec, "HAVE_TE", installed)
+    assert layer_spec.may_split_backward(StageOptions(transformer_impl=implementation)) == may
