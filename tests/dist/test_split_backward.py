@@ -60,7 +60,7 @@ def split(whole: Plan, lags: tuple[int | None, ...]) -> Plan:
             each,
             stages=tuple(
                 dataclasses.replace(stage, weight_lag=None if stage.recompute == "full" else lag)
-                for stage, lag in zip(each.stages, lags, strict=False)
+                for stage, lag in zip(each.stages, itertools.cycle(lags), strict=False)
             ),
         )
         for each in whole.replicas
