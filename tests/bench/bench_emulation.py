@@ -117,19 +117,20 @@ LAYER_S = 0.005
 def case(
     name: str, described: Plan, cluster: ClusterSpec, costs: CostModel, *, distributed_optimizer: bool = False
 ) -> Case:
-    """With the time scale at which this machine is some 40 % busy."""
-    passes = sum(
-        described.replicas[r].num_microbatches(s) * stage.num_layers * len(stage.ranks)
-        for r, s, stage in described.stages()
-    )
-    work_s = LAYER_S * passes / NUM_CORES
+    """With a time scale at which this machine, and each rank, is some 30 to 40 % busy."""
+    most = total_s = 0.0
+    for r, s, each in described.stages():
+        num_microbatches = described.replicas[r].num_microbatches(s)
+        work_s = LAYER_S * num_microbatches * each.num_layers
+        total_s += work_s * len(each.ranks)
+        most = max(most, work_s / (num_microbatches * costs.of(each).microbatch_s))
     step_s = simulate(described, cluster, costs).step_s
     return Case(
         name=name,
         plan=described,
         cluster=cluster,
         costs=costs,
-        time_scale=max(0.1, round(2.5 * work_s / step_s, 2)),
+        time_scale=round(3.2 * max(total_s / NUM_CORES / step_s, most), 2),
         distributed_optimizer=distributed_optimizer,
     )
 
