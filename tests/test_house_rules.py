@@ -15,8 +15,12 @@ SOURCES = sorted(path for folder in ("hetero", "megatron", "tools") for path in 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT / "hetero") and path.name != "cli.py"]
 
-READS_ENVIRONMENT: frozenset[str] = frozenset()
-"""Modules of ``hetero`` that may read environment variables, each with the reason beside it. None so far."""
+READS_ENVIRONMENT = frozenset(
+    {
+        "hetero/emulation/__main__.py",  # an entry point: it hides the GPUs of its host
+    }
+)
+"""Modules of ``hetero`` that may read environment variables, each with the reason beside it."""
 
 
 def name(path: Path) -> str:

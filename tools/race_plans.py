@@ -27,6 +27,7 @@ from rich.table import Table
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulator import simulate
 from hetero.distributed.process_groups import create_groups
+from hetero.distributed.watch import Watch
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
@@ -57,23 +58,42 @@ def main(argv: Sequence[str]) -> int:
     own, flags = _parser().parse_known_args(argv)
     try:
         configs = [parse_args([*flags, "--hetero-plan", str(path)]) for path in own.plans]
-        if configs[0].emulation is None:
-            raise ConfigError("race_plans.py: plans race on an emulated cluster; add --hetero-emulate CLUSTER.yaml")
-        if configs[0].run.train_iters < 2:
-            raise ConfigError("race_plans.py: the first step only warms up; give --train-iters 2 or more")
+        _check(configs[0], own.report)
         launch = launch_from(os.environ)
-        device, _ = join(launch, configs[0].parallel)
-        runs = [_run(config, device) for config in configs]
+        device, store = join(launch, configs[0].parallel)
+        with Watch(store, rank=launch.rank, world_size=launch.world_size, describe=lambda rank: f"rank {rank}"):
+            runs = [_run(config, device) for config in configs]
         dist.destroy_process_group()
+        if launch.rank != 0:
+            return 0
+        executions = [_execution(path, run, config) for path, run, config in zip(own.plans, runs, configs, strict=True)]
+        agrees = _print(executions, max(run.lateness_s for run in runs))
+        if own.report is not None:
+            _write_report(own.report, configs[0], executions)
     except HeteroError as error:
         return exit_code(error, os.environ)
-    if launch.rank != 0:
-        return 0
-    executions = [_execution(path, run, config) for path, run, config in zip(own.plans, runs, configs, strict=True)]
-    agrees = _print(executions, max(run.lateness_s for run in runs))
-    if own.report is not None:
-        _write_report(own.report, configs[0], executions)
     return 0 if agrees else 1
+
+
+def _check(config: PretrainConfig, report: Path | None) -> None:
+    """
+    Raises:
+        ConfigError: nothing would be emulated, a flag has no effect here, or the report cannot be written.
+    """
+    if config.emulation is None:
+        raise ConfigError("race_plans.py: plans race on an emulated cluster; add --hetero-emulate CLUSTER.yaml")
+    if config.run.train_iters < 2:
+        raise ConfigError("race_plans.py: the first step only warms up; give --train-iters 2 or more")
+    without_effect = {
+        "--save": config.checkpoint.save,
+        "--load": config.checkpoint.load,
+        "--eval-iters": config.run.eval_iters,
+        "--tensorboard-dir": config.run.tensorboard_dir,
+    }
+    if given := [flag for flag, value in without_effect.items() if value]:
+        raise ConfigError(f"race_plans.py: {given[0]} has no effect in a race; leave it out")
+    if report is not None and not report.parent.is_dir():
+        raise ConfigError(f"race_plans.py: --report {report}: there is no folder {report.parent}; make it first")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ from rich.table import Table
 from torch.utils.data import Dataset
 
 from hetero.distributed.process_groups import create_groups
-from hetero.errors import HeteroError
+from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.runtime.batch import to_device
@@ -67,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
     own, flags = _parser().parse_known_args(argv)
     try:
         config = parse_args(flags)
+        if config.emulation is not None:
+            raise ConfigError("verify_plan.py: nothing is emulated here; leave --hetero-emulate out")
         launch = launch_from(os.environ)
         device, _ = join(launch, config.parallel)
         plan, tokenizer = agree_on_plan_and_tokenizer(config, device)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.status import Status
@@ -14,6 +15,8 @@ from hetero.cost.simulator import Simulation
 from hetero.emulation.records import EmulatedRun
 from hetero.errors import ConfigError
 from hetero.serialization import load
+
+DEFAULT_STEPS, DEFAULT_SEQ_LENGTH = 2, 32
 
 FIXED_S = 120.0
 """Wall seconds that starting and warming up may take beside the emulated steps."""
@@ -25,13 +28,33 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the plan on this machine's processor as well, at the cluster's emulated pace, and compare",
     )
-    parser.add_argument("--measure-steps", type=int, default=2, metavar="N", help="emulated steps (default: 2)")
+    parser.add_argument("--measure-steps", type=int, metavar="N", help="with --measure: emulated steps (default: 2)")
     parser.add_argument(
-        "--time-scale", type=float, default=1.0, metavar="X", help="wall seconds per emulated second (default: 1)"
+        "--time-scale", type=float, metavar="X", help="with --measure: wall seconds per emulated second (default: 1)"
     )
     parser.add_argument(
-        "--measure-seq-length", type=int, default=32, metavar="N", help="tokens of a sample that are really computed"
+        "--measure-seq-length",
+        type=int,
+        metavar="N",
+        help="with --measure: tokens of a sample that are really computed (default: 32)",
     )
+
+
+def check_measure(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: a flag has no effect or a wrong value, or what it needs is not installed.
+    """
+    given = {"--measure-steps": args.measure_steps, "--time-scale": args.time_scale}
+    given["--measure-seq-length"] = args.measure_seq_length
+    for flag, value in given.items():
+        if value is not None and not args.measure:
+            raise ConfigError(f"{flag} {value:g} has no effect without --measure: add that, or leave {flag} out")
+        if value is not None and value <= 0:
+            raise ConfigError(f"{flag} is {value:g}, must be above 0")
+    missing = [name for name in ("torch", "megatron") if args.measure and find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--measure trains a small model, and {missing[0]} is not installed; see the README")
 
 
 def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
@@ -40,14 +63,13 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
     Raises:
         ConfigError: it cannot be emulated, or this machine cannot keep up.
     """
-    if args.measure_steps < 1:
-        raise ConfigError(f"--measure-steps is {args.measure_steps}, must be at least 1")
+    num_steps, scale = args.measure_steps or DEFAULT_STEPS, args.time_scale or 1.0
     # Three times what is predicted, and the warm-up.
-    timeout_s = FIXED_S + 3 * args.time_scale * simulation.step_s * (args.measure_steps + 1)
+    timeout_s = FIXED_S + 3 * scale * simulation.step_s * (num_steps + 1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
         command = [sys.executable, "-W", "ignore", "-m", "hetero.emulation", *_flags(args), "--out", str(out)]
-        command += ["--timeout", str(timeout_s)]
+        command += ["--steps", str(num_steps), "--time-scale", str(scale), "--timeout", str(timeout_s)]
         with Status("running it at the emulated pace ...", console=console(stderr=True)):
             process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if process.returncode:
@@ -67,8 +89,7 @@ def _flags(args: argparse.Namespace) -> Sequence[str]:
     ]
     return [
         *("--plan", str(args.plan), "--cluster", str(args.cluster)),
-        *("--steps", str(args.measure_steps), "--time-scale", str(args.time_scale)),
-        *("--sequence", str(args.measure_seq_length)),
+        *("--sequence", str(args.measure_seq_length or DEFAULT_SEQ_LENGTH)),
         *profiles,
         *switches,
     ]

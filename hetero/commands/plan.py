@@ -8,7 +8,7 @@ from typing import Any
 from rich.status import Status
 
 from hetero.commands.console import console
-from hetero.commands.measure import add_measure, measured
+from hetero.commands.measure import add_measure, check_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.latency import CostModel
@@ -25,7 +25,7 @@ from hetero.planner.baselines import Yardstick, best_uniform, yardsticks
 from hetero.planner.problem import Problem
 from hetero.planner.search import Progress
 from hetero.planner.solver import PlanResult, plan_cluster
-from hetero.report.content import Report
+from hetero.report.content import Execution, Report
 from hetero.report.measurement import measurement_lines, measurement_table
 from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
 from hetero.serialization import load, save
@@ -198,6 +198,7 @@ def _with_progress(problem: Problem) -> PlanResult:
 
 def _simulate(args: argparse.Namespace) -> int:
     wanted = outputs(args, compares=False)
+    check_measure(args)
     plan = legal_plan(args.plan)
     cluster = load(ClusterSpec, args.cluster)
     check_plan_on_cluster(plan, cluster)
@@ -217,9 +218,11 @@ def _simulate(args: argparse.Namespace) -> int:
         f"{simulation.tokens_per_s:.4g} tokens/s"
     )
     ran = None
+    executions: tuple[Execution, ...] = ()
     if args.measure:
         run = measured(args, simulation)
         ran = executed(run, costs)
+        executions = (Execution(name=args.plan.stem, predicted=simulation, executed=ran, losses=run.losses),)
         console().print(measurement_table(simulation, ran))
         for line in measurement_lines(simulation, ran, time_scale=run.time_scale, lateness_s=run.lateness_s):
             print(line)
@@ -237,6 +240,7 @@ def _simulate(args: argparse.Namespace) -> int:
         costs=costs,
         simulation=simulation,
         memory=memory,
+        executions=executions,
     )
     for line in written(wanted, report):
         print(line)

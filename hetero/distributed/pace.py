@@ -59,4 +59,8 @@ class Pace:
         return start()
 
     def meet(self) -> None:
-        """All ranks of the world have just agreed on something."""
+        """All ranks of the world have just agreed on a step."""
+
+    def outside_steps(self) -> AbstractContextManager[None]:
+        """Surrounds what all ranks do between two steps and no step should be charged for: evaluations, saves."""
+        return nullcontext()

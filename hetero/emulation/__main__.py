@@ -4,9 +4,13 @@ A process of its own: the ranks are forked from it before torch has done anythin
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+# The processor computes, also on a host with GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from hetero.runtime import cpu_backend
 

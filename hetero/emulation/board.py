@@ -74,6 +74,7 @@ class Board:
         with self._locked():
             if slot[_ROUND] != number:
                 slot[:] = (number, 0, -math.inf, 0, 0, 0, 0, 0)
+            assert slot[_COUNT] < self._parties[i], f"more than {self._parties[i]} came to {name}"
             slot[_READY] = max(slot[_READY], ready_s)
             if slot[_COUNT] + 1 == self._parties[i]:
                 start_s = max([slot[_READY], *(self._free_s[self._wire[wire]] for wire, _ in takes.wires)])

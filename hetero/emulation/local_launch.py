@@ -4,10 +4,10 @@ import datetime
 import multiprocessing
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -33,6 +33,9 @@ VOCABULARY = 64
 ADAM = AdamOptions(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=1.0)
 
 STARTUP_S = 120.0
+
+REASON_S = 3.0
+"""How long a rank that died may be survived by one that knows why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +70,7 @@ def run_emulated(emulated: Emulated, *, timeout_s: float) -> EmulatedRun:
         for process in ranks:
             process.start()
         try:
-            answers = _collect([answer for answer, _ in pipes], time.monotonic() + STARTUP_S + timeout_s)
+            answers = _collect(ranks, [answer for answer, _ in pipes], time.monotonic() + STARTUP_S + timeout_s)
         finally:
             for process in ranks:
                 process.join(timeout=5)
@@ -85,46 +88,54 @@ def run_emulated(emulated: Emulated, *, timeout_s: float) -> EmulatedRun:
 Answer = tuple[tuple[StepRecord, ...], tuple[float, ...]]
 
 
-def _collect(pipes: Sequence[Connection], deadline: float) -> list[Answer]:
+def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline: float) -> list[Answer]:
+    """What every rank returned.
+
+    Raises:
+        HeteroError: what a rank raised, or that one died; its own words are on stderr.
+        ConfigError: they did not finish in time.
+    """
     answers: dict[int, Answer] = {}
-    while len(answers) < len(pipes):
-        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
-        ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise ConfigError("emulation: the ranks did not finish in time; is this machine busy with something else?")
-        for pipe in ready:
-            rank = pipes.index(pipe)  # type: ignore[arg-type]
-            try:
-                error, answer = pipe.recv()  # type: ignore[union-attr]
-            except EOFError:
-                raise HeteroError(f"emulation: the process of rank {rank} died") from None
-            if isinstance(error, HeteroError):
-                raise error
-            if error is not None:
-                raise RuntimeError(f"rank {rank} of the emulation failed\n{error}")
-            answers[rank] = answer
-    return [answers[rank] for rank in range(len(pipes))]
+    dead: list[int] = []
+    while len(answers) < len(ranks):
+        missing = [rank for rank in range(len(ranks)) if rank not in answers and rank not in dead]
+        handles = [handle for rank in missing for handle in (pipes[rank], ranks[rank].sentinel)]
+        # One rank's failure makes others fail in ways that say less; the first may still be writing.
+        timeout_s = REASON_S if dead else max(0.0, deadline - time.monotonic())
+        if not wait(handles, timeout=timeout_s):
+            break
+        for rank in missing:
+            if pipes[rank].poll():
+                error, answer = pipes[rank].recv()
+                if error is not None:
+                    raise error
+                answers[rank] = answer
+            elif ranks[rank].exitcode is not None:
+                dead.append(rank)
+    if dead:
+        raise HeteroError(f"emulation: the process of rank {dead[0]} died (exit code {ranks[dead[0]].exitcode})")
+    if len(answers) < len(ranks):
+        raise ConfigError("emulation: the ranks did not finish in time; is this machine busy with something else?")
+    return [answers[rank] for rank in range(len(ranks))]
 
 
 def _rank_main(rank: int, store: Path, emulated: Emulated, answer: Connection) -> None:
     torch.set_num_threads(1)
     world_size = emulated.plan.world_size
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(store), world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(minutes=30),
+    )
     try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(str(store), world_size),
-            rank=rank,
-            world_size=world_size,
-            timeout=datetime.timedelta(minutes=30),
-        )
-        try:
-            answer.send((None, _steps(rank, emulated)))
-        finally:
-            dist.destroy_process_group()
+        answer.send((None, _steps(rank, emulated)))
     except HeteroError as error:
+        # Before the connections to the others close, at which these fail.
         answer.send((error, None))
-    except Exception:  # noqa: BLE001  (told to the parent, which raises it)
-        answer.send((traceback.format_exc(), None))
+    finally:
+        dist.destroy_process_group()
 
 
 def _steps(rank: int, emulated: Emulated) -> Answer:

@@ -4,10 +4,8 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
 
 from hetero.cost.latency import CostModel, StageCost
@@ -19,7 +17,7 @@ from hetero.emulation.clock import Clock
 from hetero.emulation.keeping_up import check_keeps_up
 from hetero.emulation.memory import DeviceMemory
 from hetero.emulation.records import Arrival, Compute, Reduction, StepRecord
-from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, Wiring, collective_key
+from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, TensorParallelKey, Wiring, collective_key
 from hetero.plan.holders import Bucket
 from hetero.plan.ir import Stage
 from hetero.schedule.actions import Kind
@@ -35,6 +33,11 @@ class _Step:
     computes: list[Compute] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
+
+    def pause(self, seconds: float) -> None:
+        """This time is none of the step's, on either clock."""
+        self.start_s += seconds
+        self.wall_s += seconds
 
     def finished(self, *, end_s: float, wall_s: float, lateness_s: float) -> StepRecord:
         return StepRecord(
@@ -54,6 +57,7 @@ class Device:
     """The described device of a working rank."""
 
     stage: Stage
+    tp_group: tuple[int, ...]
     cost: StageCost
     memory: DeviceMemory
     num_microbatches: int
@@ -90,25 +94,26 @@ class EmulatedPace(Pace):
         self._clock = clock
         self._meetings = 0
         self._running: Compute | None = None
+        self._tp_meetings = 0
+        self._outside = False
         self._worked_s = 0.0
         self._step = _Step(0.0, 0.0)
         self.steps: list[StepRecord] = []
 
     @property
-    def warming_up(self) -> bool:
-        """In the first step."""
-        return self._meetings == 0
-
-    def compute(self, kind: Kind, number: int) -> AbstractContextManager[None]:
-        assert self._device is not None, "an idle rank computes nothing"
-        # An evaluation keeps nothing for a backward.
-        if torch.is_grad_enabled():
-            self._device.memory.before(kind, number)
-        return self._stretched(kind, number)
+    def _as_fast_as_it_can(self) -> bool:
+        """In the first step, and outside of steps."""
+        return self._meetings == 0 or self._outside
 
     @contextlib.contextmanager
-    def _stretched(self, kind: Kind, number: int) -> Iterator[None]:
-        assert self._device is not None
+    def compute(self, kind: Kind, number: int) -> Iterator[None]:
+        assert self._device is not None, "an idle rank computes nothing"
+        if self._outside:
+            yield
+            return
+        self._device.memory.before(kind, number)
+        if not self._as_fast_as_it_can:
+            self._wait_for_tensor_parallel_ranks()
         cost = self._device.cost
         start_s = self._clock.at_s
         end_s = start_s + {Kind.F: cost.forward_s, Kind.B: cost.at_once_s, Kind.W: cost.weight_s}[kind]
@@ -117,9 +122,8 @@ class EmulatedPace(Pace):
         yield
         self._worked_s += time.process_time() - worked_s
         self._running = None
-        if torch.is_grad_enabled():
-            self._device.memory.after(kind)
-        if not self.warming_up:
+        self._device.memory.after(kind)
+        if not self._as_fast_as_it_can:
             self._clock.advance(end_s)
             self._step.computes.append(running)
 
@@ -133,7 +137,7 @@ class EmulatedPace(Pace):
     def transfer(
         self, direction: Direction, messages: Sequence[Transfer], number: int, start: Start
     ) -> Sequence[Waitable]:
-        if self.warming_up or not messages:
+        if self._as_fast_as_it_can or not messages:
             return start()
         keys = [MessageKey(direction, message.sender, message.receiver, number) for message in messages]
         for key, message in zip(keys, messages, strict=True):
@@ -145,7 +149,7 @@ class EmulatedPace(Pace):
         return [_Arrivals(self, keys, works)]
 
     def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
-        if self.warming_up:
+        if self._as_fast_as_it_can:
             return start()
         ready_s = self._clock.at_s
         if self._running is not None and self._device is not None:
@@ -161,7 +165,7 @@ class EmulatedPace(Pace):
 
     def meet(self) -> None:
         """The end of a step's gradients: nobody goes on before all are there."""
-        if self.warming_up:
+        if self._meetings == 0:
             self._finish_warm_up()
         self._meetings += 1
         self._board.come(WORLD, self._meetings, ready_s=self._clock.at_s, takes=_NOTHING)
@@ -171,6 +175,30 @@ class EmulatedPace(Pace):
             self.steps.append(self._step.finished(end_s=at_s, wall_s=wall_s, lateness_s=self._clock.lateness_s))
         self._clock.lateness_s = 0.0
         self._step = _Step(at_s, wall_s)
+
+    @contextlib.contextmanager
+    def outside_steps(self) -> Iterator[None]:
+        """Nothing is emulated, and when it is over the emulated time goes on from the wall clock's on all ranks."""
+        if self._as_fast_as_it_can:
+            yield
+            return
+        self._outside = True
+        before_s = self._clock.at_s
+        yield
+        self._outside = False
+        self._meetings += 1
+        self._board.come(WORLD, self._meetings, ready_s=max(before_s, self._clock.wall_s()), takes=_NOTHING)
+        self._clock.at_s = self._board.appointment(WORLD, self._meetings).end_s
+        self._step.pause(self._clock.at_s - before_s)
+
+    def _wait_for_tensor_parallel_ranks(self) -> None:
+        """A compute of tensor-parallel ranks begins when the last of them has its input."""
+        assert self._device is not None
+        if len(self._device.tp_group) > 1:
+            self._tp_meetings += 1
+            key = TensorParallelKey(self._device.tp_group)
+            self._board.come(key, self._tp_meetings, ready_s=self._clock.at_s, takes=_NOTHING)
+            self._clock.advance(self._board.appointment(key, self._tp_meetings).end_s)
 
     def appointment(self, key: MessageKey | CollectiveKey) -> Appointment:
         """When something of this step starts and ends; the rank's own time moves to its end."""

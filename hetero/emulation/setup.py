@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hetero.cost.latency import CostModel
 from hetero.cost.memory import memory_of_stage, plan_memory
 from hetero.cost.network import Topology
-from hetero.distributed.agreement import from_rank_0
+from hetero.distributed.agreement import from_rank_0, on_all_ranks
 from hetero.emulation.board import Board
 from hetero.emulation.clock import Clock
 from hetero.emulation.memory import DeviceMemory
@@ -60,22 +60,23 @@ def emulate(
         bucket_numel: gradient elements of the described model that one collective reduces, about, unless the plan says.
 
     Raises:
-        ConfigError: a device has no profile, ranks sit on several machines, or the small model does not fit the plan.
-        PlanError: the plan does not fit the cluster.
+        ConfigError: a device has no profile, ranks sit on several machines, or the plan fits neither cluster nor small
+            model; on every rank.
     """
-    check_plan_on_cluster(plan, cluster)
-    small = small_plan(plan, vocab_size=vocab_size, seq_length=options.seq_length)
-    validate(small)
+    small = on_all_ranks(lambda: _checked(plan, cluster, costs, vocab_size=vocab_size, seq_length=options.seq_length))
     topology = Topology(cluster)
     bucket_numel = plan.gradient_sync.bucket_numel or bucket_numel
     small_numel = max(1, round(bucket_numel * _block_numel(small) / _block_numel(plan)))
     wiring = Wiring(plan, small, topology, costs, bucket_numel=small_numel)
     path, epoch = _agree_on_board()
-    board = Board(path, meetings=wiring.meetings, wires=wiring.wires())
-    dist.barrier()
-    if rank == 0:
-        # The ranks have it open; nobody else needs its name.
-        path.unlink()
+    try:
+        _check_one_machine(path)
+        board = Board(path, meetings=wiring.meetings, wires=wiring.wires())
+        dist.barrier()
+    finally:
+        if rank == 0:
+            # The ranks have it open; nobody else needs its name.
+            path.unlink()
     pace = EmulatedPace(
         rank=rank,
         device=_device(plan, cluster, costs, rank),
@@ -87,6 +88,16 @@ def emulate(
     return Emulation(plan, small, pace, small_numel)
 
 
+def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: int, seq_length: int) -> Plan:
+    """The small model's plan, after a look at every device's price."""
+    check_plan_on_cluster(plan, cluster)
+    for _, _, stage in plan.stages():
+        costs.of(stage)
+    small = small_plan(plan, vocab_size=vocab_size, seq_length=seq_length)
+    validate(small)
+    return small
+
+
 def _agree_on_board() -> tuple[Path, float]:
     """A new file and a start of time, from rank 0."""
 
@@ -95,11 +106,14 @@ def _agree_on_board() -> tuple[Path, float]:
             return f"{file.name} {time.monotonic()!r}"
 
     path, epoch = from_rank_0(create).rsplit(" ", 1)
+    return Path(path), float(epoch)
+
+
+def _check_one_machine(path: Path) -> None:
     here: list[bool] = [False] * dist.get_world_size()
-    dist.all_gather_object(here, Path(path).exists())
+    dist.all_gather_object(here, path.exists())
     if not all(here):
         raise ConfigError("emulation: the ranks sit on several machines; emulate a cluster on one")
-    return Path(path), float(epoch)
 
 
 def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> Device | None:
@@ -124,7 +138,7 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
         deferred_bytes=each.deferred_per_microbatch if stage.weight_lag is not None else 0,
         capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
     )
-    return Device(stage, costs.of(stage), memory, num_microbatches)
+    return Device(stage, stage.tp_groups[place.dp_rank], costs.of(stage), memory, num_microbatches)
 
 
 def _block_numel(plan: Plan) -> int:

@@ -46,6 +46,13 @@ class CollectiveKey:
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class TensorParallelKey:
+    """The tensor-parallel ranks of a stage before a compute."""
+
+    ranks: tuple[int, ...]
+
+
 def collective_key(operation: Collective, bucket: Bucket) -> CollectiveKey:
     first = bucket.pieces[0]
     return CollectiveKey(operation, bucket.ranks, first.parameter.name, first.start)
@@ -68,6 +75,9 @@ class Wiring:
         self._buckets = gradient_buckets(small, bucket_numel=bucket_numel)
         self.meetings: dict[Hashable, int] = {WORLD: small.world_size}
         self.meetings |= dict.fromkeys(_messages(small), 2)
+        for _, _, stage in small.stages():
+            if stage.tp > 1:
+                self.meetings |= {TensorParallelKey(ranks): stage.tp for ranks in stage.tp_groups}
         for bucket in self._buckets:
             if len(bucket.ranks) > 1:
                 self.meetings |= {collective_key(operation, bucket): len(bucket.ranks) for operation in COLLECTIVES}

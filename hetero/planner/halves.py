@@ -112,7 +112,10 @@ def recomputing_more(plan: Plan, problem: Problem, capacity_bytes: Callable[[tup
         replicas = []
         for r, replica in enumerate(plan.replicas):
             stages = [
-                dataclasses.replace(stage, recompute=MORE[stage.recompute]) if (r, s) in short else stage
+                # What is computed again in full has no backward that could be split.
+                dataclasses.replace(stage, recompute=MORE[stage.recompute], weight_lag=None)
+                if (r, s) in short
+                else stage
                 for s, stage in enumerate(replica.stages)
             ]
             replicas.append(dataclasses.replace(replica, stages=tuple(stages)))

@@ -113,11 +113,12 @@ class Trainer:
         """
         self.finish_gather()
         totals = torch.zeros(2, dtype=torch.float64, device=self._context.device)
-        if (work := self._context.work) is not None and self._executor is not None:
-            loss = self._executor.evaluate(microbatches)
-            if work.is_last and work.placement.tp_rank == 0:
-                totals = torch.stack([loss, _count_tokens(microbatches)])
-        dist.all_reduce(totals, group=self._context.world)
+        with self._context.pace.outside_steps():
+            if (work := self._context.work) is not None and self._executor is not None:
+                loss = self._executor.evaluate(microbatches)
+                if work.is_last and work.placement.tp_rank == 0:
+                    totals = torch.stack([loss, _count_tokens(microbatches)])
+            dist.all_reduce(totals, group=self._context.world)
         loss_sum, num_tokens = totals.tolist()
         return loss_sum, int(num_tokens)
 

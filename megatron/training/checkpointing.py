@@ -74,12 +74,13 @@ class Saver:
         if self._writer is None or not (last or (interval is not None and step % interval == 0)):
             return
         self._trainer.finish_gather()
-        self._writer.save(
-            step=step,
-            slices=self._trainer.optimizer.state(owned=True),
-            state=self._state(step),
-            rank_state=dropout_state() if self._context.work is not None else None,
-        )
+        with self._context.pace.outside_steps():
+            self._writer.save(
+                step=step,
+                slices=self._trainer.optimizer.state(owned=True),
+                state=self._state(step),
+                rank_state=dropout_state() if self._context.work is not None else None,
+            )
 
     def _state(self, step: int) -> CheckpointState:
         plan, scaler = self._context.plan, self._trainer.scaler

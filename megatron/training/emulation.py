@@ -16,6 +16,9 @@ from hetero.spec.profile import Profile
 from megatron.training.config import EmulationConfig, PretrainConfig
 from megatron.training.tokenizer import Tokenizer
 
+CHECKPOINTS = "emulated"
+"""Folder of the small model's checkpoints, in that of the real ones."""
+
 
 def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> Emulation:
     """The small model's plan and the pace of this rank; collective over the world.
@@ -39,9 +42,15 @@ def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) ->
 
 
 def emulated_config(config: PretrainConfig, emulation: Emulation) -> PretrainConfig:
-    """``config`` for the small model: its data are cut to the shorter sequences."""
+    """``config`` for the small model: its data are cut to the shorter sequences, and its checkpoints are kept apart."""
+    checkpoint = config.checkpoint
     return dataclasses.replace(
         config,
+        checkpoint=dataclasses.replace(
+            checkpoint,
+            save=None if checkpoint.save is None else checkpoint.save / CHECKPOINTS,
+            load=None if checkpoint.load is None else checkpoint.load / CHECKPOINTS,
+        ),
         data=dataclasses.replace(config.data, seq_length=emulation.plan.seq_length),
         parallel=dataclasses.replace(config.parallel, bucket_size=emulation.bucket_numel),
     )
@@ -52,7 +61,8 @@ def emulation_notice(config: EmulationConfig, plan: Plan) -> str:
     return (
         f"EMULATED: times are those of {config.cluster.name}, a second of which takes "
         f"{config.options.time_scale:g} s here; losses are of a small model (hidden size {plan.model.hidden_size}, "
-        f"sequence {plan.seq_length}). The first step is not emulated: it tells whether this machine keeps up."
+        f"sequence {plan.seq_length}), whose checkpoints go to a folder {CHECKPOINTS!r}. The first step is not "
+        "emulated: it tells whether this machine keeps up."
     )
 
 
@@ -70,5 +80,8 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         precision=plan.precision,
         profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
         data_sheets=emulation.data_sheets,
-        traits=runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
+        traits=dataclasses.replace(
+            runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
+            bucket_numel=config.parallel.bucket_size,
+        ),
     )

@@ -110,7 +110,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = 
         "--weight-decay-incr-style constant",
     ),
     (("--valid-data-path", "--test-data-path"), lambda flags: flags["--train-data-path"] != (), "--train-data-path"),
-    (("--hetero-plan-time-limit", "--hetero-plan-out"), plans_at_start, "--hetero-cluster and no plan file"),
+    (("--hetero-plan-time-limit", "--hetero-plan-out"), plans_at_start, "a cluster and no plan file"),
     (
         ("--hetero-profile", "--hetero-data-sheets"),
         lambda flags: plans_at_start(flags) or emulates(flags),
@@ -140,7 +140,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = 
 def check_nothing_is_missing(flags: FlagValues) -> None:
     missing = [name for name in _REQUIRED if name not in flags.given]
     if not flags.given & {"--micro-batch-size", "--hetero-plan", "--hetero-cluster", "--hetero-emulate"}:
-        missing.append("--micro-batch-size (or --hetero-plan, or --hetero-cluster)")
+        missing.append("--micro-batch-size (or --hetero-plan, --hetero-cluster or --hetero-emulate)")
     if not flags.given & {"--train-iters", "--train-samples"}:
         missing.append("--train-iters (or --train-samples)")
     if not flags.given & {"--data-path", "--train-data-path", "--mock-data"}:
@@ -163,7 +163,9 @@ def check_flags_go_together(flags: FlagValues) -> None:
 
 def _check_plan_flags(flags: FlagValues) -> None:
     if is_auto(flags) and cluster_of(flags) is None:
-        raise ConfigError("--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml")
+        raise ConfigError(
+            "--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml, or emulate it"
+        )
     if emulates(flags) and flags["--distributed-backend"] == "nccl":
         raise ConfigError("--distributed-backend nccl beside --hetero-emulate: the CPU computes; leave the backend out")
     if plans_at_start(flags) and flags["--hetero-plan-time-limit"] >= 60 * flags["--distributed-timeout-minutes"]:

@@ -1,5 +1,6 @@
 """A plan made at start: rank 0 asks the planner, and all ranks get its answer."""
 
+import dataclasses
 import sys
 
 import torch.distributed as dist
@@ -46,7 +47,10 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         precision=config.parallel.precision or "fp32",
         profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
         data_sheets=planner.data_sheets,
-        traits=runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
+        traits=dataclasses.replace(
+            runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
+            bucket_numel=config.parallel.bucket_size,
+        ),
     )
     problem = Problem(
         cluster=cluster,

@@ -17,7 +17,7 @@ from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun, StepRecord
 from hetero.emulation.setup import emulate
 from hetero.emulation.timeline import executed
-from hetero.plan.ir import Plan
+from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.cluster import ClusterSpec
@@ -156,6 +156,35 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
     small = dataclasses.replace(_small(described), precision="fp32")
     (alone,) = run_ranks(train, 1, one_process_plan(small), NUM_STEPS)
     assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
+
+
+def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predicted() -> None:
+    """A split backward, half a layer, sums in two levels, and a distributed optimizer that gathers in the forward."""
+    described = dataclasses.replace(
+        plan(
+            MODEL,
+            [
+                replica(piece(0, 2.5, 0, lag=0), piece(2.5, 6, 1, lag=1), num_samples=6),
+                replica(piece(0, 6, 2, 3, dp=2), num_samples=6),
+            ],
+        ),
+        gradient_sync=GradientSyncPlan(domains=((0, 1), (2, 3)), bucket_numel=10_000),
+    )
+    cluster = nodes(2, gpus_per_node=2, gb_per_s=0.05)
+    ran, costs = run(described, cluster, data_parallel=SHARED, time_scale=3.0)
+    (alone,) = run_ranks(train, 1, one_process_plan(_small(described)), NUM_STEPS)
+    assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
+    assert ran.emulated_step_s == pytest.approx(simulate(described, cluster, costs).step_s, rel=0.05)
+
+
+def test_tensor_parallel_ranks_compute_together() -> None:
+    """Over one interface their inputs arrive one after the other; no rank begins before the last one has its own."""
+    described = plan(MODEL, [replica(piece(0, 3, 0), piece(3, 6, 2, 3, tp=2), num_samples=4)], idle_ranks=[1])
+    cluster = nodes(2, gpus_per_node=2, gb_per_s=0.0002)
+    ran, costs = run(described, cluster, time_scale=2.0)
+    starts = [[compute.start_s for compute in ran.ranks[rank][-1].computes] for rank in (2, 3)]
+    assert starts[0] == pytest.approx(starts[1])
+    assert ran.emulated_step_s == pytest.approx(simulate(described, cluster, costs).step_s, rel=0.03)
 
 
 def _small(described: Plan) -> Plan:

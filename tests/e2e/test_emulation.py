@@ -49,8 +49,20 @@ def emulated(folder: Path, **changes: str | None) -> list[str]:
 
 
 def test_the_launch_script_of_a_cluster_runs_on_one_machine(folder: Path) -> None:
-    run = launched(2, emulated(folder, hetero_plan=str(folder / "uneven.json"), hetero_emulate_time_scale="2"))
+    """With evaluations and saves between the steps, which no step is charged for."""
+    argv = emulated(
+        folder,
+        hetero_plan=str(folder / "uneven.json"),
+        hetero_emulate_time_scale="2",
+        eval_iters="2",
+        eval_interval="1",
+        save=str(folder / "out"),
+        save_interval="2",
+    )
+    run = launched(2, argv)
     assert run.returncode == 0, run.stderr
+    assert len(re.findall(r"valid loss", run.stdout)) == 3
+    assert [path.name for path in (folder / "out").iterdir()] == ["emulated"]
     assert "EMULATED: times are those of cluster.yaml, a second of which takes 2 s here" in run.stdout
     assert "step 1/3 | loss" in run.stdout
     assert "| warming up |" in run.stdout
@@ -82,6 +94,32 @@ def test_a_plan_is_measured_beside_its_prediction(folder: Path, capfd: pytest.Ca
     trace = json.loads((folder / "trace.json").read_text())
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert names == {"replica 0, predicted", "replica 0, executed"}
+
+
+def test_a_measured_plan_that_does_not_fit_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "cluster.yaml").write_text(CLUSTER.replace("device: V100-16,", "device: V100-16, memory_gib: 1,"))
+    command = ["simulate", str(folder / "uneven.json"), "--cluster", str(folder / "cluster.yaml"), "--measure"]
+    command += ["--profile", str(folder / "fast.json"), "--profile", str(folder / "slow.json"), "--time-scale", "2"]
+    assert main(command) == 2
+    assert "rank 1 (replica 0 stage 1, V100-16): out of memory in the forward" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--measure-steps 3", "--time-scale 2", "--measure-seq-length 16"])
+def test_flags_of_a_measurement_that_is_not_asked_for(
+    folder: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["simulate", str(folder / "uneven.json"), "--cluster", str(folder / "cluster.yaml")]
+    assert main([*command, *flag.split()]) == 2
+    assert f"hetero: {flag} has no effect without --measure" in capsys.readouterr().err
+
+
+def test_a_device_without_a_profile_is_told_on_all_ranks(folder: Path) -> None:
+    (folder / "cluster.yaml").write_text(CLUSTER.replace("V100-16", "H100"))
+    (folder / "uneven.json").write_text((folder / "uneven.json").read_text().replace("V100-16", "H100"))
+    run = launched(2, emulated(folder, hetero_plan=str(folder / "uneven.json")))
+    assert run.returncode != 0
+    assert run.stderr.count("hetero: ") == 1
+    assert "H100" in run.stderr
 
 
 def test_plans_race(folder: Path) -> None:

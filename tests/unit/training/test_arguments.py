@@ -340,7 +340,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
     [
         # Missing.
         ("", "--num-layers --lr", "required and missing: --num-layers, --lr"),
-        ("", "--micro-batch-size", "required and missing: --micro-batch-size (or --hetero-plan, or --hetero-cluster)"),
+        ("", "--micro-batch-size", "required and missing: --micro-batch-size (or --hetero-plan, --hetero-cluster or"),
         ("", "--train-iters", "required and missing: --train-iters (or --train-samples)"),
         ("", "--mock-data", "required and missing: --data-path (or --train-data-path, or --mock-data)"),
         ("--weight-decay-incr-style linear --start-weight-decay 0.1", "", "needs both --start-weight-decay and --end"),
@@ -389,7 +389,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--save-interval 5", "", "--save-interval 5 has no effect without --save"),
         ("--finetune", "", "--finetune has no effect without --load"),
         ("--eval-interval 5", "", "--eval-interval 5 has no effect without --eval-iters above 0"),
-        ("--hetero-plan-out p.json", "", "--hetero-plan-out p.json has no effect without --hetero-cluster and no plan"),
+        ("--hetero-plan-out p.json", "", "--hetero-plan-out p.json has no effect without a cluster and no plan"),
         ("--hetero-cluster c --hetero-plan p --hetero-data-sheets", "--micro-batch-size", "has no effect without"),
         ("--num-query-groups 2", "", "--num-query-groups 2 has no effect without --group-query-attention"),
         ("--rotary-base 10000", "", "has no effect without --position-embedding-type rope"),
