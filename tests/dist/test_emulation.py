@@ -125,7 +125,9 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if "1 and 2" in name else pytest.mark.slow) for name in PLANS]
+)
 def test_a_step_takes_what_the_simulator_says(name: str) -> None:
     described = PLANS[name]
     cluster = nodes(described.world_size, gb_per_s=0.0002 if name.startswith("a slow") else 0.01)
@@ -142,6 +144,7 @@ def test_a_step_takes_what_the_simulator_says(name: str) -> None:
 SHARED = DataParallelOptions(bucket_numel=BUCKET_NUMEL, distributed_optimizer=True, overlap_param_gather=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_parallel", [None, SHARED], ids=["all-reduce", "distributed-optimizer"])
 def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | None) -> None:
     """Under a plan of unequal replicas with tensor parallelism, in fp32."""
@@ -158,6 +161,7 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
     assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predicted() -> None:
     """A split backward, half a layer, sums in two levels, and a distributed optimizer that gathers in the forward."""
     described = dataclasses.replace(
@@ -177,6 +181,7 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
     assert ran.emulated_step_s == pytest.approx(simulate(described, cluster, costs).step_s, rel=0.05)
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_compute_together() -> None:
     """Over one interface their inputs arrive one after the other; no rank begins before the last one has its own."""
     described = plan(MODEL, [replica(piece(0, 3, 0), piece(3, 6, 2, 3, tp=2), num_samples=4)], idle_ranks=[1])
