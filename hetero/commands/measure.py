@@ -73,7 +73,9 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
         with Status("running it at the emulated pace ...", console=console(stderr=True)):
             process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if process.returncode:
-            raise ConfigError(process.stderr.strip() or f"the emulation ended with exit code {process.returncode}")
+            # Other ranks may have said before how the first one's end became theirs.
+            *_, said = process.stderr.strip().splitlines() or [f"the emulation ended with {process.returncode}"]
+            raise ConfigError(said)
         return load(EmulatedRun, out)
 
 

@@ -121,7 +121,8 @@ def case(
     most = total_s = 0.0
     for r, s, each in described.stages():
         num_microbatches = described.replicas[r].num_microbatches(s)
-        work_s = LAYER_S * num_microbatches * each.num_layers
+        # Tensor-parallel ranks also wait for one another.
+        work_s = LAYER_S * num_microbatches * each.num_layers * (1 if each.tp == 1 else 2)
         total_s += work_s * len(each.ranks)
         most = max(most, work_s / (num_microbatches * costs.of(each).microbatch_s))
     step_s = simulate(described, cluster, costs).step_s
@@ -152,26 +153,15 @@ def planned(
 def many_plans() -> Iterator[Case]:
     """Uniform and uneven plans, two zones, three device types, unequal microbatches and depths."""
     small = priced(load_model(PRESETS / "models/opt-350m.yaml"))
-    alike = cluster_of(("A100-40", 4, "a"))
-    yield from planned("4 A100", alike, small, 32, others=())
     two = cluster_of(("A100-40", 2, "a"), ("V100-16", 2, "a"))
-    yield from planned("2 A100, 2 V100", two, small, 32, others=("uniform", "whale", "autohet"))
-    three = cluster_of(("A100-40", 2, "a"), ("V100-16", 2, "a"), ("RTX-3090", 2, "a"))
-    yield from planned("three types", three, small, 48, others=("uniform", "whale", "autohet", "harp"))
-    zones = cluster_of(("A100-40", 2, "a"), ("V100-16", 4, "b"), zones_gb_per_s=0.3)
-    for each in planned("two zones", zones, small, 32):
-        yield each
-        yield dataclasses.replace(each, name=f"{each.name}, plain 1F1B", plan=plain(each.plan))
-    shared = priced(small.model, shared_optimizer=True)
-    yield from planned("three types, distributed optimizer", three, shared, 48, others=())
     yield case(
         "microbatches 1, 4, 2",
         by_hand(
             small,
             replica(
-                stage(layers=(0, 10), ranks=(0,), device="A100-40"),
-                stage(layers=(10, 14), ranks=(2, 3), device="V100-16", dp=2, mbs=2),
-                stage(layers=(14, 24), ranks=(1,), device="A100-40", mbs=2),
+                stage(layers=(0, 8), ranks=(0,), device="A100-40", recompute="selective"),
+                stage(layers=(8, 12), ranks=(2, 3), device="V100-16", dp=2, mbs=2),
+                stage(layers=(12, 24), ranks=(1,), device="A100-40", mbs=2),
                 num_samples=48,
             ),
         ),
@@ -183,7 +173,7 @@ def many_plans() -> Iterator[Case]:
         by_hand(
             small,
             replica(
-                stage(layers=(0, 16), ranks=(0,), device="A100-40"),
+                stage(layers=(0, 16), ranks=(0,), device="A100-40", mbs=2, recompute="selective"),
                 stage(layers=(16, 24), ranks=(2, 3), device="V100-16", dp=2),
                 num_samples=28,
             ),
@@ -192,6 +182,31 @@ def many_plans() -> Iterator[Case]:
         two,
         small,
     )
+    yield case(
+        "the same, 1 sample before dp 2",
+        by_hand(
+            small,
+            replica(
+                stage(layers=(0, 16), ranks=(0,), device="A100-40", recompute="selective"),
+                stage(layers=(16, 24), ranks=(2, 3), device="V100-16", dp=2),
+                num_samples=28,
+            ),
+            replica(stage(layers=(0, 24), ranks=(1,), device="A100-40"), num_samples=20),
+        ),
+        two,
+        small,
+    )
+    alike = cluster_of(("A100-40", 4, "a"))
+    yield from planned("4 A100", alike, small, 32, others=())
+    yield from planned("2 A100, 2 V100", two, small, 32, others=("uniform", "whale", "autohet"))
+    three = cluster_of(("A100-40", 2, "a"), ("V100-16", 2, "a"), ("RTX-3090", 2, "a"))
+    yield from planned("three types", three, small, 48, others=("uniform", "whale", "autohet", "harp"))
+    zones = cluster_of(("A100-40", 2, "a"), ("V100-16", 4, "b"), zones_gb_per_s=0.3)
+    for each in planned("two zones", zones, small, 32):
+        yield each
+        yield dataclasses.replace(each, name=f"{each.name}, plain 1F1B", plan=plain(each.plan))
+    shared = priced(small.model, shared_optimizer=True)
+    yield from planned("three types, distributed optimizer", three, shared, 48, others=())
 
 
 def by_hand(costs: CostModel, *replicas: Replica) -> Plan:
