@@ -29,15 +29,23 @@ SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, ove
 TOLERANCE = 1e-9
 LAYOUTS = list(layouts())
 ALWAYS = ("tp-1|2|4-sp", "micro-batch-2|4|1", "everything", "moe")
-"""Layouts that the fast run of the tests keeps in every style."""
+"""Layouts whose unequal shares are tested in every style."""
 
-ALWAYS_IN_ONE_STYLE = (("half-cuts", "gpt2-tied"), ("half-cut-and-whole", "llama-gqa"))
+FAST = (
+    ("tp-1|2|4-sp", "gpt2-tied"),
+    ("micro-batch-2|4|1", "llama-gqa"),
+    ("everything", "llama-tied"),
+    ("moe", "moe"),
+    ("half-cuts", "gpt2-tied"),
+    ("half-cut-and-whole", "llama-gqa"),
+)
+"""Layouts and styles that the fast run of the tests keeps."""
 
 
 def _cases() -> Iterator[Any]:
     for name, style, plan in LAYOUTS:
-        is_fast = name in ALWAYS or (name, style) in ALWAYS_IN_ONE_STYLE
-        yield pytest.param(style, plan, id=f"{name}-{style}", marks=() if is_fast else pytest.mark.slow)
+        marks = () if (name, style) in FAST else pytest.mark.slow
+        yield pytest.param(style, plan, id=f"{name}-{style}", marks=marks)
 
 
 @functools.cache

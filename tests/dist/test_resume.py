@@ -163,7 +163,8 @@ def trace_of(plan: Plan, rank: int) -> Trace:
     return Trace(tp=plan.replicas[place.replica].stages[place.stage].tp, tp_rank=place.tp_rank)
 
 
-@pytest.mark.parametrize("precision", ["fp64", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp64", "fp16"])
 def test_the_same_plan_goes_on_bit_by_bit(precision: str, tmp_path: Path) -> None:
     """With dropout, sharded state, a background save, and in fp16 with its loss scale."""
     made = dataclasses.replace(layout("everything", GPT), precision=precision)

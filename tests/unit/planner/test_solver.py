@@ -133,6 +133,7 @@ def priced(**prices: float) -> ClusterSpec:
     return dataclasses.replace(spec, node_types=types)
 
 
+@pytest.mark.slow
 def test_money_leaves_dear_nodes_idle() -> None:
     """V100 nodes at the price of A100 nodes give a quarter of the samples for the money."""
     spec = priced(fast=10, slow=10)
@@ -142,6 +143,7 @@ def test_money_leaves_dear_nodes_idle() -> None:
     assert cheap.simulation.step_s >= fast.simulation.step_s
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_or_refused() -> None:
     spec = priced(fast=10, slow=3)
     result = plan(spec, SMALL, 32, budget_per_hour=13)
