@@ -122,7 +122,8 @@ class Optimizer:
         skipped = not torch.isfinite(totals[0]).item()
         if self._scaler is not None:
             self._scaler.update(overflow=skipped)
-        if not skipped and self._segments:
+        if not skipped:
+            # A rank that owns nothing still gathers what the others have updated.
             with self._context.pace.update():
                 self._scale_gradients(self._clip_factor(norm) / scale)
                 self.torch_optimizer.step()
@@ -190,7 +191,7 @@ class Optimizer:
         return min(1.0, self._options.clip_grad / (norm + 1e-6))
 
     def _scale_gradients(self, factor: float) -> None:
-        if factor != 1.0:
+        if factor != 1.0 and self._segments:
             torch._foreach_mul_([segment.main.grad for segment in self._segments], factor)
 
 

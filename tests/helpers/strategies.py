@@ -1,4 +1,8 @@
-"""Random legal plans for property tests, as unlike as the validator allows."""
+"""Random legal plans for property tests, as unlike as the validator allows.
+
+Also in what they own: with shares of 1 beside 1000, and buckets of a few elements, some ranks own nothing of a bucket,
+or nothing at all.
+"""
 
 import dataclasses
 import itertools
@@ -6,7 +10,7 @@ import math
 
 from hypothesis import strategies as st
 
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.validate import least_in_flight
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
@@ -103,7 +107,35 @@ def legal_plans(draw: st.DrawFn) -> Plan:
             mine = [rank for d in range(dp) for rank in sorted(mine[d * tp : (d + 1) * tp])]
             sp = draw(st.booleans()) or (model.num_experts is not None and tp > 1)
             mbs = draw(st.sampled_from([1, 2, 4]))
-            built.append(stage(layers=layers, ranks=mine, tp=tp, dp=dp, mbs=mbs, depth=1, sp=sp))
+            drawn = stage(layers=layers, ranks=mine, tp=tp, dp=dp, mbs=mbs, depth=1, sp=sp)
+            built.append(dataclasses.replace(drawn, optimizer_share=draw(st.sampled_from([1, 1, 3, 1000]))))
         num_samples = 8 * draw(st.integers(1, 3))
         replicas.append(with_random_in_flight(draw, replica(*built, num_samples=num_samples)))
     return plan(model, replicas, seq_length=24, idle_ranks=ranks)
+
+
+@st.composite
+def plans_with_domains(draw: st.DrawFn) -> Plan:
+    """:func:`legal_plans` whose ranks lie in up to four domains, with buckets of any size."""
+    legal = draw(legal_plans())
+    where = {rank: draw(st.integers(0, 3)) for rank in range(legal.world_size)}
+    domains = tuple(tuple(rank for rank in where if where[rank] == d) for d in sorted(set(where.values())))
+    sync = GradientSyncPlan(domains=domains, bucket_numel=draw(st.sampled_from([None, 1, 300, 1000])))
+    return dataclasses.replace(legal, gradient_sync=sync)
+
+
+@st.composite
+def trainable_plans(draw: st.DrawFn, *, max_ranks: int) -> Plan:
+    """All that a plan can say, on few enough ranks to be trained: domains, split backwards and recomputation too."""
+    legal = draw(st.one_of(legal_plans(), plans_with_domains()).filter(lambda plan: plan.world_size <= max_ranks))
+    lags, recomputes = st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["none", "none", "selective", "full"])
+    replicas = tuple(
+        dataclasses.replace(
+            each,
+            stages=tuple(
+                dataclasses.replace(stage, weight_lag=draw(lags), recompute=draw(recomputes)) for stage in each.stages
+            ),
+        )
+        for each in legal.replicas
+    )
+    return dataclasses.replace(legal, replicas=replicas)

@@ -5,7 +5,6 @@ import json
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hetero.cost.gradients import communicators, sync_buckets
 from hetero.distributed.process_groups import gradient_groups, level_groups
@@ -16,7 +15,7 @@ from hetero.plan.validate import validate
 from hetero.serialization import from_json, to_json
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
-from tests.helpers.strategies import legal_plans
+from tests.helpers.strategies import plans_with_domains
 
 NODES = Domains([(0, 1, 2), (3, 4), (5,)])
 
@@ -43,14 +42,6 @@ def test_holders_by_domain_and_lane(
 def test_without_domains_every_sum_is_one_collective() -> None:
     assert Domains(()).parts((0, 1, 2)) == ()
     assert not Domains(()).spans((0, 1, 2))
-
-
-@st.composite
-def plans_with_domains(draw: st.DrawFn) -> Plan:
-    legal = draw(legal_plans())
-    where = {rank: draw(st.integers(0, 3)) for rank in range(legal.world_size)}
-    domains = tuple(tuple(rank for rank in where if where[rank] == d) for d in sorted(set(where.values())))
-    return dataclasses.replace(legal, gradient_sync=GradientSyncPlan(domains=domains, bucket_numel=1000))
 
 
 @given(plans_with_domains())
