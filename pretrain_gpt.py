@@ -10,6 +10,7 @@ parallelism give the uniform one.
 import os
 import sys
 
+from hetero.distributed.watch import bounded_exit
 from hetero.errors import HeteroError
 from hetero.runtime import cpu_backend
 
@@ -30,4 +31,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with bounded_exit():
+        sys.exit(main(sys.argv[1:]))

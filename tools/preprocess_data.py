@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import re
-import signal
 import sys
 import time
 import warnings
@@ -29,6 +28,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from hetero.distributed.processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
 from hetero.units import MIB
 from megatron.training.tokenizer import TOKENIZER_TYPES, Tokenizer, build_tokenizer
@@ -423,8 +423,7 @@ def _tokenized(
     if workers == 1:
         yield from (tokenize_chunk(recipe, chunk) for chunk in chunks)
         return
-    # Ctrl-C reaches the whole process group: this process hears it and ends the others.
-    pool = ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(workers, initializer=leave_ctrl_c_to_parent, initargs=(os.getpid(),))
     pending: deque[Future[tuple[dict[str, Tokens], Counts]]] = deque()
     try:
         for chunk in chunks:

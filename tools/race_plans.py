@@ -27,7 +27,7 @@ from rich.table import Table
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulator import simulate
 from hetero.distributed.process_groups import create_groups
-from hetero.distributed.watch import Watch
+from hetero.distributed.watch import Watch, bounded_exit
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
@@ -39,13 +39,14 @@ from hetero.spec.cluster import ClusterSpec
 from megatron.training.arguments import parse_args
 from megatron.training.config import EmulationConfig, PretrainConfig
 from megatron.training.emulation import emulated_config, emulated_costs, start_emulation
-from megatron.training.launch import exit_code, join, launch_from
+from megatron.training.launch import exit_code, joined, launch_from
 from megatron.training.schedules import build_scheduler
 from megatron.training.training import (
     LOG_COLUMNS,
     agree_on_plan_and_tokenizer,
     build_datasets,
     build_trainer,
+    memory_errors,
     read_ahead,
 )
 
@@ -60,10 +61,8 @@ def main(argv: Sequence[str]) -> int:
         configs = [parse_args([*flags, "--hetero-plan", str(path)]) for path in own.plans]
         _check(configs[0], own.report)
         launch = launch_from(os.environ)
-        device, store = join(launch, configs[0].parallel)
-        with Watch(store, rank=launch.rank, world_size=launch.world_size, describe=lambda rank: f"rank {rank}"):
-            runs = [_run(config, device) for config in configs]
-        dist.destroy_process_group()
+        with joined(launch, configs[0].parallel) as (device, watch), memory_errors(watch, launch.rank):
+            runs = [_run(config, device, watch) for config in configs]
         if launch.rank != 0:
             return 0
         executions = [_execution(path, run, config) for path, run, config in zip(own.plans, runs, configs, strict=True)]
@@ -103,8 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(config: PretrainConfig, device: torch.device) -> EmulatedRun:
+def _run(config: PretrainConfig, device: torch.device, watch: Watch) -> EmulatedRun:
     """Train the steps of ``config``; collective over the world."""
+    watch.doing = f"racing {config.parallel.hetero_plan}"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
     emulation = start_emulation(config, plan, tokenizer)
     config = emulated_config(config, emulation)
@@ -198,4 +198,5 @@ def _write_report(path: Path, config: PretrainConfig, executions: Sequence[Execu
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with bounded_exit():
+        sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ execution; in fp32 it also shows what the order of summation does. The whole mod
 
 import argparse
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from rich.table import Table
 from torch.utils.data import Dataset
 
 from hetero.distributed.process_groups import create_groups
+from hetero.distributed.watch import bounded_exit
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
@@ -36,13 +38,15 @@ from hetero.runtime.weights import take_shard
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from megatron.training.arguments import parse_args
 from megatron.training.config import PretrainConfig
-from megatron.training.launch import exit_code, join, launch_from
+from megatron.training.launch import exit_code, joined, launch_from
 from megatron.training.schedules import build_scheduler
 from megatron.training.training import (
     LOG_COLUMNS,
     agree_on_plan_and_tokenizer,
     build_datasets,
     build_trainer,
+    describe_rank,
+    memory_errors,
     read_ahead,
 )
 
@@ -70,13 +74,15 @@ def main(argv: Sequence[str]) -> int:
         if config.emulation is not None:
             raise ConfigError("verify_plan.py: nothing is emulated here; leave --hetero-emulate out")
         launch = launch_from(os.environ)
-        device, _ = join(launch, config.parallel)
-        plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
-        dataset, _ = build_datasets(config, plan, tokenizer)
-        config = _first_steps(config, own.verify_steps)
-        plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
-        together = [_gathered(*_train(config, each, dataset, device)) for each in plans]
-        dist.destroy_process_group()
+        with joined(launch, config.parallel) as (device, watch), memory_errors(watch, launch.rank):
+            plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
+            watch.describe = functools.partial(describe_rank, plan)
+            watch.doing = "building the dataset"
+            dataset, _ = build_datasets(config, plan, tokenizer)
+            config = _first_steps(config, own.verify_steps)
+            plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
+            watch.doing = "training the steps to verify"
+            together = [_gathered(*_train(config, each, dataset, device)) for each in plans]
         if launch.rank != 0:
             return 0
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -188,4 +194,5 @@ def _worst_weight(by_name: dict[str, Parameter], shards: list[Shards], whole: We
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with bounded_exit():
+        sys.exit(main(sys.argv[1:]))

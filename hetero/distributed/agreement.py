@@ -13,13 +13,17 @@ from hetero.text import number_ranges
 T = TypeVar("T")
 
 
+class AgreedError(ConfigError):
+    """Something is wrong on some rank, and every rank raises this same error at the same point."""
+
+
 def on_all_ranks(step: Callable[[], T]) -> T:
     """Call ``step`` on every rank and return its value if it succeeded on all of them.
 
     Collective over the world (all-gather of the errors). ``step`` must not communicate.
 
     Raises:
-        ConfigError: ``step`` raised a ``HeteroError`` on some rank; every rank gets the same message.
+        AgreedError: ``step`` raised a ``HeteroError`` on some rank; every rank gets the same message.
     """
     value, error = None, None
     try:
@@ -29,7 +33,7 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     errors: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, error)
     if any(errors):
-        raise ConfigError(_joined(errors))
+        raise AgreedError(_joined(errors))
     return value  # type: ignore[return-value]
 
 
@@ -39,7 +43,7 @@ def from_rank_0(step: Callable[[], str]) -> str:
     Collective over the world (broadcast). ``step`` must not communicate.
 
     Raises:
-        ConfigError: ``step`` raised a ``HeteroError``; every rank gets the same message.
+        AgreedError: ``step`` raised a ``HeteroError``; every rank gets the same message.
     """
     answer: list[str | None] = [None, None]
     if dist.get_rank() == 0:
@@ -50,7 +54,7 @@ def from_rank_0(step: Callable[[], str]) -> str:
     dist.broadcast_object_list(answer, src=0)
     text, error = answer
     if text is None:
-        raise ConfigError(str(error))
+        raise AgreedError(str(error))
     return text
 
 
@@ -60,13 +64,13 @@ def check_same_everywhere(what: str, text: str, *, fix: str) -> None:
     Collective over the world (all-gather of digests).
 
     Raises:
-        ConfigError: some ranks differ from rank 0.
+        AgreedError: some ranks differ from rank 0.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     digests: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
     if differing := [rank for rank, other in enumerate(digests) if other != digests[0]]:
-        raise ConfigError(f"{what}: ranks {number_ranges(differing)} have another one than rank 0; {fix}")
+        raise AgreedError(f"{what}: ranks {number_ranges(differing)} have another one than rank 0; {fix}")
 
 
 def check_devices(plan: Plan, devices: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from hetero.cost.latency import CostModel
 from hetero.distributed.process_groups import create_groups
+from hetero.distributed.processes import end_with_parent
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun, StepRecord
 from hetero.emulation.setup import emulate
@@ -64,7 +66,7 @@ def run_emulated(emulated: Emulated, *, timeout_s: float) -> EmulatedRun:
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(emulated.plan.world_size)]
         ranks = [
-            context.Process(target=_rank_main, args=(rank, Path(folder) / "store", emulated, answer))
+            context.Process(target=_rank_main, args=(os.getpid(), rank, Path(folder) / "store", emulated, answer))
             for rank, (_, answer) in enumerate(pipes)
         ]
         for process in ranks:
@@ -119,7 +121,8 @@ def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline
     return [answers[rank] for rank in range(len(ranks))]
 
 
-def _rank_main(rank: int, store: Path, emulated: Emulated, answer: Connection) -> None:
+def _rank_main(parent: int, rank: int, store: Path, emulated: Emulated, answer: Connection) -> None:
+    end_with_parent(parent)
     torch.set_num_threads(1)
     world_size = emulated.plan.world_size
     dist.init_process_group(

@@ -379,6 +379,7 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
         bucket_size=flags["--ddp-bucket-size"],
         backend=flags["--distributed-backend"] or ("gloo" if emulates(flags) else default_backend()),
         timeout_minutes=flags["--distributed-timeout-minutes"],
+        heartbeat_timeout_s=flags["--hetero-heartbeat-timeout"],
     )
 
 

@@ -118,6 +118,8 @@ class ParallelConfig:
 
     hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
     precision: as the flags say; ``None`` is the plan file's, or fp32.
+    timeout_minutes: for the ranks to arrive, and for a collective among ranks that all live.
+    heartbeat_timeout_s: a rank that has been silent for so long is lost.
     """
 
     hetero_plan: Path | None
@@ -138,6 +140,7 @@ class ParallelConfig:
     bucket_size: int
     backend: Literal["gloo", "nccl"]
     timeout_minutes: float
+    heartbeat_timeout_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

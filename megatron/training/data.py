@@ -16,6 +16,7 @@ import struct
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from hetero.distributed.agreement import check_same_everywhere, on_all_ranks
+from hetero.distributed.processes import end_with_parent
 from hetero.errors import ConfigError
 from hetero.plan.ir import Placement, Plan
 from hetero.plan.samples import microbatch_indices
@@ -155,7 +157,7 @@ def microbatches(
         dataset,
         batch_sampler=(indices for step in steps for indices in microbatch_indices(plan, placement, step=step)),
         collate_fn=_collate,
-        worker_init_fn=_leave_process_group,
+        worker_init_fn=partial(_start_reader, os.getpid()),
         num_workers=num_workers,
         prefetch_factor=math.ceil(per_step / num_workers) + 1 if num_workers else None,
         # A loader draws a seed for its workers. From the global generator, that would shift the random numbers of
@@ -171,9 +173,12 @@ def _by_step(loader: Iterable[Microbatch], per_step: int) -> Iterator[list[Micro
         yield step
 
 
-def _leave_process_group(worker: int) -> None:
-    """A launcher sends SIGTERM to a rank's whole group. The rank saves and leaves; its readers must live until then."""
+def _start_reader(parent: int, worker: int) -> None:
+    """A launcher sends SIGTERM to a rank's whole group. The rank saves and leaves; its readers live until then, and
+    no longer.
+    """
     os.setpgid(0, 0)
+    end_with_parent(parent)
 
 
 def _collate(samples: list[dict[str, torch.Tensor]]) -> Microbatch:

@@ -26,6 +26,7 @@ from megatron.training.flag_kinds import (
     SWITCH,
     TOKENIZER,
     Kind,
+    number,
     one_of,
     only,
     text,
@@ -253,7 +254,18 @@ _PARALLELISM = (
         "--ddp-bucket-size", COUNT, "Gradients, in numbers, summed at a time, unless the plan says.", default=40_000_000
     ),
     Flag("--distributed-backend", one_of("gloo", "nccl"), "Who moves tensors; without it nccl if CUDA is there."),
-    Flag("--distributed-timeout-minutes", POSITIVE, "Give up on a collective after this time.", default=10.0),
+    Flag(
+        "--distributed-timeout-minutes",
+        POSITIVE,
+        "Give up on a collective, or on a rank that does not arrive, after this time.",
+        default=10.0,
+    ),
+    Flag(
+        "--hetero-heartbeat-timeout",
+        number("a number of seconds of at least 3, as ranks give one sign a second", lambda x: x >= 3),
+        "Take a rank for lost that has given no sign of life for so many seconds, and end all.",
+        default=30.0,
+    ),
 )
 
 _PRECISION = (

@@ -1,16 +1,17 @@
 """From a launched process to a rank that agrees with all others on the plan."""
 
+import contextlib
 import datetime
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from hetero.distributed.agreement import check_devices, check_same_everywhere, on_all_ranks
-from hetero.distributed.watch import EXIT_CODE
+from hetero.distributed.watch import EXIT_CODE, Watch, WatchOptions
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.placement import check_plan_on_cluster
@@ -28,12 +29,22 @@ _SECONDS_TO_REPORT = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoreAddress:
+    """Where the ranks meet. ``in_rank_0``: rank 0 hosts the store, and not the launcher, as torchrun does."""
+
+    host: str
+    port: int
+    in_rank_0: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """What the launcher says of this process."""
+    """What the launcher says of this process. ``store`` is ``None`` if it is the only one."""
 
     rank: int
     world_size: int
     local_rank: int
+    store: StoreAddress | None = None
 
 
 def launch_from(environment: Mapping[str, str]) -> Launch:
@@ -42,18 +53,28 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
     Raises:
         ConfigError: some are set and others not, or one is no number.
     """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    given = [name for name in names if name in environment]
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    given = [name for name in numbers if name in environment]
     if not given:
         return Launch(rank=0, world_size=1, local_rank=0)
-    if missing := [name for name in names if name not in environment]:
+    is_alone = environment.get("WORLD_SIZE") == "1"
+    wanted = numbers if is_alone else (*numbers, "MASTER_PORT", "MASTER_ADDR")
+    if missing := [name for name in wanted if name not in environment]:
         raise ConfigError(f"environment: {', '.join(given)} set but not {', '.join(missing)}; launch with torchrun")
-    try:
-        rank, world_size, local_rank = (int(environment[name]) for name in names)
-    except ValueError:
-        values = {name: environment[name] for name in names}
-        raise ConfigError(f"environment: {values} must be whole numbers; launch with torchrun") from None
-    return Launch(rank=rank, world_size=world_size, local_rank=local_rank)
+    if wrong := [name for name in wanted if name != "MASTER_ADDR" and not environment[name].isdecimal()]:
+        values = ", ".join(f"{name} {environment[name]!r}" for name in wrong)
+        raise ConfigError(f"environment: {values}: must be whole numbers; launch with torchrun")
+    rank, world_size, local_rank = (int(environment[name]) for name in numbers)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"environment: RANK {rank} of WORLD_SIZE {world_size}; ranks count from 0")
+    store = None
+    if not is_alone:
+        store = StoreAddress(
+            host=environment["MASTER_ADDR"],
+            port=int(environment["MASTER_PORT"]),
+            in_rank_0=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        )
+    return Launch(rank=rank, world_size=world_size, local_rank=local_rank, store=store)
 
 
 def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
@@ -78,34 +99,72 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
     return 2
 
 
-def join(launch: Launch, config: ParallelConfig) -> tuple[torch.device, dist.Store]:
-    """Join the world and return this rank's device and the rendezvous store.
+@contextlib.contextmanager
+def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.device, Watch]]:
+    """The world of this launch, watched from the first word with another rank until it has been left again.
+
+    Yields this rank's device and the watch over the others.
 
     Raises:
         ConfigError: a rank has no device for the backend that was asked for; on every rank.
+        MembershipError: the store cannot be reached, or a rank did not arrive or was lost.
     """
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
-    if launch.world_size == 1:
-        store: dist.Store = dist.HashStore()
-    else:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-    # Objects and CPU tensors travel over gloo, GPU tensors over NCCL, which a host without GPUs cannot even set up.
-    has_nccl = config.backend == "nccl" and torch.cuda.device_count() > 0
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
-        store=dist.PrefixStore("world", store),
+    store = _store(launch, timeout)
+    with Watch(
+        store,
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=timeout,
-    )
+        options=WatchOptions(lost_after_s=config.heartbeat_timeout_s, arrive_within_s=timeout.total_seconds()),
+        hosts_store=launch.store is not None and launch.store.in_rank_0 and launch.rank == 0,
+    ) as watch:
+        watch.wait_for_all()
+        # Objects and CPU tensors travel over gloo, GPU tensors over NCCL, which a host without GPUs cannot even set up.
+        has_nccl = config.backend == "nccl" and torch.cuda.device_count() > 0
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
+            store=dist.PrefixStore("world", store),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
+        )
+        try:
+            device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            yield device, watch
+        except BaseException as error:
+            # The store may be what was lost. What happened here is worth more than that nobody hears of it.
+            with contextlib.suppress(dist.DistError):
+                watch.tell(error)
+            raise
+        finally:
+            dist.destroy_process_group()
+
+
+def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
+    """The rendezvous store, as soon as it is there. It waits for no rank: the watch knows who is missing.
+
+    Raises:
+        ConfigError: rank 0 cannot open its port.
+        MembershipError: nobody answers at its address.
+    """
+    address = launch.store
+    if address is None:
+        return dist.HashStore()
+    hosts = address.in_rank_0 and launch.rank == 0
     try:
-        device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
-    except ConfigError:
-        dist.destroy_process_group()
-        raise
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device, store
+        return dist.TCPStore(
+            address.host, address.port, is_master=hosts, timeout=timeout, wait_for_workers=False, multi_tenant=hosts
+        )
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        where, reason = f"MASTER_ADDR {address.host} MASTER_PORT {address.port}", str(error).splitlines()[0]
+        if hosts:
+            raise ConfigError(f"{where}: rank 0 cannot open the rendezvous store there: {reason}") from error
+        raise MembershipError(
+            f"{where}: no rendezvous store answers there within {timeout.total_seconds():g} s: {reason}; is "
+            f"{'rank 0' if address.in_rank_0 else 'the launcher'} running, and the address right?"
+        ) from error
 
 
 def _device(backend: str, local_rank: int) -> torch.device:
@@ -138,7 +197,7 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
     planned = plan_on_rank_0(config, planner, model) if (planner := config.parallel.planner) is not None else None
     plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
-    check_devices(plan, devices)
+    on_all_ranks(lambda: check_devices(plan, devices))
     return plan
 
 

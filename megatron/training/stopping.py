@@ -30,15 +30,14 @@ class Stop:
 
 
 @contextmanager
-def stop_on_sigterm(config: RunConfig) -> Iterator[Stop]:
+def stop_on_sigterm(stop: Stop) -> Iterator[None]:
     """SIGTERM, which Slurm sends before a job's time is over, ends the run after the step in hand."""
-    stop = Stop(config)
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.signalled = True
 
     before = signal.signal(signal.SIGTERM, handle)
     try:
-        yield stop
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)

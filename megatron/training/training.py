@@ -1,6 +1,7 @@
 """Pretraining: join, agree, build, loop."""
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ from megatron.training.config import OptimizerConfig, PretrainConfig
 from megatron.training.data import build_dataset, microbatches
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
-from megatron.training.launch import Launch, agree_on_plan, join
+from megatron.training.launch import Launch, agree_on_plan, joined
 from megatron.training.metrics import Metrics, check_tensorboard
 from megatron.training.schedules import build_scheduler
 from megatron.training.stopping import Stop, stop_on_sigterm
@@ -51,36 +52,48 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         PlanError: the plan does not fit the devices.
         MembershipError: another rank was lost on the way.
     """
-    with stop_on_sigterm(config.run) as stop:
-        device, store = join(launch, config.parallel)
-        try:
-            _pretrain(config, launch, device, store, stop)
-        finally:
-            dist.destroy_process_group()
+    stop = Stop(config.run)
+    with joined(launch, config.parallel) as (device, watch), memory_errors(watch, launch.rank):
+        _pretrain(config, device, watch, stop)
 
 
-def _pretrain(config: PretrainConfig, launch: Launch, device: torch.device, store: dist.Store, stop: Stop) -> None:
+def _pretrain(config: PretrainConfig, device: torch.device, watch: Watch, stop: Stop) -> None:
+    watch.doing = "agreeing on the plan"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
+    watch.describe = functools.partial(describe_rank, plan)
     emulation = start_emulation(config, plan, tokenizer) if config.emulation is not None else None
     if emulation is not None:
         config, plan = emulated_config(config, emulation), emulation.plan
+    watch.doing = "building the dataset"
     dataset, evaluations = build_datasets(config, plan, tokenizer)
-    with Watch(
-        store,
-        rank=launch.rank,
-        world_size=launch.world_size,
-        describe=lambda rank: describe_rank(plan, rank),
-    ):
-        context = create_groups(plan, device=device, pace=emulation.pace if emulation is not None else None)
-        trainer = build_trainer(config, context)
-        scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
-        described = emulation.described if emulation is not None else plan
-        with _metrics(config, context, trainer, described) as metrics:
-            start_step = load(config, context, trainer, scheduler)
-            data = read_ahead(config, context, dataset, start_step=start_step)
-            with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
-                run = _Run(config, context, trainer, scheduler, data, evaluations, saver, stop, metrics)
-                run.train(start_step=start_step)
+    watch.doing = "making process groups"
+    context = create_groups(plan, device=device, pace=emulation.pace if emulation is not None else None)
+    watch.doing = "building the model"
+    trainer = build_trainer(config, context)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    described = emulation.described if emulation is not None else plan
+    with _metrics(config, context, trainer, described) as metrics:
+        watch.doing = "loading a checkpoint"
+        start_step = load(config, context, trainer, scheduler)
+        data = read_ahead(config, context, dataset, start_step=start_step)
+        with saving(config, context, trainer, scheduler, start_step=start_step) as saver, stop_on_sigterm(stop):
+            run = _Run(config, context, trainer, scheduler, data, evaluations, saver, stop, metrics, watch)
+            run.train(start_step=start_step)
+    watch.doing = "leaving"
+
+
+@contextlib.contextmanager
+def memory_errors(watch: Watch, rank: int) -> Iterator[None]:
+    """A device that is too small for what its rank does is an error that says what to change.
+
+    Raises:
+        DeviceMemoryError: in place of torch's.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        detail = str(error).splitlines()[0]
+        raise DeviceMemoryError.of(watch.describe(rank), doing=watch.doing, detail=detail) from error
 
 
 def agree_on_plan_and_tokenizer(config: PretrainConfig, device: torch.device) -> tuple[Plan, Tokenizer]:
@@ -238,6 +251,7 @@ class _Run:
     saver: Saver
     stop: Stop
     metrics: Metrics | None
+    watch: Watch
 
     def train(self, *, start_step: int) -> None:
         """The steps after ``start_step``; collective over the world."""
@@ -248,8 +262,10 @@ class _Run:
         gc.collect()
         gc.freeze()
         for step in range(start_step + 1, num_steps + 1):
+            self.watch.doing = f"training step {step}"
             result = self._step(step)
             last = result.stop or self.stop.is_last(step)
+            self.watch.doing = f"saving step {step}"
             self.saver.after(step, last=last)
             # Who sent a signal does not wait for long.
             if not result.stop:
@@ -262,12 +278,8 @@ class _Run:
     def _step(self, step: int) -> StepResult:
         device, lr = self.context.device, self.trainer.torch_optimizer.param_groups[0]["lr"]
         batches = [to_device(batch, device) for batch in next(self.data)] if self.data is not None else None
-        try:
-            self.trainer.compute_gradients(batches)
-            result = self.trainer.update(wants_stop=self.stop.wanted)
-        except torch.OutOfMemoryError as error:
-            where = describe_rank(self.context.plan, self.context.rank)
-            raise DeviceMemoryError.of(where, doing=f"step {step}", detail=str(error).splitlines()[0]) from error
+        self.trainer.compute_gradients(batches)
+        result = self.trainer.update(wants_stop=self.stop.wanted)
         if not result.skipped:
             self.scheduler.step(increment=1)
         if self.metrics is not None:
@@ -277,6 +289,7 @@ class _Run:
     def _evaluate(self, step: int, *, last: bool) -> None:
         for evaluation in self.evaluations:
             if last or (evaluation.split == "valid" and step % self.config.run.eval_interval == 0):
+                self.watch.doing = f"evaluating after step {step}"
                 started_s = time.perf_counter()
                 loss = evaluation.loss(self.context, self.trainer)
                 if self.metrics is not None:

@@ -66,7 +66,9 @@ def train_until_grief(rank: int, store: dist.Store, victim: int, grief: Grief, h
         grief()
 
     try:
-        with Watch(store, rank=rank, world_size=made.world_size, describe=PLACES.__getitem__, options=OPTIONS):
+        with Watch(store, rank=rank, world_size=made.world_size, options=OPTIONS) as watch:
+            watch.wait_for_all()
+            watch.describe, watch.doing = PLACES.__getitem__, "training"
             context = create_groups(made, device=torch.device("cpu"))
             trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS)
             for step in range(1000):
@@ -126,7 +128,7 @@ def test_a_rank_is_killed(victim: int, tmp_path: Path) -> None:
     """The connection that breaks tells its neighbours at once, and the store tells the rest."""
     ranks = run_until_grief(victim, die, tmp_path)
     assert ranks[victim].exit_code == -signal.SIGKILL
-    message = f"{PLACES[victim]} did not answer and must have died; start again without what was lost"
+    message = f"{PLACES[victim]}, last heard of while training, did not answer and must have died; start again without what was lost"
     assert_others_said(f"{message}. Training stopped on all ranks.", ranks, victim)
     assert seconds_until_the_last_ended(ranks, victim, tmp_path) < AT_ONCE_S + SLACK_S
 
@@ -135,7 +137,7 @@ def test_a_rank_stands_still(tmp_path: Path) -> None:
     """Its connections stay open, so only its silence in the store tells."""
     ranks = run_until_grief(1, stand_still, tmp_path)
     assert_others_said(
-        f"{PLACES[1]} did not answer and must have died; start again without what was lost. "
+        f"{PLACES[1]}, last heard of while training, did not answer and must have died; start again without what was lost. "
         "Training stopped on all ranks.",
         ranks,
         victim=1,
@@ -187,7 +189,7 @@ def test_rank_0_takes_the_store_with_it(grief: Grief, tmp_path: Path) -> None:
 
 
 def leave_in_turn(rank: int, store: dist.Store, options: WatchOptions) -> None:
-    with Watch(store, rank=rank, world_size=3, describe=str, options=options):
+    with Watch(store, rank=rank, world_size=3, options=options):
         time.sleep(2.0 * rank)
 
 
@@ -200,8 +202,8 @@ def test_ranks_that_finish_at_different_times_raise_no_alarm() -> None:
 def finish_during_the_roll_call(rank: int, store: dist.Store) -> None:
     """Rank 1 stands still, rank 2 fails, and while the roll is called for rank 1, rank 0 comes to its end."""
     options = WatchOptions(beat_s=0.1, lost_after_s=30.0, roll_call_s=3.0)
-    with Watch(store, rank=rank, world_size=3, describe=str, options=options):
-        dist.barrier()
+    with Watch(store, rank=rank, world_size=3, options=options) as watch:
+        watch.wait_for_all()
         if rank == 1:
             stand_still()
         if rank == 2:
@@ -219,7 +221,9 @@ def test_a_rank_that_is_done_is_left_alone() -> None:
 def wait_too_long(rank: int, store: dist.Store) -> None:
     """Rank 1 computes for longer than rank 0's patience with a collective."""
     impatient = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
-    with Watch(store, rank=rank, world_size=2, describe=PLACES.__getitem__, options=OPTIONS):
+    with Watch(store, rank=rank, world_size=2, options=OPTIONS) as watch:
+        watch.wait_for_all()
+        watch.describe = PLACES.__getitem__
         if rank == 1:
             time.sleep(20)
         dist.all_reduce(torch.zeros(1), group=impatient)
@@ -234,7 +238,7 @@ def test_a_timeout_is_told_as_it_is_when_nobody_is_lost() -> None:
 
 
 def alone(rank: int, store: dist.Store) -> None:
-    with Watch(dist.HashStore(), rank=0, world_size=1, describe=str, options=OPTIONS):
+    with Watch(dist.HashStore(), rank=0, world_size=1, options=OPTIONS):
         time.sleep(4 * OPTIONS.beat_s)
 
 

@@ -21,7 +21,7 @@ from hetero.errors import ConfigError, HeteroError, MembershipError
 from hetero.serialization import save, to_json
 from megatron.training import launch
 from megatron.training.arguments import model_spec, parse_args
-from megatron.training.launch import Launch, agree_on_plan, exit_code, join, launch_from
+from megatron.training.launch import Launch, StoreAddress, agree_on_plan, exit_code, joined, launch_from
 from tests.helpers.commands import MODEL, ROOT, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks
 
@@ -309,8 +309,12 @@ def test_without_a_launcher_this_is_the_only_process() -> None:
 
 
 def test_torchruns_variables() -> None:
-    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
-    assert launch_from(variables) == Launch(rank=5, world_size=8, local_rank=1)
+    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    agents = variables | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for environment, in_rank_0 in ((variables, True), (agents, False)):
+        store = StoreAddress(host="a", port=29500, in_rank_0=in_rank_0)
+        assert launch_from(environment) == Launch(rank=5, world_size=8, local_rank=1, store=store)
+    assert launch_from({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}).store is None
 
 
 @pytest.mark.parametrize(
@@ -318,12 +322,11 @@ def test_torchruns_variables() -> None:
     [
         (
             {"RANK": "0", "WORLD_SIZE": "2"},
-            "environment: RANK, WORLD_SIZE set but not LOCAL_RANK; launch with torchrun",
+            "environment: RANK, WORLD_SIZE set but not LOCAL_RANK, MASTER_PORT, MASTER_ADDR; launch with torchrun",
         ),
         (
-            {"RANK": "first", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-            "environment: {'RANK': 'first', 'WORLD_SIZE': '2', 'LOCAL_RANK': '0'} must be whole numbers; "
-            "launch with torchrun",
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "first", "MASTER_ADDR": "a", "MASTER_PORT": "http"},
+            "environment: LOCAL_RANK 'first', MASTER_PORT 'http': must be whole numbers; launch with torchrun",
         ),
     ],
 )
@@ -334,6 +337,13 @@ def test_half_a_launcher_is_refused(
         launch_from(environment)
     assert exit_code(raised.value, environment) == 2
     assert capsys.readouterr().err == f"hetero: {message}\n"
+
+
+def test_a_rank_beyond_the_world_is_refused() -> None:
+    """It would wait for ranks that do not wait for it."""
+    environment = {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    with pytest.raises(ConfigError, match=r"^environment: RANK 2 of WORLD_SIZE 2; ranks count from 0$"):
+        launch_from(environment)
 
 
 def test_every_rank_says_that_another_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,16 +361,16 @@ def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
     init_process_group = dist.init_process_group
     torch.cuda.device_count = lambda: num_gpus
     torch.cuda.is_available = lambda: num_gpus > 0
-    dist.rendezvous = lambda url, timeout: iter([(dist.PrefixStore("again", store), rank, 2)])
+    launch._store = lambda *_: dist.PrefixStore("again", store)
     dist.init_process_group = lambda backend, **kwargs: init_process_group("gloo", **kwargs)
     parallel = parse_args(command_line(micro_batch_size="1", distributed_backend=backend)).parallel
     try:
-        device, _ = join(Launch(rank=rank, world_size=2, local_rank=rank), parallel)
-        said = str(device)
+        with joined(Launch(rank=rank, world_size=2, local_rank=rank), parallel) as (device, _):
+            said = str(device)
     except ConfigError as error:
         said = str(error)
-        # The helper that runs this leaves the world at its end.
-        init_process_group("gloo", store=dist.PrefixStore("end", store), rank=rank, world_size=2)
+    # The helper that runs this leaves the world at its end.
+    init_process_group("gloo", store=dist.PrefixStore("end", store), rank=rank, world_size=2)
     return said
 
 

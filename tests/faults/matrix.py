@@ -1,0 +1,364 @@
+"""The fault matrix: a rank comes to grief in any phase of ``pretrain_gpt.py``; do all others end, and say who it was?
+
+    python -m tests.faults.matrix [--only PHASE FAULT RANK] [--parallel N]
+
+Twelve phases x four faults x four ranks. A case runs the script itself, in four processes that are forked from one
+that has imported everything, with two data readers per rank; nobody ends the others when one has failed, as if each
+sat on a host of its own. It fails if a survivor outlives the stated limit, ends without naming the lost rank, if any
+process of the run is left, or if the next start does not clear away what the run left in its folder.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import functools
+import itertools
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+WORLD_SIZE = 4
+VICTIMS = {"first": 0, "middle": 1, "last": 2, "idle": 3}
+Fault = Literal["kill", "stop", "exit 1", "out of memory"]
+FAULTS: tuple[Fault, ...] = ("kill", "stop", "exit 1", "out of memory")
+
+HEARTBEAT_S, ARRIVE_S = 4.0, 12.0
+ROLL_CALL_S, BEAT_S = 5.0, 1.0
+SLACK_S = 8.0
+"""For processes to end, on two cores that run several cases."""
+
+LIMIT_S = HEARTBEAT_S + 2 * ROLL_CALL_S + 3 * BEAT_S
+"""What the run promises after a fault: silence, the roll call, and the main thread's time to end by itself."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GIVE_UP_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Where grief comes: at call ``number`` of a function, as it is looked up in its module.
+
+    module: ``None`` before the first line of the script.
+    arrives: the rank has said a word to the others before.
+    """
+
+    module: str | None
+    function: str = ""
+    number: int = 1
+    arrives: bool = True
+
+
+PHASES = {
+    "import": Phase(None, arrives=False),
+    "join": Phase("hetero.distributed.watch", "Watch.wait_for_all", arrives=False),
+    "process group": Phase("torch.distributed", "init_process_group"),
+    "plan": Phase("megatron.training.training", "agree_on_plan"),
+    "dataset": Phase("megatron.training.data", "_build"),
+    "groups": Phase("torch.distributed", "new_group", number=3),
+    "model": Phase("megatron.training.training", "Trainer"),
+    "load": Phase("megatron.training.checkpointing", "load_checkpoint"),
+    "step": Phase("hetero.runtime.pipeline", "PipelineExecutor._backward", number=8),
+    "evaluation": Phase("megatron.training.evaluation", "Evaluation.loss"),
+    "save": Phase("hetero.checkpoint.writer", "write_shard"),
+    "leaving": Phase("torch.distributed", "destroy_process_group"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    phase: str
+    fault: Fault
+    victim: str
+
+    @property
+    def rank(self) -> int:
+        return VICTIMS[self.victim]
+
+    def __str__(self) -> str:
+        return f"{self.phase} / {self.fault} / {self.victim}"
+
+
+def all_cases() -> list[Case]:
+    return [Case(*row) for row in itertools.product(PHASES, FAULTS, VICTIMS)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """exit_codes: by rank, ``None`` for one that had to be killed in the end.
+
+    last_end_s: seconds from the fault until the last survivor had ended.
+    orphans: command lines of processes of the run that were left.
+    left_behind: what a next start would not have cleared from the folder of checkpoints.
+    """
+
+    case: Case
+    exit_codes: tuple[int | None, ...]
+    stderr: tuple[str, ...]
+    happened: bool
+    last_end_s: float
+    orphans: tuple[str, ...]
+    left_behind: tuple[str, ...]
+
+    def problems(self) -> list[str]:
+        """What is wrong, in words."""
+        case, found = self.case, []
+        if not self.happened:
+            return [f"the fault never came: {self.stderr}"]
+        arrives = PHASES[case.phase].arrives
+        limit_s = LIMIT_S + SLACK_S + (0 if arrives else ARRIVE_S)
+        if self.last_end_s > limit_s:
+            found.append(f"a survivor ended after {self.last_end_s:.0f} s, the limit is {limit_s:.0f} s")
+        name = f"rank {case.rank} (" if arrives else f"of {WORLD_SIZE} ranks, {case.rank} did not arrive"
+        for rank, (code, said) in enumerate(zip(self.exit_codes, self.stderr, strict=True)):
+            if rank == case.rank:
+                continue
+            # Who is through with everything has nobody to wait for.
+            if case.phase == "leaving" and code == 0:
+                continue
+            if code is None:
+                found.append(f"rank {rank} hung")
+            elif code != 3:
+                found.append(f"rank {rank} ended with {code}")
+            lines = [line for line in said.splitlines() if line.startswith(f"hetero: rank {rank}: ")]
+            if len(lines) != 1 or name not in lines[0]:
+                found.append(f"rank {rank} did not name the lost rank: {' | '.join(lines) or said[-300:]!r}")
+        found += [f"left alive: {line}" for line in self.orphans]
+        found += [f"left on disk: {name}" for name in self.left_behind]
+        return found
+
+
+# ---- one case: a launcher that only looks on, and its ranks
+
+
+def run_case(case: Case, base: Path) -> Outcome:
+    """Run ``case``; ``base`` is the folder of a checkpoint to start from, see :func:`make_base`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.helpers.preload"])
+    receive, send = context.Pipe(duplex=False)
+    launcher = context.Process(target=_launcher_main, args=(case, base, send))
+    launcher.start()
+    send.close()
+    try:
+        return receive.recv()
+    finally:
+        launcher.join(timeout=10)
+        if launcher.is_alive():
+            launcher.kill()
+            launcher.join()
+
+
+def make_base(folder: Path) -> Path:
+    """A plan, and two steps under it, saved; returns the folder of checkpoints."""
+    from hetero.serialization import save  # noqa: PLC0415
+    from tests.helpers.commands import model_of  # noqa: PLC0415
+    from tests.helpers.plans import plan, replica, stage  # noqa: PLC0415
+
+    stages = [stage(layers=(i, i + 1), ranks=(i,)) for i in range(WORLD_SIZE - 1)]
+    model = model_of([*_model_flags(micro_batch_size="1"), "--train-iters", "6"])
+    save(plan(model, [replica(*stages, num_samples=6)], idle_ranks=(WORLD_SIZE - 1,)), _plan_beside(folder))
+    outcome = run_case(Case("none", "kill", "first"), folder)
+    assert set(outcome.exit_codes) == {0}, outcome
+    return folder
+
+
+def _launcher_main(case: Case, base: Path, answer: Connection) -> None:
+    # Processes whose parent has died become children of this one, where they can be counted.
+    assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ranks = [context.Process(target=_rank_main, args=(rank, case, base, folder)) for rank in range(WORLD_SIZE)]
+        for process in ranks:
+            process.start()
+        store = _serve_store(folder)
+        ended_at = _wait(ranks, case)
+        for process in ranks:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        time.sleep(0.5)
+        orphans = psutil.Process().children(recursive=True)
+        names = tuple(" ".join(each.cmdline())[:80] for each in orphans if each.status() != psutil.STATUS_ZOMBIE)
+        for each in orphans:
+            each.kill()
+        happened = folder / "happened"
+        at_s = float(happened.read_text()) if happened.exists() else time.monotonic()
+        ends = [end for rank, end in ended_at.items() if rank != case.rank]
+        lasts_s = max(ends, default=at_s) - at_s if len(ends) == WORLD_SIZE - 1 else _GIVE_UP_S
+        answer.send(
+            Outcome(
+                case=case,
+                exit_codes=tuple(p.exitcode if rank in ended_at else None for rank, p in enumerate(ranks)),
+                stderr=tuple((folder / f"stderr-{rank}").read_text() for rank in range(WORLD_SIZE)),
+                happened=happened.exists(),
+                last_end_s=lasts_s,
+                orphans=names,
+                left_behind=_left_behind(folder / "saved"),
+            )
+        )
+        del store
+
+
+def _serve_store(folder: Path) -> Any:
+    import torch.distributed as dist  # noqa: PLC0415
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    partial = folder / "port.partial"
+    partial.write_text(str(store.port))
+    partial.replace(folder / "port")
+    return store
+
+
+def _wait(ranks: list[Any], case: Case) -> dict[int, float]:
+    """When each rank ended, those that did; the victim of a stop is not waited for."""
+    ended_at: dict[int, float] = {}
+    deadline = time.monotonic() + _GIVE_UP_S
+    while time.monotonic() < deadline:
+        for rank, process in enumerate(ranks):
+            if rank not in ended_at and not process.is_alive():
+                ended_at[rank] = time.monotonic()
+        waited_for = set(range(WORLD_SIZE)) - set(ended_at)
+        if not waited_for or (case.fault == "stop" and waited_for == {case.rank}):
+            break
+        time.sleep(0.05)
+    return ended_at
+
+
+def _left_behind(folder: Path) -> tuple[str, ...]:
+    from hetero.checkpoint.folder import latest_step, prepare  # noqa: PLC0415
+
+    if not folder.is_dir():
+        return ()
+    prepare(folder, start_step=latest_step(folder) or 0)
+    return tuple(path.name for path in folder.iterdir() if not path.name.startswith("step_"))
+
+
+def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
+    """The script, as a launcher starts it."""
+    for name, stream in (("stdout", 1), ("stderr", 2)):
+        with (folder / f"{name}-{rank}").open("w") as file:
+            os.dup2(file.fileno(), stream)
+    port = folder / "port"
+    while not port.exists():
+        time.sleep(0.02)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.read_text()}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+    os.chdir(ROOT)
+    sys.argv = ["pretrain_gpt.py", *_flags(case, base, folder)]
+    # Ranks that the fork server starts ignore Ctrl-C; a launcher's do not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if case.phase in PHASES and rank == case.rank:
+        suffer = functools.partial(_suffer, case.fault, folder / "happened")
+        phase = PHASES[case.phase]
+        if phase.module is None:
+            suffer()
+        elif case.phase == "step" and case.victim == "idle":
+            # It has no backward.
+            _interrupt("hetero.runtime.trainer", "Trainer.compute_gradients", 2, suffer)
+        else:
+            _interrupt(phase.module, phase.function, phase.number, suffer)
+    runpy.run_path("pretrain_gpt.py", run_name="__main__")
+
+
+def _flags(case: Case, base: Path, folder: Path) -> list[str]:
+    begins = case.phase == "none"
+    return [
+        *_model_flags(hetero_plan=str(_plan_beside(base))),
+        *("--num-workers", "2", "--train-iters", "6", "--save-interval", "2", "--eval-iters", "1"),
+        *("--eval-interval", "2", "--save", str(base if begins else folder / "saved")),
+        *(("--exit-interval", "2") if begins else ("--load", str(base))),
+        *("--hetero-heartbeat-timeout", str(HEARTBEAT_S), "--distributed-timeout-minutes", str(ARRIVE_S / 60)),
+    ]
+
+
+def _model_flags(**changes: str) -> list[str]:
+    from tests.helpers.commands import command_line  # noqa: PLC0415
+
+    return command_line(num_layers="3", num_workers=None, train_iters=None, **changes)
+
+
+def _plan_beside(base: Path) -> Path:
+    return base.with_name("plan.json")
+
+
+def _interrupt(module: str, function: str, number: int, suffer: Callable[[], None]) -> None:
+    """Call ``suffer`` before call ``number`` of a function."""
+    owner: Any = __import__(module, fromlist=["_"])
+    *parents, name = function.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    @functools.wraps(original)
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == number:
+            suffer()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, interrupted)
+
+
+def _suffer(fault: Fault, happened: Path) -> None:
+    happened.write_text(str(time.monotonic()))
+    match fault:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "exit 1":
+            sys.exit(1)
+        case "out of memory":
+            import torch  # noqa: PLC0415
+
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+# ---- all of them
+
+
+def run_all(cases: list[Case], *, parallel: int) -> Iterator[Outcome]:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(parallel) as pool:
+        base = make_base(Path(folder) / "base")
+        yield from pool.map(lambda case: run_case(case, base), cases)
+
+
+def main() -> int:
+    """Exit code 0 if nothing hung, nothing was left, and every survivor named the lost rank."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs=3, metavar=("PHASE", "FAULT", "RANK"), help="one case; '-' for any")
+    parser.add_argument("--parallel", type=int, default=4, help="cases at a time (default 4): they mostly wait")
+    args = parser.parse_args()
+    wanted = args.only or ("-", "-", "-")
+    cases = [c for c in all_cases() if all(w in ("-", v) for w, v in zip(wanted, dataclasses.astuple(c), strict=True))]
+    failed, longest = 0, {True: 0.0, False: 0.0}
+    for outcome in run_all(cases, parallel=args.parallel):
+        problems = outcome.problems()
+        failed += bool(problems)
+        arrives = PHASES[outcome.case.phase].arrives
+        longest[arrives] = max(longest[arrives], outcome.last_end_s)
+        codes = " ".join("hung" if code is None else str(code) for code in outcome.exit_codes)
+        verdict = "; ".join(problems) or "ok"
+        print(f"{outcome.case!s:36} last end {outcome.last_end_s:5.1f} s, exit codes {codes:12} {verdict}", flush=True)
+    print(
+        f"{len(cases)} cases, {failed} failed. The last survivor ended {longest[True]:.1f} s after the fault, promised "
+        f"are {LIMIT_S:g} s; {longest[False]:.1f} s where a rank never arrived, promised are {LIMIT_S + ARRIVE_S:g} s"
+    )
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
