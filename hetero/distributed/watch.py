@@ -236,7 +236,8 @@ class Watch:
         )
 
     def _by_host(self, rank: int) -> str:
-        return f"rank {rank} (on {self._read(f'host/{rank}').decode() or 'an unknown host'})"
+        host = self._read(f"host/{rank}").decode()
+        return f"rank {rank} (on {host})" if host else f"rank {rank}"
 
     def _last_words(self, rank: int) -> str:
         _, _, doing = self._read(f"beat/{rank}").decode().partition(" ")

@@ -33,6 +33,7 @@ from hetero.plan.ir import Placement, Plan
 from hetero.plan.samples import microbatch_indices
 from hetero.runtime.batch import Microbatch
 from megatron.training.config import DataConfig
+from megatron.training.index_cache import built_completely
 from megatron.training.tokenizer import Tokenizer
 
 with warnings.catch_warnings():
@@ -201,17 +202,26 @@ class _Builder(BlendedMegatronDatasetBuilder):
     def build_generic_dataset(cls: Any, is_built_on_rank: Any, synchronize_ranks: bool, *args: Any) -> Any:
         *rest, config = args
         if cls is BlendedDataset:
-            uncached = copy.copy(config)
-            uncached.path_to_cache = None
-            return BlendedDataset(*rest, uncached)
+            return BlendedDataset(*rest, _cached_in(config, None))
 
         def build(*args: Any) -> Any:
             try:
-                return cls(*args)
+                # The first rank writes what is not there yet; the others read it after a barrier.
+                if config.path_to_cache is None or (dist.is_initialized() and dist.get_rank() != 0):
+                    return cls(*args)
+                return built_completely(
+                    Path(config.path_to_cache), lambda folder: cls(*rest, _cached_in(config, folder))
+                )
             except (OSError, ValueError, EOFError) as error:
                 raise _cache_error(config.path_to_cache, error) from error
 
         return BlendedMegatronDatasetBuilder.build_generic_dataset(build, is_built_on_rank, synchronize_ranks, *args)
+
+
+def _cached_in(config: GPTDatasetConfig, folder: Path | None) -> GPTDatasetConfig:
+    changed = copy.copy(config)
+    changed.path_to_cache = None if folder is None else str(folder)
+    return changed
 
 
 def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, split: Split, num_samples: int) -> Dataset[Any]:
