@@ -1,6 +1,6 @@
 """The fault matrix: a rank comes to grief in any phase of ``pretrain_gpt.py``; do all others end, and say who it was?
 
-    python -m tests.faults.matrix [--only PHASE FAULT RANK] [--parallel N]
+    python -m tests.faults.matrix [--only PHASE FAULT RANK] [--store-in-rank-0] [--parallel N]
 
 Twelve phases x four faults x four ranks. A case runs the script itself, in four processes that are forked from one
 that has imported everything, with two data readers per rank; nobody ends the others when one has failed, as if each
@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -79,20 +80,23 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """``store_in_rank_0``: without torchrun the store is rank 0's."""
+
     phase: str
     fault: Fault
     victim: str
+    store_in_rank_0: bool = False
 
     @property
     def rank(self) -> int:
         return VICTIMS[self.victim]
 
     def __str__(self) -> str:
-        return f"{self.phase} / {self.fault} / {self.victim}"
+        return f"{self.phase} / {self.fault} / {self.victim}{' / store in rank 0' * self.store_in_rank_0}"
 
 
-def all_cases() -> list[Case]:
-    return [Case(*row) for row in itertools.product(PHASES, FAULTS, VICTIMS)]
+def all_cases(*, store_in_rank_0: bool = False) -> list[Case]:
+    return [Case(*row, store_in_rank_0) for row in itertools.product(PHASES, FAULTS, VICTIMS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +125,12 @@ class Outcome:
         limit_s = LIMIT_S + SLACK_S + (0 if arrives else ARRIVE_S)
         if self.last_end_s > limit_s:
             found.append(f"a survivor ended after {self.last_end_s:.0f} s, the limit is {limit_s:.0f} s")
-        names = [f"rank {case.rank} "] + [f"of {WORLD_SIZE} ranks, {case.rank} did not arrive"] * (not arrives)
+        names = [f"rank {case.rank} "]
+        if not arrives:
+            names.append(f"of {WORLD_SIZE} ranks, {case.rank} did not arrive")
+        if case.store_in_rank_0 and case.rank == 0:
+            # It took along what the others would have had to ask.
+            names += ["lost the rendezvous store, and with it the other ranks", "no rendezvous store answers there"]
         for rank, (code, said) in enumerate(zip(self.exit_codes, self.stderr, strict=True)):
             if rank == case.rank:
                 continue
@@ -183,7 +192,9 @@ def _launcher_main(case: Case, base: Path, answer: Connection) -> None:
         ranks = [context.Process(target=_rank_main, args=(rank, case, base, folder)) for rank in range(WORLD_SIZE)]
         for process in ranks:
             process.start()
-        store = _serve_store(folder)
+        store = None if case.store_in_rank_0 else _serve_store(folder)
+        if case.store_in_rank_0:
+            _publish_port(folder, _free_port())
         ended_at = _wait(ranks, case)
         for process in ranks:
             if process.is_alive():
@@ -216,10 +227,20 @@ def _serve_store(folder: Path) -> Any:
     import torch.distributed as dist  # noqa: PLC0415
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    partial = folder / "port.partial"
-    partial.write_text(str(store.port))
-    partial.replace(folder / "port")
+    _publish_port(folder, store.port)
     return store
+
+
+def _publish_port(folder: Path, port: int) -> None:
+    partial = folder / "port.partial"
+    partial.write_text(str(port))
+    partial.replace(folder / "port")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _wait(ranks: list[Any], case: Case) -> dict[int, float]:
@@ -256,7 +277,7 @@ def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
         time.sleep(0.02)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.read_text()}
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": str(not case.store_in_rank_0), "GLOO_SOCKET_IFNAME": "lo"}
     os.chdir(ROOT)
     sys.argv = ["pretrain_gpt.py", *_flags(case, base, folder)]
     # Ranks that the fork server starts ignore Ctrl-C; a launcher's do not.
@@ -340,10 +361,15 @@ def main() -> int:
     """Exit code 0 if nothing hung, nothing was left, and every survivor named the lost rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs=3, metavar=("PHASE", "FAULT", "RANK"), help="one case; '-' for any")
+    parser.add_argument("--store-in-rank-0", action="store_true", help="as without torchrun")
     parser.add_argument("--parallel", type=int, default=4, help="cases at a time (default 4): they mostly wait")
     args = parser.parse_args()
     wanted = args.only or ("-", "-", "-")
-    cases = [c for c in all_cases() if all(w in ("-", v) for w, v in zip(wanted, dataclasses.astuple(c), strict=True))]
+    cases = [
+        case
+        for case in all_cases(store_in_rank_0=args.store_in_rank_0)
+        if all(want in ("-", is_) for want, is_ in zip(wanted, dataclasses.astuple(case), strict=False))
+    ]
     failed, longest = 0, {True: 0.0, False: 0.0}
     for outcome in run_all(cases, parallel=args.parallel):
         problems = outcome.problems()

@@ -1,0 +1,79 @@
+"""Every phase of the fault matrix once, faults and ranks in turn; ``python -m tests.faults.matrix`` runs all of it."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from itertools import cycle
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetero.serialization import save
+from tests.faults.matrix import FAULTS, PHASES, VICTIMS, Case, Outcome, run_all
+from tests.helpers.commands import WORLD_SIZE, command_line, good_plan, launch
+
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def _sample() -> list[Case]:
+    """Eleven phases: a stride of 3 over 4 faults and of 1 over 4 ranks brings every fault to every rank."""
+    faults, victims = cycle(FAULTS), cycle(VICTIMS)
+    cases = []
+    for phase in PHASES:
+        cases.append(Case(phase, next(faults), next(victims)))
+        if len(cases) % len(FAULTS) == 0:
+            next(victims)
+    without_torchrun = [
+        Case("import", "kill", "first", store_in_rank_0=True),
+        Case("join", "kill", "middle", store_in_rank_0=True),
+        Case("dataset", "kill", "first", store_in_rank_0=True),
+        Case("save", "stop", "first", store_in_rank_0=True),
+    ]
+    return cases + without_torchrun
+
+
+CASES = _sample()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Mapping[Case, Outcome]:
+    return dict(zip(CASES, run_all(CASES, parallel=4), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_fault_ends_all_ranks_soon_and_by_name(case: Case, outcomes: Mapping[Case, Outcome]) -> None:
+    assert outcomes[case].problems() == []
+
+
+def test_a_killed_rank_leaves_nothing_behind_under_torchrun(tmp_path: Path) -> None:
+    """Its data readers have left the process group that a launcher ends."""
+    save(good_plan(), tmp_path / "plan.json")
+    argv = command_line(hetero_plan=str(tmp_path / "plan.json"), num_workers="2", train_iters="100000")
+    launcher = launch(WORLD_SIZE, argv)
+    try:
+        lines = iter(launcher.stdout.readline, "")
+        assert next((line for line in lines if line.startswith("step ")), None), "it ended before the first step"
+        family = psutil.Process(launcher.pid).children(recursive=True)
+        ranks = [each for each in psutil.Process(launcher.pid).children() if "pretrain_gpt.py" in each.cmdline()]
+        # Ranks 0, 2 and 3 are first or last stages, with two readers each.
+        assert len(family) >= WORLD_SIZE + 6
+        os.kill(ranks[-1].pid, signal.SIGKILL)
+        _, stderr = launcher.communicate(timeout=60)
+    finally:
+        _end(launcher)
+    assert launcher.returncode != 0
+    assert "did not answer and must have died" in stderr or "Signal 9" in stderr
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []
+
+
+def _end(launcher: "subprocess.Popen[str]") -> None:
+    """torchrun ends its ranks when it is told to."""
+    if launcher.poll() is None:
+        launcher.terminate()
+        deadline = time.monotonic() + 40
+        while launcher.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
