@@ -92,13 +92,12 @@ class Watch:
         self.doing = "joining"
         self._stop = threading.Event()
         self._main_is_ending = threading.Event()
-        self._last_answer = time.monotonic()
+        self._answers = 0
         self._report = ""
         self._ring = threading.Thread(target=self._watch_neighbour, name="hetero-watch", daemon=True)
         self._guard = threading.Thread(target=self._watch_store, name="hetero-watch-store", daemon=True)
 
     def __enter__(self) -> "Watch":
-        self._last_answer = time.monotonic()
         self._ring.start()
         self._guard.start()
         return self
@@ -175,17 +174,18 @@ class Watch:
             time.sleep(self._options.beat_s / 10)
 
     def _watch_neighbour(self) -> None:
+        """Silence is counted in this rank's own beats: who stood still itself, as on a host that did, cannot judge."""
         neighbour = (self._rank + 1) % self._world_size
-        last_seen, last_beat, beats = time.monotonic(), b"", 0
+        last_beat, beats, missed = b"", 0, 0
         while not self._stop.wait(self._options.beat_s):
             try:
                 beats += 1
                 self._store.set(f"beat/{self._rank}", f"{beats} {self.doing}")
                 beat = self._read(f"beat/{neighbour}")
                 # Who has not arrived yet has a limit of its own.
-                if beat != last_beat or not beat or self._has(f"done/{neighbour}"):
-                    last_seen, last_beat = time.monotonic(), beat
-                elif time.monotonic() - last_seen > self._options.lost_after_s:
+                speaks = beat != last_beat or not beat or self._has(f"done/{neighbour}")
+                last_beat, missed = beat, 0 if speaks else missed + 1
+                if missed > self._patience:
                     self._store.set("failed", "")
                 if self._has("failed"):
                     self._call_the_roll()
@@ -195,13 +195,33 @@ class Watch:
 
     def _watch_store(self) -> None:
         """A store whose host stands still, or whose network is cut, blocks its callers without an error."""
+        answers, missed = self._answers, 0
         while not self._stop.wait(self._options.beat_s):
-            if time.monotonic() - self._last_answer > self._options.lost_after_s:
+            answers, missed = self._answers, 0 if self._answers != answers else missed + 1
+            if missed > self._patience:
                 self._end(self._store_is_lost(f"no answer for {self._options.lost_after_s:g} s"))
 
+    @property
+    def _patience(self) -> float:
+        """Beats that may be missed."""
+        return self._options.lost_after_s / self._options.beat_s
+
     def _call_the_roll(self) -> None:
-        """Answer, wait for the others to answer, and report who is missing and who gave a reason."""
+        """Answer, and get the report on who is missing and who gave a reason.
+
+        The first to ask writes it for all: thousands that ask the store about thousands would take minutes.
+        """
         self._store.set(f"alive/{self._rank}", "")
+        own = str(self._rank)
+        if self._store.compare_set("reporter", "", own).decode() != own:
+            deadline = time.monotonic() + self._options.roll_call_s + self._options.beat_s
+            while not self._has("report") and time.monotonic() < deadline:
+                time.sleep(0.1)
+        self._report = self._read("report").decode() or self._compiled_report()
+        self._store.set("report", self._report)
+
+    def _compiled_report(self) -> str:
+        """Wait for the answers of all, and name those that gave none."""
         deadline = time.monotonic() + self._options.roll_call_s
         absent = list(range(self._world_size))
         while absent and time.monotonic() < deadline:
@@ -211,13 +231,13 @@ class Watch:
         started = [rank for rank in absent if self._has(f"host/{rank}")]
         broken = [f"{self.describe(rank)} failed with {text}" for rank, text in self._told("broken")]
         if started:
-            gone = ", ".join(self.describe(rank) + self._last_words(rank) for rank in started)
-            failed.append(f"{gone} did not answer and must have died; start again without what was lost")
+            gone = " and ".join(self.describe(rank) + self._last_words(rank) for rank in started)
+            failed.append(f"{gone}, did not answer and must have died; start again without what was lost")
         if len(started) < len(absent):
             failed.append(self._not_arrived())
         if not failed:
             failed = [*broken, "every rank still answers"]
-        self._report = f"{'; '.join(failed)}. Training stopped on all ranks."
+        return f"{'; '.join(failed)}. Training stopped on all ranks."
 
     def _answered(self, rank: int) -> bool:
         return any(self._has(f"{key}/{rank}") for key in ("alive", "done", "cause"))
@@ -241,11 +261,11 @@ class Watch:
 
     def _last_words(self, rank: int) -> str:
         _, _, doing = self._read(f"beat/{rank}").decode().partition(" ")
-        return f", last heard of while {doing}," if doing else ""
+        return f", last heard of while {doing}" if doing else ""
 
     def _has(self, key: str) -> bool:
         found = bool(self._store.check([key]))
-        self._last_answer = time.monotonic()
+        self._answers += 1
         return found
 
     def _read(self, key: str) -> bytes:

@@ -1,12 +1,16 @@
 """Sample indices on disk that appear complete or not at all, whoever is killed while megatron-core writes them."""
 
+import multiprocessing
 import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
+
+from hetero.distributed.processes import end_with_parent
 
 T = TypeVar("T")
 
@@ -18,17 +22,51 @@ def built_completely(cache: Path, build: Callable[[Path], T]) -> T:
 
     megatron-core takes an index whose files exist for a whole one. Runs that build the same one at the same time do
     not disturb each other: each has a folder of its own, and a file is replaced by an equal one.
+
+    It is called twice: in a process of its own, to write what is missing, and here, where all is there to be read.
+    Drawing the order of a billion samples holds the interpreter for minutes, in which this rank would be silent.
+
+    Raises:
+        OSError: the process that builds was killed.
+        Exception: as ``build`` does.
     """
     with _scratch(cache) as scratch:
         known = {path.name for path in cache.iterdir() if path.is_file()}
         for name in known:
             os.link(cache / name, scratch / name)
+        _call_in_child(build, scratch)
         built = build(scratch)
         for path in sorted(scratch.iterdir()):
             if path.name not in known:
                 _wait_for_disk(path)
                 path.replace(cache / path.name)
         return built
+
+
+def _call_in_child(build: Callable[[Path], object], folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(target=_child_main, args=(os.getpid(), build, folder, send))
+    child.start()
+    send.close()
+    try:
+        error = receive.recv()
+    except EOFError:
+        child.join()
+        raise OSError(f"the process that builds them ended with {child.exitcode}; was it killed for memory?") from None
+    child.join()
+    if error is not None:
+        raise error
+
+
+def _child_main(parent: int, build: Callable[[Path], object], folder: Path, answer: Connection) -> None:
+    end_with_parent(parent)
+    try:
+        build(folder)
+    except Exception as error:  # noqa: BLE001  (whatever it was, the parent raises it)
+        answer.send(error)
+    else:
+        answer.send(None)
 
 
 @contextmanager

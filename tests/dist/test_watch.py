@@ -5,9 +5,12 @@ for it. The store is the launcher's, as under torchrun, where nothing else is sa
 """
 
 import datetime
+import multiprocessing
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.agreement import AgreedError
 from hetero.distributed.process_groups import create_groups
-from hetero.distributed.watch import EXIT_CODE, Watch, WatchOptions
+from hetero.distributed.watch import EXIT_CODE, Watch, WatchOptions, bounded_exit
 from hetero.errors import MembershipError
 from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
@@ -235,6 +239,80 @@ def test_a_timeout_is_told_as_it_is_when_nobody_is_lost() -> None:
     assert busy_side.exit_code == EXIT_CODE
     assert said_by(1, busy_side).startswith(f"hetero: rank 1: {PLACES[0]} failed with RuntimeError: ")
     assert "imed out" in busy_side.stderr
+
+
+def one_stays_away(rank: int, store: dist.Store, dies: bool) -> None:
+    """Rank 2 never comes; rank 1 may die while it waits for it."""
+    options = WatchOptions(beat_s=0.1, lost_after_s=2.0, roll_call_s=1.0, arrive_within_s=30.0 if dies else 3.0)
+    if rank == 2:
+        return
+    try:
+        with Watch(store, rank=rank, world_size=3, options=options) as watch:
+            if dies and rank == 1:
+                threading.Timer(1.0, die).start()
+            watch.wait_for_all()
+    except MembershipError as error:
+        sys.stderr.write(f"hetero: rank {rank}: {error}\n")
+        sys.exit(EXIT_CODE)
+
+
+def test_a_rank_that_never_arrives_is_named() -> None:
+    started_s = time.monotonic()
+    waiting = end_of_ranks(one_stays_away, 3, False)[:2]
+    assert time.monotonic() - started_s < 3.0 + 1.0 + SLACK_S + 2.0
+    for rank, ended in enumerate(waiting):
+        assert ended.exit_code == EXIT_CODE
+        assert "of 3 ranks, 2 did not arrive within 3 s; look at what they printed last" in said_by(rank, ended)
+
+
+def test_a_rank_that_dies_while_others_are_awaited_is_noticed_at_once() -> None:
+    """Long before the limit for those that have not come."""
+    waiting, *_ = end_of_ranks(one_stays_away, 3, True)
+    assert waiting.exit_code == EXIT_CODE
+    assert f"rank 1 (on {socket.gethostname()}), last heard of while joining, did not answer" in said_by(0, waiting)
+
+
+def leave_the_store_behind(rank: int, store: dist.Store) -> None:
+    options = WatchOptions(beat_s=0.1, lost_after_s=10.0, roll_call_s=1.0)
+    with Watch(store, rank=rank, world_size=2, options=options, hosts_store=rank == 0) as watch:
+        watch.wait_for_all()
+        dist.barrier()
+        time.sleep(3.0 * rank)
+    if rank == 0:
+        os._exit(0)
+
+
+def test_rank_0_takes_the_store_along_only_when_nobody_needs_it() -> None:
+    """Who comes to its end later would believe that rank 0 was lost."""
+    ends = end_of_ranks(leave_the_store_behind, 2, store_host="rank 0")
+    assert [(ended.exit_code, ended.stderr) for ended in ends] == [(0, "")] * 2
+
+
+def agree_slowly(rank: int, store: dist.Store) -> None:
+    options = WatchOptions(beat_s=0.1, lost_after_s=10.0, roll_call_s=1.0)
+    with Watch(store, rank=rank, world_size=2, options=options) as watch:
+        watch.wait_for_all()
+        time.sleep(3.0 * rank)
+        raise AgreedError("the plan is wrong")
+
+
+def test_what_all_ranks_raise_alarms_none() -> None:
+    for ended in end_of_ranks(agree_slowly, 2):
+        assert ended.exit_code == 1
+        assert "AgreedError: the plan is wrong" in ended.stderr
+        assert "Training stopped on all ranks" not in ended.stderr
+
+
+def never_end() -> None:
+    with bounded_exit(within_s=1.0):
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+def test_a_thread_that_waits_for_ever_does_not_keep_the_process() -> None:
+    process = multiprocessing.get_context("fork").Process(target=never_end)
+    process.start()
+    process.join(timeout=10)
+    assert process.exitcode == -signal.SIGALRM
 
 
 def alone(rank: int, store: dist.Store) -> None:

@@ -1,8 +1,12 @@
 """A run that is killed while it writes sample indices leaves nothing that the next one takes for whole."""
 
+import itertools
 import multiprocessing
 import os
 import signal
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +25,15 @@ def samples(config: DataConfig) -> list[list[int]]:
 
 
 def die_while_saving(config: DataConfig, file: int) -> None:
-    """Killed with half of a file written."""
-    save, seen = np.save, iter(range(10))
+    """The whole rank is killed with half of a file written."""
+    save, seen, rank = np.save, iter(range(10)), os.getpid()
 
     def half(path: str, array: np.ndarray, **options: Any) -> None:
         save(path, array, **options)
         if next(seen) == file:
             os.truncate(path, Path(path).stat().st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(rank, signal.SIGKILL)
+            time.sleep(60)
 
     np.save = half
     samples(config)
@@ -64,17 +69,45 @@ def test_what_is_there_is_read_and_not_written_again(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"old.npy", "new.npy"}
 
 
-def test_another_run_that_builds_at_the_same_time_is_left_alone(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
-        (folder / "index.npy").write_text("whole")
-        # Another process of this host, which lives: the one that started the tests.
-        other = folder.with_suffix(f".{os.getppid()}")
-        other.mkdir()
-        built_completely(tmp_path / "inner", lambda inner: None)
-
-    (tmp_path / "inner").mkdir()
-    built_completely(tmp_path, build)
-    (other,) = tmp_path.glob(".building.*")
+def test_of_other_runs_only_what_they_left_when_they_died_is_deleted(tmp_path: Path) -> None:
+    host = socket.gethostname()
+    lives, died = (tmp_path / f".building.{host}.{process}" for process in (os.getppid(), 1 << 22))
+    lives.mkdir()
+    died.mkdir()
     built_completely(tmp_path, lambda folder: None)
-    assert other.is_dir()
-    assert (tmp_path / "index.npy").read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == [lives.name]
+
+
+def test_the_interpreter_is_free_while_indices_are_built(tmp_path: Path) -> None:
+    """Shuffling holds it: a rank would miss its beats, and be taken for lost."""
+    beats, stop = [], threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.01):
+            beats.append(time.monotonic())
+
+    def build(folder: Path) -> None:
+        if not (folder / "index.npy").exists():
+            order = np.arange(3_000_000)
+            np.random.RandomState(0).shuffle(order)
+            (folder / "index.npy").write_bytes(order[:10].tobytes())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    started_s = time.monotonic()
+    built_completely(tmp_path, build)
+    took_s = time.monotonic() - started_s
+    stop.set()
+    thread.join()
+    assert max(after - before for before, after in itertools.pairwise(beats)) < took_s / 2
+
+
+def test_an_error_of_the_build_is_raised_here(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        raise ValueError("no documents")
+
+    with pytest.raises(ValueError, match="no documents"):
+        built_completely(tmp_path, build)
+    with pytest.raises(OSError, match=r"ended with -9; was it killed for memory\?"):
+        built_completely(tmp_path, lambda folder: os.kill(os.getpid(), signal.SIGKILL))
+    assert list(tmp_path.iterdir()) == []
