@@ -115,11 +115,12 @@ class Values:
         Raises:
             ConfigError: a key that the table does not have, or with a value that it does not allow.
         """
+        counting = [key for key, account in self.table.items() if not isinstance(account, Ignored)]
         for key in self.given:
             if key not in self.table:
                 raise ConfigError(
                     f"key {key!r} (its value is {reprlib.repr(self.given[key])}) is not accounted for in {self.family} "
-                    f"models here{near_match(key, list(self.table))}; take it out of the file if the model computes "
+                    f"models here{near_match(key, counting)}; take it out of the file if the model computes "
                     "the same without it"
                 )
         for key, account in self.table.items():
