@@ -22,7 +22,7 @@ from hetero.checkpoint.interchange.convert import Conversion, Format, convert
 from hetero.checkpoint.interchange.families import ModelType
 from hetero.checkpoint.interchange.weights import PRECISION_OF
 from hetero.errors import HeteroError
-from hetero.spec.model_import import VOCABULARY_DIVISOR
+from hetero.spec.hugging_face.models import VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISION_OF}

@@ -73,6 +73,9 @@ def stage_spec(model: ModelSpec, stage: Stage, *, transformer_engine: bool) -> T
         layer, norm = _local_layer(model), Norm
         if splits_backward:
             _split_linear_layers(layer)
+    if model.proj_bias:
+        attention = layer.submodules.self_attention.submodules
+        attention.linear_proj = _with_bias(attention.linear_proj)
     layers = [layer for _ in stage.layer_numbers]
     if stage.starts_with_mlp:
         layers[0] = _without_attention(layer)
@@ -114,6 +117,16 @@ def _local_layer(model: ModelSpec) -> ModuleSpec:
         attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.k_layernorm = Norm
     return layer
+
+
+def _with_bias(linear: type) -> type:
+    """``linear`` with a bias, whatever megatron-core asks for: one of its settings serves this layer and the MLP."""
+
+    class WithBias(linear):
+        def __init__(self, *args: object, bias: bool, **options: object) -> None:
+            super().__init__(*args, bias=True, **options)
+
+    return WithBias
 
 
 def _split_linear_layers(layer: ModuleSpec) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
@@ -18,6 +19,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 
 from hetero.distributed.process_groups import StageContext
 from hetero.plan.ir import Replica
+from hetero.spec.model import RotaryScaling
 
 
 class PipelinePosition:
@@ -162,3 +164,17 @@ def keep_float64_logits() -> None:
         return logits, logits.max(dim=-1)[0]
 
     VocabParallelCrossEntropy.calculate_logits_max = staticmethod(logits_max)
+
+
+def stretch_wavelengths(rotary: RotaryEmbedding, scaling: RotaryScaling) -> None:
+    """Llama 3.1's scaling, before the first forward. ``GPTModel`` hands on the factor alone and fixes the other three.
+
+    The frequencies are no buffer of the module: they stay in float32, and in no checkpoint.
+    """
+    rotary.inv_freq = rotary._apply_scaling(
+        rotary.inv_freq,
+        factor=scaling.factor,
+        low_freq_factor=scaling.low_freq_factor,
+        high_freq_factor=scaling.high_freq_factor,
+        original_max_position_embeddings=scaling.original_max_position_embeddings,
+    )

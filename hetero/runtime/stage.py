@@ -86,6 +86,7 @@ def build_stage(context: ParallelContext, work: StageContext, *, options: StageO
     mcore.seed_dropout(seed, work=work)
 
     model, stage = plan.model, work.stage
+    scaling = model.rotary_scaling
     splits = stage.weight_lag is not None
     transformer_engine = uses_transformer_engine(options, device_type(stage.device), splits_backward=splits)
     module = MaskedVocabularyGPT(
@@ -99,8 +100,11 @@ def build_stage(context: ParallelContext, work: StageContext, *, options: StageO
         position_embedding_type=model.position_embedding,
         rotary_percent=model.rotary_percent,
         rotary_base=model.rotary_base,
+        seq_len_interpolation_factor=scaling.factor if scaling is not None and scaling.kind == "linear" else None,
         pg_collection=collection,
     )
+    if scaling is not None and scaling.kind == "llama3":
+        mcore.stretch_wavelengths(module.rotary_pos_emb, scaling)
     dtype = DTYPES[plan.precision]
     # Stock norms and position embeddings ignore params_dtype.
     module.to(device=context.device, dtype=dtype)

@@ -16,13 +16,54 @@ from hetero.serialization import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RotaryScaling:
+    """How rotary wavelengths are stretched, for sequences longer than those that a model was first trained on.
+
+    ``linear`` divides every position by ``factor``. ``llama3`` (Llama 3.1) divides the frequency of the wavelengths
+    above ``original_max_position_embeddings / low_freq_factor`` by it, keeps those below ``.../ high_freq_factor``, and
+    interpolates between. The last three fields are of ``llama3``, and ``None`` for ``linear``.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ConfigError(f"rotary_scaling: factor is {self.factor}, must be at least 1")
+        low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
+        if self.kind == "linear":
+            if (low, high, original) != (None, None, None):
+                raise ConfigError("rotary_scaling: linear has nothing but a factor, leave out the other fields")
+            return
+        if low is None or high is None or original is None:
+            raise ConfigError(
+                "rotary_scaling: llama3 needs low_freq_factor, high_freq_factor and original_max_position_embeddings"
+            )
+        if not 0 < low < high:
+            raise ConfigError(
+                f"rotary_scaling: low_freq_factor is {low} and high_freq_factor {high}, the first must be above 0 and "
+                "below the second"
+            )
+        if original < 1:
+            raise ConfigError(f"rotary_scaling: original_max_position_embeddings is {original}, must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """A decoder-only transformer as megatron-core's ``GPTModel`` builds it.
 
     ffn_hidden_size: rows of one MLP projection; a gated MLP has two of them (gate and up).
     kv_channels: size of one attention head.
     padded_vocab_size: rows of the embedding; logits of rows from ``vocab_size`` on are masked out.
+    rotary_scaling: ``None`` for wavelengths as ``rotary_base`` makes them.
     activation: ``gelu`` is the tanh form of GPT-2 and of Megatron's fused kernel; ``swiglu`` is gated.
+    linear_bias: of all linear layers; without it, ``qkv_bias`` gives queries, keys and values one of their own, and
+        ``proj_bias`` the output of attention.
     num_experts: experts of every layer's MLP, ``None`` for a dense model; ``moe_ffn_hidden_size`` is per expert.
     """
 
@@ -38,13 +79,15 @@ class ModelSpec:
     padded_vocab_size: int
     max_position_embeddings: int
     position_embedding: Literal["learned_absolute", "rope"]
-    rotary_base: int = 10_000
+    rotary_base: float = 10_000.0
     rotary_percent: float = 1.0
+    rotary_scaling: RotaryScaling | None = None
     normalization: Literal["LayerNorm", "RMSNorm"]
     norm_epsilon: float = 1e-5
     activation: Literal["gelu", "swiglu"]
     linear_bias: bool
     qkv_bias: bool
+    proj_bias: bool = False
     qk_layernorm: bool = False
     tied_embeddings: bool
     num_experts: int | None = None
@@ -58,8 +101,9 @@ class ModelSpec:
                 raise ConfigError(f"model: {field.name} is {value}, must be at least 1")
         if self.norm_epsilon <= 0:
             raise ConfigError(f"model: norm_epsilon is {self.norm_epsilon}, must be above 0")
-        if not 0 < self.rotary_percent <= 1:
-            raise ConfigError(f"model: rotary_percent is {self.rotary_percent}, must be above 0 and at most 1")
+        if self.linear_bias and self.proj_bias:
+            raise ConfigError("model: linear_bias gives the output of attention a bias already, set proj_bias to false")
+        self._check_rotary()
         if self.num_attention_heads % self.num_query_groups:
             raise ConfigError(
                 f"model: num_query_groups {self.num_query_groups} does not divide "
@@ -80,6 +124,17 @@ class ModelSpec:
                 raise ConfigError(
                     f"model: moe_router_topk {self.moe_router_topk} exceeds num_experts {self.num_experts}"
                 )
+
+    def _check_rotary(self) -> None:
+        if self.rotary_base <= 0:
+            raise ConfigError(f"model: rotary_base is {self.rotary_base}, must be above 0")
+        if not 0 < self.rotary_percent <= 1:
+            raise ConfigError(f"model: rotary_percent is {self.rotary_percent}, must be above 0 and at most 1")
+        if self.rotary_scaling is not None and self.position_embedding != "rope":
+            raise ConfigError(
+                f"model: rotary_scaling with position_embedding {self.position_embedding}: only rope is scaled, leave "
+                "it out"
+            )
 
     @property
     def is_gated(self) -> bool:

@@ -158,7 +158,8 @@ def _attention(model: ModelSpec, prefix: str, position: float) -> Iterator[Param
         for which in ("q_layernorm", "k_layernorm"):
             yield from _norm(model, f"{prefix}.{which}", model.kv_channels, position, partial="always")
     yield from _column(f"{prefix}.linear_qkv", (qkv_size, model.hidden_size), position, bias=model.qkv_bias)
-    yield from _row(f"{prefix}.linear_proj", (model.hidden_size, query_size), position, bias=model.linear_bias)
+    proj_bias = model.linear_bias or model.proj_bias
+    yield from _row(f"{prefix}.linear_proj", (model.hidden_size, query_size), position, bias=proj_bias)
 
 
 def _mlp(model: ModelSpec, prefix: str, ffn_hidden_size: int, position: float) -> Iterator[Parameter]:

@@ -8,7 +8,7 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Precision
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
-from hetero.spec.model import ModelSpec, padded_vocab_size
+from hetero.spec.model import ModelSpec, RotaryScaling, padded_vocab_size
 from megatron.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -104,11 +104,13 @@ def model_spec(config: ModelConfig, *, tokenizer_vocab_size: int) -> ModelSpec:
         position_embedding=config.position_embedding,
         rotary_base=config.rotary_base,
         rotary_percent=config.rotary_percent,
+        rotary_scaling=config.rotary_scaling,
         normalization=config.normalization,
         norm_epsilon=config.norm_epsilon,
         activation=config.activation,
         linear_bias=config.linear_bias,
         qkv_bias=config.qkv_bias,
+        proj_bias=config.proj_bias,
         qk_layernorm=config.qk_layernorm,
         tied_embeddings=config.tied_embeddings,
         num_experts=config.num_experts,
@@ -143,11 +145,13 @@ def _model_config(flags: FlagValues) -> ModelConfig:
         position_embedding=_position_embedding(flags),
         rotary_base=flags["--rotary-base"],
         rotary_percent=flags["--rotary-percent"],
+        rotary_scaling=_rotary_scaling(flags),
         normalization=flags["--normalization"],
         norm_epsilon=flags["--norm-epsilon"],
         activation="swiglu" if flags["--swiglu"] else "gelu",
         linear_bias=linear_bias,
         qkv_bias=linear_bias or flags["--add-qkv-bias"],
+        proj_bias=flags["--hetero-add-proj-bias"],
         qk_layernorm=flags["--qk-layernorm"],
         tied_embeddings=not flags["--untie-embeddings-and-output-weights"],
         num_experts=flags["--num-experts"],
@@ -231,6 +235,23 @@ def _position_embedding(flags: FlagValues) -> Literal["learned_absolute", "rope"
             "leave one out"
         )
     return "rope" if is_rope(flags) else "learned_absolute"
+
+
+def _rotary_scaling(flags: FlagValues) -> RotaryScaling | None:
+    if flags["--rotary-seq-len-interpolation-factor"] is not None:
+        return RotaryScaling(kind="linear", factor=flags["--rotary-seq-len-interpolation-factor"])
+    if not flags["--use-rope-scaling"]:
+        return None
+    low, high = "--hetero-rope-low-freq-factor", "--hetero-rope-high-freq-factor"
+    if flags[low] >= flags[high]:
+        raise ConfigError(f"{flags.shown(low)} is not below {flags.shown(high)}: lower the first or raise the second")
+    return RotaryScaling(
+        kind="llama3",
+        factor=flags["--rope-scaling-factor"],
+        low_freq_factor=flags[low],
+        high_freq_factor=flags[high],
+        original_max_position_embeddings=flags["--hetero-rope-original-max-positions"],
+    )
 
 
 def _data_config(flags: FlagValues) -> DataConfig:

@@ -8,6 +8,7 @@ from hetero.emulation.options import EmulationOptions
 from hetero.plan.ir import Precision, Recompute
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
+from hetero.spec.model import RotaryScaling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,13 +28,15 @@ class ModelConfig:
     make_vocab_size_divisible_by: int
     max_position_embeddings: int
     position_embedding: Literal["learned_absolute", "rope"]
-    rotary_base: int
+    rotary_base: float
     rotary_percent: float
+    rotary_scaling: RotaryScaling | None
     normalization: Literal["LayerNorm", "RMSNorm"]
     norm_epsilon: float
     activation: Literal["gelu", "swiglu"]
     linear_bias: bool
     qkv_bias: bool
+    proj_bias: bool
     qk_layernorm: bool
     tied_embeddings: bool
     num_experts: int | None

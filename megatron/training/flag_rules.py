@@ -40,6 +40,7 @@ _EXCLUSIVE = (
     ("--data-path", "--valid-data-path"),
     ("--data-path", "--test-data-path"),
     ("--bf16", "--fp16"),
+    ("--rotary-seq-len-interpolation-factor", "--use-rope-scaling"),
     ("--hetero-cluster", "--hetero-emulate"),
     ("--loss-scale", "--initial-loss-scale"),
     ("--loss-scale", "--min-loss-scale"),
@@ -87,7 +88,22 @@ _COUNTS = ("--lr-decay", "--lr-warmup", "--lr-wsd-decay")
 
 _NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = (
     (("--num-query-groups",), lambda flags: flags["--group-query-attention"], "--group-query-attention"),
-    (("--rotary-base", "--rotary-percent"), is_rope, "--position-embedding-type rope"),
+    (
+        ("--rotary-base", "--rotary-percent", "--rotary-seq-len-interpolation-factor", "--use-rope-scaling"),
+        is_rope,
+        "--position-embedding-type rope",
+    ),
+    (
+        (
+            "--rope-scaling-factor",
+            "--hetero-rope-low-freq-factor",
+            "--hetero-rope-high-freq-factor",
+            "--hetero-rope-original-max-positions",
+        ),
+        lambda flags: flags["--use-rope-scaling"],
+        "--use-rope-scaling",
+    ),
+    (("--hetero-add-proj-bias",), lambda flags: flags["--disable-bias-linear"], "--disable-bias-linear"),
     (
         ("--moe-router-topk", "--moe-ffn-hidden-size", "--moe-router-load-balancing-type", "--moe-aux-loss-coeff"),
         has_experts,

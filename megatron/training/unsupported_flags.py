@@ -262,9 +262,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "rotary embeddings have their plain form only: leave it out; --rotary-base stretches them for long sequences",
+        "leave it out: what stretches rotary embeddings for long sequences is --rotary-base, --use-rope-scaling or "
+        "--rotary-seq-len-interpolation-factor",
         """
-        --rotary-interleaved --use-rope-scaling --rope-scaling-factor --rotary-seq-len-interpolation-factor
+        --rotary-interleaved
         --rotary-scaling-factor --rope-type --mscale --mscale-all-dim --enable-gpt-oss
         """,
     ),

@@ -236,7 +236,11 @@ def bytes_put_off(rank: int, plan: Plan) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [gpt2_model(), llama_model(), moe_model()], ids=["gpt2", "llama", "moe"])
+@pytest.mark.parametrize(
+    "model",
+    [gpt2_model(), llama_model(), llama_model(qkv_bias=True, proj_bias=True), moe_model()],
+    ids=["gpt2", "llama", "llama-attention-biases", "moe"],
+)
 @pytest.mark.parametrize(("tp", "sp"), [(1, False), (2, False), (2, True)])
 def test_what_waits_is_what_the_memory_model_counts(model: Any, tp: int, sp: bool) -> None:
     if model.num_experts is not None and tp > 1 and not sp:

@@ -5,6 +5,7 @@ optimizers refuse float64. Both sides add the same numbers in different orders.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
-from hetero.spec.model import ModelSpec
+from hetero.spec.model import ModelSpec, RotaryScaling
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.ranks import run_ranks
 from tests.helpers.stock_megatron import StockOptions, StockTrainer, install_stand_ins
@@ -32,12 +33,27 @@ PLAIN = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
 OVERLAP = DataParallelOptions(bucket_numel=3000)
 SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
 
+def linear_model(**overrides: Any) -> ModelSpec:
+    return llama_model(rotary_scaling=RotaryScaling(kind="linear", factor=2.5), **overrides)
+
+
+def llama3_model(**overrides: Any) -> ModelSpec:
+    """The three numbers besides the factor are those that stock megatron-core has fixed."""
+    scaling = RotaryScaling(
+        kind="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
+    # Of four wavelengths, from 6 to 44,000, the third is interpolated and the last is stretched.
+    return llama_model(rotary_scaling=scaling, rotary_base=133_333.5, kv_channels=8, **overrides)
+
+
 UNIFORM = {
     "llama-dp2": (llama_model, 2, {}, PLAIN),
     "llama-dp2-overlap": (llama_model, 2, {}, OVERLAP),
     "llama-dp2-distributed": (llama_model, 2, {}, SHARDED),
     "llama-pp2-dp2-distributed": (llama_model, 4, {"pp": 2}, SHARDED),
     "llama-pp2": (llama_model, 2, {"pp": 2}, PLAIN),
+    "llama-linear-pp2": (linear_model, 2, {"pp": 2}, PLAIN),
+    "llama3-pp2": (llama3_model, 2, {"pp": 2}, PLAIN),
     "gpt2-tied-pp2": (gpt2_model, 2, {"pp": 2}, PLAIN),
     "gpt2-tied-pp4": (gpt2_model, 4, {"pp": 4}, PLAIN),
     "gpt2-tp2-sp": (gpt2_model, 2, {"tp": 2, "sequence_parallel": True}, PLAIN),

@@ -9,44 +9,56 @@ scores with -10000 instead of minus infinity, because exp(-10000) is 0 in float6
 off, because its router's probabilities are rounded to float32 in ``transformers``.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-import transformers
 
+from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.runtime.weights import take_shard
+from hetero.spec.hugging_face.families import TABLES
 from hetero.spec.model import ModelSpec
+from hetero.spec.model_import import from_hugging_face
 from hetero.spec.parameters import parameters, shard_intervals
-from tests.helpers.huggingface import canonical_tensors, loss_and_gradients
-from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.huggingface import canonical_tensors, loss_and_gradients, losses
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import sample
+from tests.helpers.transformers_models import LINEAR, LLAMA3, canonical_weights, config_json, float64_model, loss_of, probes
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
-FLOAT64, FLOAT32_ROUTER = 1e-12, 1e-6
+FLOAT64, FLOAT32 = 1e-12, 1e-6
 """Tolerances relative to the largest element of each tensor."""
 
-SIZES = {"num_layers": 3, "num_query_groups": 2}
-MODELS = {
-    "llama": (llama_model(**SIZES), FLOAT64),
-    "llama-tied": (llama_model(**SIZES, tied_embeddings=True, rotary_base=500_000), FLOAT64),
-    "qwen2": (llama_model(**SIZES, qkv_bias=True), FLOAT64),
-    "qwen3": (llama_model(**SIZES, qk_layernorm=True), FLOAT64),
-    "gpt2": (gpt2_model(num_layers=3), FLOAT64),
-    "mixtral": (moe_model(**SIZES), FLOAT32_ROUTER),
+CONFIGS = {
+    "llama": (config_json("llama"), FLOAT64),
+    "llama-tied": (config_json("llama", tie_word_embeddings=True, rope_theta=500_000), FLOAT64),
+    "llama-biases": (config_json("llama", attention_bias=True, mlp_bias=True), FLOAT64),
+    "llama-attention-biases": (config_json("llama", attention_bias=True), FLOAT64),
+    "llama-linear": (config_json("llama", rope_scaling=LINEAR), FLOAT64),
+    # Megatron-core divides positions, transformers frequencies: not the same float32 unless by a power of 2.
+    "llama-linear-2.5": (config_json("llama", rope_scaling={**LINEAR, "factor": 2.5}), FLOAT32),
+    "llama3": (config_json("llama", rope_scaling=LLAMA3), FLOAT64),
+    "llama3-parameters": (config_json("llama", rope_parameters={**LLAMA3, "high_freq_factor": 2.0}), FLOAT64),
+    "mistral-window": (config_json("mistral", sliding_window=64, rope_parameters=LLAMA3), FLOAT64),
+    "qwen2": (config_json("qwen2", sliding_window=8), FLOAT64),
+    "qwen3": (config_json("qwen3", rope_theta=10_000.25), FLOAT64),
+    "qwen3-attention-biases": (config_json("qwen3", attention_bias=True), FLOAT64),
+    "gpt2": (config_json("gpt2"), FLOAT64),
+    "opt": (config_json("opt"), FLOAT64),
+    "mixtral": (config_json("mixtral"), FLOAT32),
+    "mixtral-llama3": (config_json("mixtral", rope_scaling=LLAMA3, num_experts_per_tok=3), FLOAT32),
 }
 
 
 def one_process(model: ModelSpec) -> Plan:
-    return plan(model, [replica(stage(layers=(0, 3), ranks=(0,), mbs=2), num_samples=6)], precision="fp64")
+    whole = stage(layers=(0, model.num_layers), ranks=(0,), mbs=2)
+    return plan(model, [replica(whole, num_samples=6)], precision="fp64")
 
 
 def two_unlike_replicas(model: ModelSpec) -> Plan:
@@ -58,19 +70,22 @@ def two_unlike_replicas(model: ModelSpec) -> Plan:
 
 
 @pytest.mark.parametrize("build_plan", [one_process, two_unlike_replicas])
-@pytest.mark.parametrize(("model", "tolerance"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("config", "tolerance"), CONFIGS.values(), ids=CONFIGS)
 def test_loss_and_gradients_are_those_of_transformers(
-    model: ModelSpec, tolerance: float, build_plan: Callable[[ModelSpec], Plan]
+    config: dict[str, Any], tolerance: float, build_plan: Callable[[ModelSpec], Plan]
 ) -> None:
+    model = dataclasses.replace(from_hugging_face(config, source="config.json"), padded_vocab_size=64)
     plan = build_plan(model)
     validate(plan)
-    theirs = float64_model(model)
-    expected_loss, expected = reference(theirs, model, plan)
-    weights = canonical_tensors(model, dict(theirs.named_parameters()))
+    theirs = float64_model(config)
+    loss = loss_of(theirs, plan)
+    loss.backward()
+    expected_loss = loss.item()
+    expected = canonical_tensors(model, {name: tensor.grad for name, tensor in theirs.named_parameters()})
+    full_weights = canonical_weights(theirs, plan)
     by_name = {parameter.name: parameter for parameter in parameters(model)}
-    assert weights.keys() == by_name.keys()
+    assert full_weights.keys() == by_name.keys()
 
-    full_weights = {name: tensor.detach().contiguous().numpy() for name, tensor in weights.items()}
     seen = set()
     for rank, outcome in enumerate(run_ranks(loss_and_gradients, plan.world_size, plan, full_weights)):
         assert outcome.loss == pytest.approx(expected_loss, rel=tolerance)
@@ -84,85 +99,25 @@ def test_loss_and_gradients_are_those_of_transformers(
     assert seen == by_name.keys()
 
 
-def reference(
-    theirs: transformers.PreTrainedModel, model: ModelSpec, plan: Plan
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Their loss over the whole global batch and its gradients. Their own loss rounds to float32, so it is not used."""
-    samples = [
-        sample(i, seq_length=plan.seq_length, vocab_size=model.vocab_size) for i in range(plan.global_batch_size)
-    ]
-    tokens, labels, mask = (torch.stack(column) for column in zip(*samples, strict=True))
-    logits = theirs(input_ids=tokens).logits
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    loss = (losses * mask.flatten()).sum() / mask.sum()
-    loss.backward()
-    gradients = {name: tensor.grad for name, tensor in theirs.named_parameters()}
-    return loss.item(), canonical_tensors(model, gradients)
-
-
-def float64_model(model: ModelSpec) -> transformers.PreTrainedModel:
-    """Their model of this description, every parameter random, the norms and biases too."""
-    torch.manual_seed(3)
-    theirs = huggingface_model(model).double()
-    with torch.no_grad():
-        for tensor in theirs.parameters():
-            tensor.add_(torch.randn_like(tensor), alpha=0.1)
-    for module in theirs.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = functools.partial(unrounded_rms_norm, module)
-    return theirs
-
-
-def unrounded_rms_norm(norm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Their RMSNorm without its cast to float32 (arXiv 1910.07467, equation 4)."""
-    return norm.weight * hidden / (hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
-
-
-def huggingface_model(model: ModelSpec) -> transformers.PreTrainedModel:
-    """Attention is torch's fused one: their own rounds the softmax to float32."""
-    if model.position_embedding == "learned_absolute":
-        config = transformers.GPT2Config(
-            vocab_size=model.vocab_size,
-            n_positions=model.max_position_embeddings,
-            n_embd=model.hidden_size,
-            n_layer=model.num_layers,
-            n_head=model.num_attention_heads,
-            n_inner=model.ffn_hidden_size,
-            activation_function="gelu_new",
-            layer_norm_epsilon=model.norm_epsilon,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=None,
-            eos_token_id=None,
-            attn_implementation="sdpa",
-        )
-        return transformers.GPT2LMHeadModel(config)
-    sizes = {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_hidden_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_query_groups,
-        "head_dim": model.kv_channels,
-        "max_position_embeddings": model.max_position_embeddings,
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(model.rotary_base)},
-        "rms_norm_eps": model.norm_epsilon,
-        "tie_word_embeddings": model.tied_embeddings,
-        "attn_implementation": "sdpa",
-    }
-    if model.num_experts is not None:
-        # Their default multiplies all experts at once, which takes no float64.
-        experts = {
-            "num_local_experts": model.num_experts,
-            "num_experts_per_tok": model.moe_router_topk,
-            "experts_implementation": "eager",
-        }
-        sizes["intermediate_size"] = model.moe_ffn_hidden_size
-        return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
-    if model.qkv_bias:
-        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
-    if model.qk_layernorm:
-        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+@pytest.mark.parametrize("family", TABLES)
+def test_every_value_that_is_accepted_gives_the_loss_of_transformers(family: str) -> None:
+    """Of every key that their class has, one at a time."""
+    cases, expected, told = [], [], []
+    for changes in probes(family):
+        config = {**config_json(family), **changes}
+        try:
+            model = from_hugging_face(config, source="config.json")
+        except ConfigError:
+            continue
+        if model == from_hugging_face(config_json(family), source="config.json"):
+            continue
+        theirs, plan = float64_model(config), one_process(model)
+        with torch.no_grad():
+            expected.append(loss_of(theirs, plan).item())
+        cases.append((plan, canonical_weights(theirs, plan)))
+        told.append(changes)
+    assert len(cases) >= 7
+    [found] = run_ranks(losses, 1, cases, timeout_s=110)
+    tolerance = FLOAT32 if family == "mixtral" else FLOAT64
+    off = {str(each): abs(a / b - 1) for each, a, b in zip(told, found, expected, strict=True)}
+    assert {each: error for each, error in off.items() if error > tolerance} == {}

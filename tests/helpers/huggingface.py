@@ -1,9 +1,9 @@
-"""Weights and gradients of Hugging Face's GPT-2, Llama and its kin under this project's canonical names.
+"""Weights and gradients of Hugging Face's GPT-2, OPT, Llama and its kin under this project's canonical names.
 
 Needs no ``transformers``: a model of theirs is known by its named tensors only, so that ranks need not import it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,9 +52,14 @@ def loss_and_gradients(rank: int, plan: Plan, full_weights: Mapping[str, np.ndar
     return Outcome(trainer.update().loss, gradients, tp, tp_rank)
 
 
+def losses(rank: int, cases: Sequence[tuple[Plan, Mapping[str, np.ndarray]]]) -> list[float]:
+    """The loss of the first global batch of each plan, under weights given by canonical name."""
+    return [loss_and_gradients(rank, plan, full_weights).loss for plan, full_weights in cases]
+
+
 def canonical_tensors(model: ModelSpec, theirs: Tensors) -> dict[str, torch.Tensor]:
     """Their tensors, weights or gradients, as full tensors under canonical names; padding rows are zero."""
-    files = dict(_as_in_files(theirs))
+    files = dict(_opt_as_gpt2(theirs) if any(".fc1." in name for name in theirs) else _as_in_files(theirs))
     return {row.ours: join(model, row.layout, [files[name] for name in row.theirs]) for row in rows(model)}
 
 
@@ -74,5 +79,39 @@ def _as_in_files(theirs: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
             case "experts.down_proj":
                 for expert, down in enumerate(tensor):
                     yield f"{prefix}.experts.{expert}.w2.weight", down
+            case _:
+                yield name, tensor
+
+
+_GPT2_NAMES = {
+    "self_attn_layer_norm": "ln_1",
+    "self_attn.out_proj": "attn.c_proj",
+    "final_layer_norm": "ln_2",
+    "fc1": "mlp.c_fc",
+    "fc2": "mlp.c_proj",
+}
+
+
+def _opt_as_gpt2(theirs: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+    """OPT is GPT-2 with three matrices for attention, weights as [output, input], and two more positions, unused."""
+    for name, tensor in theirs.items():
+        own = name.removeprefix("model.decoder.")
+        match own.split("."):
+            case ["embed_tokens", _]:
+                yield "transformer.wte.weight", tensor
+            case ["embed_positions", _]:
+                yield "transformer.wpe.weight", tensor[2:]
+            case ["final_layer_norm", kind]:
+                yield f"transformer.ln_f.{kind}", tensor
+            case ["layers", layer, "self_attn", "q_proj", kind]:
+                parts = [theirs[name.replace("q_proj", f"{which}_proj")] for which in "qkv"]
+                yield f"transformer.h.{layer}.attn.c_attn.{kind}", torch.cat(parts).t()
+            case ["layers", layer, "self_attn", "k_proj" | "v_proj", _]:
+                continue
+            case ["layers", layer, *module, kind]:
+                yield (
+                    f"transformer.h.{layer}.{_GPT2_NAMES['.'.join(module)]}.{kind}",
+                    tensor.t() if "norm" not in own else tensor,
+                )
             case _:
                 yield name, tensor

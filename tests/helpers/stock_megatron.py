@@ -214,7 +214,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection) -> GPTModel:
-    model = plan.model
+    model, scaling = plan.model, plan.model.rotary_scaling
     layer = get_gpt_layer_local_spec(normalization=model.normalization)
     # The local spec's norms refuse sequence parallelism; TransformerEngine's, which do not, mark their parameters.
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
@@ -231,6 +231,9 @@ def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection
         position_embedding_type=model.position_embedding,
         rotary_percent=model.rotary_percent,
         rotary_base=model.rotary_base,
+        seq_len_interpolation_factor=scaling.factor if scaling is not None and scaling.kind == "linear" else None,
+        rope_scaling=scaling is not None and scaling.kind == "llama3",
+        rope_scaling_factor=scaling.factor if scaling is not None else 1.0,
         pg_collection=groups,
     )
     for name, parameter in module.named_parameters():

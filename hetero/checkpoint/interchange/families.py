@@ -4,6 +4,7 @@ Every rearrangement is linear and has an inverse, so that it serves gradients as
 is exact.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from hetero.errors import CheckpointError
-from hetero.spec.model import ModelSpec
+from hetero.spec.model import ModelSpec, RotaryScaling
 
 ModelType = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2"]
 
@@ -101,6 +102,7 @@ def _llama(model: ModelSpec) -> Iterator[Row]:
 def _llama_layer(model: ModelSpec, ours: str, theirs: str) -> Iterator[Row]:
     attention = f"{theirs}.self_attn"
     biased = ("weight", "bias") if model.linear_bias else ("weight",)
+    proj_biased = ("weight", "bias") if model.linear_bias or model.proj_bias else ("weight",)
     yield Row(f"{ours}.input_layernorm.weight", (f"{theirs}.input_layernorm.weight",))
     for kind in ("weight", "bias") if model.qkv_bias else ("weight",):
         names = tuple(f"{attention}.{which}_proj.{kind}" for which in "qkv")
@@ -108,7 +110,7 @@ def _llama_layer(model: ModelSpec, ours: str, theirs: str) -> Iterator[Row]:
     if model.qk_layernorm:
         for which in "qk":
             yield Row(f"{ours}.self_attention.{which}_layernorm.weight", (f"{attention}.{which}_norm.weight",))
-    for kind in biased:
+    for kind in proj_biased:
         yield Row(f"{ours}.self_attention.linear_proj.{kind}", (f"{attention}.o_proj.{kind}",))
     yield Row(f"{ours}.pre_mlp_layernorm.weight", (f"{theirs}.post_attention_layernorm.weight",))
     if model.num_experts is None:
@@ -156,13 +158,20 @@ def model_types(model: ModelSpec) -> tuple[ModelType, ...]:
     gpt2 = {"normalization": "LayerNorm", "activation": "gelu", "linear_bias": True, "qkv_bias": True}
     llama = {"normalization": "RMSNorm", "activation": "swiglu", "rotary_percent": 1.0}
     dense = {**llama, "num_experts": None}
-    plain = {"qkv_bias": False, "linear_bias": False, "qk_layernorm": False}
+    plain = {"qkv_bias": False, "proj_bias": False, "linear_bias": False, "qk_layernorm": False}
+    # Llama and Qwen3 have all biases of attention or none. Mixtral weighs a single expert with 1, ours with the
+    # probability that its router gives.
+    attention = {
+        "qkv_bias": model.qkv_bias or model.linear_bias,
+        "proj_bias": model.qkv_bias and not model.linear_bias,
+    }
+    experts = {"num_experts": model.num_experts or 1, "moe_router_topk": max(2, model.moe_router_topk)}
     needs: dict[ModelType, dict[str, Any]] = {
-        "llama": {**dense, "qk_layernorm": False, "linear_bias": model.qkv_bias},
+        "llama": {**dense, **attention, "qk_layernorm": False},
         "mistral": {**dense, **plain},
         "qwen2": {**dense, **plain, "qkv_bias": True},
-        "qwen3": {**dense, **plain, "qk_layernorm": True},
-        "mixtral": {**llama, **plain, "num_experts": model.num_experts or 1},
+        "qwen3": {**dense, **attention, "qk_layernorm": True, "linear_bias": False},
+        "mixtral": {**llama, **plain, **experts},
         "gpt2": {**gpt2, "num_experts": None, "kv_channels": model.hidden_size // model.num_attention_heads},
     }
     learned = model.position_embedding == "learned_absolute"
@@ -208,6 +217,7 @@ def config_of(model: ModelSpec, model_type: ModelType, dtype: torch.dtype) -> di
 
 
 def _llama_config(model: ModelSpec) -> dict[str, Any]:
+    scaling = _rope_scaling(model.rotary_scaling)
     config: dict[str, Any] = {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.ffn_hidden_size,
@@ -218,11 +228,12 @@ def _llama_config(model: ModelSpec) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": model.max_position_embeddings,
         "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": float(model.rotary_base),
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(model.rotary_base)},
+        "rope_theta": model.rotary_base,
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_theta": model.rotary_base, **(scaling or {"rope_type": "default"})},
         "sliding_window": None,
         "use_sliding_window": False,
-        "attention_bias": model.linear_bias,
+        "attention_bias": model.linear_bias or model.proj_bias,
         "mlp_bias": model.linear_bias,
     }
     if model.num_experts is not None:
@@ -230,6 +241,13 @@ def _llama_config(model: ModelSpec) -> dict[str, Any]:
         config["num_local_experts"] = model.num_experts
         config["num_experts_per_tok"] = model.moe_router_topk
     return config
+
+
+def _rope_scaling(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    stated = {name: value for name, value in dataclasses.asdict(scaling).items() if value is not None}
+    return {"rope_type": stated.pop("kind"), **stated}
 
 
 def _gpt2_config(model: ModelSpec) -> dict[str, Any]:

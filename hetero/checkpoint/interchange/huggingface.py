@@ -5,6 +5,7 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +21,8 @@ from hetero.spec.parameters import Parameter, parameters
 
 _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+_FAMILIES = ", ".join(get_args(ModelType))
 
 _NOT_WEIGHTS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
 """Constants that older versions saved with the weights."""
@@ -139,6 +142,8 @@ def _model(folder: Path, divisible_by: int) -> ModelSpec:
     if "model_type" not in config:
         raise ConfigError(f"{path}: missing key 'model_type'; is this a Hugging Face folder?")
     model = from_hugging_face(config, source=str(path))
+    if config["model_type"] == "opt":
+        raise ConfigError(f"{path}: model_type opt is known for plans alone; weights of {_FAMILIES} are converted")
     return dataclasses.replace(model, padded_vocab_size=padded_vocab_size(model.vocab_size, divisible_by=divisible_by))
 
 

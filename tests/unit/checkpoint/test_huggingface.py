@@ -23,6 +23,7 @@ from hetero.spec.model_import import from_hugging_face
 from hetero.spec.parameters import Parameter, parameters
 from tests.helpers.checkpoints import MODEL, full_tensor, make_slices, plan_of, save_alone
 from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.transformers_models import LLAMA3
 from tools.convert_checkpoint import main
 
 SIZES = {
@@ -38,11 +39,16 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.25, "factor": 4.0}
 MOE = {"num_local_experts": 3, "num_experts_per_tok": 2}
 FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
     "llama-tied": lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
     "llama-biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama-attention-biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True),
+    "llama-linear": lambda: transformers.LlamaConfig(**{**SIZES, "rope_parameters": LINEAR}),
+    "mistral-llama3": lambda: transformers.MistralConfig(**{**SIZES, "rope_parameters": LLAMA3}, sliding_window=None),
+    "qwen3-attention-biases": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, attention_bias=True),
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None, head_dim=16),
     "qwen2": lambda: transformers.Qwen2Config(**SIZES),
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16),
@@ -242,6 +248,21 @@ class TestRefused:
         with pytest.raises(CheckpointError, match="not gpt2: normalization RMSNorm"):
             model_types(odd)
 
+    def test_one_expert_per_token_as_mixtral(self) -> None:
+        """Whose router would weigh it with 1."""
+        with pytest.raises(CheckpointError, match="not mixtral: moe_router_topk 1"):
+            model_types(moe_model(moe_router_topk=1))
+
+    def test_a_bias_of_attentions_output_alone(self) -> None:
+        with pytest.raises(CheckpointError, match=r"not llama: proj_bias True.*not qwen3: .*proj_bias True"):
+            model_types(llama_model(proj_bias=True))
+
+    def test_opt(self, tmp_path: Path) -> None:
+        config = transformers.OPTConfig(activation_function="gelu_new")
+        config.save_pretrained(tmp_path / "opt")
+        with pytest.raises(ConfigError, match="model_type opt is known for plans alone; weights of llama, "):
+            self.open(tmp_path / "opt")
+
     def test_a_megatron_checkpoint_without_its_model(self, folder: Path) -> None:
         with pytest.raises(CheckpointError, match="give --model"):
             run("megatron", folder, "hf", folder.parent / "out")
@@ -254,6 +275,7 @@ class TestRefused:
         gpt2_model(tied_embeddings=False),
         llama_model(num_query_groups=2),
         llama_model(qkv_bias=True),
+        llama_model(qkv_bias=True, proj_bias=True),
         moe_model(),
     ],
 )
@@ -282,6 +304,8 @@ def test_configurations_describe_the_same_model_to_old_and_new_transformers(fami
         assert from_hugging_face(read.to_dict(), source="theirs") == model
         before_5 = {key: value for key, value in written.items() if key != "rope_parameters"}
         assert from_hugging_face(before_5, source="old") == model
+        since_5 = {key: value for key, value in written.items() if key not in ("rope_theta", "rope_scaling")}
+        assert from_hugging_face(since_5, source="new") == model
 
 
 class CountingSource:

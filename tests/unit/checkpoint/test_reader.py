@@ -127,8 +127,8 @@ class TestMissingOptimizer:
 class TestAnotherModel:
     def test_the_fields_that_differ_are_named(self, tmp_path: Path) -> None:
         save(tmp_path)
-        model = dataclasses.replace(MODEL, num_layers=3, rotary_base=500)
-        message = "another model: num_layers 1 != 3, rotary_base 10000 != 500 here"
+        model = dataclasses.replace(MODEL, num_layers=3, rotary_base=500.5)
+        message = "another model: num_layers 1 != 3, rotary_base 10000.0 != 500.5 here"
         with pytest.raises(CheckpointError, match=message):
             load(tmp_path, plan=plan_of(model))
 

@@ -1,12 +1,22 @@
 """Models that make sense, and models that do not."""
 
+import json
 from typing import Any
 
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.spec.model import first_difference, padded_vocab_size
+from hetero.serialization import from_json, to_json
+from hetero.spec.model import ModelSpec, RotaryScaling, first_difference, padded_vocab_size
 from tests.helpers.models import gpt2_model, llama_model, moe_model
+
+LLAMA3: dict[str, Any] = {
+    "kind": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def test_families_are_legal() -> None:
@@ -25,6 +35,12 @@ def test_families_are_legal() -> None:
         ({"norm_epsilon": 0.0}, r"norm_epsilon is 0\.0, must be above 0"),
         ({"rotary_percent": 0.0}, r"rotary_percent is 0\.0, must be above 0 and at most 1"),
         ({"rotary_percent": 1.5}, r"rotary_percent is 1\.5, must be above 0 and at most 1"),
+        ({"rotary_base": 0.0}, r"rotary_base is 0\.0, must be above 0"),
+        ({"linear_bias": True, "proj_bias": True}, "linear_bias gives the output of attention a bias already"),
+        (
+            {"position_embedding": "learned_absolute", "rotary_scaling": RotaryScaling(kind="linear", factor=2.0)},
+            "rotary_scaling with position_embedding learned_absolute: only rope is scaled",
+        ),
         ({"num_experts": 4}, "num_experts is set, so moe_ffn_hidden_size must be set"),
         ({"num_experts": 4, "moe_ffn_hidden_size": 16, "linear_bias": True}, "experts here have no biases"),
         (
@@ -36,6 +52,34 @@ def test_families_are_legal() -> None:
 def test_nonsense_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         llama_model(**overrides)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "linear", "factor": 0.5}, r"factor is 0\.5, must be at least 1"),
+        ({"kind": "linear", "factor": 2.0, "low_freq_factor": 1.0}, "linear has nothing but a factor"),
+        ({"kind": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, "llama3 needs low_freq_factor, high_freq_factor"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, r"low_freq_factor is 1\.0 and high_freq_factor 1\.0"),
+        (
+            {**LLAMA3, "original_max_position_embeddings": 0},
+            "original_max_position_embeddings is 0, must",
+        ),
+    ],
+)
+def test_nonsensical_scaling_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RotaryScaling(**fields)
+
+
+def test_models_from_before_rotary_scaling_are_read() -> None:
+    """Plans and checkpoints have whole bases, and know nothing of scaling and of a bias of attention's output."""
+    stated = json.loads(to_json(llama_model()))
+    for key in ("rotary_scaling", "proj_bias"):
+        del stated[key]
+    assert from_json(ModelSpec, json.dumps({**stated, "rotary_base": 10000}), source="a") == llama_model()
+    scaled = llama_model(rotary_scaling=RotaryScaling(**LLAMA3), rotary_base=500_000.5)
+    assert from_json(ModelSpec, to_json(scaled), source="a") == scaled
 
 
 def test_booleans_are_no_numbers() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hetero.errors import ConfigError
+from hetero.spec.model import RotaryScaling
 from megatron.training.arguments import default_backend, model_spec, parse_args
 from megatron.training.config import PretrainConfig
 from megatron.training.flags import FLAGS
@@ -55,6 +56,14 @@ class Effect(NamedTuple):
 MOE = "--num-experts 4 --disable-bias-linear --moe-aux-loss-coeff 0.5"
 MOE_WITHOUT_LOSS = "--num-experts 4 --disable-bias-linear"
 ROPE = "--position-embedding-type rope"
+SCALED = f"{ROPE} --use-rope-scaling"
+LLAMA3 = RotaryScaling(
+    kind="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
 WSD = "--lr-decay-style WSD --lr-wsd-decay-iters 10"
 GROWING_DECAY = "--weight-decay-incr-style linear --start-weight-decay 0.1 --end-weight-decay 0.3"
 FILES = {"context": "--data-path a", "without": "--mock-data"}
@@ -77,6 +86,24 @@ EFFECTS = [
     Effect("--use-rotary-position-embeddings", "model.position_embedding", "rope"),
     Effect("--rotary-base 500000", "model.rotary_base", 500_000, context=ROPE),
     Effect("--rotary-percent 0.5", "model.rotary_percent", 0.5, context=ROPE),
+    Effect("--rotary-base 1000000.5", "model.rotary_base", 1_000_000.5, context=ROPE),
+    Effect(
+        "--rotary-seq-len-interpolation-factor 2.5",
+        "model.rotary_scaling",
+        RotaryScaling(kind="linear", factor=2.5),
+        context=ROPE,
+    ),
+    Effect("--use-rope-scaling", "model.rotary_scaling", LLAMA3, context=ROPE),
+    Effect("--rope-scaling-factor 32", "model.rotary_scaling.factor", 32.0, context=SCALED),
+    Effect("--hetero-rope-low-freq-factor 2", "model.rotary_scaling.low_freq_factor", 2.0, context=SCALED),
+    Effect("--hetero-rope-high-freq-factor 5", "model.rotary_scaling.high_freq_factor", 5.0, context=SCALED),
+    Effect(
+        "--hetero-rope-original-max-positions 4096",
+        "model.rotary_scaling.original_max_position_embeddings",
+        4096,
+        context=SCALED,
+    ),
+    Effect("--hetero-add-proj-bias", "model.proj_bias", True, context="--disable-bias-linear"),
     Effect("--normalization RMSNorm", "model.normalization", "RMSNorm"),
     Effect("--norm-epsilon 1e-6", "model.norm_epsilon", 1e-6),
     Effect("--swiglu", "model.activation", "swiglu"),
@@ -405,6 +432,12 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--num-attention-heads 5", "", "--num-attention-heads 5 does not divide --hidden-size 48"),
         ("--group-query-attention --num-query-groups 4", "", "--num-query-groups 4 does not divide"),
         ("--position-embedding-type rope --rotary-percent 0.4", "", "rotates 3 channels"),
+        ("--use-rope-scaling", "", "has no effect without --position-embedding-type rope"),
+        (f"{ROPE} --rope-scaling-factor 32", "", "has no effect without --use-rope-scaling"),
+        (f"{SCALED} --rotary-seq-len-interpolation-factor 4", "", "exclude each other"),
+        (f"{SCALED} --rope-scaling-factor 0.5", "", "'0.5' is not a number of at least 1"),
+        (f"{SCALED} --hetero-rope-low-freq-factor 4", "", "4.0 is not below --hetero-rope-high-freq-factor 4.0"),
+        ("--hetero-add-proj-bias", "", "has no effect without --disable-bias-linear"),
         ("--hidden-size 12 --swiglu", "", "--hidden-size 12 with --swiglu"),
         ("--seq-length 65", "", "--max-position-embeddings 64 is below --seq-length 65"),
         ("--num-experts 4", "", "add --disable-bias-linear"),
@@ -527,6 +560,7 @@ class TestModelSpec:
             "--swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights "
             "--position-embedding-type rope --rotary-base 500000 --group-query-attention --num-query-groups 2",
             f"{MOE} --moe-ffn-hidden-size 16",
+            f"{SCALED} --rotary-base 500000.5 --disable-bias-linear --add-qkv-bias --hetero-add-proj-bias",
         ],
     )
     def test_has_every_other_number_of_the_model(self, flags: str) -> None:

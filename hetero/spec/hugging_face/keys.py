@@ -1,0 +1,144 @@
+"""How a key of a configuration is accounted for, and the values of one configuration, checked.
+
+Whatever a file says has either an effect on the model here, or a reason to have none; the rest is refused. A value
+that a file leaves out is that of the family's class in ``transformers``.
+"""
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.errors import ConfigError
+from hetero.serialization import near_match
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a value may be; ``limit`` says it in messages."""
+
+    limit: str
+    accepts: Callable[[Any], bool]
+
+    def or_null(self) -> "Kind":
+        return Kind(f"{self.limit}, or null", lambda value: value is None or self.accepts(value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+COUNT = Kind("a whole number of at least 1", lambda value: type(value) is int and value >= 1)
+COUNT_FROM_0 = Kind("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
+POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+SWITCH = Kind("true or false", lambda value: type(value) is bool)
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(type(each) is str for each in value))
+
+
+def texts_of(*names: str) -> Kind:
+    """A list of some of ``names``."""
+    limit = f"a list with nothing but {' or '.join(names)}"
+    return Kind(limit, lambda value: TEXTS.accepts(value) and set(value) <= set(names))
+
+
+REQUIRED = object()
+"""Instead of a default: a file without this key is not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The key decides these fields of ``ModelSpec``; none where it only decides whether the model can be expressed."""
+
+    into: tuple[str, ...]
+    kind: Kind
+    default: Any = REQUIRED
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """The key has to have one of these values.
+
+    default: what the family has where a file leaves the key out, ``None`` for the first of the values.
+    """
+
+    values: tuple[Any, ...]
+    because: str
+    default: Any = None
+
+    @property
+    def unless_given(self) -> Any:
+        return self.values[0] if self.default is None else self.default
+
+
+@dataclass(frozen=True, slots=True)
+class SameAs:
+    """The key says again what ``key`` says, or nothing."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The key changes neither parameters nor arithmetic, whatever its value."""
+
+    because: str
+
+
+Account = Read | Only | SameAs | Ignored
+Table = Mapping[str, Account]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of one configuration, those that the file leaves out included. ``family`` is its ``model_type``."""
+
+    family: str
+    table: Table
+    given: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        account = self.table[key]
+        if key in self.given:
+            return self.given[key]
+        if isinstance(account, Only):
+            return account.unless_given
+        assert isinstance(account, Read)
+        if account.default is REQUIRED:
+            raise ConfigError(f"missing key {key!r} of a {self.family} configuration")
+        return account.default
+
+    def check(self) -> None:
+        """Every key of the file against the table.
+
+        Raises:
+            ConfigError: a key that the table does not have, or with a value that it does not allow.
+        """
+        counting = [key for key, account in self.table.items() if not isinstance(account, Ignored)]
+        for key in self.given:
+            if key not in self.table:
+                raise ConfigError(
+                    f"key {key!r} (its value is {reprlib.repr(self.given[key])}) is not accounted for in {self.family} "
+                    f"models here{near_match(key, counting)}; take it out of the file if the model computes "
+                    "the same without it"
+                )
+        for key, account in self.table.items():
+            if key in self.given or isinstance(account, Read | Only):
+                self._check_value(key, account)
+
+    def _check_value(self, key: str, account: Account) -> None:
+        if isinstance(account, Ignored):
+            return
+        value = self.given[key] if isinstance(account, SameAs) else self[key]
+        shown = f"{key} is {reprlib.repr(value)}" + ("" if key in self.given else " where a file leaves it out")
+        match account:
+            case Read(_, kind, _) if key in self.given and not kind.accepts(value):
+                raise ConfigError(f"{shown}, must be {kind.limit}")
+            case Only(values, because) if value not in values:
+                raise ConfigError(
+                    f"{shown}, GPTModel here has {' or '.join(map(repr, values))}: {because}; to plan for the same "
+                    "shape, write a model file as in scripts/presets/models/"
+                )
+            case SameAs(other) if value is not None and value != self[other]:
+                raise ConfigError(f"{shown} and {other} {self[other]!r}: they must be equal")
