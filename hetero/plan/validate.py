@@ -213,9 +213,13 @@ def check_sequence_divides(plan: Plan) -> None:
 
 
 def check_sequence_fits_positions(plan: Plan) -> None:
+    """Whatever the positions are embedded by: a learned table ends there, and rotations beyond were never trained."""
     limit = plan.model.max_position_embeddings
-    if plan.model.position_embedding == "learned_absolute" and plan.seq_length > limit:
-        raise PlanError(f"plan: seq_length {plan.seq_length} exceeds the model's max_position_embeddings {limit}")
+    if plan.seq_length > limit:
+        raise PlanError(
+            f"plan: seq_length {plan.seq_length} exceeds the model's max_position_embeddings {limit}; shorten the "
+            "sequences, or make a plan for a model with as many positions"
+        )
 
 
 def check_moe_uses_sequence_parallel(plan: Plan) -> None:

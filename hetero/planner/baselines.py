@@ -274,6 +274,7 @@ def _grid_plan(
         seq_length=problem.seq_length,
         global_batch_size=problem.global_batch_size,
         precision=problem.precision,
+        distributed_optimizer=problem.distributed_optimizer,
         replicas=tuple(replicas),
         idle_ranks=tuple(rank for rank in range(problem.cluster.num_devices) if rank not in working),
     )

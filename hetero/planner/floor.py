@@ -81,7 +81,7 @@ def _largest_microbatch(slot: Slot, problem: Problem, candidates: Candidates) ->
 
     With a distributed optimizer nobody knows how little of its state a device may have, so everything fits.
     """
-    if problem.costs.traits.distributed_optimizer:
+    if problem.distributed_optimizer:
         return problem.global_batch_size
     low, high = 0, problem.global_batch_size
     while low < high:

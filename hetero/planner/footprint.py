@@ -81,7 +81,7 @@ class Footprints:
         A distributed optimizer is counted as shared among the data-parallel ranks of the stage alone: with which
         other replicas it is shared as well, nobody knows before the cover.
         """
-        ways = dp if self._problem.costs.traits.distributed_optimizer else 1
+        ways = dp if self._problem.distributed_optimizer else 1
         num_layers = self._problem.model.num_layers
 
         def at(first_layer: int, end_layer: int) -> StageMemory:

@@ -9,6 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from hetero.cost.basis import Basis
+from hetero.cost.capacity import memory_error
 from hetero.cost.memory import MemoryParts
 from hetero.planner.finalists import Scored
 from hetero.report.content import Execution, Report, StageRow, named
@@ -141,6 +142,11 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
 
 
 def _warning(report: Report) -> str:
+    short = memory_error(report.plan, report.cluster, report.costs, report.memory)
+    return f"{_rests_on(report)} This plan cannot run as it is: {short}." if short is not None else _rests_on(report)
+
+
+def _rests_on(report: Report) -> str:
     if report.simulation.basis.is_estimate:
         return "some times rest on estimates and not on measured profiles, see the table at the end."
     return "every layer's time was measured on these devices, or lies between sizes that were."

@@ -118,6 +118,7 @@ class ParallelConfig:
 
     hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
     precision: as the flags say; ``None`` is the plan file's, or fp32.
+    use_distributed_optimizer: as the flags say; false is the plan file's, or none.
     """
 
     hetero_plan: Path | None
