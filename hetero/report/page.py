@@ -121,14 +121,13 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         }
     if (result := report.result) is not None:
         ending = "" if result.finished else ", stopped by its time limit"
-        yield {
-            "name": "Bound of the search",
-            "value": f"gap {result.gap:.1%}",
-            "note": (
+        note = f"the search found nothing in its time; no plan whatever is below {_seconds(result.floor_s)}"
+        if result.score is not None:
+            note = (
                 f"by the planner's formula: found {_seconds(result.score.step_s)}, none of its covers by "
                 f"{result.num_templates:,} templates below {_seconds(result.bound_s)}{ending}"
-            ),
-        }
+            )
+        yield {"name": "Bound of the search", "value": f"gap {result.gap:.1%}", "note": note}
     full = fullest(report.memory, plan, report.cluster)
     working = sum(len(stage.ranks) for _, _, stage in plan.stages())
     replicas = f"{len(plan.replicas):,} replica{'s' if len(plan.replicas) > 1 else ''}"

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetero.cost.latency import CostModel
 from hetero.cost.memory import memory_costs, plan_memory
-from hetero.cost.traits import runtime_traits
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.batch import Microbatch
@@ -18,7 +16,6 @@ from hetero.runtime.optimizer import AdamOptions, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.parameters import parameters
-from hetero.spec.profile import ProfileStore
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
