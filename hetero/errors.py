@@ -16,6 +16,10 @@ class PlanError(HeteroError, ValueError):
     """A plan does not fit its cluster, its model or this launch."""
 
 
+class PlanMemoryError(PlanError):
+    """A stage of a plan takes more memory than its devices have."""
+
+
 class ScheduleError(HeteroError, ValueError):
     """A schedule breaks an order rule or deadlocks."""
 

@@ -81,14 +81,7 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
 
 def _flags(args: argparse.Namespace) -> Sequence[str]:
     profiles = [text for path in args.profile for text in ("--profile", str(path))]
-    switches = [
-        flag
-        for flag, given in (
-            ("--data-sheets", args.data_sheets),
-            ("--use-distributed-optimizer", args.use_distributed_optimizer),
-        )
-        if given
-    ]
+    switches = ["--data-sheets"] if args.data_sheets else []
     return [
         *("--plan", str(args.plan), "--cluster", str(args.cluster)),
         *("--sequence", str(args.measure_seq_length or DEFAULT_SEQ_LENGTH)),

@@ -11,11 +11,11 @@ from hetero.commands.console import console
 from hetero.commands.measure import add_measure, check_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
+from hetero.cost.capacity import memory_error
 from hetero.cost.latency import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulator import simulate
 from hetero.cost.trace import chrome_trace
-from hetero.cost.traits import runtime_traits
 from hetero.data import shipped_profiles
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
@@ -58,6 +58,11 @@ def add_plan(commands: Any) -> None:
         help="write the fastest uniform plan, on all GPUs or on those of some node types, here",
     )
     parser.add_argument(
+        "--use-distributed-optimizer",
+        action="store_true",
+        help="plans share optimizer state among all ranks that hold the same weights (ZeRO-1)",
+    )
+    parser.add_argument(
         "--no-split-backward", action="store_true", help="whole backwards only, as TransformerEngine's layers need them"
     )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
@@ -82,9 +87,6 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
         "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
     )
     parser.add_argument(
-        "--use-distributed-optimizer", action="store_true", help="optimizer state is shared among equal ranks"
-    )
-    parser.add_argument(
         "--data-sheets", action="store_true", help="price devices without any profile by their data sheets"
     )
 
@@ -98,16 +100,16 @@ def _plan(args: argparse.Namespace) -> int:
     model = load_model(args.model)
     costs = CostModel(
         model=model,
-        seq_length=args.seq_length or model.max_position_embeddings,
+        seq_length=model.max_position_embeddings if args.seq_length is None else args.seq_length,
         precision=args.precision,
         profiles=_profiles(args),
         data_sheets=args.data_sheets,
-        traits=runtime_traits(distributed_optimizer=args.use_distributed_optimizer),
     )
     problem = Problem(
         cluster=load(ClusterSpec, args.cluster),
         costs=costs,
         global_batch_size=args.global_batch_size,
+        distributed_optimizer=args.use_distributed_optimizer,
         goal=args.objective,
         budget_per_hour=args.budget_per_hour,
         time_limit_s=args.time_limit,
@@ -208,10 +210,10 @@ def _simulate(args: argparse.Namespace) -> int:
         precision=plan.precision,
         profiles=_profiles(args),
         data_sheets=args.data_sheets,
-        traits=runtime_traits(distributed_optimizer=args.use_distributed_optimizer),
     )
     simulation = simulate(plan, cluster, costs)
     memory = plan_memory(plan, costs)
+    too_large = memory_error(plan, cluster, costs, memory)
     console().print(prediction_table(simulation, memory, cluster))
     print(
         f"{simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
@@ -219,7 +221,7 @@ def _simulate(args: argparse.Namespace) -> int:
     )
     ran = None
     executions: tuple[Execution, ...] = ()
-    if args.measure:
+    if args.measure and too_large is None:
         run = measured(args, simulation)
         ran = executed(run, costs)
         executions = (Execution(name=args.plan.stem, predicted=simulation, executed=ran, losses=run.losses),)
@@ -244,4 +246,7 @@ def _simulate(args: argparse.Namespace) -> int:
     )
     for line in written(wanted, report):
         print(line)
+    if too_large is not None:
+        # What it would take is told all the same, and then that it cannot be.
+        raise too_large
     return 0

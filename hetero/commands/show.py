@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.commands.console import console
+from hetero.cost.capacity import capacity_bytes, check_memory
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
@@ -38,7 +39,7 @@ def _show(args: argparse.Namespace) -> int:
 def add_validate(commands: Any) -> None:
     parser = commands.add_parser("validate", help="say whether a plan is legal, and whether it fits a cluster")
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
-    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.yaml", help="check devices and nodes as well")
+    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.yaml", help="check devices, nodes and memory as well")
     parser.set_defaults(run=_validate)
 
 
@@ -46,14 +47,21 @@ def _validate(args: argparse.Namespace) -> int:
     plan = legal_plan(args.plan)
     fits = ""
     if args.cluster is not None:
-        check_plan_on_cluster(plan, load(ClusterSpec, args.cluster))
-        fits = f", fits {args.cluster}"
+        cluster = load(ClusterSpec, args.cluster)
+        check_plan_on_cluster(plan, cluster)
+        check_memory(plan, cluster)
+        fits = f", fits {args.cluster}{_unknown_memory(plan, cluster)}"
     num_stages = sum(len(replica.stages) for replica in plan.replicas)
     print(
         f"{args.plan}: ok{fits} (replicas: {len(plan.replicas)}, stages: {num_stages}, ranks: {plan.world_size}, "
         f"idle: {len(plan.idle_ranks)})"
     )
     return 0
+
+
+def _unknown_memory(plan: Plan, cluster: ClusterSpec) -> str:
+    unknown = dict.fromkeys(stage.device for _, _, stage in plan.stages() if capacity_bytes(stage, cluster) is None)
+    return f" (memory of {', '.join(unknown)} unknown)" if unknown else ""
 
 
 def legal_plan(path: Path) -> Plan:

@@ -34,6 +34,7 @@ from hetero.cost.latency import CostModel
 from hetero.cost.parts import Part, modules_of
 from hetero.cost.traits import RuntimeTraits
 from hetero.plan.ir import Plan, Recompute, Stage
+from hetero.spec.profile import ProfileStore
 from hetero.units import GIB
 
 LOSS_BYTES = 4
@@ -190,10 +191,15 @@ def stage_memory(
     )
 
 
+def memory_costs(plan: Plan) -> CostModel:
+    """Enough to price the memory of ``plan``: what our own runtime holds needs no profile."""
+    return CostModel(model=plan.model, seq_length=plan.seq_length, precision=plan.precision, profiles=ProfileStore([]))
+
+
 def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryParts]:
     """Peak parts of every stage of ``plan``, by replica and stage; all its devices are alike."""
     gradient_groups = Counter(rank for ranks in communicators(plan) for rank in ranks)
-    owned = owned_parameters(plan) if costs.traits.distributed_optimizer else {}
+    owned = owned_parameters(plan) if plan.distributed_optimizer else {}
     cut = {} if costs.traits.runs_profiled_layers else cut_parameters(plan)
     parts = {}
     for r, s, stage in plan.stages():

@@ -106,10 +106,13 @@ def slice_messages(
     """
     size = min(sender.samples_per_microbatch, receiver.samples_per_microbatch)
     row_pairs = _row_pairs(sender, receiver, seq_length)
+    start = _slice_start(sender, size, phase)
     messages = []
     for receiver_dp in range(receiver.dp):
         wanted = _samples(receiver, receiver_dp, size, phase)
-        for sender_dp in range(sender.dp):
+        # Blocks of samples are consecutive: the others of what may be a thousand senders have none of these.
+        first, end = (wanted[0] + start) // sender.micro_batch_size, -(-(wanted[1] + start) // sender.micro_batch_size)
+        for sender_dp in range(first, min(end, sender.dp)):
             held = _samples(sender, sender_dp, size, phase)
             samples = min(held[1], wanted[1]) - max(held[0], wanted[0])
             if samples > 0:
@@ -126,9 +129,13 @@ def slice_messages(
 
 def _samples(stage: Stage, dp_rank: int, size: int, phase: int) -> tuple[int, int]:
     """The samples of a slice that a data-parallel rank holds, counted from the start of the slice."""
-    slices_per_microbatch = stage.samples_per_microbatch // size
-    first = dp_rank * stage.micro_batch_size - phase % slices_per_microbatch * size
+    first = dp_rank * stage.micro_batch_size - _slice_start(stage, size, phase)
     return max(0, first), min(size, first + stage.micro_batch_size)
+
+
+def _slice_start(stage: Stage, size: int, phase: int) -> int:
+    """Where a slice starts in the stage's microbatch."""
+    return phase % (stage.samples_per_microbatch // size) * size
 
 
 def _row_pairs(sender: Stage, receiver: Stage, seq_length: int) -> list[tuple[int, int, int]]:

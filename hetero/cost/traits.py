@@ -4,7 +4,7 @@ The same plan takes another time under another runtime. What differs is written 
 held against measurements of somebody else's runtime and still predict ours.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetero.units import MIB
 
@@ -20,7 +20,6 @@ class RuntimeTraits:
     waits_for_all_before_update: all ranks agree on the gradient's norm before any of them updates a weight.
     bucket_numel: gradient elements that one collective reduces, about.
     copies_gradients_to_sync: a reduction works on a copy of the gradients.
-    distributed_optimizer: master weights and moments are shared among the ranks that hold the same weights.
     sync_host_gb_per_s: what gradients pass through beside the wire when they leave a node: copies, reduction, proxies.
     runs_profiled_layers: the layers are the profile's own: they save what those saved, and a head that stopped before
         the projection stops there; otherwise they are megatron-core's.
@@ -45,7 +44,6 @@ class RuntimeTraits:
     default_context_gib: float
     communicator_bytes: int
     allocator_slack: float
-    distributed_optimizer: bool = False
 
 
 CONTEXT_GIB = (("GH200", 3.9),)
@@ -68,11 +66,6 @@ HETERO = RuntimeTraits(
     allocator_slack=0.03,
 )
 """Our own runtime: asynchronous transfers, gradients reduced beside the last backward."""
-
-
-def runtime_traits(*, distributed_optimizer: bool) -> RuntimeTraits:
-    """Our own runtime with the flags that a launch may give."""
-    return replace(HETERO, distributed_optimizer=distributed_optimizer)
 
 
 DEEPSPEED = RuntimeTraits(

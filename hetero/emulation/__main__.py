@@ -18,7 +18,7 @@ from hetero.runtime import cpu_backend
 cpu_backend.install()
 
 from hetero.cost.latency import CostModel  # noqa: E402
-from hetero.cost.traits import runtime_traits  # noqa: E402
+from hetero.cost.traits import HETERO  # noqa: E402
 from hetero.data import shipped_profiles  # noqa: E402
 from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
@@ -39,7 +39,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--profile", type=Path, action="append", default=[])
     parser.add_argument("--data-sheets", action="store_true")
-    parser.add_argument("--use-distributed-optimizer", action="store_true")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--time-scale", type=float, required=True)
     parser.add_argument("--sequence", type=int, required=True)
@@ -56,7 +55,6 @@ def main(argv: Sequence[str]) -> int:
 def _emulated(args: argparse.Namespace) -> Emulated:
     plan = load(Plan, args.plan)
     validate(plan)
-    traits = runtime_traits(distributed_optimizer=args.use_distributed_optimizer)
     return Emulated(
         plan=plan,
         cluster=load(ClusterSpec, args.cluster),
@@ -66,12 +64,9 @@ def _emulated(args: argparse.Namespace) -> Emulated:
             precision=plan.precision,
             profiles=shipped_profiles().plus([load(Profile, path) for path in args.profile]),
             data_sheets=args.data_sheets,
-            traits=traits,
         ),
         options=EmulationOptions(time_scale=args.time_scale, seq_length=args.sequence),
-        data_parallel=DataParallelOptions(
-            bucket_numel=traits.bucket_numel, distributed_optimizer=args.use_distributed_optimizer
-        ),
+        data_parallel=DataParallelOptions(bucket_numel=HETERO.bucket_numel),
         num_steps=args.steps,
     )
 

@@ -161,7 +161,6 @@ def _steps(rank: int, emulated: Emulated) -> Answer:
         data_parallel=DataParallelOptions(
             bucket_numel=emulation.bucket_numel,
             overlap_grad_reduce=described.overlap_grad_reduce,
-            distributed_optimizer=described.distributed_optimizer,
             overlap_param_gather=described.overlap_param_gather,
         ),
     )

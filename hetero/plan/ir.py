@@ -50,7 +50,8 @@ class Stage:
         input's alone and sends it on; the weights' gradients of microbatch m then follow the backward of microbatch
         m + k (zero bubble, arXiv 2401.10241), and up to k microbatches beside those in flight wait for theirs.
     optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
-        weight beside theirs; of use with a distributed optimizer, for devices with more memory to spare than others.
+        weight beside theirs; for devices with more memory to spare than others. Without the plan's
+        ``distributed_optimizer`` nothing is shared, and it says nothing.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -166,7 +167,9 @@ class Placement:
 class Plan:
     """A whole assignment of a model and a global batch to ranks.
 
-    ``idle_ranks`` belong to the launch and to no stage: they hold nothing and join world-wide collectives only.
+    distributed_optimizer: master weights and moments are shared among all ranks that hold the same weights (ZeRO-1,
+        arXiv 1910.02054), in any replica; otherwise each of them has the whole of them.
+    idle_ranks: belong to the launch and to no stage: they hold nothing and join world-wide collectives only.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -176,6 +179,7 @@ class Plan:
     seq_length: int
     global_batch_size: int
     precision: Precision = "fp32"
+    distributed_optimizer: bool = False
     replicas: tuple[Replica, ...]
     idle_ranks: tuple[int, ...] = ()
     gradient_sync: GradientSyncPlan = GradientSyncPlan()

@@ -20,6 +20,7 @@ def uniform_plan(
     precision: Precision = "fp32",
     recompute: Recompute = "none",
     recompute_num_layers: int | None = None,
+    distributed_optimizer: bool = False,
 ) -> Plan:
     """``world_size / (tp * pp)`` equal replicas of ``pp`` equal stages.
 
@@ -80,5 +81,6 @@ def uniform_plan(
         seq_length=seq_length,
         global_batch_size=global_batch_size,
         precision=precision,
+        distributed_optimizer=distributed_optimizer,
         replicas=replicas,
     )

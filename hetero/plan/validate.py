@@ -185,7 +185,12 @@ def least_in_flight(replica: Replica, stage: int) -> int:
 def check_tp_divides(plan: Plan) -> None:
     """tp divides query groups (heads with them), vocabulary rows and every other cut dimension."""
     model = plan.model
+    seen = set()
     for where, stage in _named_stages(plan):
+        # In a plan of thousands of replicas most stages are alike.
+        if (key := (stage.tp, stage.start, stage.end)) in seen:
+            continue
+        seen.add(key)
         counted = {"num_query_groups": model.num_query_groups, "num_attention_heads": model.num_attention_heads}
         for name, value in counted.items():
             if value % stage.tp:
@@ -213,9 +218,13 @@ def check_sequence_divides(plan: Plan) -> None:
 
 
 def check_sequence_fits_positions(plan: Plan) -> None:
+    """Whatever the positions are embedded by: a learned table ends there, and rotations beyond were never trained."""
     limit = plan.model.max_position_embeddings
-    if plan.model.position_embedding == "learned_absolute" and plan.seq_length > limit:
-        raise PlanError(f"plan: seq_length {plan.seq_length} exceeds the model's max_position_embeddings {limit}")
+    if plan.seq_length > limit:
+        raise PlanError(
+            f"plan: seq_length {plan.seq_length} exceeds the model's max_position_embeddings {limit}; shorten the "
+            "sequences, or make a plan for a model with as many positions"
+        )
 
 
 def check_moe_uses_sequence_parallel(plan: Plan) -> None:

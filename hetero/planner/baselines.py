@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.planner.boundaries import Seat
-from hetero.planner.candidates import RECOMPUTES, Candidates, Slot, divides
+from hetero.planner.candidates import RECOMPUTES, Candidates, Slot
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Copies, score
 from hetero.planner.expand import expand
@@ -59,24 +59,28 @@ class Candidate:
     make: Callable[[], Plan]
 
 
+Listing = Iterator[Candidate | None]
+"""``None`` stands for what was looked at in vain, so that whoever lists can look at the clock."""
+
+
 def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, ...]:
     """All yardsticks of ``problem`` in the order of this file's head; each is searched for ``limit_s`` seconds at most.
 
     Half of the time goes into listing plans with their seconds by a formula, half into simulating the best of them.
     """
     candidates = Candidates(problem)
-    every = _every_uniform(problem, candidates) | {
+    every = every_uniform(problem, candidates) | {
         "whale": _whale(problem, candidates),
         "autohet": autohet_plans(problem, candidates),
         "harp": harp_plans(problem, candidates),
     }
-    return tuple(Yardstick(name=name, best=best_plan(plans, problem, limit_s)) for name, plans in every.items())
+    return tuple(Yardstick(name=name, best=best_plan(plans, problem, Clock(limit_s))) for name, plans in every.items())
 
 
 def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick | None:
     """The fastest uniform plan, on all GPUs or on those of some node types; ``None`` if none fits."""
-    every = _every_uniform(problem, Candidates(problem))
-    found = [Yardstick(name=name, best=best_plan(plans, problem, limit_s)) for name, plans in every.items()]
+    every = every_uniform(problem, Candidates(problem))
+    found = [Yardstick(name=name, best=best_plan(plans, problem, Clock(limit_s))) for name, plans in every.items()]
     return min(
         (each for each in found if each.best is not None),
         key=lambda each: each.best.step_s if each.best is not None else 0.0,
@@ -84,7 +88,8 @@ def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick | None
     )
 
 
-def _every_uniform(problem: Problem, candidates: Candidates) -> dict[str, Iterator[Candidate]]:
+def every_uniform(problem: Problem, candidates: Candidates) -> dict[str, Listing]:
+    """The uniform plans on all GPUs, and on those of some node types, by the name of the yardstick."""
     every = {"uniform": _uniform(problem, candidates, problem.kinds)}
     for kinds in _parts(problem, candidates.usable_kinds):
         every[f"uniform, {' + '.join(kind.name for kind in kinds)}"] = _uniform(problem, candidates, kinds)
@@ -98,20 +103,21 @@ def _parts(problem: Problem, kinds: Sequence[NodeKind]) -> Iterator[tuple[NodeKi
         yield from itertools.combinations(kinds, count)
 
 
-def best_plan(candidates: Iterable[Candidate], problem: Problem, limit_s: float) -> Scored | None:
+def best_plan(candidates: Iterable[Candidate | None], problem: Problem, clock: Clock) -> Scored | None:
     """The best of ``candidates`` by the simulator: half of the time lists them, half simulates the best by formula."""
-    listing = Clock(limit_s / 2)
-    listed = list(itertools.takewhile(lambda _: not listing.is_over(), candidates))
-    clock = Clock(limit_s / 2)
+    if clock.is_over():
+        return None
+    listing = clock.part(1 / 2)
+    listed = [each for each in itertools.takewhile(lambda _: not listing.is_over(), candidates) if each is not None]
     best: Scored | None = None
     simulated = 0
     most = MOST_SIMULATED if problem.cluster.num_devices <= LARGE_CLUSTER else SIMULATED_IF_LARGE
     for candidate in sorted(listed, key=lambda candidate: candidate.formula_s):
-        if best is not None and (candidate.formula_s > CLOSE * best.step_s or clock.is_over() or simulated >= most):
+        if clock.is_over() or (best is not None and (candidate.formula_s > CLOSE * best.step_s or simulated >= most)):
             break
         try:
             plan = candidate.make()
-            found = scored(plan, problem) or scored_shallower(plan, problem)
+            found = scored(plan, problem, clock) or scored_shallower(plan, problem, clock)
         except (PlanError, ConfigError):
             continue  # A grid that tears a tensor-parallel group apart, for instance.
         if found is not None:
@@ -137,7 +143,7 @@ def _grids(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]) 
     """Every tp and pp that fit, with pipelines across the rank order as in Megatron-LM, and along it."""
     ranks = [rank for kind in kinds for rank in range(kind.first_rank, kind.first_rank + kind.num_devices)]
     for tp in range(1, min(kind.gpus_per_node for kind in kinds) + 1):
-        if any(kind.gpus_per_node % tp for kind in kinds) or not divides(problem.model, tp):
+        if any(kind.gpus_per_node % tp for kind in kinds) or tp not in candidates.legal_tps(tp):
             continue
         groups = [tuple(ranks[i : i + tp]) for i in range(0, len(ranks), tp)]
         for pp in range(1, min(len(groups), problem.model.num_layers, MOST_STAGES) + 1):
@@ -150,17 +156,18 @@ def _grids(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]) 
                 yield _Grid(tp, pipelines)
 
 
-def _uniform(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]) -> Iterator[Candidate]:
+def _uniform(problem: Problem, candidates: Candidates, kinds: Sequence[NodeKind]) -> Listing:
     num_layers = problem.model.num_layers
     for grid in _grids(problem, candidates, kinds):
         dp = len(grid.pipelines)
         if num_layers % grid.pp or problem.global_batch_size % dp:
+            yield None
             continue
         layers = [[num_layers // grid.pp] * grid.pp] * dp
         yield from _on_grid(problem, candidates, grid, layers, [problem.global_batch_size // dp] * dp)
 
 
-def _whale(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
+def _whale(problem: Problem, candidates: Candidates) -> Listing:
     for arithmetic in ("fp32", "tf32") if problem.precision == "fp32" else (problem.precision,):
         flops = {}
         for kind in problem.kinds:
@@ -188,12 +195,16 @@ def _on_grid(
     samples: Sequence[int],
     *,
     sizes: Sequence[int] = MICRO_BATCH_SIZES,
-) -> Iterator[Candidate]:
+) -> Listing:
     """The grid with given layers and samples per pipeline, for every microbatch size and recomputation."""
     for micro_batch_size, recompute in itertools.product(sizes, RECOMPUTES):
         if any(share % micro_batch_size for share in samples):
             continue
-        if not _fits(problem, candidates, grid, layers, micro_batch_size, recompute):
+        # With how many ranks a distributed optimizer is shared, footprints do not know.
+        if not problem.distributed_optimizer and not _fits(
+            problem, candidates, grid, layers, micro_batch_size, recompute
+        ):
+            yield None
             continue
 
         def make(micro_batch_size: int = micro_batch_size, recompute: Recompute = recompute) -> Plan:
@@ -274,12 +285,13 @@ def _grid_plan(
         seq_length=problem.seq_length,
         global_batch_size=problem.global_batch_size,
         precision=problem.precision,
+        distributed_optimizer=problem.distributed_optimizer,
         replicas=tuple(replicas),
         idle_ranks=tuple(rank for rank in range(problem.cluster.num_devices) if rank not in working),
     )
 
 
-def autohet_plans(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
+def autohet_plans(problem: Problem, candidates: Candidates) -> Listing:
     """Mixed replicas with an equal part of every kind, and replicas of one kind each; all take equal shares."""
     factory, rings = TemplateFactory(problem, candidates), Rings(problem)
     kinds = candidates.usable_kinds
@@ -311,15 +323,17 @@ def _equal_shares(
     compositions: Sequence[tuple[Sequence[tuple[NodeKind, int]], int]],
     tp: int,
     samples: int,
-) -> Iterator[Candidate]:
+) -> Listing:
     """``compositions``: per sort of replica its (kind, number of tp groups) in stage order, and how many there are."""
     total = sum(count for _, count in compositions)
     each, rest = divmod(problem.global_batch_size, total * samples)
     if rest or not each:
+        yield None
         return
     copies = []
     for parts, count in compositions:
         if sum(size for _, size in parts) > min(MOST_STAGES, problem.model.num_layers):
+            yield None
             return
         seats = tuple(
             Seat(Slot(kind.index, tp, tp), i * tp // kind.gpus_per_node, i * tp % kind.gpus_per_node)
@@ -328,13 +342,14 @@ def _equal_shares(
         )
         template = factory.balanced(seats, samples)
         if template is None:
+            yield None
             return
         copies.append(Copies(template, count, count * each))
     cover = tuple(copies)
     yield Candidate(score(cover, problem, rings).step_s, lambda: expand(cover, problem))
 
 
-def harp_plans(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
+def harp_plans(problem: Problem, candidates: Candidates) -> Listing:
     """One replica over everything: each kind is cut into equal stages, of any tp and as much dp as is left.
 
     Few stages and small tp come first, so that a search that is cut short has seen what is mostly best.
@@ -352,10 +367,8 @@ def harp_plans(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
                 if kind.num_devices // num_stages % tp == 0
             ]
         )
-    products = itertools.product(*choices)
-    for chosen in sorted(products, key=lambda parts: (sum(n for _, n, _ in parts), sum(tp for _, _, tp in parts))):
-        if sum(num_stages for _, num_stages, _ in chosen) > min(MOST_STAGES, problem.model.num_layers):
-            continue
+    most = min(MOST_STAGES, problem.model.num_layers)
+    for chosen in itertools.chain.from_iterable(_chosen(choices, stages) for stages in range(len(kinds), most + 1)):
         for order in itertools.permutations(chosen):
             for samples in (2**i for i in range(11)):
                 if problem.global_batch_size % samples:
@@ -367,12 +380,33 @@ def harp_plans(problem: Problem, candidates: Candidates) -> Iterator[Candidate]:
                     for i in range(num_stages)
                 )
                 template = factory.balanced(seats, samples)
-                if template is not None:
+                if template is None:
+                    yield None
+                else:
                     cover = (Copies(template, 1, problem.global_batch_size // samples),)
                     yield Candidate(
                         score(cover, problem, rings).step_s,
                         lambda cover=cover: expand(cover, problem),  # type: ignore[misc]
                     )
+
+
+_Choice = tuple[NodeKind, int, int]
+"""A kind, the number of its stages, and their tp."""
+
+
+def _chosen(choices: Sequence[Sequence[_Choice]], stages: int) -> list[tuple[_Choice, ...]]:
+    """One choice of each kind with ``stages`` stages in all, small tp first."""
+
+    def extend(chosen: tuple[_Choice, ...], left: int) -> Iterator[tuple[_Choice, ...]]:
+        if len(chosen) == len(choices):
+            if not left:
+                yield chosen
+            return
+        for choice in choices[len(chosen)]:
+            if choice[1] <= left:
+                yield from extend((*chosen, choice), left - choice[1])
+
+    return sorted(extend((), stages), key=lambda chosen: sum(tp for _, _, tp in chosen))
 
 
 def _kind_of(problem: Problem, rank: int) -> NodeKind:

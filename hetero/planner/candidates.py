@@ -76,9 +76,9 @@ class StageOption:
 class Candidates:
     """All stage options of a problem, computed when first asked for."""
 
-    def __init__(self, problem: Problem, *, num_gradient_groups: int = 3) -> None:
+    def __init__(self, problem: Problem, *, num_gradient_groups: int = 3, optimizer_ways: int | None = None) -> None:
         self._problem = problem
-        self._footprints = Footprints(problem, num_gradient_groups=num_gradient_groups)
+        self._footprints = Footprints(problem, num_gradient_groups=num_gradient_groups, optimizer_ways=optimizer_ways)
         self._known_updates: dict[tuple[str, int], tuple[float, float, float]] = {}
         self._single: dict[tuple[Slot, int, Recompute], StageOption] = {}
         self._options: dict[tuple[Slot, int], tuple[StageOption, ...]] = {}
@@ -91,7 +91,20 @@ class Candidates:
 
     def degrees(self, gpus: int) -> tuple[int, ...]:
         """Legal tensor-parallel degrees of ``gpus`` devices, ascending."""
-        return tuple(tp for tp in range(1, gpus + 1) if gpus % tp == 0 and divides(self._problem.model, tp))
+        return tuple(tp for tp in self.legal_tps(gpus) if gpus % tp == 0)
+
+    def legal_tps(self, most: int) -> tuple[int, ...]:
+        """Every tensor-parallel degree up to ``most`` that the validator lets pass, ascending.
+
+        megatron-core trains experts under tensor parallelism only with sequence parallelism.
+        """
+        problem = self._problem
+        return tuple(
+            tp
+            for tp in range(1, most + 1)
+            if divides(problem.model, tp)
+            and (tp == 1 or problem.model.num_experts is None or problem.splits_sequence(tp))
+        )
 
     def options(self, slot: Slot, samples: int) -> tuple[StageOption, ...]:
         """The options of ``slot`` for microbatches of ``samples``, fastest first; empty if dp does not divide them.

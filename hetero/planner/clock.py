@@ -2,13 +2,20 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Self
 
 
 @dataclass(slots=True)
 class Clock:
-    """Counts from its creation; ``limit_s`` seconds later it is over."""
+    """Counts from its creation; ``limit_s`` seconds later it is over.
+
+    whole: the clock that this one is a part of.
+    left_something_out: a step that would have taken longer than was left was not begun, on this clock or on a part.
+    """
 
     limit_s: float
+    whole: Self | None = None
+    left_something_out: bool = False
     _start_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -24,4 +31,14 @@ class Clock:
 
     def part(self, share: float) -> "Clock":
         """A clock of its own for ``share`` of what is left."""
-        return Clock(self.left_s * share)
+        return Clock(self.left_s * share, whole=self)
+
+    def has(self, seconds: float) -> bool:
+        """Whether so many are left for a step that cannot be interrupted; if not, the step is left out."""
+        if seconds <= self.left_s:
+            return True
+        clock: Clock | None = self
+        while clock is not None:
+            clock.left_something_out = True
+            clock = clock.whole
+        return False

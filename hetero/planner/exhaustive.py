@@ -29,6 +29,9 @@ from hetero.planner.rings import Rings
 from hetero.planner.shapes import Devices, Shape, divisions, every_shape, settlements
 from hetero.planner.templates import Template, TemplateFactory
 
+LONGEST_S = 1e7
+"""Nobody waits longer for a step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Best:
@@ -66,8 +69,15 @@ class _Exhaustive:
     def best(self) -> Best:
         """The best of all plans; no cover and infinite seconds if none fits."""
         self._one_replica()
+        self._best_s = min(self._best_s, LONGEST_S)
         self._several_replicas()
-        return Best(self._cover, self._best_s, len(self._shapes), self._num_replicas, self._num_covers)
+        return Best(
+            self._cover,
+            self._best_s if self._cover else float("inf"),
+            len(self._shapes),
+            self._num_replicas,
+            self._num_covers,
+        )
 
     def _one_replica(self) -> None:
         batch = self._problem.global_batch_size

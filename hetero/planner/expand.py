@@ -36,6 +36,7 @@ def expand(cover: Sequence[Copies], problem: Problem, *, extra_depth: int = 0) -
         seq_length=problem.seq_length,
         global_batch_size=problem.global_batch_size,
         precision=problem.precision,
+        distributed_optimizer=problem.distributed_optimizer,
         replicas=tuple(replicas),
         idle_ranks=tuple(rank for rank in range(problem.cluster.num_devices) if rank not in working),
     )

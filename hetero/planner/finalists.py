@@ -22,6 +22,12 @@ from hetero.planner.problem import Problem
 
 EXTRA_DEPTHS = (0, 1, 2)
 
+REPLAY_S, REPLAY_MESSAGES_S = 2e-5, 4e-5
+"""Of one stage and one microbatch, as seen on one core, and what is added where there are neighbours."""
+
+STAGE_S = 4e-4
+"""Of one stage, for what does not depend on its microbatches."""
+
 FORMULA_ERROR = 1.03
 """The formula's step is mostly within this factor of the simulator's."""
 
@@ -42,18 +48,36 @@ class Scored:
         return self.simulation.step_s
 
 
-def scored(plan: Plan, problem: Problem) -> Scored | None:
-    """``plan`` with its prediction; ``None`` if a stage takes more memory than its device has.
+def scored(plan: Plan, problem: Problem, clock: Clock | None = None) -> Scored | None:
+    """``plan`` with its prediction; ``None`` if a stage takes more memory than its device has, or if to look at it
+    would take longer than is left of ``clock``.
 
     Raises:
         PlanError: the plan is not legal, or not for this cluster.
     """
+    if clock is not None and not clock.has(scoring_s(plan)):
+        return None
     validate(plan)
     check_plan_on_cluster(plan, problem.cluster)
     memory = plan_memory(plan, problem.costs)
     if any(parts.total > capacity_bytes(plan, problem, key) for key, parts in memory.items()):
         return None
     return Scored(plan=plan, simulation=simulate(plan, problem.topology, problem.costs), memory=memory)
+
+
+def scoring_s(plan: Plan) -> float:
+    """How long checks and simulator take for ``plan``, about: every microbatch of replicas that are not alike is
+    replayed."""
+    unlike = {
+        (replica.num_samples, *(dataclasses.replace(stage, ranks=()) for stage in replica.stages)): r
+        for r, replica in enumerate(plan.replicas)
+    }
+    seconds = STAGE_S * sum(len(replica.stages) for replica in plan.replicas)
+    for r in unlike.values():
+        replica = plan.replicas[r]
+        each_s = REPLAY_S + REPLAY_MESSAGES_S * (len(replica.stages) > 1)
+        seconds += each_s * sum(replica.num_microbatches(s) for s in range(len(replica.stages)))
+    return seconds
 
 
 def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
@@ -68,7 +92,7 @@ def ranked(
     covers: Iterable[Cover], problem: Problem, clock: Clock, *, finish: Callable[[Scored], Scored]
 ) -> list[Scored]:
     """Plans of the covers that fit, the best simulated goal first: of each cover its best one, unless another cover's
-    is better than its compute alone. The first cover is tried in any case.
+    is better than its compute alone.
 
     ``finish`` makes the most of a plan before it is compared, without a change to its compute.
     """
@@ -78,13 +102,13 @@ def ranked(
         seen: set[Plan] = set()
         best: Scored | None = None
         for extra_depth in EXTRA_DEPTHS:
-            if (of_covers or best is not None) and clock.is_over():
+            if clock.is_over():
                 break
             plan = expand(cover, problem, extra_depth=extra_depth)
             if plan in seen:
                 continue
             seen.add(plan)
-            candidate = fitted(plan, problem)
+            candidate = fitted(plan, problem, clock)
             if candidate is None or _least_worth(candidate, problem) >= least:
                 continue
             candidate = finish(candidate)
@@ -118,28 +142,30 @@ def best_levelled(
             continue
         shorter = longest_stage_s(level, problem) / longest_stage_s(plan, problem)
         if shorter * score.step_s < FORMULA_ERROR * below_s:
-            candidate = fitted(level, problem)
+            candidate = fitted(level, problem, clock)
             if candidate is not None and (best is None or worth(candidate, problem) < worth(best, problem)):
                 best = candidate
     return best
 
 
-def fitted(plan: Plan, problem: Problem) -> Scored | None:
+def fitted(plan: Plan, problem: Problem, clock: Clock | None = None) -> Scored | None:
     """As :func:`scored`; where memory is short, with smaller depths, or with more recomputation if a stage has half
     a layer, since the search chose the recomputation for whole ones. ``None`` if that does not help.
 
     Raises:
         PlanError: the plan is not legal, or not for this cluster.
     """
-    found = scored(plan, problem) or scored_shallower(plan, problem)
+    found = scored(plan, problem, clock) or scored_shallower(plan, problem, clock)
     if found is None and any(stage.ends_with_attention for _, _, stage in plan.stages()):
         more = recomputing_more(plan, problem, lambda key: capacity_bytes(plan, problem, key))
-        found = scored(more, problem) if more is not None else None
+        found = scored(more, problem, clock) if more is not None else None
     return found
 
 
-def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:
+def scored_shallower(plan: Plan, problem: Problem, clock: Clock | None = None) -> Scored | None:
     """As :func:`scored`, with smaller depths where a stage is short of memory; ``None`` if that does not help."""
+    if clock is not None and not clock.has(scoring_s(plan)):
+        return None
     memory = plan_memory(plan, problem.costs)
     replicas = list(plan.replicas)
     for (r, s), parts in memory.items():
@@ -152,7 +178,8 @@ def scored_shallower(plan: Plan, problem: Problem) -> Scored | None:
             if depth < least_in_flight(replicas[r], s):
                 return None
             replicas[r] = _with_depth(replicas[r], s, depth)
-    return scored(dataclasses.replace(plan, replicas=tuple(replicas)), problem)
+    shallower = dataclasses.replace(plan, replicas=tuple(replicas))
+    return scored(shallower, problem, clock) if shallower != plan else None
 
 
 def _with_depth(replica: Replica, stage: int, depth: int) -> Replica:
@@ -166,6 +193,11 @@ def worth(candidate: Scored, problem: Problem) -> float:
     if problem.goal == "time":
         return candidate.step_s
     return price_per_hour(candidate.plan, problem) * candidate.step_s / 3600
+
+
+def better(a: Scored | None, b: Scored | None, problem: Problem) -> Scored | None:
+    """The one that is worth more, the first if they are alike; ``None`` if there is none."""
+    return min((each for each in (a, b) if each is not None), key=lambda each: worth(each, problem), default=None)
 
 
 def price_per_hour(plan: Plan, problem: Problem) -> float:

@@ -19,6 +19,7 @@ can execute; for the same reason a step this short is rarely possible.
 from dataclasses import dataclass
 
 from hetero.cost.parts import HALVES
+from hetero.plan.ir import Recompute
 from hetero.planner.candidates import RECOMPUTES, Candidates, Slot
 from hetero.planner.problem import NodeKind, Problem
 
@@ -81,14 +82,14 @@ def _largest_microbatch(slot: Slot, problem: Problem, candidates: Candidates) ->
 
     With a distributed optimizer nobody knows how little of its state a device may have, so everything fits.
     """
-    if problem.costs.traits.distributed_optimizer:
+    if problem.distributed_optimizer:
         return problem.global_batch_size
-    low, high = 0, problem.global_batch_size
-    while low < high:
-        middle = (low + high + 1) // 2
-        options = [candidates.option(slot, middle, recompute) for recompute in RECOMPUTES]
-        if any(option.fits(0, 1, first=False, last=False) for option in options):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+
+    def largest(recompute: Recompute) -> int:
+        one, two = (candidates.option(slot, size, recompute) for size in (1, 2))
+        base, more = (option.memory.bytes(0, 1, first=False, last=False) for option in (one, two))
+        # Bytes are a straight line in the samples, but for rounding: one sample more loses nothing of the bound.
+        room = one.capacity_bytes - base
+        return 0 if room < 0 else min(2 + int(room / max(1.0, more - base)), problem.global_batch_size)
+
+    return max(largest(recompute) for recompute in RECOMPUTES)

@@ -30,7 +30,7 @@ class Affine:
 
 
 IMPOSSIBLE = Affine(float("inf"), 0.0, 0.0, 0.0)
-"""A stage that the model has too few layers for, such as one between first and last of a model with two."""
+"""A stage that the model has too few layers for: the first of two where there is one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +69,22 @@ class Footprints:
 
     Args:
         num_gradient_groups: sets of ranks with which a device is assumed to sum gradients; each has buffers.
+        optimizer_ways: ranks among which a distributed optimizer shares its state; ``None`` is the data-parallel ranks
+            of the stage alone: with which other replicas it is shared as well, nobody knows before the cover.
     """
 
-    def __init__(self, problem: Problem, *, num_gradient_groups: int) -> None:
+    def __init__(self, problem: Problem, *, num_gradient_groups: int, optimizer_ways: int | None) -> None:
         self._problem = problem
         self._num_gradient_groups = num_gradient_groups
+        self._optimizer_ways = optimizer_ways
 
     def of(self, *, device: str, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> Footprint:
-        """The footprint of one device of a stage.
-
-        A distributed optimizer is counted as shared among the data-parallel ranks of the stage alone: with which
-        other replicas it is shared as well, nobody knows before the cover.
-        """
-        ways = dp if self._problem.costs.traits.distributed_optimizer else 1
+        """The footprint of one device of a stage."""
+        ways = (self._optimizer_ways or dp) if self._problem.distributed_optimizer else 1
         num_layers = self._problem.model.num_layers
 
         def at(first_layer: int, end_layer: int) -> StageMemory:
-            num_neighbours = (first_layer > 0) + (end_layer < num_layers)
+            num_neighbours = (first_layer != 0) + (end_layer != num_layers)
             return stage_memory(
                 self._problem.costs,
                 device=device,
@@ -100,7 +99,9 @@ class Footprints:
                 num_communicators=2 + (tp > 1) + 2 * num_neighbours + self._num_gradient_groups,
             )
 
-        middle = _line([at(1, 1 + held) for held in (1, 2) if 1 + held < num_layers])
+        # Layers beyond the last one stand for those between the ends, of which a short model has none: what they would
+        # take is what options are compared by.
+        middle = _line([at(num_layers + 1, num_layers + 1 + held) for held in (1, 2)])
         first = _line([at(0, held) for held in (1, 2) if held < num_layers])
         last = _line([at(num_layers - held, num_layers) for held in (1, 2) if held < num_layers])
         return Footprint((middle, first, last, _line([at(0, num_layers)])))

@@ -11,7 +11,7 @@ from hetero.cost.memory import plan_memory
 from hetero.cost.simulator import with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored, capacity_bytes, worth
+from hetero.planner.finalists import Scored, capacity_bytes, scoring_s, worth
 from hetero.planner.problem import Problem
 
 BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
@@ -19,6 +19,9 @@ BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
 
 SHARE = 0.1
 """Of what is left of a time limit, for one plan."""
+
+SUMS_SHARE = 0.5
+"""Of the time of a whole replay, for the sums alone: who has what when is collected from all of its spans."""
 
 ENOUGH = 0.9998
 """A change has to better the goal by this factor."""
@@ -29,6 +32,8 @@ def synced(best: Scored, problem: Problem, clock: Clock) -> Scored:
 
     As it is on one node, if no gradient sum shows in its step, or if nothing shortens it within ``SHARE`` of ``clock``.
     """
+    if clock.is_over():
+        return best
     clock = clock.part(SHARE)
     best = in_domains(best, problem, clock)
     for numel in BUCKET_NUMELS if _could_be_shorter(best, problem) else ():
@@ -51,7 +56,7 @@ def _could_be_shorter(best: Scored, problem: Problem) -> bool:
 
 def _better(best: Scored, sync: GradientSyncPlan, problem: Problem, clock: Clock) -> Scored:
     """``best``, or the same plan with ``sync`` if that is better and fits."""
-    if clock.is_over() or sync == best.plan.gradient_sync:
+    if clock.is_over() or sync == best.plan.gradient_sync or not clock.has(SUMS_SHARE * scoring_s(best.plan)):
         return best
     simulation = with_gradient_sync(best.simulation, sync, problem.topology, problem.costs)
     changed = dataclasses.replace(best, plan=simulation.plan, simulation=simulation)

@@ -1,17 +1,18 @@
 """Why there is no plan: which resource is short, by how much, and the nearest change that would fit.
 
-Memory is judged at its thriftiest: one sample per microbatch, one microbatch in flight, full recomputation, the tp
-that holds the most layers. What does not fit then fits in no plan.
+That a model does not fit is said only if its thriftiest pipeline does not (:mod:`hetero.planner.thriftiest`), which
+takes no search to find out and no time to speak of. A search that ends with nothing says whether its time ran out.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hetero.errors import ConfigError, PlanError
-from hetero.planner.candidates import Candidates, Slot, StageOption
+from hetero.planner.candidates import Candidates, Slot
 from hetero.planner.constraints import milli_price
-from hetero.planner.problem import NodeKind, Problem
+from hetero.planner.problem import Problem
 from hetero.planner.templates import Template
+from hetero.planner.thriftiest import EMBEDDING, HEAD, Thriftiest
 from hetero.units import GIB
 
 
@@ -47,75 +48,78 @@ def check_devices(problem: Problem, candidates: Candidates) -> None:
             raise ConfigError(f"node type {kind.name!r}: {error}") from None
 
 
-def explain(problem: Problem, candidates: Candidates, templates: Sequence[Template]) -> str:
-    """The message for a problem without a plan, whose replicas, if there are any, are ``templates``."""
+def check_model_fits(problem: Problem) -> None:
+    """Raise if no plan of whole layers fits, whatever it looks like.
+
+    With a distributed optimizer, as if all ranks shared all of its state.
+
+    Raises:
+        PlanError: saying what is short by how much, and what would help.
+    """
+    candidates = Candidates(problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices)
+    thriftiest = Thriftiest(problem, candidates)
+    total, num_layers = thriftiest.most_layers(), problem.model.num_layers
+    if total is None:
+        raise PlanError(f"planner: the model does not fit: {_tight_end(problem, thriftiest)}")
+    if total < num_layers:
+        missing = num_layers - total
+        raise PlanError(
+            f"planner: the model does not fit: with one sample per microbatch, one microbatch in flight and "
+            f"recomputation where it helps the cluster holds {total} of {num_layers} layers, memory is short by "
+            f"{_gib(candidates, missing)}; {_remedy(thriftiest, candidates, missing)}"
+        )
+
+
+def nothing_found(problem: Problem, templates: Sequence[Template], *, complete: bool) -> PlanError:
+    """What to raise where a search found no plan, of a problem that may have one.
+
+    complete: no time limit cut the search short.
+    """
+    if not complete:
+        return PlanError(
+            f"planner: time ran out: no plan was found within {problem.time_limit_s:g} s, which does not mean that "
+            "none fits; raise the time limit (--time-limit, at a launch --hetero-plan-time-limit)"
+        )
     if templates and problem.budget_per_hour is not None:
         cheapest = min(milli_price(template, problem) for template in templates) / 1000
-        return (
+        return PlanError(
             f"planner: no plan within a budget of {problem.budget_per_hour:g} per hour; the cheapest replica that "
             f"holds the model costs {cheapest:g} per hour"
         )
-    num_layers = problem.model.num_layers
-    held = {kind.index: layers_per_node(kind, candidates) for kind in candidates.usable_kinds}
-    total = sum(kind.count * held[kind.index] for kind in candidates.usable_kinds)
-    if total < num_layers:
-        missing = num_layers - total
-        return (
-            f"planner: the model does not fit: with full recomputation and one sample per microbatch the cluster holds "
-            f"{total} of {num_layers} layers, memory is short by {_gib(problem, candidates, missing)}; "
-            + _remedy(problem, candidates, held, missing)
-        )
-    return (
-        "planner: the model does not fit: the cluster holds its layers, but no stage of any node type holds the "
-        f"{_tight_end(candidates)} beside a layer; shorten the sequence of {problem.seq_length} tokens, or add nodes "
-        "with more memory per device"
+    return PlanError(
+        "planner: no plan was found, although the search is through. Layer by layer the model may fit, but only just: "
+        "add a node, take devices with more memory, shorten the sequence, or write a plan by hand"
     )
 
 
-def layers_per_node(kind: NodeKind, candidates: Candidates) -> int:
-    """The most layers that one node of ``kind`` holds, all its devices together, embedding and head left aside."""
-    return max(
-        (
-            kind.gpus_per_node // tp * option.most_layers(1, first=False, last=False)
-            for tp, option in _thrifty(kind, candidates)
-        ),
-        default=0,
-    )
-
-
-def _thrifty(kind: NodeKind, candidates: Candidates) -> Iterator[tuple[int, StageOption]]:
-    for tp in candidates.degrees(kind.gpus_per_node):
-        yield tp, candidates.option(Slot(kind.index, tp, tp), 1, "full")
-
-
-def _gib(problem: Problem, candidates: Candidates, num_layers: int) -> str:
+def _gib(candidates: Candidates, num_layers: int) -> str:
     per_layer = min(
         tp * (option.memory.cases[0].per_layer + option.memory.cases[0].per_layer_flight)
         for kind in candidates.usable_kinds
-        for tp, option in _thrifty(kind, candidates)
+        for tp in candidates.legal_tps(kind.gpus_per_node)
+        for option in (candidates.option(Slot(kind.index, tp, tp), 1, "full"),)
     )
-    return f"{num_layers * per_layer / GIB:.0f} GiB"
+    return f"{math.ceil(num_layers * per_layer / GIB)} GiB"
 
 
-def _remedy(problem: Problem, candidates: Candidates, held: dict[int, int], missing: int) -> str:
-    """Fewest nodes of one type first; shorter sequences where no device holds even one layer."""
+def _remedy(thriftiest: Thriftiest, candidates: Candidates, missing: int) -> str:
+    """Fewest nodes of one type."""
     options = [
-        (math.ceil(missing / held[kind.index]), kind) for kind in candidates.usable_kinds if held[kind.index] > 0
+        (math.ceil(missing / thriftiest.layers_of_node(kind)), kind)
+        for kind in candidates.usable_kinds
+        if thriftiest.layers_of_node(kind) > 0
     ]
     if not options:
-        return (
-            f"no device holds a single layer with {problem.seq_length} tokens: shorten the sequence, or take devices "
-            "with more memory"
-        )
+        return "take devices with more memory, or shorten the sequence"
     count, kind = min(options, key=lambda option: option[0])
     nodes = "node" if count == 1 else "nodes"
     return f"add {count} {nodes} of type {kind.name} ({count * kind.gpus_per_node} {kind.device})"
 
 
-def _tight_end(candidates: Candidates) -> str:
-    head = any(
-        option.fits(1, 1, first=False, last=True)
-        for kind in candidates.usable_kinds
-        for _, option in _thrifty(kind, candidates)
+def _tight_end(problem: Problem, thriftiest: Thriftiest) -> str:
+    """There is no place for embedding and head."""
+    missing = [end for end, ends in (("embedding", EMBEDDING), ("head", HEAD)) if not thriftiest.has_place_for(ends)]
+    return (
+        f"no stage of any node type holds the {' and the '.join(missing) or 'embedding and the head'} beside a layer "
+        f"with {problem.seq_length} tokens; shorten the sequence, or take devices with more memory"
     )
-    return "embedding" if head else "head"

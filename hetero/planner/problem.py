@@ -49,6 +49,7 @@ class Problem:
     """One question to the planner.
 
     goal: what is minimised; ``budget_per_hour`` bounds the price of the nodes in use under either goal.
+    distributed_optimizer: of the plans that are looked for.
     splits_backward: plans may split backwards, which the runtime does with megatron-core's local layers only.
     seed: of the solver's random choices. With one and the same seed the search takes the same course as long as the
         time limit does not cut it short.
@@ -58,6 +59,7 @@ class Problem:
     cluster: ClusterSpec
     costs: CostModel
     global_batch_size: int
+    distributed_optimizer: bool = False
     goal: Goal = "time"
     budget_per_hour: float | None = None
     time_limit_s: float = 30.0
@@ -67,8 +69,14 @@ class Problem:
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
             raise ConfigError(f"planner: global_batch_size is {self.global_batch_size}, must be at least 1")
-        if self.time_limit_s <= 0:
-            raise ConfigError(f"planner: the time limit is {self.time_limit_s} s, must be above 0")
+        most = self.model.max_position_embeddings
+        if not 1 <= self.seq_length <= most:
+            raise ConfigError(
+                f"planner: seq_length is {self.seq_length}, must be from 1 to the model's max_position_embeddings "
+                f"{most}; shorten the sequences, or plan for a model with as many positions"
+            )
+        if not 0 < self.time_limit_s < float("inf"):
+            raise ConfigError(f"planner: the time limit is {self.time_limit_s} s, must be above 0 and finite")
         if self.budget_per_hour is not None and self.budget_per_hour <= 0:
             raise ConfigError(f"planner: the budget is {self.budget_per_hour} per hour, must be above 0")
         if self.goal == "money" or self.budget_per_hour is not None:

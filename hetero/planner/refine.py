@@ -49,16 +49,16 @@ def refined(
             if plan in seen:
                 continue
             seen.add(plan)
-            found = _scored(plan, problem)
+            found = _scored(plan, problem, clock)
             if found is not None and worth(found, problem) < ENOUGH * worth(best, problem):
                 best, improved = found, True
                 break
     return best
 
 
-def _scored(plan: Plan, problem: Problem) -> Scored | None:
+def _scored(plan: Plan, problem: Problem, clock: Clock) -> Scored | None:
     try:
-        return fitted(plan, problem)
+        return fitted(plan, problem, clock)
     except (PlanError, ConfigError):
         return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
 

@@ -7,16 +7,16 @@ from functools import partial
 
 from hetero.cost.memory import MemoryParts
 from hetero.cost.simulator import Simulation
-from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.planner.baselines import autohet_plans, best_plan, harp_plans
 from hetero.planner.candidates import Candidates
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score
-from hetero.planner.finalists import Scored, best_levelled, ranked, worth
+from hetero.planner.finalists import Scored, best_levelled, better, ranked, worth
+from hetero.planner.first import first_plan
 from hetero.planner.floor import floor_s
 from hetero.planner.gradient_sync import in_domains, synced
-from hetero.planner.infeasible import check_devices, check_links, explain
+from hetero.planner.infeasible import check_devices, check_links, check_model_fits, nothing_found
 from hetero.planner.money import cheaper_covers
 from hetero.planner.polish import Polish
 from hetero.planner.problem import Problem
@@ -25,6 +25,7 @@ from hetero.planner.rings import Rings
 from hetero.planner.search import FINALISTS, TOLERANCE, Progress, Search
 from hetero.planner.space import TemplateSpace
 from hetero.planner.split import with_split_backwards
+from hetero.planner.templates import Template
 
 WITHIN = 0.93
 """Of the time limit: a step of the search that has begun is finished first."""
@@ -43,7 +44,10 @@ REFINE_SHARE = 0.9
 SPLIT_SHARE = 0.5
 """Of that rest, for split backwards."""
 
-KNOWN_SHARE = 0.15
+FIRST_SHARE = 0.08
+"""Of the time limit, after which a first plan that was found is enough."""
+
+KNOWN_SHARE = 0.12
 """Of the time limit, for shapes of published planners."""
 
 POLISH_SHARE = 0.4
@@ -60,16 +64,17 @@ class PlanResult:
     simulation: its predicted step.
     memory: peak parts of one device of every stage, by replica and stage.
     score: the shortest step that the search found, by its own formula; the bound is on this one. The plan may be
-        another of its best covers, since the simulator chooses among them.
+        another of its best covers, since the simulator chooses among them. ``None`` if time ran out before there was a
+        cover: the plan is then one of those that are made first.
     bound_s: no cover of the cluster by templates of the space has a shorter step by that formula.
     floor_s: no plan whatever has a shorter step, by formula or simulator.
-    finished: the search ended by itself and not by its time limit.
+    finished: the space was enumerated and the search ended by itself, and neither by the time limit.
     """
 
     plan: Plan
     simulation: Simulation
     memory: Mapping[tuple[int, int], MemoryParts]
-    score: Score
+    score: Score | None
     bound_s: float
     floor_s: float = 0.0
     num_templates: int
@@ -83,8 +88,9 @@ class PlanResult:
 
     @property
     def gap(self) -> float:
-        """By how much, relative to it, the best cover's step may be above the shortest one, by the formula."""
-        return max(0.0, 1 - self.bound_s / self.score.step_s)
+        """By how much, relative to it, the best cover's step may be above the shortest one, by the formula; without a
+        cover the plan's own."""
+        return max(0.0, 1 - self.bound_s / (self.simulation if self.score is None else self.score).step_s)
 
 
 def alternating(
@@ -103,12 +109,24 @@ def _known_shapes(problem: Problem, candidates: Candidates, clock: Clock) -> Sco
         return None
     best: Scored | None = None
     for plans, share in ((harp_plans(problem, candidates), 0.6), (autohet_plans(problem, candidates), 1.0)):
-        best = _better(best, best_plan(plans, problem, clock.left_s * share), problem)
+        best = better(best, best_plan(plans, problem, clock.part(share)), problem)
     return best
 
 
-def _better(a: Scored | None, b: Scored | None, problem: Problem) -> Scored | None:
-    return min((each for each in (a, b) if each is not None), key=lambda each: worth(each, problem), default=None)
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What one search found.
+
+    covers: the best ones, and what polishing made of them.
+    finalists: their plans that fit, the best first.
+    complete: no limit cut enumeration or search short.
+    """
+
+    templates: tuple[Template, ...]
+    covers: tuple[tuple[Cover, Score], ...]
+    finalists: tuple[Scored, ...]
+    bound_s: float
+    complete: bool
 
 
 def plan_cluster(
@@ -117,7 +135,8 @@ def plan_cluster(
     """The best plan for ``problem`` that is found within its time limit.
 
     Raises:
-        PlanError: no plan fits; the message says what is short by how much, and what would help.
+        PlanError: no plan fits, and the message says what is short by how much and what would help; or time ran out
+            before there was any plan, of which nobody knows then whether it exists.
         ConfigError: a device has no profile, or a link is missing.
     """
     clock = Clock(WITHIN * problem.time_limit_s)
@@ -125,40 +144,73 @@ def plan_cluster(
     rings = Rings(problem)
     candidates = Candidates(problem)
     check_devices(problem, candidates)
-    known = _known_shapes(problem, candidates, clock.part(KNOWN_SHARE))
+    known = first_plan(problem, candidates, rings, clock, share=FIRST_SHARE)
+    if known is None:
+        check_model_fits(problem)
+    known = better(known, _known_shapes(problem, candidates, clock.part(KNOWN_SHARE)), problem)
     for num_gradient_groups in GRADIENT_GROUPS:
         candidates = Candidates(problem, num_gradient_groups=num_gradient_groups)
-        templates = TemplateSpace(problem, candidates).templates(clock.part(TEMPLATE_SHARE))
-        search_clock = clock.part(1 - FINAL_SHARE)
-        found = Search(problem, rings, templates, search_clock, tolerance=tolerance, report=report).run()
-        polish = Polish(problem, candidates, rings, clock.part(POLISH_SHARE))
-        covers = alternating(polish.polished(found.covers), found.covers)
-        if problem.goal == "money":
-            covers = cheaper_covers(covers, problem, rings, templates, clock)
-        last_round = clock.part(FINALIST_SHARE)
-        finish = partial(in_domains, problem=problem, clock=last_round)
-        finalists = ranked((cover for cover, _ in covers[:FINALISTS]), problem, last_round, finish=finish)
-        known = known and in_domains(known, problem, last_round)
-        best = _better(finalists[0] if finalists else None, known, problem)
-        if best is not None:
-            best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
-            level = best_levelled(covers[:FINALISTS], problem, clock, below_s=best.step_s)
-            if level is not None and worth(level, problem) < worth(best, problem):
-                best = refined(level, problem, clock.part(REFINE_SHARE))
-            best = with_split_backwards([best, *finalists], problem, clock.part(SPLIT_SHARE))
-            best = synced(best, problem, clock)
-            shortest = min((each for _, each in covers), key=lambda each: each.step_s)
-            return PlanResult(
-                plan=best.plan,
-                simulation=best.simulation,
-                memory=best.memory,
-                score=shortest,
-                bound_s=min(found.bound_s, shortest.step_s),
-                floor_s=floor_s(problem, candidates),
-                num_templates=len(templates),
-                planning_s=clock.elapsed_s,
-                finished=found.finished,
-            )
-        if not templates:
+        found = _search(problem, candidates, rings, clock, report=report, tolerance=tolerance)
+        if found.finalists or not found.covers or clock.is_over():
             break
-    raise PlanError(explain(problem, candidates, templates))
+    last_round = clock.part(FINALIST_SHARE)
+    known = known and in_domains(known, problem, last_round)
+    best = better(found.finalists[0] if found.finalists else None, known, problem)
+    if best is None:
+        raise nothing_found(
+            problem, found.templates, complete=found.complete and not clock.is_over() and not clock.left_something_out
+        )
+    best = _refined(best, found, problem, clock)
+    floor = floor_s(problem, candidates)
+    shortest = min((each for _, each in found.covers), key=lambda each: each.step_s, default=None)
+    return PlanResult(
+        plan=best.plan,
+        simulation=best.simulation,
+        memory=best.memory,
+        score=shortest,
+        bound_s=floor if shortest is None else min(found.bound_s, shortest.step_s),
+        floor_s=floor,
+        num_templates=len(found.templates),
+        planning_s=clock.elapsed_s,
+        finished=found.complete,
+    )
+
+
+def _search(
+    problem: Problem,
+    candidates: Candidates,
+    rings: Rings,
+    clock: Clock,
+    *,
+    report: Callable[[Progress], None] | None,
+    tolerance: float,
+) -> _Round:
+    """Templates, the best covers by them, and these covers' plans."""
+    space = TemplateSpace(problem, candidates)
+    templates = space.templates(clock.part(TEMPLATE_SHARE))
+    search_clock = clock.part(1 - FINAL_SHARE)
+    found = Search(problem, rings, templates, search_clock, tolerance=tolerance, report=report).run()
+    polish = Polish(problem, candidates, rings, clock.part(POLISH_SHARE))
+    covers = alternating(polish.polished(found.covers), found.covers)
+    if problem.goal == "money":
+        covers = cheaper_covers(covers, problem, rings, templates, clock)
+    last_round = clock.part(FINALIST_SHARE)
+    finish = partial(in_domains, problem=problem, clock=last_round)
+    finalists = ranked((cover for cover, _ in covers[:FINALISTS]), problem, last_round, finish=finish)
+    return _Round(
+        templates=tuple(templates),
+        covers=tuple(covers),
+        finalists=tuple(finalists),
+        bound_s=found.bound_s,
+        complete=space.is_complete and found.finished,
+    )
+
+
+def _refined(best: Scored, found: _Round, problem: Problem, clock: Clock) -> Scored:
+    """``best``, or what small changes, half layers, split backwards and other gradient sums make of it."""
+    best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
+    level = best_levelled(found.covers[:FINALISTS], problem, clock, below_s=best.step_s)
+    if level is not None and worth(level, problem) < worth(best, problem):
+        best = refined(level, problem, clock.part(REFINE_SHARE))
+    best = with_split_backwards([best, *found.finalists], problem, clock.part(SPLIT_SHARE))
+    return synced(best, problem, clock)

@@ -49,6 +49,9 @@ MOST_BUILT, MEDIUM_CLUSTER = 1000, 256
 """Replicas of three kinds or more that are looked at in clusters of so many devices at most, what matters most first:
 with more of them the proofs there take longer than the plans get better. In larger ones they do get better."""
 
+FIRST_BLOCKS = 2
+"""Of one kind, size and microbatch that go into a first plan: the fastest, and the one with the fewest stages."""
+
 NOMINAL_SAMPLES = 64
 """Samples of a replica at which templates are compared by fill and period together."""
 
@@ -89,11 +92,12 @@ class TemplateSpace:
         self._candidates = candidates
         self._factory = TemplateFactory(problem, candidates)
         self._blocks: dict[tuple[int, int], dict[int, list[_Rated]]] = {}
+        self.is_complete = True
 
     def templates(self, clock: Clock) -> list[Template]:
         """All templates of the space that are not dominated, in a fixed order.
 
-        When ``clock`` runs out, the mixtures that were not looked at are missing.
+        When ``clock`` runs out, the mixtures that were not looked at are missing, and ``is_complete`` is false.
         """
         found: list[Template] = []
         best: dict[int, float] = defaultdict(float)
@@ -101,6 +105,7 @@ class TemplateSpace:
         is_medium = SMALL_CLUSTER < problem.cluster.num_devices <= MEDIUM_CLUSTER and len(usable) > 2
         for blocks, samples in itertools.islice(self._combinations(), MOST_BUILT if is_medium else None):
             if clock.is_over():
+                self.is_complete = False
                 break
             least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.kind] for block in blocks)
             template = self._factory.build(blocks, samples, least_rate=least_rate)
@@ -111,6 +116,18 @@ class TemplateSpace:
                     best[kind] = max(best[kind], template.rate / template.devices[kind])
         most = CUTS_OF_FEW if problem.cluster.num_devices <= FEW_DEVICES else CUTS.get(len(usable), 2)
         return _fewest_cuts(undominated(found), most)
+
+    def of_one_kind(self) -> Iterator[Template | None]:
+        """Replicas on one kind of node each, of all kinds in turn, the smallest first; ``None`` for one that does not
+        fit."""
+        for round_ in itertools.zip_longest(*(self._sizes(kind, 1) for kind in self._candidates.usable_kinds)):
+            for samples in SAMPLES:
+                for kind, size in zip(self._candidates.usable_kinds, round_, strict=True):
+                    if size is None or samples > self._problem.global_batch_size:
+                        continue
+                    for rated in self._rated(kind, size, samples)[:FIRST_BLOCKS]:
+                        if rated.block.num_stages <= self._problem.model.num_layers:
+                            yield self._factory.build((rated.block,), samples)
 
     def _combinations(self) -> Iterator[tuple[tuple[Block, ...], int]]:
         """What matters most first, so that a search that is cut short has seen it: replicas of one kind, then those

@@ -61,7 +61,7 @@ def with_split_backwards(finalists: Sequence[Scored], problem: Problem, clock: C
         if clock.is_over():
             break
         tried.add(plan)
-        found = _scored(plan, problem)
+        found = _scored(plan, problem, clock)
         if found is not None and worth(found, problem) < min(enough, worth(best, problem)):
             best = found
     if best is finalists[0]:
@@ -83,10 +83,10 @@ def _split(plan: Plan, lag: Lag) -> Plan:
     return dataclasses.replace(plan, replicas=tuple(replicas))
 
 
-def _scored(plan: Plan, problem: Problem) -> Scored | None:
+def _scored(plan: Plan, problem: Problem, clock: Clock) -> Scored | None:
     """As :func:`scored`, with smaller lags or none where a stage is short of memory; ``None`` if that does not help."""
     try:
-        if (found := scored(plan, problem)) is not None:
+        if (found := scored(plan, problem, clock)) is not None:
             return found
     except ConfigError:
         return None  # The profiles of a device have no backward of a block that could be divided.
@@ -98,7 +98,7 @@ def _scored(plan: Plan, problem: Problem) -> Scored | None:
             if lag is None:
                 return None
             replicas[r] = _with_lag(replicas[r], s, smaller_lag(lag, deferred=parts.deferred, over=over))
-    return scored(dataclasses.replace(plan, replicas=tuple(replicas)), problem)
+    return scored(dataclasses.replace(plan, replicas=tuple(replicas)), problem, clock)
 
 
 def smaller_lag(lag: int, *, deferred: int, over: int) -> int | None:

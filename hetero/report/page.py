@@ -9,6 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from hetero.cost.basis import Basis
+from hetero.cost.capacity import memory_error
 from hetero.cost.memory import MemoryParts
 from hetero.planner.finalists import Scored
 from hetero.report.content import Execution, Report, StageRow, named
@@ -120,14 +121,13 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         }
     if (result := report.result) is not None:
         ending = "" if result.finished else ", stopped by its time limit"
-        yield {
-            "name": "Bound of the search",
-            "value": f"gap {result.gap:.1%}",
-            "note": (
+        note = f"the search found nothing in its time; no plan whatever is below {_seconds(result.floor_s)}"
+        if result.score is not None:
+            note = (
                 f"by the planner's formula: found {_seconds(result.score.step_s)}, none of its covers by "
                 f"{result.num_templates:,} templates below {_seconds(result.bound_s)}{ending}"
-            ),
-        }
+            )
+        yield {"name": "Bound of the search", "value": f"gap {result.gap:.1%}", "note": note}
     full = fullest(report.memory, plan, report.cluster)
     working = sum(len(stage.ranks) for _, _, stage in plan.stages())
     replicas = f"{len(plan.replicas):,} replica{'s' if len(plan.replicas) > 1 else ''}"
@@ -141,6 +141,11 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
 
 
 def _warning(report: Report) -> str:
+    short = memory_error(report.plan, report.cluster, report.costs, report.memory)
+    return f"{_rests_on(report)} This plan cannot run as it is: {short}." if short is not None else _rests_on(report)
+
+
+def _rests_on(report: Report) -> str:
     if report.simulation.basis.is_estimate:
         return "some times rest on estimates and not on measured profiles, see the table at the end."
     return "every layer's time was measured on these devices, or lies between sizes that were."

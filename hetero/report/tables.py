@@ -189,10 +189,13 @@ def result_lines(result: "PlanResult") -> Iterator[str]:
     if simulation.basis.is_estimate:
         basis = simulation.basis.name.lower().replace("_", " ")
         yield f"this rests on estimates ({basis}): some layers were not measured on these devices"
-    yield (
-        f"planner's formula: {result.score.step_s:.4g} s; none of its covers by {result.num_templates} templates is "
-        f"below {result.bound_s:.4g} s (gap {result.gap:.1%})"
-    )
+    if result.score is None:
+        yield f"the search found nothing in its time: the plan is the best of those made first (gap {result.gap:.1%})"
+    else:
+        yield (
+            f"planner's formula: {result.score.step_s:.4g} s; none of its covers by {result.num_templates} templates "
+            f"is below {result.bound_s:.4g} s (gap {result.gap:.1%})"
+        )
     if simulation.step_s < result.bound_s:
         yield "the plan is shorter than that: the simulator prices it below the formula, or it is no such cover"
     yield f"all the work over all the speed: no plan whatever is below {result.floor_s:.4g} s"

@@ -42,7 +42,7 @@ def shape_of(plan: Plan) -> str:
 def title_of(plan: Plan) -> str:
     return (
         f"{plan.model.num_layers} layers, sequence {plan.seq_length}, global batch {plan.global_batch_size}, "
-        f"{plan.precision}, {plan.world_size} ranks"
+        f"{plan.precision}, {plan.world_size} ranks" + (", distributed optimizer" if plan.distributed_optimizer else "")
     )
 
 

@@ -28,11 +28,10 @@ class DataParallelOptions:
 
     bucket_numel: elements of gradient that are reduced by one collective, about, where the plan says nothing else.
     overlap_grad_reduce: reduce gradients beside the last backward instead of after it.
-    distributed_optimizer: shard master weights and moments over the holders (ZeRO-1, arXiv 1910.02054).
-    overlap_param_gather: with that, gather updated weights beside the next forward instead of before it.
+    overlap_param_gather: under a plan with a distributed optimizer, gather updated weights beside the next forward
+        instead of before it.
     """
 
     bucket_numel: int
     overlap_grad_reduce: bool = True
-    distributed_optimizer: bool = False
     overlap_param_gather: bool = False

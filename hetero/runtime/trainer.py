@@ -60,10 +60,10 @@ class Trainer:
             self._gradients = GradientSync(
                 self._buckets,
                 overlap=data_parallel.overlap_grad_reduce,
-                scatter=data_parallel.distributed_optimizer,
+                scatter=context.plan.distributed_optimizer,
                 pace=context.pace,
             )
-            if data_parallel.distributed_optimizer:
+            if context.plan.distributed_optimizer:
                 self._gather = WeightGather(
                     self._buckets, model.module, overlap=data_parallel.overlap_param_gather, pace=context.pace
                 )

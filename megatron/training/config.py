@@ -121,6 +121,7 @@ class ParallelConfig:
 
     hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
     precision: as the flags say; ``None`` is the plan file's, or fp32.
+    use_distributed_optimizer: as the flags say; false is the plan file's, or none.
     timeout_minutes: for the ranks to arrive, and for a collective among ranks that all live.
     heartbeat_timeout_s: a rank that has been silent for so long is lost.
     """

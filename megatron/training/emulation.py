@@ -5,7 +5,7 @@ import dataclasses
 import torch.distributed as dist
 
 from hetero.cost.latency import CostModel
-from hetero.cost.traits import runtime_traits
+from hetero.cost.traits import HETERO
 from hetero.data import shipped_profiles
 from hetero.distributed.agreement import on_all_ranks
 from hetero.emulation.setup import Emulation, emulate
@@ -80,8 +80,5 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         precision=plan.precision,
         profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
         data_sheets=emulation.data_sheets,
-        traits=dataclasses.replace(
-            runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
-            bucket_numel=config.parallel.bucket_size,
-        ),
+        traits=dataclasses.replace(HETERO, bucket_numel=config.parallel.bucket_size),
     )

@@ -75,8 +75,12 @@ def cluster_of(flags: FlagValues) -> Path | None:
     return path
 
 
+def has_plan_file(flags: FlagValues) -> bool:
+    return flags["--hetero-plan"] is not None and not is_auto(flags)
+
+
 def plans_at_start(flags: FlagValues) -> bool:
-    return cluster_of(flags) is not None and (flags["--hetero-plan"] is None or is_auto(flags))
+    return cluster_of(flags) is not None and not has_plan_file(flags)
 
 
 def is_wsd(flags: FlagValues) -> bool:
@@ -143,7 +147,11 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = 
         lambda flags: flags["--recompute-granularity"] == "full",
         "--recompute-granularity full",
     ),
-    (("--overlap-param-gather",), lambda flags: flags["--use-distributed-optimizer"], "--use-distributed-optimizer"),
+    (
+        ("--overlap-param-gather",),
+        lambda flags: flags["--use-distributed-optimizer"] or has_plan_file(flags),
+        "--use-distributed-optimizer",
+    ),
     (("--save-interval", "--async-save", "--hetero-keep-last"), lambda flags: flags["--save"] is not None, "--save"),
     (("--ckpt-step", "--finetune"), lambda flags: flags["--load"] is not None, "--load"),
     (("--eval-interval",), lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0"),

@@ -6,13 +6,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from hetero.cost.capacity import check_memory
 from hetero.distributed.agreement import check_devices, check_same_everywhere, on_all_ranks
 from hetero.distributed.watch import EXIT_CODE, Watch, WatchOptions
-from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError
+from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.ir import Plan
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.uniform import uniform_plan
@@ -78,7 +80,7 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
 
 
 def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
-    """Print ``error`` and return this process's exit code: 3 if a rank is lost or out of memory, else 2.
+    """Print ``error`` and return this process's exit code: 3 if a rank is lost, out of memory or short of it, else 2.
 
     What is wrong with the input is wrong on every rank, so rank 0 says it. The others wait for that: a launcher ends
     all processes as soon as one has failed.
@@ -96,7 +98,7 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
         sys.stderr.flush()
     else:
         time.sleep(_SECONDS_TO_REPORT)
-    return 2
+    return EXIT_CODE if isinstance(error, PlanMemoryError) else 2
 
 
 @contextlib.contextmanager
@@ -198,7 +200,29 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
     plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
     on_all_ranks(lambda: check_devices(plan, devices))
+    if config.parallel.hetero_cluster is not None and config.emulation is None:
+        _check_memory(plan, config.parallel.hetero_cluster)
     return plan
+
+
+def _check_memory(plan: Plan, cluster: Path) -> None:
+    """Raise unless the described devices have the memory for ``plan``; collective over the world.
+
+    Emulated devices say themselves when and where they run out of it.
+
+    Raises:
+        PlanMemoryError: they have not; on every rank.
+    """
+
+    def said() -> str:
+        try:
+            check_memory(plan, load(ClusterSpec, cluster))
+        except PlanMemoryError as error:
+            return f"{error}; or leave --hetero-cluster out if the devices have more than {cluster} says"
+        return ""
+
+    if found := on_all_ranks(said):
+        raise PlanMemoryError(found)
 
 
 def _devices(config: PretrainConfig, device: torch.device) -> list[str]:
@@ -247,7 +271,25 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
             f"plan: precision is {plan.precision}, but --{parallel.precision} is given; leave that out or make a plan "
             f"for {parallel.precision}"
         )
+    if not plan.distributed_optimizer:
+        _check_no_flag_asks_for_a_distributed_optimizer(parallel)
     return plan
+
+
+def _check_no_flag_asks_for_a_distributed_optimizer(parallel: ParallelConfig) -> None:
+    """
+    Raises:
+        PlanError: one does, or would have no effect without one.
+    """
+    for flag, given in (
+        ("--use-distributed-optimizer", parallel.use_distributed_optimizer),
+        ("--overlap-param-gather", parallel.overlap_param_gather),
+    ):
+        if given:
+            raise PlanError(
+                f"plan: distributed_optimizer is false, but {flag} is given; leave that out or make a plan with "
+                "distributed_optimizer true"
+            )
 
 
 def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
@@ -271,6 +313,7 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str])
         sequence_parallel=parallel.sequence_parallel,
         gpipe=parallel.schedule == "gpipe",
         precision=parallel.precision or "fp32",
+        distributed_optimizer=parallel.use_distributed_optimizer,
         recompute=parallel.recompute,
         recompute_num_layers=parallel.recompute_num_layers,
     )

@@ -28,7 +28,7 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
     from hetero.cost.latency import CostModel  # noqa: PLC0415
-    from hetero.cost.traits import runtime_traits  # noqa: PLC0415
+    from hetero.cost.traits import HETERO  # noqa: PLC0415
     from hetero.data import shipped_profiles  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
     from hetero.planner.solver import plan_cluster  # noqa: PLC0415
@@ -47,15 +47,13 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         precision=config.parallel.precision or "fp32",
         profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
         data_sheets=planner.data_sheets,
-        traits=dataclasses.replace(
-            runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
-            bucket_numel=config.parallel.bucket_size,
-        ),
+        traits=dataclasses.replace(HETERO, bucket_numel=config.parallel.bucket_size),
     )
     problem = Problem(
         cluster=cluster,
         costs=costs,
         global_batch_size=config.parallel.global_batch_size,
+        distributed_optimizer=config.parallel.use_distributed_optimizer,
         time_limit_s=planner.time_limit_s,
         splits_backward=may_split_backward(config.stage),
     )

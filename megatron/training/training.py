@@ -14,9 +14,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rich.console import Console
 from torch.utils.data import Dataset
 
-from hetero.cost.latency import CostModel
-from hetero.cost.memory import MemoryParts, plan_memory
-from hetero.cost.traits import runtime_traits
+from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.agreement import on_all_ranks
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.watch import Watch
@@ -27,7 +25,6 @@ from hetero.runtime.batch import Microbatch, to_device
 from hetero.runtime.optimizer import AdamOptions, StepResult
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.trainer import Trainer, reads_data
-from hetero.spec.profile import ProfileStore
 from megatron.training.arguments import model_spec
 from megatron.training.checkpointing import Saver, load, saving
 from megatron.training.config import OptimizerConfig, PretrainConfig
@@ -155,7 +152,7 @@ def read_ahead(
 
 
 def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
-    """This rank's stage, gradient sums and optimizer, as the flags say."""
+    """This rank's stage, gradient sums and optimizer, as plan and flags say."""
     return Trainer(
         context,
         options=config.stage,
@@ -164,7 +161,6 @@ def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
         data_parallel=DataParallelOptions(
             bucket_numel=config.parallel.bucket_size,
             overlap_grad_reduce=config.parallel.overlap_grad_reduce,
-            distributed_optimizer=config.parallel.use_distributed_optimizer,
             overlap_param_gather=config.parallel.overlap_param_gather,
         ),
         loss_scale=config.loss_scale,
@@ -204,7 +200,8 @@ def _metrics(
     console.print(plan_table(context.plan))
     console.print(plan_picture(context.plan))
     if measured is not None:
-        console.print(static_memory_table(context.plan, measured, _predicted_memory(config, context.plan)))
+        predicted = plan_memory(context.plan, memory_costs(context.plan))
+        console.print(static_memory_table(context.plan, measured, predicted))
     if config.emulation is not None:
         console.print(emulation_notice(config.emulation, context.plan))
     return Metrics(
@@ -225,17 +222,6 @@ def _static_bytes(context: ParallelContext, trainer: Trainer) -> list[StaticByte
     every = [own] * context.plan.world_size
     dist.all_gather_object(every, own)
     return every
-
-
-def _predicted_memory(config: PretrainConfig, plan: Plan) -> dict[tuple[int, int], MemoryParts]:
-    costs = CostModel(
-        model=plan.model,
-        seq_length=plan.seq_length,
-        precision=plan.precision,
-        profiles=ProfileStore([]),  # what is held needs none
-        traits=runtime_traits(distributed_optimizer=config.parallel.use_distributed_optimizer),
-    )
-    return plan_memory(plan, costs)
 
 
 @dataclass(frozen=True, slots=True)

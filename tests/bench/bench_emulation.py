@@ -28,7 +28,6 @@ from hetero.cost.latency import CostModel  # noqa: E402
 from hetero.cost.network import Topology, boundary_s  # noqa: E402
 from hetero.cost.period import smallest_depths  # noqa: E402
 from hetero.cost.simulator import simulate  # noqa: E402
-from hetero.cost.traits import runtime_traits  # noqa: E402
 from hetero.data import shipped_profiles  # noqa: E402
 from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
@@ -60,7 +59,6 @@ class Case:
     cluster: ClusterSpec
     costs: CostModel
     time_scale: float
-    distributed_optimizer: bool = False
 
     def run(self, num_steps: int) -> EmulatedRun:
         emulated = Emulated(
@@ -68,9 +66,7 @@ class Case:
             cluster=self.cluster,
             costs=self.costs,
             options=EmulationOptions(time_scale=self.time_scale, seq_length=16),
-            data_parallel=DataParallelOptions(
-                bucket_numel=self.costs.traits.bucket_numel, distributed_optimizer=self.distributed_optimizer
-            ),
+            data_parallel=DataParallelOptions(bucket_numel=self.costs.traits.bucket_numel),
             num_steps=num_steps,
         )
         return run_emulated(emulated, timeout_s=1200)
@@ -80,16 +76,13 @@ class Case:
         return simulate(self.plan, self.cluster, self.costs).step_s
 
 
-def priced(
-    model: ModelSpec, *, seq_length: int | None = None, precision: Precision = "fp32", shared_optimizer: bool = False
-) -> CostModel:
+def priced(model: ModelSpec, *, seq_length: int | None = None, precision: Precision = "fp32") -> CostModel:
     return CostModel(
         model=model,
         seq_length=seq_length or model.max_position_embeddings,
         precision=precision,
         profiles=shipped_profiles(),
         data_sheets=precision != "fp32",
-        traits=runtime_traits(distributed_optimizer=shared_optimizer),
     )
 
 
@@ -114,9 +107,7 @@ LAYER_S = 0.005
 """Processor seconds of a forward and a backward of one small layer, about and rather more than less."""
 
 
-def case(
-    name: str, described: Plan, cluster: ClusterSpec, costs: CostModel, *, distributed_optimizer: bool = False
-) -> Case:
+def case(name: str, described: Plan, cluster: ClusterSpec, costs: CostModel) -> Case:
     """With a time scale at which this machine, and each rank, is some 30 to 40 % busy."""
     most = total_s = 0.0
     for r, s, each in described.stages():
@@ -132,22 +123,32 @@ def case(
         cluster=cluster,
         costs=costs,
         time_scale=round(3.2 * max(total_s / NUM_CORES / step_s, most), 2),
-        distributed_optimizer=distributed_optimizer,
     )
 
 
 def planned(
-    name: str, cluster: ClusterSpec, costs: CostModel, batch: int, *, others: Sequence[str] = ("uniform",)
+    name: str,
+    cluster: ClusterSpec,
+    costs: CostModel,
+    batch: int,
+    *,
+    others: Sequence[str] = ("uniform",),
+    distributed_optimizer: bool = False,
 ) -> Iterator[Case]:
     """The planner's plan and some of the yardsticks'."""
-    problem = Problem(cluster=cluster, costs=costs, global_batch_size=batch, time_limit_s=30.0)
-    shared = costs.traits.distributed_optimizer
-    yield case(name, plan_cluster(problem).plan, cluster, costs, distributed_optimizer=shared)
+    problem = Problem(
+        cluster=cluster,
+        costs=costs,
+        global_batch_size=batch,
+        distributed_optimizer=distributed_optimizer,
+        time_limit_s=30.0,
+    )
+    yield case(name, plan_cluster(problem).plan, cluster, costs)
     if not others:
         return
     for other in yardsticks(problem, limit_s=10.0):
         if other.name in others and other.best is not None:
-            yield case(f"{name}, {other.name}", other.best.plan, cluster, costs, distributed_optimizer=shared)
+            yield case(f"{name}, {other.name}", other.best.plan, cluster, costs)
 
 
 def many_plans() -> Iterator[Case]:
@@ -205,8 +206,7 @@ def many_plans() -> Iterator[Case]:
     for each in planned("two zones", zones, small, 32):
         yield each
         yield dataclasses.replace(each, name=f"{each.name}, plain 1F1B", plan=plain(each.plan))
-    shared = priced(small.model, shared_optimizer=True)
-    yield from planned("three types, distributed optimizer", three, shared, 48, others=())
+    yield from planned("three types, distributed optimizer", three, small, 48, others=(), distributed_optimizer=True)
 
 
 def by_hand(costs: CostModel, *replicas: Replica) -> Plan:

@@ -119,7 +119,7 @@ def main() -> None:
         print(
             f"{number} {case.name}: planned in {result.planning_s:.1f} s ({time.process_time() - cpu_s:.1f} s of CPU, "
             f"asked for {case.target_s:g} s), step {result.simulation.step_s:.4g} s, "
-            f"formula {result.score.step_s:.4g} s, gap {result.gap:.1%}{asked}, "
+            f"formula {result.score.step_s if result.score else float('nan'):.4g} s, gap {result.gap:.1%}{asked}, "
             f"{result.num_templates} templates, {len(result.plan.idle_ranks)} idle",
             flush=True,
         )

@@ -84,7 +84,6 @@ def main() -> None:
             arguments.turns,
             DataParallelOptions(
                 bucket_numel=arguments.bucket_numel,
-                distributed_optimizer=arguments.distributed_optimizer,
                 overlap_param_gather=arguments.distributed_optimizer,
             ),
             timeout_s=1800,
@@ -140,6 +139,7 @@ def _plan(arguments: argparse.Namespace, world_size: int, degrees: dict[str, int
         global_batch_size=num_replicas * arguments.microbatches,
         seq_length=arguments.seq,
         device="cpu",
+        distributed_optimizer=arguments.distributed_optimizer,
         **degrees,
     )
 
@@ -185,7 +185,7 @@ def _stock(plan: Plan, rank: int, data_parallel: DataParallelOptions, batches: l
         calculate_per_token_loss=False,
         overlap_grad_reduce=len(plan.replicas) > 1,
         bucket_size=data_parallel.bucket_numel,
-        use_distributed_optimizer=data_parallel.distributed_optimizer,
+        use_distributed_optimizer=plan.distributed_optimizer,
         overlap_param_gather=data_parallel.overlap_param_gather,
         fused_adam=True,
     )

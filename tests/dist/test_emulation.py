@@ -11,7 +11,7 @@ import torch
 
 from hetero.cost.latency import CostModel
 from hetero.cost.simulator import simulate
-from hetero.cost.traits import runtime_traits
+from hetero.cost.traits import HETERO
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun, StepRecord
@@ -22,7 +22,7 @@ from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.cluster import ClusterSpec
 from tests.helpers.models import gpt2_model, llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
 from tests.helpers.training import ADAM, microbatches, one_process_plan, train
@@ -84,11 +84,10 @@ def run(
     **profiled: Any,
 ) -> tuple[EmulatedRun, CostModel]:
     data_parallel = data_parallel or DataParallelOptions(bucket_numel=BUCKET_NUMEL)
-    traits = runtime_traits(distributed_optimizer=data_parallel.distributed_optimizer)
     costs = cost_model(
         described.model,
         [profile(described.model, **{"block_s": BLOCK_S, "update_s": 0.001, **profiled})],
-        traits=dataclasses.replace(traits, bucket_numel=data_parallel.bucket_numel),
+        traits=dataclasses.replace(HETERO, bucket_numel=data_parallel.bucket_numel),
     )
     answers = run_ranks(
         emulated_steps,
@@ -141,7 +140,7 @@ def test_a_step_takes_what_the_simulator_says(name: str) -> None:
     assert len(shown.spans) == len(predicted.spans), "every compute and every slice ran once"
 
 
-SHARED = DataParallelOptions(bucket_numel=BUCKET_NUMEL, distributed_optimizer=True, overlap_param_gather=True)
+SHARED = DataParallelOptions(bucket_numel=BUCKET_NUMEL, overlap_param_gather=True)
 
 
 @pytest.mark.slow
@@ -155,6 +154,7 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
             replica(piece(0, 6, 3), num_samples=2),
         ],
     )
+    described = sharded(described) if data_parallel is SHARED else described
     ran, _ = run(described, nodes(2, gpus_per_node=2), data_parallel=data_parallel, time_scale=3.0)
     small = dataclasses.replace(_small(described), precision="fp32")
     (alone,) = run_ranks(train, 1, one_process_plan(small), NUM_STEPS)
@@ -172,6 +172,7 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
                 replica(piece(0, 6, 2, 3, dp=2), num_samples=6),
             ],
         ),
+        distributed_optimizer=True,
         gradient_sync=GradientSyncPlan(domains=((0, 1), (2, 3)), bucket_numel=10_000),
     )
     cluster = nodes(2, gpus_per_node=2, gb_per_s=0.05)

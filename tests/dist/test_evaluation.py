@@ -11,14 +11,15 @@ from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.layouts import layouts
+from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
-SHARDED = dataclasses.replace(SMALL_BUCKETS, distributed_optimizer=True, overlap_param_gather=True)
+SHARDED = dataclasses.replace(SMALL_BUCKETS, overlap_param_gather=True)
 CHOSEN = [
-    (f"{name}-{style}", plan)
+    (f"{name}-{style}", sharded(plan))
     for name, style, plan in layouts()
     if (name, style) in (("everything", "gpt2-tied"), ("micro-batch-2|4|1", "llama-gqa"), ("moe", "moe"))
 ]
@@ -40,7 +41,7 @@ def losses_around_a_step(rank: int, plan: Plan) -> tuple[list[tuple[float, int]]
 
 @pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
 def test_evaluation_is_one_processs(name: str, plan: Plan) -> None:
-    ((expected, _),) = run_ranks(losses_around_a_step, 1, one_process_plan(plan))
+    ((expected, _),) = run_ranks(losses_around_a_step, 1, sharded(one_process_plan(plan)))
     alone: Trace
     (alone,) = run_ranks(train, 1, one_process_plan(plan), 2)
     loss, num_tokens = expected[1]

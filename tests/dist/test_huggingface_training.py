@@ -16,7 +16,7 @@ from megatron.training.checkpointing import load
 from megatron.training.schedules import build_scheduler
 from megatron.training.training import build_trainer
 from tests.helpers.commands import command_line
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sessions import session
 from tests.helpers.training import one_process_plan
@@ -65,7 +65,7 @@ def test_converted_in_trained_and_converted_out(tmp_path: Path) -> None:
     model = read_state(find_checkpoint(tmp_path / "in", None)).model
 
     first = replica(stage(layers=(0, 3), ranks=(0, 1), tp=2, sp=True), stage(layers=(3, 4), ranks=(2,)), num_samples=4)
-    made = plan(model, [first, replica(stage(layers=(0, 4), ranks=(3,)), num_samples=2)])
+    made = sharded(plan(model, [first, replica(stage(layers=(0, 4), ranks=(3,)), num_samples=2)]))
     trained = flags(
         made, load=str(tmp_path / "in"), finetune="", save=str(tmp_path / "out"), use_distributed_optimizer=""
     )

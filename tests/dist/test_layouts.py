@@ -18,6 +18,7 @@ from hetero.runtime.options import DataParallelOptions
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layouts
+from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import Trace, one_process_plan, train
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.dist
 
 NUM_STEPS = 3
 AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
-SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
+SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 TOLERANCE = 1e-9
 LAYOUTS = list(layouts())
 ALWAYS = ("tp-1|2|4-sp", "micro-batch-2|4|1", "everything", "moe")
@@ -90,7 +91,7 @@ def with_unequal_shares(plan: Plan) -> Plan:
 def test_distributed_optimizer_equals_one_process(style: str, plan: Plan) -> None:
     """Sharded moments, gradients reduced beside the backward and weights gathered beside the forward."""
     validate(plan)
-    traces = run_ranks(train, plan.world_size, plan, NUM_STEPS, SHARDED)
+    traces = run_ranks(train, plan.world_size, sharded(plan), NUM_STEPS, SHARDED)
     assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
 
 
@@ -98,9 +99,9 @@ def test_the_state_of_the_optimizer_is_held_once() -> None:
     """Over all ranks the shards add up to the state of one process, but for the padding between pieces."""
     _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "llama-gqa"))
     (alone,) = run_ranks(train, 1, one_process_plan(plan), 1)
-    sharded = [trace for trace in run_ranks(train, plan.world_size, plan, 1, SHARDED) if trace is not None]
+    shared = [trace for trace in run_ranks(train, plan.world_size, sharded(plan), 1, SHARDED) if trace is not None]
     whole = [trace for trace in run_ranks(train, plan.world_size, plan, 1) if trace is not None]
-    total = sum(trace.optimizer_bytes for trace in sharded)
+    total = sum(trace.optimizer_bytes for trace in shared)
     assert alone.optimizer_bytes <= total < 1.15 * alone.optimizer_bytes
     assert sum(trace.optimizer_bytes for trace in whole) > 2 * total
 

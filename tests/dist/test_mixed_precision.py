@@ -11,18 +11,19 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan, Precision
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.optimizer import StepResult
-from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.options import StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assembled, shard
 from tests.helpers.layouts import layouts
+from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
 NUM_STEPS = 3
-SHARDED = dataclasses.replace(SMALL_BUCKETS, distributed_optimizer=True, overlap_param_gather=True)
+SHARDED = dataclasses.replace(SMALL_BUCKETS, overlap_param_gather=True)
 CHOSEN = [(f"{name}-{style}", plan) for name, style, plan in layouts() if (name, style) in (("everything", "gpt2-tied"), ("everything", "llama-gqa"), ("moe", "moe"))]
 
 LOSS_BOUND: dict[Precision, float] = {"bf16": 4e-3, "fp16": 5e-4}
@@ -43,13 +44,14 @@ def oracle(plan: Plan) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data_parallel", [SMALL_BUCKETS, SHARDED], ids=["all-reduce", "distributed"])
+@pytest.mark.parametrize("distributed", [False, True], ids=["all-reduce", "distributed"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
 def test_half_precision_is_near_the_fp32_oracle(
-    name: str, plan: Plan, precision: Precision, data_parallel: DataParallelOptions
+    name: str, plan: Plan, precision: Precision, distributed: bool
 ) -> None:
     plan, expected = in_precision(plan, precision), oracle(plan)
+    plan, data_parallel = (sharded(plan), SHARDED) if distributed else (plan, SMALL_BUCKETS)
     scale = LossScaleOptions(constant=2.0**10)
     ranks = run_ranks(train, plan.world_size, plan, NUM_STEPS, data_parallel, None, scale)
     traces = [trace for trace in ranks if trace is not None]
@@ -69,7 +71,7 @@ def test_half_precision_is_near_the_fp32_oracle(
 def test_small_updates_are_not_lost(precision: Precision) -> None:
     """An update of a thousandth is below half of bf16's last bit: only master weights can add a hundred of them up."""
     _, plan = CHOSEN[0]
-    ranks = run_ranks(many_small_updates, plan.world_size, in_precision(plan, precision), precision)
+    ranks = run_ranks(many_small_updates, plan.world_size, sharded(in_precision(plan, precision)), precision)
     moved = [each for each in ranks if each is not None]
     assert moved
     for before, after in moved:
@@ -116,7 +118,7 @@ def overflow_on_one_rank(rank: int, plan: Plan, bad_rank: int) -> tuple[list[Ste
 
 def test_an_overflow_on_one_rank_is_everybodys() -> None:
     """All ranks skip together and move the scale alike: doubled after a clean step, halved at the second overflow."""
-    plan = in_precision(CHOSEN[0][1], "fp16")
+    plan = sharded(in_precision(CHOSEN[0][1], "fp16"))
     bad_rank = plan.replicas[0].stages[0].ranks[0]
     ranks = run_ranks(overflow_on_one_rank, plan.world_size, plan, bad_rank)
     for results, weights in ranks:
@@ -132,7 +134,7 @@ def test_an_overflow_on_one_rank_is_everybodys() -> None:
 @pytest.mark.slow
 def test_ranks_hold_the_same_half_precision_weights() -> None:
     """What two ranks both hold is equal bit for bit after sharded updates."""
-    plan = in_precision(CHOSEN[0][1], "bf16")
+    plan = sharded(in_precision(CHOSEN[0][1], "bf16"))
     traces = [t for t in run_ranks(train, plan.world_size, plan, NUM_STEPS, SHARDED) if t is not None]
     by_name = {parameter.name: parameter for parameter in parameters(plan.model)}
     whole: dict[str, np.ndarray] = {}

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetero.cost.latency import CostModel
-from hetero.cost.memory import plan_memory
-from hetero.cost.traits import runtime_traits
+from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.batch import Microbatch
@@ -18,7 +16,6 @@ from hetero.runtime.optimizer import AdamOptions, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.parameters import parameters
-from hetero.spec.profile import ProfileStore
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
@@ -293,19 +290,12 @@ def test_optimizer_state_falls_as_one_over_the_holders(holders: int, precision: 
     """Measured, and as the cost model predicts it."""
     model = gpt2_model(hidden_size=128, kv_channels=32, ffn_hidden_size=512)
     made = plan(model, [replica(stage(layers=(0, 6), ranks=range(holders), dp=holders))])
-    made = dataclasses.replace(made, precision=precision)
-    sharded = DataParallelOptions(bucket_numel=10**9, distributed_optimizer=True)
-    costs = CostModel(
-        model=model,
-        seq_length=16,
-        precision=precision,
-        profiles=ProfileStore([]),
-        traits=runtime_traits(distributed_optimizer=True),
-    )
-    predicted = plan_memory(made, costs)[0, 0]
+    made = dataclasses.replace(made, precision=precision, distributed_optimizer=True)
+    one_bucket = DataParallelOptions(bucket_numel=10**9)
+    predicted = plan_memory(made, memory_costs(made))[0, 0]
     numel = sum(parameter.numel for parameter in parameters(model))
     per_parameter = 8 if precision == "fp32" else 12
-    for weights, gradients, optimizer in run_ranks(static_bytes, holders, made, sharded):
+    for weights, gradients, optimizer in run_ranks(static_bytes, holders, made, one_bucket):
         assert optimizer == pytest.approx(per_parameter * numel / holders, rel=0.01)
         assert optimizer == pytest.approx(predicted.optimizer, rel=0.01)
         assert weights == pytest.approx(predicted.weights, rel=0.01)

@@ -95,7 +95,7 @@ def run(plan: Plan, *, sharded: bool, end_step: int, **flags: str | None) -> lis
         **(SHARDED if sharded else {}),
         **flags,
     )
-    return run_ranks(session, plan.world_size, plan, argv, end_step)
+    return run_ranks(session, plan.world_size, dataclasses.replace(plan, distributed_optimizer=sharded), argv, end_step)
 
 
 def saved(folder: Path, plan: Plan, step: int) -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layouts
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan as plan_of
-from tests.helpers.plans import replica, stage
+from tests.helpers.plans import replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model
 from tests.helpers.training import ADAM, Trace, microbatches, one_process_plan, train
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.dist
 
 NUM_STEPS = 3
 TOLERANCE = 1e-9
-SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
+SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 TINY_BUCKETS = DataParallelOptions(bucket_numel=2000)
 AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
 
@@ -97,7 +97,7 @@ def test_a_split_backward_equals_one_process(plan: Plan) -> None:
 )
 def test_with_a_distributed_optimizer_too(layout: str) -> None:
     """Gradients scattered beside the last W, weights gathered beside the next forward."""
-    made = split(LAYOUTS[layout], LAGS["as-zb-h1"])
+    made = sharded(split(LAYOUTS[layout], LAGS["as-zb-h1"]))
     traces = run_ranks(train, made.world_size, made, NUM_STEPS, SHARDED)
     assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
 

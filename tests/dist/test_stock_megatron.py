@@ -31,7 +31,7 @@ NO_PADDING = {"vocab_size": 64, "padded_vocab_size": 64, "num_layers": 4}
 
 PLAIN = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
 OVERLAP = DataParallelOptions(bucket_numel=3000)
-SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
+SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 
 def linear_model(**overrides: Any) -> ModelSpec:
     return llama_model(rotary_scaling=RotaryScaling(kind="linear", factor=2.5), **overrides)
@@ -73,6 +73,7 @@ def test_stock_megatron_trains_alike(
         global_batch_size=16,
         seq_length=16,
         device="cpu",
+        distributed_optimizer=data_parallel is SHARDED,
         **degrees,
     )
     validate(plan)
@@ -89,7 +90,7 @@ def train_stock(rank: int, plan: Plan, data_parallel: DataParallelOptions) -> tu
     options = StockOptions(
         overlap_grad_reduce=data_parallel.overlap_grad_reduce,
         bucket_size=data_parallel.bucket_numel,
-        use_distributed_optimizer=data_parallel.distributed_optimizer,
+        use_distributed_optimizer=plan.distributed_optimizer,
         overlap_param_gather=data_parallel.overlap_param_gather,
     )
     trainer = StockTrainer(plan, rank, adam=ADAM, seed=7, std=0.1, options=options)

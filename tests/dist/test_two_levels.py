@@ -25,7 +25,7 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import ADAM, Trace, microbatches, one_process_plan, train
 
@@ -35,7 +35,7 @@ NUM_STEPS = 3
 TOLERANCE = 1e-9
 BESIDE = DataParallelOptions(bucket_numel=3000)
 AFTER = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
-SHARDED = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=True)
+SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 GATHERED_FIRST = dataclasses.replace(SHARDED, overlap_param_gather=False, overlap_grad_reduce=False)
 
 Domains = tuple[tuple[int, ...], ...]
@@ -97,6 +97,9 @@ PLANS = {
 }
 MODELS = {"gpt2-tied": gpt2_model, "llama-gqa": llama_model}
 OPTIONS = {"beside": BESIDE, "after": AFTER, "sharded": SHARDED, "sharded-unequal": SHARDED, "gathered": GATHERED_FIRST}
+DISTRIBUTED = ("sharded", "sharded-unequal", "gathered")
+"""Of these, the plans have a distributed optimizer."""
+
 ALWAYS = {("three-domains", "gpt2-tied", "beside"), ("unequal-domains", "llama-gqa", "sharded-unequal")}
 """What the fast run of the tests keeps."""
 
@@ -106,6 +109,7 @@ def _cases() -> Iterator[Any]:
         for style, model in MODELS.items():
             for how, options in OPTIONS.items():
                 made = with_unequal_shares(build(model())) if how == "sharded-unequal" else build(model())
+                made = sharded(made) if how in DISTRIBUTED else made
                 marks = () if (layout, style, how) in ALWAYS else pytest.mark.slow
                 yield pytest.param(made, options, id=f"{layout}-{style}-{how}", marks=marks)
 
@@ -137,8 +141,8 @@ def test_the_sums_are_those_of_one_process(made: Plan, options: DataParallelOpti
 @pytest.mark.slow
 def test_a_bucket_may_be_too_small_for_its_lanes() -> None:
     """A norm's 32 weights alone: one of two lanes has nothing to carry, and no shard but one has an element."""
-    made = with_unequal_shares(unequal_domains(gpt2_model()))
-    for options in (BESIDE, SHARDED):
+    whole = with_unequal_shares(unequal_domains(gpt2_model()))
+    for made, options in ((whole, BESIDE), (sharded(whole), SHARDED)):
         tiny = dataclasses.replace(options, bucket_numel=1)
         traces = run_ranks(train, made.world_size, made, NUM_STEPS, tiny)
         assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)

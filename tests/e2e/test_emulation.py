@@ -100,8 +100,9 @@ def test_a_measured_plan_that_does_not_fit_says_so(folder: Path, capfd: pytest.C
     (folder / "cluster.yaml").write_text(CLUSTER.replace("device: V100-16,", "device: V100-16, memory_gib: 1,"))
     command = ["simulate", str(folder / "uneven.json"), "--cluster", str(folder / "cluster.yaml"), "--measure"]
     command += ["--profile", str(folder / "fast.json"), "--profile", str(folder / "slow.json"), "--time-scale", "2"]
-    assert main(command) == 2
-    assert "rank 1 (replica 0 stage 1, V100-16): out of memory in the forward" in capfd.readouterr().err
+    assert main(command) == 3
+    said = "hetero: replica 0 stage 1 does not fit its devices: each V100-16 of ranks 1 needs"
+    assert said in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--measure-steps 3", "--time-scale 2", "--measure-seq-length 16"])

@@ -13,6 +13,7 @@ import pytest
 from hetero.checkpoint.folder import published_steps
 from hetero.serialization import save
 from tests.helpers.commands import WORLD_SIZE, Finished, command_line, good_plan, launch, launched
+from tests.helpers.plans import sharded
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -31,7 +32,7 @@ def valid_losses(run: Finished) -> dict[int, float]:
 
 def test_stopped_and_continued_under_another_plan(tmp_path: Path) -> None:
     """Four ranks to step 4, then two ranks: the losses are those of two ranks alone, also on validation data."""
-    save(good_plan(), tmp_path / "plan.json")
+    save(sharded(good_plan()), tmp_path / "plan.json")
     common = {"train_iters": STEPS, "eval_iters": "2", "eval_interval": "2", "use_distributed_optimizer": ""}
     uniform = {"micro_batch_size": "1", "pipeline_model_parallel_size": "2", **common}
     folder = {"save": str(tmp_path / "out"), "load": str(tmp_path / "out")}

@@ -35,6 +35,12 @@ Change = Callable[[dict[str, Any]], None]
 CLUSTER = str(ROOT / "scripts" / "presets" / "clusters" / "a100_v100.yaml")
 
 
+SMALL_CLUSTER = """\
+node_types:
+  - {name: laptop, device: cpu, gpus_per_node: 4, memory_gib: 1}
+"""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
     """A launch that must fail.
@@ -153,6 +159,16 @@ CASES = {
         flags={"bf16": ""},
         message="plan: precision is fp32, but --bf16 is given; leave that out or make a plan for bf16",
     ),
+    "an-optimizer-that-the-plan-does-not-share": Case(
+        flags={"use_distributed_optimizer": ""},
+        message="plan: distributed_optimizer is false, but --use-distributed-optimizer is given; leave that out or "
+        "make a plan with distributed_optimizer true",
+    ),
+    "gathers-of-an-optimizer-that-the-plan-does-not-share": Case(
+        flags={"overlap_param_gather": ""},
+        message="plan: distributed_optimizer is false, but --overlap-param-gather is given; leave that out or make a "
+        "plan with distributed_optimizer true",
+    ),
     "a-precision-that-a-device-has-not": Case(
         change=lambda plan: (in_plan(precision="bf16")(plan), in_stage(1, 0, device="V100-16")(plan)),
         message="replica 1 stage 0: device V100-16 has no bf16; choose a precision all devices have, such as fp16, or "
@@ -247,7 +263,10 @@ class Outcomes:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Every case on four ranks, the good plan last."""
     folder = tmp_path_factory.mktemp("plans").resolve()
-    cases = {**CASES, "good": Case(message="")}
+    (folder / "small.yaml").write_text(SMALL_CLUSTER)
+    shared = Case(message="", change=in_plan(distributed_optimizer=True), flags={"overlap_param_gather": ""})
+    short = Case(message="", flags={"hetero_cluster": str(folder / "small.yaml")})
+    cases = {**CASES, "short": short, "shared": shared, "good": Case(message="")}
     command_lines = {name: write_plan(case, folder / f"{name}.json") for name, case in cases.items()}
     return Outcomes(folder, run_ranks(outcomes_on_rank, WORLD_SIZE, command_lines, str(folder), timeout_s=120))
 
@@ -259,6 +278,23 @@ def test_all_ranks_end_with_one_message(name: str, outcomes: Outcomes) -> None:
     assert [seen.message for seen in outcomes.of(name)] == [message] * WORLD_SIZE
     assert [seen.code for seen in outcomes.of(name)] == [2] * WORLD_SIZE
     assert [seen.printed for seen in outcomes.of(name)] == [f"hetero: {message}\n", "", "", ""]
+
+
+def test_devices_that_are_too_small_end_with_another_code(outcomes: Outcomes) -> None:
+    """The stage, the bytes and the fix; exit code 3, as for a device that runs out of memory later."""
+    for rank, seen in enumerate(outcomes.of("short")):
+        assert re.match(
+            r"replica \d stage \d does not fit its devices \(so do 2 more stages\): each cpu of ranks [\d-]+ needs \d+ "
+            r"bytes \([\d.]+ GiB\) and has 1073741824 bytes \(1.00 GiB\); .*; or leave --hetero-cluster out",
+            seen.message,
+        )
+        assert seen.code == 3
+        assert seen.printed == (f"hetero: {seen.message}\n" if rank == 0 else "")
+
+
+def test_a_plan_says_itself_that_it_shares_the_optimizer(outcomes: Outcomes) -> None:
+    """No flag needs to repeat it, and weights may then be gathered beside the forward."""
+    assert [seen.message for seen in outcomes.of("shared")] == [""] * WORLD_SIZE
 
 
 def test_errors_before_leave_no_trace(outcomes: Outcomes) -> None:

@@ -75,6 +75,11 @@ def with_in_flight(replica: Replica, stage: int, in_flight: int) -> Replica:
     )
 
 
+def sharded(whole: Plan) -> Plan:
+    """``whole`` with a distributed optimizer."""
+    return dataclasses.replace(whole, distributed_optimizer=True)
+
+
 def plan(
     model: ModelSpec,
     replicas: Sequence[Replica],

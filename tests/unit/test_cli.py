@@ -11,7 +11,7 @@ from hetero.cli import main
 from hetero.plan.ir import Plan
 from hetero.serialization import save
 from tests.helpers.models import llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +80,36 @@ def test_validate_looks_at_the_cluster_too(plan_path: Path, tmp_path: Path, caps
     cluster.write_text(CLUSTER.replace("V100-16", "T4"))
     assert main(["validate", str(plan_path), "--cluster", str(cluster)]) == 2
     assert "replica 0 stage 1: it wants V100-16, but rank 2 is a T4 on node 1 (slow)" in capsys.readouterr().err
+
+
+def test_validate_looks_at_the_memory_too(plan_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3 with the stage, the bytes and the fix."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(CLUSTER.replace("device: V100-16", "device: V100-16, memory_gib: 1"))
+    assert main(["validate", str(plan_path), "--cluster", str(cluster)]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("hetero: replica 0 stage 1 does not fit its devices: each V100-16 of ranks 2 needs ")
+    assert "and has 1073741824 bytes (1.00 GiB); most of it, in GiB: context 1.00" in captured.err
+
+
+def test_validate_says_whose_memory_nobody_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = plan(llama_model(), [replica(stage(layers=(0, 6), ranks=(0,)))])
+    save(made, tmp_path / "plan.json")
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("node_types: [{name: laptop, device: cpu, gpus_per_node: 1}]")
+    assert main(["validate", str(tmp_path / "plan.json"), "--cluster", str(cluster)]) == 0
+    assert f"ok, fits {cluster} (memory of cpu unknown) (" in capsys.readouterr().out
+
+
+def test_show_says_whether_optimizer_state_is_shared(
+    tmp_path: Path, plan_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(sharded(small_plan()), tmp_path / "sharded.json")
+    assert main(["show", str(tmp_path / "sharded.json")]) == 0
+    assert "fp32, 4 ranks, distributed optimizer" in capsys.readouterr().out
+    assert main(["show", str(plan_path)]) == 0
+    assert "distributed optimizer" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["show", "validate"])

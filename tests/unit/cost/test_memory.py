@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from hetero.cost.memory import memory_of_stage, plan_memory, saved_bytes, stage_memory
-from hetero.cost.traits import DEEPSPEED, HETERO, runtime_traits
+from hetero.cost.traits import DEEPSPEED, HETERO
 from hetero.data import shipped_profiles
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
 from hetero.units import GIB
 from tests.helpers.models import gpt2_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.published_runs import published_model
 from tests.helpers.synthetic_profiles import cost_model, profile
 
@@ -262,10 +262,10 @@ def test_half_precision_keeps_gradients_masters_and_moments_in_fp32(precision: s
 def test_a_distributed_optimizer_is_shared_among_all_holders() -> None:
     """Two replicas of one stage, one of two: the state of a layer is divided by its holders, in their proportion."""
     model = gpt2_model(tied_embeddings=False)
-    sharded = cost_model(model, [profile(model)], traits=runtime_traits(distributed_optimizer=True))
+    costs = cost_model(model, [profile(model)])
     stages = (stage(layers=(0, 3), ranks=(1,)), stage(layers=(3, 6), ranks=(2, 3), dp=2))
     made = plan(model, [replica(stage(layers=(0, 6), ranks=(0,))), replica(*stages)])
-    whole, parts = plan_memory(made, cost_model(model, [profile(model)])), plan_memory(made, sharded)
+    whole, parts = plan_memory(made, costs), plan_memory(sharded(made), costs)
     assert parts[1, 0].optimizer == whole[1, 0].optimizer // 2
     assert parts[1, 1].optimizer == whole[1, 1].optimizer // 3
     everything = parts[0, 0].optimizer + parts[1, 0].optimizer + 2 * parts[1, 1].optimizer

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 
 from hetero.plan.ir import Placement, Plan
+from hetero.serialization import from_json, to_json
 from tests.helpers.models import gpt2_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.strategies import legal_plans
 
 PLAN = plan(
@@ -51,6 +52,14 @@ def test_each_stage_counts_its_own_microbatches() -> None:
 
 def test_replicas_take_consecutive_samples() -> None:
     assert [PLAN.first_sample(r) for r in (0, 1)] == [0, 12]
+
+
+def test_a_plan_file_of_before_shares_no_optimizer_state() -> None:
+    """The field is younger than the format: who has not got it means what it meant then."""
+    text = to_json(PLAN)
+    assert '"distributed_optimizer": false' in text
+    assert from_json(Plan, text.replace('"distributed_optimizer": false,', ""), source="old.json") == PLAN
+    assert from_json(Plan, to_json(sharded(PLAN)), source="new.json").distributed_optimizer
 
 
 def test_idle_ranks_belong_to_the_world() -> None:

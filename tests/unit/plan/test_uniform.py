@@ -55,10 +55,12 @@ def test_it_is_legal(tp: int, pp: int, global_batch_size: int, gpipe: bool) -> N
 
 
 def test_the_other_flags_arrive() -> None:
-    plan = uniform(sequence_parallel=True, precision="bf16", recompute="full", device="H100")
+    flags = {"sequence_parallel": True, "precision": "bf16", "recompute": "full", "distributed_optimizer": True}
+    plan = uniform(device="H100", **flags)
     for _, _, stage in plan.stages():
         assert (stage.sequence_parallel, stage.recompute, stage.device) == (True, "full", "H100")
     assert (plan.precision, plan.seq_length, plan.global_batch_size) == ("bf16", 16, 8)
+    assert plan.distributed_optimizer
 
 
 @pytest.mark.parametrize(

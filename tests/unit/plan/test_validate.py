@@ -330,8 +330,13 @@ def test_validate_forbids_it_too(rule: Callable[[Plan], None], message: str, cha
         validate(change(uneven_plan()))
 
 
-def test_rotary_positions_have_no_end() -> None:
-    rules.check_sequence_fits_positions(in_plan(seq_length=65)(uneven_plan(llama_model())))
+@pytest.mark.parametrize("model", [gpt2_model(), llama_model()], ids=["learned", "rotary"])
+def test_positions_end_whatever_they_are_embedded_by(model: ModelSpec) -> None:
+    at_most = in_plan(seq_length=model.max_position_embeddings)(uneven_plan(model))
+    rules.check_sequence_fits_positions(at_most)
+    one_more = in_plan(seq_length=model.max_position_embeddings + 1)(at_most)
+    with pytest.raises(PlanError, match=r"seq_length 65 exceeds the model's max_position_embeddings 64; shorten"):
+        rules.check_sequence_fits_positions(one_more)
 
 
 def test_experts_need_sequence_parallelism() -> None:

@@ -13,6 +13,7 @@ from hetero.serialization import load, save
 from hetero.spec.model_import import load_model
 from hetero.spec.parameters import parameters
 from hetero.units import GIB
+from tests.helpers.plans import sharded
 
 CLUSTER = """\
 node_types:
@@ -71,15 +72,65 @@ def test_a_distributed_optimizer_needs_less_memory(files: Path, capsys: pytest.C
         replicas=(Replica(num_samples=16, stages=(one,)),),
         idle_ranks=(2, 3),
     )
-    save(plan, files / "plan.json")
     simulate = ["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml")]
     used = []
-    for more in ([], ["--use-distributed-optimizer"]):
-        assert main([*simulate, *more]) == 0
+    for each in (plan, sharded(plan)):
+        save(each, files / "plan.json")
+        assert main(simulate) == 0
         (found,) = re.findall(r"(\d+\.\d) of\b", capsys.readouterr().out)
         used.append(float(found))
     saved_gib = sum(parameter.numel for parameter in parameters(model)) * 8 / 2 / GIB
     assert used[0] - used[1] == pytest.approx(saved_gib, abs=0.11)
+
+
+@pytest.mark.parametrize("flags", [[], ["--use-distributed-optimizer"]])
+def test_a_plan_says_whether_it_was_made_with_a_distributed_optimizer(files: Path, flags: list[str]) -> None:
+    """The planner's and the uniform one, so that whoever prices or runs them assumes the same."""
+    paths = [files / "plan.json", files / "uniform.json"]
+    assert run(files, "--out", str(paths[0]), "--uniform-out", str(paths[1]), "--time-limit", "3", *flags) == 0
+    assert [load(Plan, path).distributed_optimizer for path in paths] == [bool(flags)] * 2
+
+
+def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table and the trace are there all the same; the verdict is on stderr, with exit code 3."""
+    one = Stage(first_layer=0, end_layer=6, ranks=(2, 3), dp=2, device="V100-16", micro_batch_size=8, in_flight=1)
+    plan = Plan(
+        model=load_model(files / "model.yaml"),
+        seq_length=2048,
+        global_batch_size=16,
+        replicas=(Replica(num_samples=16, stages=(one,)),),
+        idle_ranks=(0, 1),
+    )
+    save(plan, files / "plan.json")
+    command = ["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml")]
+    outputs = [files / "trace.json", files / "report.html"]
+    # What is not there is not emulated either.
+    assert main([*command, "--measure", "--trace", str(outputs[0]), "--report", str(outputs[1])]) == 3
+    captured = capsys.readouterr()
+    assert re.search(r"\d+\.\d of\b", captured.out)
+    assert "s per step" in captured.out
+    assert "executed" not in captured.out
+    said = re.fullmatch(
+        r"hetero: (replica 0 stage 0 does not fit its devices: each V100-16 of ranks 2-3 needs (\d+) bytes "
+        r"\([\d.]+ GiB\) and has 17179869184 bytes \(16\.00 GiB\); most of it, in GiB: .*; "
+        r"it fits with micro_batch_size [42])\n",
+        captured.err,
+    )
+    assert said is not None, captured.err
+    assert int(said[2]) > 16 * GIB
+    assert all(path.exists() for path in outputs)
+    assert said[1] in outputs[1].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("length", ["0", "-5", "2049"])
+def test_sequences_that_the_model_has_no_positions_for(
+    files: Path, capsys: pytest.CaptureFixture[str], length: str
+) -> None:
+    assert run(files, "--seq-length", length) == 2
+    message = f"seq_length is {length}, must be from 1 to the model's max_position_embeddings 2048; shorten"
+    assert message in capsys.readouterr().err
 
 
 def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:

@@ -1,0 +1,94 @@
+"""The verdict on memory: who is short, by how much, and a change with which it would fit."""
+
+import dataclasses
+import re
+
+import pytest
+
+from hetero.cost.capacity import check_memory
+from hetero.cost.memory import memory_costs, plan_memory
+from hetero.errors import PlanMemoryError
+from hetero.plan.ir import Plan
+from hetero.plan.validate import validate
+from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.units import GIB
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan, replica, sharded, stage
+
+MODEL = gpt2_model(hidden_size=2048, kv_channels=512, ffn_hidden_size=8192, max_position_embeddings=2048)
+
+
+def made(*, depth: int = 4, mbs: int = 1, lag: int | None = None, dp: int = 1, layers: float = 3) -> Plan:
+    """Two stages on ranks 0 to ``dp`` - 1 and ``dp``; the first is of interest."""
+    first = stage(layers=(0, layers), ranks=range(dp), dp=dp, mbs=mbs, depth=depth, lag=lag, device="A100-40")
+    last = stage(layers=(layers, 6), ranks=(dp,), mbs=mbs * dp, depth=1, device="A100-40")
+    return plan(MODEL, [replica(first, last, num_samples=8 * mbs * dp)], seq_length=2048)
+
+
+def cluster(gib: int | None, *, dp: int = 1, device: str = "A100-40") -> ClusterSpec:
+    """The first stage's devices have ``gib``; the other one's has more than enough."""
+    nodes = [
+        NodeType(name="node", device=device, gpus_per_node=dp, memory_gib=gib),
+        NodeType(name="large", device=device, gpus_per_node=1, memory_gib=999),
+    ]
+    return ClusterSpec(node_types=tuple(nodes))
+
+
+def peak_gib(described: Plan) -> float:
+    return plan_memory(described, memory_costs(described))[0, 0].total / GIB
+
+
+def test_what_fits_passes() -> None:
+    least = int(peak_gib(made())) + 1
+    check_memory(made(), cluster(least))
+    with pytest.raises(PlanMemoryError):
+        check_memory(made(), cluster(least - 1))
+
+
+def test_devices_of_unknown_memory_hold_everything() -> None:
+    described = made()
+    stages = [dataclasses.replace(each, device="cpu") for each in described.replicas[0].stages]
+    on_cpu = dataclasses.replace(
+        described, replicas=(dataclasses.replace(described.replicas[0], stages=tuple(stages)),)
+    )
+    check_memory(on_cpu, cluster(None, device="cpu"))
+
+
+CHANGES = {
+    "distributed_optimizer true in the plan": (made(dp=4, depth=1), 5),
+    "weight_lag null": (made(lag=4), 8),
+    "in_flight 2": (made(depth=8), 6),
+    "recompute selective": (made(depth=1, mbs=5), 10),
+    "recompute full": (made(depth=1, layers=5), 6),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_change_that_is_named_makes_it_fit(change: str) -> None:
+    described, gib = CHANGES[change]
+    changed = applied(described, change)
+    validate(described)
+    validate(changed)
+    assert peak_gib(changed) <= gib < peak_gib(described)
+    with pytest.raises(PlanMemoryError) as caught:
+        check_memory(described, cluster(gib, dp=described.world_size - 1))
+    assert str(caught.value).startswith("replica 0 stage 0 does not fit its devices: each A100-40 of ranks 0")
+    assert str(caught.value).endswith(f"; it fits with {change}"), caught.value
+
+
+def applied(described: Plan, change: str) -> Plan:
+    if change.startswith("distributed"):
+        return sharded(described)
+    name, value = change.split()
+    given = int(value) if value.isdigit() else None if value == "null" else value
+    pipeline = described.replicas[0]
+    stages = (dataclasses.replace(pipeline.stages[0], **{name: given}), *pipeline.stages[1:])
+    return dataclasses.replace(described, replicas=(dataclasses.replace(pipeline, stages=stages),))
+
+
+def test_where_no_single_change_helps() -> None:
+    with pytest.raises(PlanMemoryError, match="; give it fewer layers or more tp, together with") as caught:
+        check_memory(made(), cluster(1))
+    found = re.search(r"needs (\d+) bytes \([\d.]+ GiB\) and has (\d+) bytes", str(caught.value))
+    assert found is not None, caught.value
+    assert int(found[1]) > int(found[2]) == GIB
