@@ -14,7 +14,7 @@ from hetero.runtime.optimizer import StepResult
 from hetero.runtime.options import StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.parameters import parameters
-from tests.helpers.comparison import assembled, shard
+from tests.helpers.comparison import GRADIENT_BOUND, LOSS_BOUND, assembled, shard
 from tests.helpers.layouts import layouts
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 NUM_STEPS = 3
 SHARDED = dataclasses.replace(SMALL_BUCKETS, overlap_param_gather=True)
 CHOSEN = [(f"{name}-{style}", plan) for name, style, plan in layouts() if (name, style) in (("everything", "gpt2-tied"), ("everything", "llama-gqa"), ("moe", "moe"))]
-
-LOSS_BOUND: dict[Precision, float] = {"bf16": 4e-3, "fp16": 5e-4}
-"""Relative, per step: half precision keeps 8 bits of a number (fp16 11), and the loss averages over 50 tokens."""
-
-GRADIENT_BOUND: dict[Precision, float] = {"bf16": 5e-2, "fp16": 4e-3}
-"""2-norm of the difference to the fp32 gradient over the gradient's norm."""
 
 
 def in_precision(plan: Plan, precision: Precision) -> Plan:

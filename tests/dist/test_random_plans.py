@@ -9,16 +9,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from hetero.errors import PlanError
 from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
-from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.strategies import trainable_plans
+from tests.helpers.strategies import is_legal, trainable_plans
 from tests.helpers.training import one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(400)]
@@ -36,15 +34,6 @@ def options() -> st.SearchStrategy[DataParallelOptions]:
         distributed_optimizer=st.sampled_from([True, True, False]),
         overlap_param_gather=st.booleans(),
     )
-
-
-def is_legal(drawn: Plan) -> bool:
-    """What was drawn apart need not go together, such as experts and some recomputations."""
-    try:
-        validate(drawn)
-    except PlanError:
-        return False
-    return True
 
 
 def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) -> None:

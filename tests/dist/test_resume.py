@@ -15,10 +15,11 @@ from hetero.runtime.state import TensorSlice
 from hetero.spec.parameters import parameters
 from tests.helpers.commands import command_line
 from tests.helpers.layouts import layouts
+from tests.helpers.plans import with_batch
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sessions import Session, session
 from tests.helpers.comparison import shard
-from tests.helpers.training import Trace, one_process_plan
+from tests.helpers.training import one_process_plan, trace_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
 
@@ -46,14 +47,6 @@ def pair(style: str, first: str, second: str, *, sharded: tuple[bool, bool] = (T
     a, b = layout(first, style), layout(second, style)
     batch = max(a.global_batch_size, b.global_batch_size)
     return Pair(with_batch(a, batch), with_batch(b, batch), *sharded)
-
-
-def with_batch(plan: Plan, global_batch_size: int) -> Plan:
-    """``plan`` with samples added to its last replica, whose stages' microbatches are whole multiples of 1 to 8."""
-    *others, last = plan.replicas
-    more = global_batch_size - plan.global_batch_size
-    last = dataclasses.replace(last, num_samples=last.num_samples + more)
-    return dataclasses.replace(plan, replicas=(*others, last), global_batch_size=global_batch_size)
 
 
 GPT, LLAMA = "gpt2-tied", "llama-gqa"
@@ -156,15 +149,8 @@ def uninterrupted(plan: Plan) -> Session:
     return alone
 
 
-def trace_of(plan: Plan, rank: int) -> Trace:
-    """Which shards ``rank`` holds."""
-    place = plan.placement(rank)
-    assert place is not None
-    return Trace(tp=plan.replicas[place.replica].stages[place.stage].tp, tp_rank=place.tp_rank)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp64", "fp16"])
+@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
 def test_the_same_plan_goes_on_bit_by_bit(precision: str, tmp_path: Path) -> None:
     """With dropout, sharded state, a background save, and in fp16 with its loss scale."""
     made = dataclasses.replace(layout("everything", GPT), precision=precision)

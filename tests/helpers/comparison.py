@@ -5,9 +5,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from hetero.plan.ir import Plan
+from hetero.plan.ir import Plan, Precision
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from tests.helpers.training import Sums, Trace
+
+LOSS_BOUND: dict[Precision, float] = {"bf16": 4e-3, "fp16": 5e-4}
+"""Relative, per step: half precision keeps 8 bits of a number (fp16 11), and the loss averages over 50 tokens."""
+
+GRADIENT_BOUND: dict[Precision, float] = {"bf16": 5e-2, "fp16": 4e-3}
+"""2-norm of the difference to one process's gradient over the gradient's norm."""
 
 
 def assert_same_training(plan: Plan, traces: Sequence[Trace | None], expected: Trace, *, tolerance: float) -> None:

@@ -98,3 +98,11 @@ def plan(
         replicas=tuple(replicas),
         idle_ranks=tuple(idle_ranks),
     )
+
+
+def with_batch(plan: Plan, global_batch_size: int) -> Plan:
+    """``plan`` with samples added to its last replica, whose stages' microbatches are whole multiples of 1 to 8."""
+    *others, last = plan.replicas
+    more = global_batch_size - plan.global_batch_size
+    last = dataclasses.replace(last, num_samples=last.num_samples + more)
+    return dataclasses.replace(plan, replicas=(*others, last), global_batch_size=global_batch_size)

@@ -7,7 +7,8 @@ import torch
 
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
-from hetero.runtime.trainer import reads_data
+from hetero.runtime.optimizer import StepResult
+from hetero.runtime.trainer import Trainer, reads_data
 from megatron.training.arguments import parse_args
 from megatron.training.checkpointing import load, saving
 from megatron.training.schedules import build_scheduler
@@ -17,15 +18,20 @@ from tests.helpers.training import microbatches
 
 @dataclass
 class Session:
-    """What a rank saw: where it began, every loss from there, the learning rate of the next step, and at the end its
-    weights and state, by canonical name and offset."""
+    """What a rank saw: where it began and with which weights, every step from there, the learning rate of the next
+    step, and at the end its weights and state, by canonical name and offset."""
 
     start_step: int
-    losses: list[float] = field(default_factory=list)
+    first_weights: dict[str, np.ndarray] = field(default_factory=dict)
+    results: list[StepResult] = field(default_factory=list)
     next_lr: float = 0.0
     loss_scale: float = 1.0
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> list[float]:
+        return [result.loss for result in self.results]
 
 
 def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
@@ -38,22 +44,26 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     start_step = load(config, context, trainer, scheduler)
-    seen = Session(start_step)
+    seen = Session(start_step, first_weights=_weights(trainer))
     with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
         if start_step > 0:
             saver.after(start_step, last=True)
         for step in range(start_step + 1, end_step + 1):
             result = trainer.step(microbatches(plan, rank, step=step - 1) if reads_data(context) else None)
-            assert not result.skipped
-            scheduler.step(increment=1)
-            seen.losses.append(result.loss)
+            if not result.skipped:
+                scheduler.step(increment=1)
+            seen.results.append(result)
             saver.after(step, last=step == end_step)
     trainer.finish_gather()
     seen.next_lr = trainer.torch_optimizer.param_groups[0]["lr"]
     seen.loss_scale = trainer.scaler.scale if trainer.scaler is not None else 1.0
-    seen.weights = {n: tensor.detach().double().numpy() for n, (_, tensor) in trainer.parameters.items()}
+    seen.weights = _weights(trainer)
     seen.state = {
         f"{each.name} from {each.offsets}": each.tensor.detach().double().numpy().copy()
         for each in trainer.optimizer.state(owned=False)
     }
     return seen
+
+
+def _weights(trainer: Trainer) -> dict[str, np.ndarray]:
+    return {n: tensor.detach().double().numpy().copy() for n, (_, tensor) in trainer.parameters.items()}

@@ -10,8 +10,9 @@ import math
 
 from hypothesis import strategies as st
 
+from hetero.errors import PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
-from hetero.plan.validate import least_in_flight
+from hetero.plan.validate import least_in_flight, validate
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 from tests.helpers.models import gpt2_model, llama_model, moe_model
@@ -87,9 +88,12 @@ def split_pipelines(draw: st.DrawFn) -> Replica:
 
 
 @st.composite
-def legal_plans(draw: st.DrawFn) -> Plan:
-    """One to three replicas that differ in everything, half layers included, on shuffled ranks, with idle ones."""
-    model = draw(models())
+def legal_plans(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None = None) -> Plan:
+    """One to three replicas that differ in everything, half layers included, on shuffled ranks, with idle ones.
+
+    Of any model, unless ``of`` says which.
+    """
+    model = draw(of or models())
     degrees = []  # Per replica and stage: layers, tp, dp. Ranks are dealt when their number is known.
     for _ in range(draw(st.integers(1, 3))):
         cuts = draw(layer_cuts(model.num_layers, max_size=3))
@@ -115,9 +119,9 @@ def legal_plans(draw: st.DrawFn) -> Plan:
 
 
 @st.composite
-def plans_with_domains(draw: st.DrawFn) -> Plan:
+def plans_with_domains(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None = None) -> Plan:
     """:func:`legal_plans` whose ranks lie in up to four domains, with buckets of any size."""
-    legal = draw(legal_plans())
+    legal = draw(legal_plans(of))
     where = {rank: draw(st.integers(0, 3)) for rank in range(legal.world_size)}
     domains = tuple(tuple(rank for rank in where if where[rank] == d) for d in sorted(set(where.values())))
     sync = GradientSyncPlan(domains=domains, bucket_numel=draw(st.sampled_from([None, 1, 300, 1000])))
@@ -125,9 +129,9 @@ def plans_with_domains(draw: st.DrawFn) -> Plan:
 
 
 @st.composite
-def trainable_plans(draw: st.DrawFn, *, max_ranks: int) -> Plan:
+def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[ModelSpec] | None = None) -> Plan:
     """All that a plan can say, on few enough ranks to be trained: domains, split backwards and recomputation too."""
-    legal = draw(st.one_of(legal_plans(), plans_with_domains()).filter(lambda plan: plan.world_size <= max_ranks))
+    legal = draw(st.one_of(legal_plans(of), plans_with_domains(of)).filter(lambda plan: plan.world_size <= max_ranks))
     lags, recomputes = st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["none", "none", "selective", "full"])
     replicas = tuple(
         dataclasses.replace(
@@ -139,3 +143,12 @@ def trainable_plans(draw: st.DrawFn, *, max_ranks: int) -> Plan:
         for each in legal.replicas
     )
     return dataclasses.replace(legal, replicas=replicas)
+
+
+def is_legal(drawn: Plan) -> bool:
+    """What was drawn apart need not go together, such as experts and some recomputations."""
+    try:
+        validate(drawn)
+    except PlanError:
+        return False
+    return True

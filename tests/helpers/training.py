@@ -41,6 +41,13 @@ class Trace:
     weights: list[dict[str, np.ndarray]] = field(default_factory=list)
 
 
+def trace_of(plan: Plan, rank: int) -> Trace:
+    """Which shards ``rank`` holds."""
+    place = plan.placement(rank)
+    assert place is not None
+    return Trace(tp=plan.replicas[place.replica].stages[place.stage].tp, tp_rank=place.tp_rank)
+
+
 def sample(index: int, *, seq_length: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, labels and loss mask [S] of sample ``index``: some tokens do not count, and not equally many each."""
     generator = torch.Generator().manual_seed(index)
