@@ -14,7 +14,7 @@ from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.runtime.options import DataParallelOptions
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.strategies import is_legal, trainable_plans
 from tests.helpers.training import one_process_plan, train
@@ -31,7 +31,6 @@ def options() -> st.SearchStrategy[DataParallelOptions]:
         DataParallelOptions,
         bucket_numel=st.sampled_from([1, 100, 3000, 10**6]),
         overlap_grad_reduce=st.booleans(),
-        distributed_optimizer=st.sampled_from([True, True, False]),
         overlap_param_gather=st.booleans(),
     )
 
@@ -68,5 +67,5 @@ def test_a_rank_that_owns_nothing_gathers_what_the_others_own(domains: tuple[Ran
     made = dataclasses.replace(plan(gpt2_model(num_layers=2), replicas), gradient_sync=GradientSyncPlan(domains=domains))
     buckets = gradient_buckets(made, bucket_numel=3000)
     assert all(bucket.shard_of(2).start == bucket.shard_of(2).stop for bucket in buckets)
-    sharded = DataParallelOptions(bucket_numel=3000, distributed_optimizer=True, overlap_param_gather=overlap)
-    assert_equals_one_process(made, sharded)
+    data_parallel = DataParallelOptions(bucket_numel=3000, overlap_param_gather=overlap)
+    assert_equals_one_process(sharded(made), data_parallel)

@@ -130,7 +130,7 @@ def plans_with_domains(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None 
 
 @st.composite
 def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[ModelSpec] | None = None) -> Plan:
-    """All that a plan can say, on few enough ranks to be trained: domains, split backwards and recomputation too."""
+    """All that a plan can say, on few enough ranks to be trained: domains, split backwards, recomputation, shards."""
     legal = draw(st.one_of(legal_plans(of), plans_with_domains(of)).filter(lambda plan: plan.world_size <= max_ranks))
     lags, recomputes = st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["none", "none", "selective", "full"])
     replicas = tuple(
@@ -142,7 +142,8 @@ def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[Mo
         )
         for each in legal.replicas
     )
-    return dataclasses.replace(legal, replicas=replicas)
+    is_sharded = draw(st.sampled_from([True, True, False]))
+    return dataclasses.replace(legal, replicas=replicas, distributed_optimizer=is_sharded)
 
 
 def is_legal(drawn: Plan) -> bool:
