@@ -247,7 +247,7 @@ def pairs(draw: st.DrawFn) -> tuple[Leg, Leg]:
 @pytest.mark.slow
 @given(pairs())
 @settings(
-    max_examples=4,
+    max_examples=3,
     deadline=None,
     derandomize=True,
     database=None,
