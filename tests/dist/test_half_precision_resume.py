@@ -63,6 +63,10 @@ LR = 1e-2
 OVERFLOWING = 1.5 * 2**20
 """A loss scale at which ``FIRST``, ``SECOND`` and one process overflow; at half of it none does, nor at two thirds."""
 
+EXPERTS_BOUND = 0.15
+"""As ``GRADIENT_BOUND``: rounding sends a token that is near a tie to another expert, and the gradient changes by that
+token's part, whatever the precision. Of the hundred tokens and more here, one or two do."""
+
 
 @dataclass(frozen=True)
 class Leg:
@@ -154,8 +158,7 @@ def assert_step(leg: Leg, results: list[StepResult], folder: Path, *, before: Sa
     assert_weights_are_rounded_masters(after)
     assert_adamw_step(before, after, adam, lr=LR * (1 - updates / END), num_updates=updates + 1)
     distance = gradient_distance(before, after, wanted, beta1=adam.betas[0])
-    # Rounding sends a token that is near a tie to another expert.
-    bound = GRADIENT_BOUND[precision] * (1 if leg.plan.model.num_experts is None else 3)
+    bound = GRADIENT_BOUND[precision] if leg.plan.model.num_experts is None else EXPERTS_BOUND
     assert distance <= bound, f"gradient is not one process's: {distance:.1e} of it apart"
 
 
@@ -244,7 +247,7 @@ def pairs(draw: st.DrawFn) -> tuple[Leg, Leg]:
 @pytest.mark.slow
 @given(pairs())
 @settings(
-    max_examples=4,
+    max_examples=3,
     deadline=None,
     derandomize=True,
     database=None,
