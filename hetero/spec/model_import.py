@@ -3,13 +3,13 @@
 Only what megatron-core's GPTModel computes the same way is imported; the rest is refused by the key that differs.
 """
 
-import json
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.serialization import load, near_match, read_text
+from hetero.serialization import checked, load, near_match, parse_json, read_text
 from hetero.spec.model import ModelSpec, padded_vocab_size
 
 VOCABULARY_DIVISOR = 128
@@ -25,13 +25,28 @@ def load_model(path: Path) -> ModelSpec:
         ConfigError: the file is missing or malformed, or a Hugging Face model that cannot be expressed.
     """
     if path.suffix == ".json":
-        try:
-            config = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: not JSON, line {error.lineno} column {error.colno}: {error.msg}") from None
+        config = parse_json(read_text(path), source=str(path))
         if isinstance(config, dict) and "model_type" in config:
-            return from_hugging_face(config, source=str(path))
+            return model_of_config(config, source=str(path))
     return load(ModelSpec, path)
+
+
+def model_of_config(config: Mapping[str, Any], *, source: str) -> ModelSpec:
+    """The model of a Hugging Face configuration as it was read from a file, its values of whatever type.
+
+    Raises:
+        ConfigError: as :func:`from_hugging_face`, or a value is not of the type that belongs there.
+    """
+    try:
+        model = from_hugging_face(config, source=source)
+        return checked(ModelSpec, dataclasses.asdict(model), source=source)
+    except ConfigError as error:
+        # What ModelSpec says of its numbers does not name the file.
+        raise error if str(error).startswith(source) else ConfigError(f"{source}: {error}") from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ConfigError(
+            f"{source}: a value is not of its type, or not possible: {error}; is every size a whole number above 0?"
+        ) from None
 
 
 def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
