@@ -178,7 +178,10 @@ def check_manifest(manifest: Manifest, *, source: str) -> None:
 def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box], source: str) -> None:
     for box in boxes:
         if not _is_inside(box, shape):
-            raise CheckpointError(f"{source}: {box.key} is not inside the tensor's shape {list(shape)}")
+            raise CheckpointError(
+                f"{source}: a box of {name} at {list(box.offsets)} of shape {list(box.shape)} is not inside the "
+                f"tensor's shape {list(shape)}"
+            )
     # In ascending order, a box can only meet those that have not ended along the first dimension.
     reachable: list[Box] = []
     for box in sorted(boxes, key=lambda box: box.offsets):

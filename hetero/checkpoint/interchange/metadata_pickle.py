@@ -6,6 +6,7 @@ torch.distributed.checkpoint, which do nothing but hold numbers and names; at th
 
 import io
 import pickle
+import pickletools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,7 +67,9 @@ def read_metadata(path: Path) -> Metadata:
     """
     try:
         # From memory: what is not in the file cannot be asked for, however long a text says that it is.
-        value = _RecordUnpickler(io.BytesIO(read_bytes(path))).load()
+        content = read_bytes(path)
+        _check_memo(content)
+        value = _RecordUnpickler(io.BytesIO(content)).load()
         return _checked(path, value)
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
@@ -79,6 +82,19 @@ def read_metadata(path: Path) -> Metadata:
     except (EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
         # Records are made without their constructors, so that any of their fields may be missing.
         raise CheckpointError(f"{path}: damaged: {type(error).__name__}: {error}") from None
+
+
+def _check_memo(content: bytes) -> None:
+    """Check that no value is to be kept under a number beyond what a pickle of this size can count to.
+
+    Python's unpickler fills a table up to that number, which four damaged bytes make 64 GB.
+
+    Raises:
+        ValueError: one is, or it is no pickle.
+    """
+    for opcode, number, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= number <= len(content):
+            raise ValueError(f"it keeps a value under the number {number}")
 
 
 def _checked(path: Path, value: object) -> Metadata:
