@@ -14,6 +14,7 @@ import math
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -58,15 +59,15 @@ _INT, _FLOAT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("int", "flo
 _DECIMAL = r"(0|[1-9][0-9]*(_[0-9]+)*)"
 
 
+_UNFIT = object()
+
+
 class _UnfitError(ValueError):
     """A value of a file is beyond a limit, or cannot be meant."""
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Unfit:
-    """Stands in a parsed file for a number that is not read."""
-
-    problem: str
+class _UnfitNumberError(_UnfitError):
+    """The same of a number."""
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -168,39 +169,20 @@ def parse_json(text: str, *, source: str, allow_nan: bool = False) -> Any:
         ConfigError: not JSON, a repeated key, a number of more digits than :data:`MAX_DIGITS` or too large for a
             float, or more than :data:`MAX_DEPTH` levels.
     """
-    # Hooks do not know where in the text they are: the place of what is unfit is found once all is parsed.
-    unfit: list[_Unfit] = []
     source = f"{source}: " if source else ""
-
-    def mark(problem: str) -> _Unfit:
-        unfit.append(_Unfit(problem))
-        return unfit[-1]
-
-    def whole(digits: str) -> int | _Unfit:
-        return int(digits) if (problem := _unfit_int(digits)) is None else mark(problem)
-
-    def fraction(digits: str) -> float | _Unfit:
-        value = float(digits)
-        return value if math.isfinite(value) or allow_nan else mark(f"{_shown(digits)} is too large for a number")
-
-    def constant(word: str) -> float | _Unfit:
-        return float(word) if allow_nan else mark(f"{word} is no number of JSON; give a finite one, or null")
-
     try:
-        value = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_int=whole, parse_float=fraction, parse_constant=constant
-        )
+        value = _DECODERS[allow_nan].decode(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{source}not JSON, line {error.lineno} column {error.colno}: {error.msg}. Is the file complete?"
         ) from None
+    except _UnfitNumberError as error:
+        raise ConfigError(f"{source}{_place_of_unfit(text, allow_nan)}: {error}") from None
     except _UnfitError as error:
         raise ConfigError(f"{source}{error}") from None
     except RecursionError:
         raise ConfigError(f"{source}{_too_deep()}") from None
     _check_depth(value, source)
-    if unfit:
-        raise ConfigError(f"{source}{_place_of(unfit[0], value) or 'the top level'}: {unfit[0].problem}")
     return value
 
 
@@ -216,9 +198,55 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _whole(digits: str) -> int:
+    if problem := _unfit_int(digits):
+        raise _UnfitNumberError(problem)
+    return int(digits)
+
+
+def _fraction(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _UnfitNumberError(f"{_shown(digits)} is too large for a number")
+    return value
+
+
+def _constant(word: str) -> float:
+    raise _UnfitNumberError(f"{word} is no number of JSON; give a finite one, or null")
+
+
+_DECODERS = {
+    False: json.JSONDecoder(
+        object_pairs_hook=_unique_keys, parse_int=_whole, parse_float=_fraction, parse_constant=_constant
+    ),
+    True: json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole),
+}
+"""By whether ``NaN`` and infinity are taken for numbers."""
+
+
+def _place_of_unfit(text: str, allow_nan: bool) -> str:
+    """Where the first number is that the decoder refused: its hooks do not know where in the text they are."""
+
+    def tried(hook: Callable[[str], Any]) -> Callable[[str], Any]:
+        def parse(digits: str) -> Any:
+            try:
+                return hook(digits)
+            except _UnfitNumberError:
+                return _UNFIT
+
+        return parse
+
+    fraction, constant = (float, float) if allow_nan else (_fraction, _constant)
+    try:
+        value = json.loads(text, parse_int=tried(_whole), parse_float=tried(fraction), parse_constant=tried(constant))
+    except (ValueError, RecursionError):  # what comes after it is wrong as well
+        return "a number"
+    return _place_of(_UNFIT, value) or "the top level"
+
+
 def _check_depth(value: Any, source: str) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [child for each in level for child in _children(each) if isinstance(child, dict | list)]
         if not level:
             return

@@ -138,7 +138,7 @@ def _serve(pipe: Connection, subjects: Mapping[str, Subject]) -> None:
             shutil.copytree(folder, Path(name) / "warm" / str(number))
             subject.read(Path(name) / "warm" / str(number))
         # The tokenizers library prints where it panics.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         mapped_bytes = _status_bytes("VmSize")
         resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + ADDRESS_BYTES, resource.RLIM_INFINITY))
         pipe.send("ready")
