@@ -320,7 +320,13 @@ def _fit(row: Row) -> Link:
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits, more than the measurements have."""
+    """Four significant digits, more than the measurements have.
+
+    Raises:
+        ValueError: not finite.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"{value} was measured")
     return float(f"{value:.4g}")
 
 
