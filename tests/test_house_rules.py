@@ -22,6 +22,15 @@ READS_ENVIRONMENT = frozenset(
 )
 """Modules of ``hetero`` that may read environment variables, each with the reason beside it."""
 
+READS_BY_ITSELF = frozenset(
+    {
+        "hetero/serialization.py",  # the one place
+        "hetero/data/__init__.py",  # resources of the package
+        "hetero/report/page.py",  # a template of the package
+    }
+)
+"""Modules that may read text, JSON, YAML or pickles without its help, each with the reason beside it."""
+
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -90,6 +99,47 @@ def test_environment_reads_are_found(tmp_path: Path, code: str, lines: list[int]
     path = tmp_path / "module.py"
     path.write_text(code)
     assert environment_reads(path) == lines
+
+
+def own_reads(path: Path) -> list[str]:
+    """Where a module reads text, JSON, YAML or a pickle by itself."""
+    readers = {"json": {"load", "loads", "JSONDecoder"}, "pickle": {"load", "loads"}}
+    found = []
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and node.module in ("json", "yaml", "pickle"):
+            found.append(f"line {node.lineno}: from {node.module} import")
+        if isinstance(node, ast.Import):
+            found += [f"line {node.lineno}: import yaml" for alias in node.names if alias.name == "yaml"]
+        if isinstance(node, ast.Attribute):
+            of = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr in readers.get(of, ()) or node.attr in ("read_text", "read_bytes"):
+                found.append(f"line {node.lineno}: {of}.{node.attr}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_one_module_reads_files_of_users(path: Path) -> None:
+    """It limits what a file may cost: size, depth, digits, aliases, and what is no regular file."""
+    if name(path) not in READS_BY_ITSELF:
+        assert own_reads(path) == [], "take read_text, read_bytes, parse_json or load of hetero.serialization"
+
+
+@pytest.mark.parametrize(
+    ("code", "num_reads"),
+    [
+        ("import json\njson.loads('1')", 1),
+        ("import json\njson.dumps(1)", 0),
+        ("from json import loads", 1),
+        ("import yaml", 1),
+        ("from pathlib import Path\nPath('a').read_text()", 1),
+        ("path.parent.read_bytes()", 1),
+        ("import pickle\npickle.load(file)", 1),
+    ],
+)
+def test_own_reads_are_found(tmp_path: Path, code: str, num_reads: int) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert len(own_reads(path)) == num_reads
 
 
 def test_megatron_stays_a_namespace_package() -> None:

@@ -71,13 +71,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model-type", choices=get_args(ModelType), help="with --to hf (default: the likeliest)")
     parser.add_argument(
         "--make-vocab-size-divisible-by",
-        type=int,
+        type=_divisor,
         help=f"pad the vocabulary of a Hugging Face model to a multiple of this (default: {VOCABULARY_DIVISOR})",
     )
     parser.add_argument(
         "--max-shard-size", type=_size_bytes, default="5GB", help="of one file of tensors (default: %(default)s)"
     )
     return parser
+
+
+def _divisor(text: str) -> int:
+    # Padding is allocated, and no file has to be as large.
+    if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= 2**16):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to {2**16}")
+    return int(text)
 
 
 def _size_bytes(text: str) -> int:

@@ -10,7 +10,6 @@ input: the same input gives the same bytes with any number of workers. Output ap
 import argparse
 import contextlib
 import functools
-import json
 import os
 import re
 import sys
@@ -30,6 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from hetero.distributed.processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
+from hetero.serialization import parse_json
 from hetero.units import MIB
 from megatron.training.tokenizer import TOKENIZER_TYPES, Tokenizer, build_tokenizer
 
@@ -40,6 +40,9 @@ with warnings.catch_warnings():
 
 CHUNK_BYTES = 4 * MIB
 """Input of one task: large enough that handing it over costs nothing, small enough that memory stays small."""
+
+MAX_LINE_BYTES = 1024 * MIB
+"""Of JSONL, or of a text file. What has more is no document but a list of them, or no text."""
 
 Format = Literal["jsonl", "text"]
 
@@ -143,7 +146,8 @@ def tokenize_chunk(recipe: Recipe, chunk: tuple[Piece, ...]) -> tuple[dict[str, 
     for piece, offset, content in _read(chunk):
         try:
             texts = _texts(content, piece.format, recipe.json_keys)
-            documents = {key: tokenizer.tokenize(text) for key, text in texts.items()}
+            # White space alone is no text: tokens of it, and an end of document, would be a sample of nothing.
+            documents = {key: tokenizer.tokenize(text) if text.strip() else [] for key, text in texts.items()}
         except ConfigError as error:
             counts.add(Counts(num_bad=1, first_bad=BadRecord(piece=piece, offset=offset, reason=str(error))))
             if recipe.skip_bad:
@@ -325,8 +329,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}, must be at least 1")
+    if not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text}, must be from 1 to 1024")
     return int(text)
 
 
@@ -357,10 +361,10 @@ def _format_of(path: Path, input_format: str) -> Format:
     if path.suffix != ".json":
         return "text"
     with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"")
+        first = next((line for line in iter(lambda: file.readline(MAX_LINE_BYTES), b"") if line.strip()), b"")
     try:
-        return "jsonl" if isinstance(json.loads(first), dict) else "text"
-    except ValueError:  # no JSON, or no UTF-8
+        return "jsonl" if isinstance(parse_json(first.decode(), source="", allow_nan=True), dict) else "text"
+    except (ConfigError, UnicodeDecodeError):
         return "text"
 
 
@@ -378,14 +382,14 @@ def _read(chunk: tuple[Piece, ...]) -> Iterator[tuple[Piece, int, bytes | OSErro
         try:
             with piece.path.open("rb") as file:
                 if piece.format == "text":
-                    yield piece, 0, file.read()
+                    yield piece, 0, file.read(MAX_LINE_BYTES + 1)
                     continue
-                if piece.start:
-                    # The line that runs into this piece belongs to the one before.
+                if piece.start:  # the line that runs into this piece belongs to the one before
                     file.seek(piece.start - 1)
-                    file.readline()
+                    while (part := file.readline(MIB)) and not part.endswith(b"\n"):
+                        pass
                 while (offset := file.tell()) < piece.end:
-                    if (line := file.readline()).strip():
+                    if (line := file.readline(MAX_LINE_BYTES + 1)).strip():
                         yield piece, offset, line
         except OSError as error:
             yield piece, 0, error
@@ -394,16 +398,15 @@ def _read(chunk: tuple[Piece, ...]) -> Iterator[tuple[Piece, int, bytes | OSErro
 def _texts(content: bytes | OSError, format: Format, keys: tuple[str, ...]) -> dict[str, str]:
     if isinstance(content, OSError):
         raise ConfigError(f"cannot be read: {content.strerror}")
+    if len(content) > MAX_LINE_BYTES:
+        raise ConfigError(f"a line of more than {MAX_LINE_BYTES:,} bytes; give one document per line or file")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     if format == "text":
         return {"text": text}
-    try:
-        record = json.loads(text.rstrip())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error.msg} at column {error.colno}") from None
+    record = parse_json(text.rstrip(), source="", allow_nan=True)
     if not isinstance(record, dict):
         raise ConfigError(f"not a JSON object but {type(record).__name__}")
     for key in keys:

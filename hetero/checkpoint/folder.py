@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from hetero.checkpoint.manifest import Manifest, check_manifest
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError, ConfigError
-from hetero.serialization import T, from_json, to_json
+from hetero.serialization import MAX_FILE_BYTES, T, from_json, read_bytes, to_json
 
 _PUBLISHED = re.compile(r"step_(\d{8,})")
 _LEFT_OVER = re.compile(r"\.step_\d{8,}\.(partial|deleted)")
@@ -95,6 +95,10 @@ def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manife
     texts = {_STATE: to_json(state).encode(), _MANIFEST: TypeAdapter(Manifest).dump_json(manifest)}
     sums = ""
     for name, text in texts.items():
+        if len(text) > MAX_FILE_BYTES:
+            raise CheckpointError(
+                f"{partial / name}: {len(text):,} bytes, and no more than {MAX_FILE_BYTES:,} are read"
+            )
         _write_to_disk(partial / name, text)
         sums += f"{hashlib.sha256(text).hexdigest()}  {name}\n"
     _write_to_disk(partial / _SUMS, sums.encode())
@@ -143,7 +147,12 @@ def read_state(checkpoint: Path) -> CheckpointState:
     Raises:
         CheckpointError: damaged or missing.
     """
-    return _read_verified(CheckpointState, checkpoint, _STATE)
+    state = _read_verified(CheckpointState, checkpoint, _STATE)
+    if checkpoint != step_folder(checkpoint.parent, state.step):
+        raise CheckpointError(
+            f"{checkpoint / _STATE}: it is of step {state.step}, its folder is not; give the folder its own name"
+        )
+    return state
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -160,15 +169,14 @@ def read_manifest(checkpoint: Path) -> Manifest:
 def _read_verified(cls: type[T], checkpoint: Path, name: str) -> T:
     path = checkpoint / name
     try:
-        sums = (checkpoint / _SUMS).read_bytes()
-        text = path.read_bytes()
-    except OSError as error:
+        sums, text = read_bytes(checkpoint / _SUMS), read_bytes(path)
+    except ConfigError as error:
         raise CheckpointError(f"{checkpoint}: damaged checkpoint: {error}; load another step") from None
     if f"{hashlib.sha256(text).hexdigest()}  {name}\n".encode() not in sums:
         raise CheckpointError(f"{path}: its checksum is not the one in {_SUMS}: one of them is damaged")
     try:
         return from_json(cls, text.decode(), source=str(path))
-    except (ConfigError, UnicodeDecodeError, RecursionError) as error:
+    except (ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: not a file of this version of the format: {error}") from None
 
 

@@ -22,6 +22,8 @@ from hetero.serialization import STRICT
 
 FloatType = Literal["float64", "float32", "bfloat16", "float16"]
 
+_ITEM_BYTES: dict[FloatType, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.safetensors")
 
 
@@ -141,7 +143,9 @@ def index_within(edges: tuple[tuple[int, int], ...], offsets: tuple[int, ...]) -
 
 
 def check_manifest(manifest: Manifest, *, source: str) -> None:
-    """Check that every file is in the checkpoint's folder, and that boxes tile their tensors exactly once.
+    """Check that every file is in the checkpoint's folder, and that boxes tile their tensors and fit into their files.
+
+    So no tensor is larger than the files, once these have the sizes that the manifest says.
 
     Raises:
         CheckpointError: they do not.
@@ -162,12 +166,22 @@ def check_manifest(manifest: Manifest, *, source: str) -> None:
         boxes_of[box.name].append(box)
     for name, boxes in boxes_of.items():
         _check_tiling(name, manifest.tensors[name].shape, boxes, source)
+    for shard in manifest.shards:
+        box_bytes = sum(math.prod(box.shape) * _ITEM_BYTES[manifest.tensors[box.name].dtype] for box in shard.boxes)
+        if box_bytes > shard.size_bytes:
+            raise CheckpointError(
+                f"{source}: the boxes of {shard.file} are {box_bytes:,} bytes, the file has {shard.size_bytes:,}; a "
+                "shape, a type or a size in it is wrong"
+            )
 
 
 def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box], source: str) -> None:
     for box in boxes:
         if not _is_inside(box, shape):
-            raise CheckpointError(f"{source}: {box.key} is not inside the tensor's shape {list(shape)}")
+            raise CheckpointError(
+                f"{source}: a box of {name} at {list(box.offsets)} of shape {list(box.shape)} is not inside the "
+                f"tensor's shape {list(shape)}"
+            )
     # In ascending order, a box can only meet those that have not ended along the first dimension.
     reachable: list[Box] = []
     for box in sorted(boxes, key=lambda box: box.offsets):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,10 +95,34 @@ class SavedTensors:
             self._boxes_of.setdefault(box.name, []).append((shard, box))
 
     def dtype(self, name: str) -> torch.dtype:
-        """The type that a tensor was saved in."""
+        """The type that a tensor was saved in.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        if name not in self._manifest.tensors:
+            raise CheckpointError(f"{self._path}: its manifest has no tensor {name}; load another step")
         dtype = getattr(torch, self._manifest.tensors[name].dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
+
+    def check_weights(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that weights, or master weights, are here in these shapes, in files that are as large as that takes.
+
+        Reads no more than the headers of shards: before memory is allocated for what a checkpoint says that it holds,
+        it is known that it does.
+
+        Raises:
+            CheckpointError: they are missing or of another shape, or a shard is missing or damaged.
+        """
+        for name, shape in shapes.items():
+            saved = [each for kind in _WEIGHT_KINDS if (each := f"{kind}/{name}") in self._manifest.tensors]
+            if not saved:
+                raise CheckpointError(f"{self._path}: its manifest has no tensor weights/{name}; load another step")
+            for each in saved:
+                self._check_shape(each, shape)
+                for shard, _ in self._boxes_of.get(each, ()):
+                    self._check(shard)
 
     def fill(self, slices: Sequence[TensorSlice]) -> None:
         """Read what ``slices`` want; every box once, verified before it is copied.
@@ -113,6 +137,11 @@ class SavedTensors:
         for shard in shards:
             needed = copies[shard.file]
             for box, tensor in read_boxes(self._path, shard, list(needed)):
+                if tensor.dtype != self.dtype(box.name):
+                    raise CheckpointError(
+                        f"{self._path / shard.file}: {box.key} is {tensor.dtype}, its manifest says "
+                        f"{self._manifest.tensors[box.name].dtype}: damaged; load another step"
+                    )
                 for copy in needed[box]:
                     copy.target.copy_(tensor[copy.source])
 
@@ -133,6 +162,11 @@ class SavedTensors:
             check_shard(self._path, shard)
             self._checked.add(shard.file)
 
+    def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
+        shape = self._manifest.tensors[name].shape
+        if shape != wanted:
+            raise CheckpointError(f"{self._path}: {name} has shape {list(shape)}, the model needs {list(wanted)}")
+
     def _copies(self, slices: Sequence[TensorSlice]) -> dict[str, dict[Box, list[_Copy]]]:
         """What to copy from each box of each shard file."""
         copies: dict[str, dict[Box, list[_Copy]]] = {}
@@ -142,11 +176,7 @@ class SavedTensors:
             if source is None:
                 missing.append(each.name)
                 continue
-            shape = self._manifest.tensors[source].shape
-            if shape != each.shape:
-                raise CheckpointError(
-                    f"{self._path}: {source} has shape {list(shape)}, the model needs {list(each.shape)}"
-                )
+            self._check_shape(source, each.shape)
             num_found = 0
             wanted = Region(offsets=each.offsets, shape=tuple(each.tensor.shape))
             for shard, box in self._boxes_of[source]:

@@ -13,6 +13,9 @@ from hetero.checkpoint.manifest import Box, RankTensor, Shard, TensorInfo
 from hetero.errors import CheckpointError
 from hetero.runtime.state import TensorSlice
 
+_MAX_HEADER_BYTES = 100_000_000
+"""What the safetensors library reads at most."""
+
 
 def write_shard(
     path: Path,
@@ -72,10 +75,14 @@ def check_shard(checkpoint: Path, shard: Shard) -> None:
         raise CheckpointError(
             f"{path}: shard missing; the folder has to be on a file system that all hosts see, with all its files"
         )
-    size_bytes = path.stat().st_size
+    try:
+        size_bytes = path.stat().st_size
+        header_crc32 = _header_crc32(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if size_bytes != shard.size_bytes:
         raise CheckpointError(f"{path}: it has {size_bytes} bytes, not {shard.size_bytes}: damaged; load another step")
-    if _header_crc32(path) != shard.header_crc32:
+    if header_crc32 != shard.header_crc32:
         raise CheckpointError(f"{path}: the checksum of its header is wrong: damaged; load another step")
 
 
@@ -119,7 +126,7 @@ def _open(checkpoint: Path, shard: Shard) -> safe_open:
 def _verified(path: Path, file: safe_open, key: str, crc32: int) -> torch.Tensor:
     try:
         tensor = file.get_tensor(key)
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: {key} cannot be read: {error}") from None
     if _crc32(tensor) != crc32:
         raise CheckpointError(f"{path}: the checksum of {key} is wrong: damaged; load another step")
@@ -133,5 +140,5 @@ def _crc32(tensor: torch.Tensor) -> int:
 def _header_crc32(path: Path) -> int:
     with path.open("rb") as file:
         length = file.read(8)
-        # A length that is not to be trusted reads no further than the file.
-        return zlib.crc32(file.read(min(int.from_bytes(length, "little"), path.stat().st_size)), zlib.crc32(length))
+        # A length that is not to be trusted reads no further than a header can reach.
+        return zlib.crc32(file.read(min(int.from_bytes(length, "little"), _MAX_HEADER_BYTES)), zlib.crc32(length))

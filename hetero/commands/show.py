@@ -6,6 +6,7 @@ from typing import Any
 
 from hetero.commands.console import console
 from hetero.cost.capacity import capacity_bytes, check_memory
+from hetero.errors import HeteroError
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
@@ -72,7 +73,10 @@ def legal_plan(path: Path) -> Plan:
         PlanError: the plan is not legal.
     """
     plan = load(Plan, path)
-    validate(plan)
+    try:
+        validate(plan)
+    except HeteroError as error:
+        raise type(error)(f"{path}: {error}") from None
     return plan
 
 

@@ -5,15 +5,18 @@ A folder holds ``layer_profiles.csv``, ``layer_memory.csv``, ``collectives.csv``
 """
 
 import csv
+import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 from hetero.cost.work import layer_work
 from hetero.data import NodeLinks, PublishedLinks
 from hetero.errors import ConfigError
+from hetero.serialization import read_text
 from hetero.spec.cluster import GroupLink, Link, NodePair, ZonePair
 from hetero.spec.devices import device_type
 from hetero.spec.profile import (
@@ -95,8 +98,13 @@ def read_profiles(folder: Path) -> list[Profile]:
     """One profile per known model and device in ``folder``, by device and model.
 
     Raises:
-        ConfigError: a file is missing or has not the expected columns.
+        ConfigError: a file is missing, has not the expected columns, or a cell is no number that can be.
     """
+    with _naming(folder):
+        return _profiles(folder)
+
+
+def _profiles(folder: Path) -> list[Profile]:
     times = _grouped(
         _rows(folder / "layer_profiles.csv", {"model", "gpu", "micro_batch", "tp", "layer"}), "model", "gpu"
     )
@@ -260,6 +268,11 @@ def read_links(folder: Path) -> PublishedLinks:
     Raises:
         ConfigError: as :func:`read_profiles`.
     """
+    with _naming(folder):
+        return _links(folder)
+
+
+def _links(folder: Path) -> PublishedLinks:
     inside: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in _rows(folder / "p2p.csv", {"gpu", "precision", "scope", "data_mb", "bandwidth_raw"}):
         if row["scope"] == "intra" and row["precision"] == "fp32":
@@ -307,16 +320,37 @@ def _fit(row: Row) -> Link:
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits, more than the measurements have."""
+    """Four significant digits, more than the measurements have.
+
+    Raises:
+        ValueError: not finite.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"{value} was measured")
     return float(f"{value:.4g}")
 
 
-def _rows(path: Path, columns: set[str]) -> list[Row]:
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Turn what cells that are no numbers, or impossible ones, raise into an error that names the folder."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the folder that holds the published tables") from None
+        yield
+    except ConfigError as error:
+        raise error if str(folder) in str(error) else ConfigError(f"{folder}: {error}") from None
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise ConfigError(
+            f"{folder}: a cell of its tables is no number that can be: {type(error).__name__}: {error}; "
+            "fetch the published tables anew"
+        ) from None
+
+
+def _rows(path: Path, columns: set[str]) -> list[Row]:
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file; give the folder that holds the published tables")
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path))))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: not CSV: {error}") from None
     if missing := columns - set(rows[0] if rows else {}):
         raise ConfigError(f"{path}: has no column {', '.join(sorted(missing))}; is it the published table?")
     return rows

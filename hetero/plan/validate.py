@@ -15,6 +15,9 @@ from hetero.spec.model import ModelSpec, first_difference
 from hetero.spec.parameters import stage_parameters
 from hetero.text import in_halves
 
+MAX_MICROBATCHES = 100_000
+"""Of a stage in a step: several times the samples of the largest batches that models are trained with."""
+
 
 def check_numbers_are_positive(plan: Plan) -> None:
     for name in ("seq_length", "global_batch_size"):
@@ -147,6 +150,18 @@ def check_microbatches_divide(plan: Plan) -> None:
                 raise PlanError(
                     f"{_name(r, s)} and stage {s + 1}: microbatches of {here.samples_per_microbatch} and "
                     f"{after.samples_per_microbatch} samples; one must be a multiple of the other"
+                )
+
+
+def check_microbatches_can_be_listed(plan: Plan) -> None:
+    """A schedule has actions for each, and so have simulator, trace and runtime."""
+    for r, replica in enumerate(plan.replicas):
+        for s in range(len(replica.stages)):
+            count = replica.num_microbatches(s)
+            if count > MAX_MICROBATCHES:
+                raise PlanError(
+                    f"{_name(r, s)}: {count:,} microbatches in a step, at most {MAX_MICROBATCHES:,} are; raise "
+                    "micro_batch_size, or lower num_samples"
                 )
 
 
@@ -315,6 +330,7 @@ CHECKS = (
     check_each_rank_has_one_place,
     check_samples_add_up,
     check_microbatches_divide,
+    check_microbatches_can_be_listed,
     check_in_flight_is_deep_enough,
     check_tp_divides,
     check_sequence_divides,

@@ -31,6 +31,9 @@ from hetero.serialization import STRICT, near_match
 from hetero.spec.devices import DeviceType, device_type
 from hetero.units import GB
 
+MAX_DEVICES = 1_000_000
+"""Several times the largest cluster that there is; ranks are counted one by one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
@@ -203,6 +206,12 @@ class ClusterSpec:
         names = Counter(node_type.name for node_type in self.node_types)
         if repeated := [name for name, count in names.items() if count > 1]:
             raise ConfigError(f"cluster: node_types lists {repeated[0]!r} more than once; give each type its own name")
+        if self.num_devices > MAX_DEVICES:
+            largest = max(self.node_types, key=lambda node_type: node_type.num_devices)
+            raise ConfigError(
+                f"cluster: it has {self.num_devices:,} devices, at most {MAX_DEVICES:,} are planned for; node type "
+                f"{largest.name!r} has count {largest.count} x gpus_per_node {largest.gpus_per_node}"
+            )
         self._check_node_pairs()
         self._check_zone_pairs()
 

@@ -14,6 +14,10 @@ from pydantic import ConfigDict
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT
 
+MAX_BLOCKS = 100_000
+"""Layers, each as often as it has experts. Everything that lists parameters, from the validator to a checkpoint, has
+some entries for each; the largest models have a fourth of it (61 layers of 384 experts)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryScaling:
@@ -99,6 +103,12 @@ class ModelSpec:
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ConfigError(f"model: {field.name} is {value}, must be at least 1")
+        num_blocks = self.num_layers * (self.num_experts or 1)
+        if num_blocks > MAX_BLOCKS:
+            raise ConfigError(
+                f"model: num_layers {self.num_layers} x num_experts {self.num_experts or 1} is {num_blocks:,}, at most "
+                f"{MAX_BLOCKS:,} can be listed; is a number wrong?"
+            )
         if self.norm_epsilon <= 0:
             raise ConfigError(f"model: norm_epsilon is {self.norm_epsilon}, must be above 0")
         if self.linear_bias and self.proj_bias:

@@ -3,13 +3,12 @@
 Only what megatron-core's GPTModel computes the same way is imported; the rest is refused by the key that differs.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.serialization import load, near_match, read_text
+from hetero.serialization import load, near_match, parse_json, read_text
 from hetero.spec.hugging_face.families import TABLES
 from hetero.spec.hugging_face.keys import Values
 from hetero.spec.hugging_face.models import BUILDERS
@@ -23,10 +22,7 @@ def load_model(path: Path) -> ModelSpec:
         ConfigError: the file is missing or malformed, or a Hugging Face model that cannot be expressed.
     """
     if path.suffix == ".json":
-        try:
-            config = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: not JSON, line {error.lineno} column {error.colno}: {error.msg}") from None
+        config = parse_json(read_text(path), source=str(path))
         if isinstance(config, dict) and "model_type" in config:
             return from_hugging_face(config, source=str(path))
     return load(ModelSpec, path)

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import math
 import os
+import pickle
 import struct
 import warnings
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,7 @@ _INDEX_HEADER = struct.Struct("<9sQBQQ")
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _PROBE_TOKENS = 2**16
 _DIGEST_DOCUMENTS = 2**18
+_CHECKED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +214,7 @@ class _Builder(BlendedMegatronDatasetBuilder):
                 return built_completely(
                     Path(config.path_to_cache), lambda folder: cls(*rest, _cached_in(config, folder))
                 )
-            except (OSError, ValueError, EOFError) as error:
+            except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
                 raise _cache_error(config.path_to_cache, error) from error
 
         return BlendedMegatronDatasetBuilder.build_generic_dataset(build, is_built_on_rank, synchronize_ranks, *args)
@@ -359,19 +361,47 @@ def _open_corpus(prefix: str) -> _Corpus:
     known = {member.value for member in DType}
     # Per sequence an int32 length and an int64 offset, per document an int64.
     expected = _INDEX_HEADER.size + 12 * num_sequences + 8 * num_documents
-    if version != 1 or code not in known or index.stat().st_size < expected:
+    # Data of several modes has a byte more for each sequence.
+    if version != 1 or code not in known or index.stat().st_size not in (expected, expected + num_sequences):
         raise ConfigError(f"{index}: damaged, {expected} bytes are due and {index.stat().st_size} there; make it anew")
-    if num_sequences == 0:
+    if num_sequences == 0 or num_documents == 0:
         raise ConfigError(f"{index}: holds no documents")
     corpus = _Corpus(
         prefix=prefix,
         dtype=np.dtype(DType.dtype_from_code(code)),
         lengths=np.memmap(index, dtype=np.int32, mode="r", offset=_INDEX_HEADER.size, shape=(num_sequences,)),
     )
+    _check_index(index, corpus, num_documents)
     expected = int(corpus.lengths.sum(dtype=np.int64)) * corpus.dtype.itemsize
     if data.stat().st_size != expected:
         raise ConfigError(f"{data}: {data.stat().st_size} bytes, its index counts {expected}; was it copied whole?")
     return corpus
+
+
+def _check_index(index: Path, corpus: _Corpus, num_documents: int) -> None:
+    """Check that sequences lie end to end, and documents too: megatron-core takes both as they are, in C++.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    num_sequences, start = len(corpus.lengths), _INDEX_HEADER.size + 4 * len(corpus.lengths)
+    offsets = np.memmap(index, dtype=np.int64, mode="r", offset=start, shape=(num_sequences,))
+    documents = np.memmap(index, dtype=np.int64, mode="r", offset=start + 8 * num_sequences, shape=(num_documents,))
+    end = 0
+    # Part by part: of 100 million documents, a sum alone would be 800 MB in every rank.
+    for first in range(0, num_sequences, _CHECKED_AT_ONCE):
+        lengths = corpus.lengths[first : first + _CHECKED_AT_ONCE].astype(np.int64)
+        ends = end + np.cumsum(lengths) * corpus.dtype.itemsize
+        if lengths.min() < 0 or (ends - lengths * corpus.dtype.itemsize != offsets[first : first + len(ends)]).any():
+            raise ConfigError(f"{index}: damaged, its lengths and offsets do not agree; make it anew")
+        end = int(ends[-1])
+    for first in range(0, num_documents, _CHECKED_AT_ONCE):
+        if (np.diff(documents[first : first + _CHECKED_AT_ONCE + 1]) < 0).any():
+            raise ConfigError(f"{index}: damaged, its documents do not ascend; make it anew")
+    if documents[0] != 0 or documents[-1] != num_sequences:
+        raise ConfigError(
+            f"{index}: damaged, its documents do not end with its {num_sequences} sequences; make it anew"
+        )
 
 
 def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> None:
@@ -385,12 +415,13 @@ def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer:
             f"{len(corpus.lengths)}), one sample needs {config.seq_length + 1}; give more data, a shorter --seq-length "
             "or a larger share of --split"
         )
-    largest = int(np.fromfile(corpus.prefix + ".bin", dtype=corpus.dtype, count=_PROBE_TOKENS).max())
-    if largest >= tokenizer.vocab_size:
-        raise ConfigError(
-            f"{corpus.prefix}: holds token id {largest}, the tokenizer's ids end at {tokenizer.vocab_size - 1}; "
-            "train with the tokenizer that made the data"
-        )
+    probe = np.fromfile(corpus.prefix + ".bin", dtype=corpus.dtype, count=_PROBE_TOKENS)
+    for found in (probe.min(), probe.max()):
+        if not 0 <= found < tokenizer.vocab_size or corpus.dtype.kind not in "iu":
+            raise ConfigError(
+                f"{corpus.prefix}: holds token id {found}, the tokenizer's ids end at {tokenizer.vocab_size - 1}; "
+                "train with the tokenizer that made the data"
+            )
 
 
 def _digest(corpora: list[_Corpus]) -> str:

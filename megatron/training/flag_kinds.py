@@ -11,6 +11,9 @@ from typing import Any
 
 from hetero.serialization import near_match
 
+MAX_SHOWN = 60
+"""Characters of a wrong value that a message repeats."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
@@ -29,17 +32,23 @@ class Kind:
             return self.parse(text)
         except ValueError:
             hint = near_match(text, list(self.choices))
-            raise argparse.ArgumentTypeError(f"{text!r} is not {self.limit}{hint}") from None
+            shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+            raise argparse.ArgumentTypeError(f"{shown!r} is not {self.limit}{hint}") from None
 
 
-def integer(minimum: int) -> Kind:
+MOST = 10**12
+"""No count of a run is larger: trillions of tokens are billions of samples. torch and numpy count to 9 x 10^18, and
+products of two counts stay below that."""
+
+
+def integer(minimum: int, maximum: int = MOST) -> Kind:
     def parse(text: str) -> int:
         value = int(text)
-        if value < minimum:
+        if not minimum <= value <= maximum:
             raise ValueError
         return value
 
-    return Kind(shown="N", limit=f"a whole number of at least {minimum}", parse=parse)
+    return Kind(shown="N", limit=f"a whole number of at least {minimum} and at most {maximum}", parse=parse)
 
 
 def number(limit: str, accepts: Callable[[float], bool]) -> Kind:
@@ -85,9 +94,9 @@ def only(value: str, why: str) -> Kind:
 def _parse_split(text: str) -> str:
     shares = text.split(",")
     # Plain decimals only: megatron-core reads "1e2" as the two numbers 1 and 2.
-    if len(shares) > 3 or not all(re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", share) for share in shares):
+    if len(shares) > 3 or not all(re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*", share) for share in shares):
         raise ValueError
-    if float(shares[0]) == 0:
+    if not 0 < float(shares[0]) <= sum(map(float, shares)) <= MOST:
         raise ValueError
     return text
 
@@ -98,6 +107,18 @@ COUNT_FROM_0 = integer(0)
 POSITIVE = number("a number above 0", lambda x: x > 0)
 FROM_1 = number("a number of at least 1", lambda x: x >= 1)
 NOT_NEGATIVE = number("a number of at least 0", lambda x: x >= 0)
+TIMEOUT_MINUTES = number(
+    "a number of minutes from 0.5, in which the ranks of a busy host start, to 10080, a week",
+    lambda x: 0.5 <= x <= 7 * 24 * 60,
+)
+HEARTBEAT_SECONDS = number(
+    "a number of seconds from 3, as ranks give one sign a second, to 3600, an hour", lambda x: 3 <= x <= 3600
+)
+SECONDS = number("a number of seconds from 0.1 to 604800, a week", lambda x: 0.1 <= x <= 7 * 24 * 3600)
+TIME_SCALE = number("a number from 0.0001 to 10000", lambda x: 1e-4 <= x <= 1e4)
+LOSS_SCALE = number("a number above 0 and up to 2^127, which fp32 holds", lambda x: 0 < x <= 2.0**127)
+SEED = integer(0, 2**32 - 1)
+PROCESSES = integer(0, 1024)
 BELOW_1 = number("a number from 0 to below 1", lambda x: 0 <= x < 1)
 FRACTION = number("a number above 0 and up to 1", lambda x: 0 < x <= 1)
 PATH = text("PATH", Path)

@@ -19,15 +19,21 @@ from megatron.training.flag_kinds import (
     COUNT_FROM_0,
     FRACTION,
     FROM_1,
+    HEARTBEAT_SECONDS,
+    LOSS_SCALE,
     NOT_NEGATIVE,
     PATH,
     POSITIVE,
     PREFIXES,
+    PROCESSES,
+    SECONDS,
+    SEED,
     SPLIT,
     SWITCH,
+    TIME_SCALE,
+    TIMEOUT_MINUTES,
     TOKENIZER,
     Kind,
-    number,
     one_of,
     only,
     text,
@@ -159,7 +165,7 @@ _DATA = (
     ),
     Flag("--tokenizer-model", text("PATH"), "A tokenizer.json, or the folder that has it."),
     _switch("--eod-mask-loss", "Leave the end of a document out of the loss."),
-    Flag("--num-workers", COUNT_FROM_0, "Processes per rank that load samples; 0 loads in the rank.", default=2),
+    Flag("--num-workers", PROCESSES, "Processes per rank that load samples; 0 loads in the rank.", default=2),
 )
 
 _OPTIMIZER = (
@@ -209,7 +215,7 @@ _PARALLELISM = (
     ),
     Flag("--hetero-profile", PATH, "With a cluster: profiles beside the shipped ones.", default=(), many=True),
     _switch("--hetero-data-sheets", "With a cluster: price devices without any profile by their data sheets."),
-    Flag("--hetero-plan-time-limit", POSITIVE, "With a cluster: seconds to plan.", default=30.0),
+    Flag("--hetero-plan-time-limit", SECONDS, "With a cluster: seconds to plan.", default=30.0),
     Flag("--hetero-plan-out", PATH, "With a cluster: write the plan that was made here."),
     Flag(
         "--hetero-emulate",
@@ -217,7 +223,7 @@ _PARALLELISM = (
         "Instead of --hetero-cluster: behave in time and memory like that cluster, all ranks on this machine's CPU, "
         "while a small model computes.",
     ),
-    Flag("--hetero-emulate-time-scale", POSITIVE, "Wall seconds per emulated second.", default=1.0),
+    Flag("--hetero-emulate-time-scale", TIME_SCALE, "Wall seconds per emulated second.", default=1.0),
     Flag("--hetero-emulate-seq-length", COUNT, "Sequence length of the small model that computes.", default=32),
     Flag(
         "--hetero-schedule",
@@ -264,13 +270,13 @@ _PARALLELISM = (
     Flag("--distributed-backend", one_of("gloo", "nccl"), "Who moves tensors; without it nccl if CUDA is there."),
     Flag(
         "--distributed-timeout-minutes",
-        POSITIVE,
+        TIMEOUT_MINUTES,
         "Give up on a collective, or on a rank that does not arrive, after this time.",
         default=10.0,
     ),
     Flag(
         "--hetero-heartbeat-timeout",
-        number("a number of seconds of at least 3, as ranks give one sign a second", lambda x: x >= 3),
+        HEARTBEAT_SECONDS,
         "Take a rank for lost that has given no sign of life for so many seconds, and end all.",
         default=30.0,
     ),
@@ -279,9 +285,9 @@ _PARALLELISM = (
 _PRECISION = (
     _switch("--bf16", "Compute in bf16, with master weights, gradients and moments in fp32."),
     _switch("--fp16", "The same in fp16, with a scaled loss."),
-    Flag("--loss-scale", POSITIVE, "With --fp16: a constant scale of the loss instead of one that adapts."),
-    Flag("--initial-loss-scale", POSITIVE, "With --fp16: scale to begin with.", default=2.0**32),
-    Flag("--min-loss-scale", POSITIVE, "With --fp16: the scale never goes below.", default=1.0),
+    Flag("--loss-scale", LOSS_SCALE, "With --fp16: a constant scale of the loss instead of one that adapts."),
+    Flag("--initial-loss-scale", LOSS_SCALE, "With --fp16: scale to begin with.", default=2.0**32),
+    Flag("--min-loss-scale", LOSS_SCALE, "With --fp16: the scale never goes below.", default=1.0),
     Flag("--loss-scale-window", COUNT, "With --fp16: steps without overflow that double the scale.", default=1000),
     Flag("--hysteresis", COUNT, "With --fp16: overflows from which on each halves the scale.", default=2),
 )
@@ -299,7 +305,7 @@ _CHECKPOINTS = (
 _RUN = (
     Flag("--train-iters", COUNT, "Steps to train. This or --train-samples is required."),
     Flag("--train-samples", COUNT, "Samples to train, a multiple of --global-batch-size."),
-    Flag("--seed", COUNT_FROM_0, "Decides initial weights, dropout and the order of samples.", default=1234),
+    Flag("--seed", SEED, "Decides initial weights, dropout and the order of samples.", default=1234),
     Flag("--eval-iters", COUNT_FROM_0, "Global batches of an evaluation on validation data; 0 for none.", default=0),
     Flag("--eval-interval", COUNT, "Steps from one evaluation to the next.", default=1000),
     Flag("--exit-interval", COUNT, "Save and leave after a step that is a multiple of this."),

@@ -10,15 +10,15 @@ These stand in for ``megatron.core.tokenizers`` of 0.16, which does not serve he
 """
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hetero.errors import ConfigError
-from hetero.serialization import near_match, read_text
+from hetero.serialization import near_match, parse_json, read_text
 
 try:
     import tokenizers
@@ -37,6 +37,9 @@ END_OF_DOCUMENT_TOKENS = (
     "[EOS]",
 )
 """Names under which published vocabularies keep the end of a document; the first that exists is taken."""
+
+MAX_VOCABULARY = 2**24
+"""Sixty times the largest in use. A model has a row of weights for each id, whether a token has it or not."""
 
 
 class Tokenizer(ABC):
@@ -107,9 +110,11 @@ class NullTokenizer(Tokenizer):
         """
         words = text.split()
         for word in words:
-            if not (word.isascii() and word.isdigit() and int(word) < self.vocab_size):
-                raise ConfigError(f"NullTokenizer: {word!r} is no token id from 0 to {self.vocab_size - 1}")
-        return [int(word) for word in words]
+            # A number of more digits than Python converts is none of them either.
+            is_short = len(word.lstrip("0")) <= len(str(self.vocab_size))
+            if not (word.isascii() and word.isdigit() and is_short and int(word[-20:]) < self.vocab_size):
+                raise ConfigError(f"NullTokenizer: {word[:40]!r} is no token id from 0 to {self.vocab_size - 1}")
+        return [int(word[-20:]) for word in words]
 
     def detokenize(self, ids: Sequence[int]) -> str:
         return " ".join(str(i) for i in ids if i != self.eod)
@@ -119,10 +124,12 @@ class NullTokenizer(Tokenizer):
 class HuggingFaceTokenizer(Tokenizer):
     """A ``tokenizer.json`` in the hands of Hugging Face's ``tokenizers`` library.
 
+    file: where it was read, for messages.
     digest: SHA-256 of the file. The cache key follows what the file says, not where it lies.
     """
 
     model: "tokenizers.Tokenizer"
+    file: Path
     digest: str
     vocab_size: int
     eod: int
@@ -132,7 +139,13 @@ class HuggingFaceTokenizer(Tokenizer):
         return {"class": "HuggingFaceTokenizer", "sha256": self.digest}
 
     def tokenize(self, text: str) -> list[int]:
-        return self.model.encode(text, add_special_tokens=False).ids
+        """The ids of a document.
+
+        Raises:
+            ConfigError: the tokenizer has no token for a part of it, nor one for what it does not know.
+        """
+        with _naming(self.file, "cannot tokenize; is it the file of a whole tokenizer?"):
+            return self.model.encode(text, add_special_tokens=False).ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
         return self.model.decode([i for i in ids if i != self.eod], skip_special_tokens=False)
@@ -149,15 +162,22 @@ class HuggingFaceTokenizer(Tokenizer):
         file = path / "tokenizer.json" if path.is_dir() else path
         text = read_text(file)
         _check_is_tokenizer(file, text)
-        model = tokenizers.Tokenizer.from_str(text)
-        # Fine-tuning leaves these in the file; documents are neither cut nor filled up.
-        model.no_truncation()
-        model.no_padding()
+        with _naming(file, "not a tokenizer that the tokenizers library reads; fetch the file anew, or update it"):
+            model = tokenizers.Tokenizer.from_str(text)
+            # Fine-tuning leaves these in the file; documents are neither cut nor filled up.
+            model.no_truncation()
+            model.no_padding()
+            vocabulary = model.get_vocab(with_added_tokens=True)
+        # The count would be too small where ids have gaps.
+        vocab_size = max(vocabulary.values(), default=-1) + 1
+        if vocab_size > MAX_VOCABULARY:
+            token = max(vocabulary, key=vocabulary.__getitem__)
+            raise ConfigError(f"{file}: token {token!r} has the id {vocab_size - 1}, must be below {MAX_VOCABULARY}")
         return cls(
             model=model,
+            file=file,
             digest=hashlib.sha256(text.encode("utf-8")).hexdigest(),
-            # The count would be too small where ids have gaps.
-            vocab_size=max(model.get_vocab(with_added_tokens=True).values()) + 1,
+            vocab_size=vocab_size,
             eod=_end_of_document(file, model),
         )
 
@@ -198,13 +218,22 @@ def build_tokenizer(*, tokenizer_type: str, tokenizer_model: str | None, vocab_s
 
 
 def _check_is_tokenizer(file: Path, text: str) -> None:
-    """The library raises bare exceptions; this names what users get wrong most: another of the model's files."""
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}: not JSON, line {error.lineno}: {error.msg}; it must be a tokenizer.json") from None
+    """Names what users get wrong most, which the library does not: another of the model's files."""
+    content = parse_json(text, source=str(file))
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ConfigError(f"{file}: no tokenizer, it has no 'model' section; --tokenizer-model wants a tokenizer.json")
+
+
+@contextmanager
+def _naming(file: Path, problem: str) -> Iterator[None]:
+    """Turn what the library raises into an error that names the file: bare exceptions, and Rust's panics."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic is no Exception, so that nobody handles it by chance; it has no name that could be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{file}: {problem}: {error}") from None
 
 
 def _end_of_document(file: Path, model: "tokenizers.Tokenizer") -> int:

@@ -36,7 +36,7 @@ VICTIMS = {"first": 0, "middle": 1, "last": 2, "idle": 3}
 Fault = Literal["kill", "stop", "exit 1", "out of memory"]
 FAULTS: tuple[Fault, ...] = ("kill", "stop", "exit 1", "out of memory")
 
-HEARTBEAT_S, ARRIVE_S = 10.0, 20.0
+HEARTBEAT_S, ARRIVE_S = 10.0, 30.0
 ROLL_CALL_S, BEAT_S = 5.0, 1.0
 SLACK_S = 8.0
 """For processes to end, on two cores that run several cases."""

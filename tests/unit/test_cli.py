@@ -119,7 +119,9 @@ def test_a_mistake_is_one_line_on_stderr(
     assert main([command, str(illegal_plan_path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == ("hetero: plan: num_samples of the replicas [3] add up to 3, global_batch_size is 4\n")
+    assert captured.err == (
+        f"hetero: {illegal_plan_path}: plan: num_samples of the replicas [3] add up to 3, global_batch_size is 4\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["show", "validate"])

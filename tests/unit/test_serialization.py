@@ -1,13 +1,18 @@
 """Files in, dataclasses out: what is accepted, and what each refusal says."""
 
+import json
+import math
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
+from hetero import serialization
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
-from hetero.serialization import from_json, load, near_match, read_text, save, to_json
+from hetero.serialization import from_json, load, near_match, parse_json, read_text, save, to_json
+from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, stage
@@ -94,6 +99,25 @@ def load_text(tmp_path: Path, name: str, text: str) -> ModelSpec:
             r"model\.yaml: key 'num_layers' is given twice \(lines 1 and 2\); keep one of the two",
         ),
         (("num_layers: 6", "num_layers: {a: 1, a: 2}"), r"key 'a' is given twice \(lines 1 and 1\)"),
+        # Numbers are as they look, or are none.
+        (("num_layers: 6", "num_layers: 012"), "num_layers: Input should be a valid integer, got '012'"),
+        (("num_layers: 6", "num_layers: 1:30"), "num_layers: Input should be a valid integer, got '1:30'"),
+        (("num_layers: 6", "num_layers: 0x10"), "num_layers: Input should be a valid integer, got '0x10'"),
+        (
+            ("num_layers: 6", "num_layers: " + "9" * 5000),
+            r"model\.yaml: line 1: a number of 5,000 digits \(999999999999",
+        ),
+        (("norm_epsilon: 1e-5", "norm_epsilon: 1e999"), "norm_epsilon: Input should be a finite number"),
+        # What PyYAML's own constructors trip over.
+        (("num_layers: 6", "num_layers: 2024-13-45"), "num_layers: Input should be a valid integer, got '2024-13-45'"),
+        (("num_layers: 6", "num_layers: !!bool maybe"), "model.yaml: not plain data: KeyError"),
+        (("num_layers: 6", "num_layers: !!int x"), "model.yaml: not plain data: ValueError"),
+        (("num_layers: 6", "num_layers: !!timestamp x"), "model.yaml: not plain data: AttributeError"),
+        (("num_layers: 6", "num_layers: !!binary aGk="), "model.yaml: not plain data: .*bytes"),
+        (
+            ("num_layers: 6", "num_layers: " + "[" * 100 + "]" * 100),
+            r"line 1: lists or objects .* deeper than 64 levels",
+        ),
     ],
 )
 def test_yaml_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -150,6 +174,104 @@ def test_another_format_version_is_refused() -> None:
 def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"absent\.json: no such file \(looked in {tmp_path}\)"):
         load(Plan, tmp_path / "absent.json")
+
+
+BOMBS = {
+    "aliases": "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
+    "merges": "a0: &a0 {k: 1, l: 2}\n"
+    + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12)),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_yaml_that_stands_for_more_than_it_has_is_refused(tmp_path: Path, bomb: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(BOMBS[bomb])
+    with pytest.raises(ConfigError, match=r"cluster\.yaml: line \d+: more than 200,000 values, aliases counted"):
+        load(ModelSpec, path)
+
+
+def test_yaml_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialization, "MAX_YAML_VALUES", 1000)
+    path = tmp_path / "cluster.yaml"
+    path.write_text("a: [" + "1," * 997 + "]")
+    with pytest.raises(ConfigError, match="missing key"):
+        load(ModelSpec, path)
+    path.write_text("a: [" + "1," * 998 + "]")
+    with pytest.raises(ConfigError, match="line 1: more than 1,000 values"):
+        load(ModelSpec, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"a": {"b": [1, ' + "9" * 5000 + "]}}",
+            r"a\.b\.1: a number of 5,000 digits \(999999999999\.\.\.\), at most 40",
+        ),
+        ('{"a": -' + "9" * 41 + "}", "a: a number of 41 digits"),
+        ('{"a": 1e999}', "a: '1e999' is too large for a number"),
+        ('{"a": [NaN]}', r"a\.0: NaN is no number of JSON"),
+        ("9" * 41, "the top level: a number of 41 digits"),
+        ('{"a": ' + "9" * 41 + ", ]", "a number: a number of 41 digits"),
+        ("[" * 65 + "]" * 65, "lists or objects in each other, deeper than 64 levels"),
+        ("[" * 100_000, "lists or objects in each other, deeper than 64 levels"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "key 'c' is given twice"),
+    ],
+)
+def test_json_beyond_a_limit_is_refused_by_its_place(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^f\.json: {message}"):
+        parse_json(text, source="f.json")
+
+
+def test_json_up_to_the_limits_is_read() -> None:
+    assert parse_json("[" * 64 + "]" * 64, source="") is not None
+    assert parse_json("9" * 40, source="") == 10**40 - 1
+    assert parse_json('{"a": [1, -2.5e3, true, null, "x"]}', source="") == {"a": [1, -2500.0, True, None, "x"]}
+    nan, infinity = parse_json("[NaN, 1e999]", source="", allow_nan=True)
+    assert math.isnan(nan)
+    assert infinity == math.inf
+
+
+def test_a_file_beyond_its_size_is_not_read(tmp_path: Path) -> None:
+    """A hole takes no space on the disk; its zeros would in memory."""
+    path = tmp_path / "plan.json"
+    with path.open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(ConfigError, match=r"plan\.json: it has 1,000,000,000,000 bytes, .* at most 268,435,456"):
+        load(Plan, path)
+    path.rename(tmp_path / "model.yaml")
+    with pytest.raises(ConfigError, match=r"model\.yaml: it has 1,000,000,000,000 bytes, .* at most 1,048,576"):
+        load(ModelSpec, tmp_path / "model.yaml")
+
+
+def test_what_may_never_end_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "plan.json"
+    os.mkfifo(pipe)
+    for path, kind in ((pipe, "a pipe"), (Path("/dev/zero"), "a device"), (tmp_path, "a folder")):
+        with pytest.raises(ConfigError, match=rf"{path}: no regular file but {kind}"):
+            load(Plan, path)
+
+
+def test_a_message_stays_short() -> None:
+    text = json.dumps({"replicas": [{"num_samples": "x" * 10_000}] * 1000})
+    with pytest.raises(ConfigError, match=r"; and [\d,]+ more$") as error:
+        from_json(Plan, text, source="plan.json")
+    assert len(str(error.value)) < 1000
+
+
+def test_the_largest_real_files_are_within_the_limits(tmp_path: Path) -> None:
+    nodes = [
+        NodeType(name=f"node-{i}", device="A100-40", gpus_per_node=1, zone=f"zone-{i % 4}", price_per_hour=2.5)
+        for i in range(4096)
+    ]
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "node_types:\n" + "".join(f"  - {{name: {n.name}, device: {n.device}, gpus_per_node: 1}}\n" for n in nodes)
+    )
+    assert load(ClusterSpec, path).num_devices == 4096
+    save(ClusterSpec(node_types=tuple(nodes)), tmp_path / "cluster.json")
+    assert load(ClusterSpec, tmp_path / "cluster.json").num_devices == 4096
 
 
 def test_a_binary_file_is_no_text(tmp_path: Path) -> None:

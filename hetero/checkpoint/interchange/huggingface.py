@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from hetero.checkpoint.interchange.families import ModelType, config_of, join, model_types, rows, split
 from hetero.checkpoint.interchange.weights import WeightSource, in_groups, new_folder
 from hetero.errors import CheckpointError, ConfigError
-from hetero.serialization import read_text
+from hetero.serialization import parse_json, read_text
 from hetero.spec.model import ModelSpec, padded_vocab_size
 from hetero.spec.model_import import from_hugging_face
 from hetero.spec.parameters import Parameter, parameters
@@ -23,6 +23,7 @@ _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 _FAMILIES = ", ".join(get_args(ModelType))
+_LEAST_ITEM_BYTES = 2
 
 _NOT_WEIGHTS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
 """Constants that older versions saved with the weights."""
@@ -60,7 +61,7 @@ class HuggingFaceSource:
         theirs = []
         for name in row.theirs:
             path = self._files[name]
-            with safe_open(path, framework="pt") as file:
+            with _open(path) as file:
                 # Copied, so that no mapping of the file outlives this.
                 theirs.append(file.get_tensor(_stored_name(file, name)).to(dtype, copy=True))
         return join(self.model, row.layout, theirs).contiguous()
@@ -79,6 +80,15 @@ class HuggingFaceSource:
             )
 
     def _check_shapes(self) -> None:
+        # Before a tensor of such a shape exists, if only on paper: torch counts its bytes in 64 bits.
+        num_bytes = sum(path.stat().st_size for path in set(self._files.values()))
+        unpadded = dataclasses.replace(self.model, padded_vocab_size=self.model.vocab_size)
+        for parameter in parameters(unpadded):
+            if parameter.numel * _LEAST_ITEM_BYTES > num_bytes:
+                raise CheckpointError(
+                    f"{self._folder / 'config.json'}: it makes {parameter.name} {list(parameter.shape)}, and all "
+                    f"tensors of the folder have {num_bytes:,} bytes; is it the file of this model?"
+                )
         for parameter in parameters(self.model):
             row = self._rows[parameter.name]
             ours = torch.empty(parameter.shape, device="meta")
@@ -91,7 +101,7 @@ class HuggingFaceSource:
                     )
 
     def _slice_info(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        with safe_open(self._files[name], framework="pt") as file:
+        with _open(self._files[name]) as file:
             info = file.get_slice(_stored_name(file, name))
             kind = info.get_dtype()
             if kind not in _FLOAT_TYPES:
@@ -153,7 +163,7 @@ def _files(folder: Path) -> dict[str, Path]:
         weight_map = _read_json(folder / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{folder / _INDEX}: it has no weight_map")
-        for file in set(weight_map.values()):
+        for file in weight_map.values():
             if not isinstance(file, str) or Path(file).name != file:
                 raise CheckpointError(f"{folder / _INDEX}: {file!r} is not a file of this folder")
         files = {name: folder / file for name, file in weight_map.items()}
@@ -164,15 +174,23 @@ def _files(folder: Path) -> dict[str, Path]:
         missing = {name for name, file in files.items() if file == path} - set(_names_in(path))
         if missing:
             raise CheckpointError(f"{path}: tensor {min(missing)} is missing; {_INDEX} says that it is here")
-    return {_full_name(name): path for name, path in files.items()}
+    full = {_full_name(name): path for name, path in files.items()}
+    if len(full) < len(files):
+        twice = next(name for name in files if _full_name(name) != name and _full_name(name) in files)
+        raise CheckpointError(f"{files[twice]}: tensor {twice} is here beside {_full_name(twice)}, which is the same")
+    return full
 
 
 def _names_in(path: Path) -> list[str]:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; only safetensors are read, convert pickled weights first")
+    with _open(path) as file:
+        return list(file.keys())
+
+
+def _open(path: Path) -> safe_open:
     try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+        return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
 
@@ -190,10 +208,7 @@ def _stored_name(file: safe_open, name: str) -> str:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON, line {error.lineno} column {error.colno}: {error.msg}") from None
+    value = parse_json(read_text(path), source=str(path))
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: not a JSON object")
     return value

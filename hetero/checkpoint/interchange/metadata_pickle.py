@@ -4,8 +4,11 @@ A pickle is a program that may import and call anything. Here it may name a shor
 torch.distributed.checkpoint, which do nothing but hold numbers and names; at the first other name it is refused.
 """
 
+import io
 import pickle
+import pickletools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import torch.serialization
 from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hetero.errors import CheckpointError
+from hetero.errors import CheckpointError, ConfigError
+from hetero.serialization import read_bytes
 
 _RECORDS: dict[str, tuple[Any, ...]] = {
     "torch.distributed.checkpoint.metadata": (
@@ -62,20 +66,35 @@ def read_metadata(path: Path) -> Metadata:
         CheckpointError: missing or damaged; it names anything that could run, or a file elsewhere.
     """
     try:
-        with path.open("rb") as file:
-            value = _RecordUnpickler(file).load()
+        # From memory: what is not in the file cannot be asked for, however long a text says that it is.
+        content = read_bytes(path)
+        _check_memo(content)
+        value = _RecordUnpickler(io.BytesIO(content)).load()
         return _checked(path, value)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path}: refused: {error}. Checkpoint metadata has no use for that; do not trust it"
         ) from None
     except CheckpointError:
         raise
-    except (EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError, ImportError, MemoryError) as error:
+    except (EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
         # Records are made without their constructors, so that any of their fields may be missing.
         raise CheckpointError(f"{path}: damaged: {type(error).__name__}: {error}") from None
+
+
+def _check_memo(content: bytes) -> None:
+    """Check that no value is to be kept under a number beyond what a pickle of this size can count to.
+
+    Python's unpickler fills a table up to that number, which four damaged bytes make 64 GB.
+
+    Raises:
+        ValueError: one is, or it is no pickle.
+    """
+    for opcode, number, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= number <= len(content):
+            raise ValueError(f"it keeps a value under the number {number}")
 
 
 def _checked(path: Path, value: object) -> Metadata:
@@ -85,8 +104,8 @@ def _checked(path: Path, value: object) -> Metadata:
         name = info.relative_path
         if not isinstance(name, str) or not _DATA_FILE.fullmatch(name):
             raise CheckpointError(f"{path}: refused: {name!r} is not a .distcp file of this folder")
-        if info.offset < 0 or info.length < 0:
-            raise CheckpointError(f"{path}: refused: a part of {name} begins at {info.offset}")
+        if not _are_sizes((info.offset, info.length)):
+            raise CheckpointError(f"{path}: refused: a part of {name} begins at {info.offset!r}")
         if getattr(info, "transform_descriptors", None):
             raise CheckpointError(f"{path}: transformed data ({info.transform_descriptors}) is not supported")
     for key, stored in value.state_dict_metadata.items():
@@ -94,6 +113,12 @@ def _checked(path: Path, value: object) -> Metadata:
             continue
         if not isinstance(stored.properties.dtype, torch.dtype):
             raise CheckpointError(f"{path}: refused: {key} has the type {stored.properties.dtype!r}")
-        if any(not len(chunk.offsets) == len(chunk.sizes) == len(stored.size) for chunk in stored.chunks):
+        boxes = [(*chunk.offsets, *chunk.sizes) for chunk in stored.chunks]
+        same = all(len(chunk.offsets) == len(chunk.sizes) == len(stored.size) for chunk in stored.chunks)
+        if not same or not all(map(_are_sizes, (stored.size, *boxes))):
             raise CheckpointError(f"{path}: refused: {key} is not cut into boxes")
     return value
+
+
+def _are_sizes(numbers: Iterable[object]) -> bool:
+    return all(type(each) is int and 0 <= each < 2**63 for each in numbers)

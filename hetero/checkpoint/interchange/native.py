@@ -29,8 +29,9 @@ class NativeSource:
         self.model = state.model
         self.step = state.step
         self._saved = SavedTensors(path)
-        first = parameters(self.model)[0]
-        self.dtype = self._saved.dtype(f"weights/{first.name}")
+        every = parameters(self.model)
+        self.dtype = self._saved.dtype(f"weights/{every[0].name}")
+        self._saved.check_weights({each.name: each.shape for each in every})
 
     def tensor(self, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:
         """The whole tensor of a parameter: from the master weights where ``dtype`` is not that of the weights."""

@@ -11,6 +11,7 @@ import json
 import math
 import pickle
 import re
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from hetero.checkpoint.interchange.metadata_pickle import read_metadata
 from hetero.checkpoint.interchange.weights import PRECISION_OF, WeightSource, new_folder
 from hetero.checkpoint.manifest import Region, index_within, overlap
 from hetero.errors import CheckpointError, ConfigError
-from hetero.serialization import read_text
+from hetero.serialization import parse_json, read_text
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters
 
@@ -51,6 +52,12 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 _EXTRA_STATES = re.compile(r".*(linear_(?:qkv|proj|fc1|fc2))\.weight")
+
+_UNREADABLE = (
+    *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError, OverflowError),
+    *(NotImplementedError, pickle.UnpicklingError, zipfile.BadZipFile),
+)
+"""What a damaged part makes zipfile and torch.load raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class TorchDistSource:
         self._folder = _newest(folder)
         self._metadata = _checked_metadata(self._folder)
         self._places = {each.name: self._find(each) for each in parameters(model)}
+        self._check_sizes()
         self.model = model
         self.step = _step_of(self._folder)
         found = {self._stored(place.key).properties.dtype for place in self._places.values()}
@@ -108,12 +116,37 @@ class TorchDistSource:
         try:
             with path.open("rb") as file:
                 file.seek(info.offset)
-                part = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+                content = file.read(info.length)
+            _check_archive(content)
+            part = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except _UNREADABLE as error:
             raise CheckpointError(f"{path}: {key} cannot be read: {error}") from None
-        if not isinstance(part, torch.Tensor) or tuple(part.shape) != saved.shape:
+        is_tensor = isinstance(part, torch.Tensor) and part.layout == torch.strided and part.device.type == "cpu"
+        if not is_tensor or tuple(part.shape) != saved.shape or part.dtype != self._stored(key).properties.dtype:
             raise CheckpointError(f"{path}: what is said to be {key} is something else")
         return part
+
+    def _check_sizes(self) -> None:
+        """Are the parts as large as their tensors, and their files as large as the parts? No part is read for that."""
+        for key in {place.key for place in self._places.values()}:
+            stored = self._stored(key)
+            for chunk in stored.chunks:
+                info = self._metadata.storage_data.get(MetadataIndex(key, torch.Size(chunk.offsets)))
+                if info is None:
+                    raise CheckpointError(f"{self._folder}: {key} at {list(chunk.offsets)} is in no file")
+                path = self._folder / info.relative_path
+                if not path.is_file():
+                    raise CheckpointError(f"{path}: no such file, and {key} should be in it")
+                size_bytes = path.stat().st_size
+                num_bytes = math.prod(chunk.sizes) * stored.properties.dtype.itemsize
+                if info.offset + info.length > size_bytes or num_bytes > info.length:
+                    raise CheckpointError(
+                        f"{path}: it has {size_bytes:,} bytes, and should have {num_bytes:,} of {key} in bytes "
+                        f"{info.offset:,} to {info.offset + info.length:,}; is the file complete?"
+                    )
+            num_saved, num_wanted = sum(math.prod(chunk.sizes) for chunk in stored.chunks), math.prod(stored.size)
+            if num_saved != num_wanted:
+                raise CheckpointError(f"{self._folder}: {key} has {num_saved} of {num_wanted} elements")
 
     def _stored(self, key: str) -> TensorStorageMetadata:
         stored = self._metadata.state_dict_metadata[key]
@@ -240,14 +273,28 @@ def _chunk(index: Sequence[int], shape: Sequence[int]) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=offsets, sizes=torch.Size((*(1 for _ in index), *shape)))
 
 
+def _check_archive(content: bytes) -> None:
+    """Check what ``torch.save`` wrote: torch does not look at its checksums, and would inflate what is compressed.
+
+    Raises:
+        ValueError: it is damaged, or larger than its bytes.
+        zipfile.BadZipFile: it is none.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("it is compressed, which torch.save does not do")
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong: damaged")
+
+
 def _newest(folder: Path) -> Path:
     """The folder of one checkpoint; ``folder`` may be Megatron-LM's of many."""
     latest = folder / _LATEST
     if not latest.exists():
         return folder
     word = read_text(latest).strip()
-    if word != "release" and not word.isdecimal():
-        raise CheckpointError(f"{latest}: it says {word!r}, must be a number or release")
+    if word != "release" and not re.fullmatch(r"[0-9]{1,18}", word):
+        raise CheckpointError(f"{latest}: it says {word[:40]!r}, must be a number or release")
     return folder / (word if word == "release" else f"iter_{int(word):07d}")
 
 
@@ -258,10 +305,10 @@ def _step_of(folder: Path) -> int:
 
 def _checked_metadata(folder: Path) -> Metadata:
     path = folder / "metadata.json"
-    try:
-        backend = json.loads(read_text(path)).get("sharded_backend")
-    except (json.JSONDecodeError, AttributeError):
-        raise ConfigError(f"{path}: not a JSON object") from None
+    backends = parse_json(read_text(path), source=str(path))
+    if not isinstance(backends, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    backend = backends.get("sharded_backend")
     if backend != _BACKENDS["sharded_backend"]:
         raise CheckpointError(f"{path}: sharded_backend is {backend!r}, only 'torch_dist' is read")
     return read_metadata(folder / ".metadata")

@@ -14,7 +14,7 @@ def manifest(*boxes: Box, files: tuple[str, ...] = ("one.safetensors",), shape: 
     return Manifest(
         tensors={"weights/a": TensorInfo(shape=shape, dtype="float32")},
         shards=tuple(
-            Shard(file=file, size_bytes=9, header_crc32=0, boxes=boxes if i == 0 else ())
+            Shard(file=file, size_bytes=200, header_crc32=0, boxes=boxes if i == 0 else ())
             for i, file in enumerate(files)
         ),
     )
@@ -73,6 +73,14 @@ def test_boxes_that_do_not_tile_are_refused(boxes: list[Box], message: str) -> N
 def test_only_plain_files_of_the_folder_are_named(file: str) -> None:
     with pytest.raises(CheckpointError, match="not a plain file name"):
         check_manifest(manifest(box((0, 0), (4, 6)), files=(file,)), source="m")
+
+
+def test_boxes_larger_than_their_file_are_refused() -> None:
+    claimed = manifest(box((0, 0), (10**6, 3 * 10**6)), shape=(10**6, 3 * 10**6))
+    with pytest.raises(
+        CheckpointError, match=r"^m: the boxes of one\.safetensors are 12,000,000,000,000 bytes.* has 200"
+    ):
+        check_manifest(claimed, source="m")
 
 
 def test_a_shard_is_named_once() -> None:

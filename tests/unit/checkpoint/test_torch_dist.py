@@ -113,16 +113,22 @@ class TestRefused:
     def test_a_file_without_its_end(self, saved: Path) -> None:
         [file] = saved.glob("*.distcp")
         file.write_bytes(file.read_bytes()[:-2000])
-        source = TorchDistSource(saved, model=LLAMA)
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            assert_weights(source)
+        with pytest.raises(CheckpointError, match=rf"{file.name}: it has .* bytes, and should have .*complete"):
+            TorchDistSource(saved, model=LLAMA)
+
+    def test_a_flipped_byte_of_a_tensor(self, saved: Path) -> None:
+        [file] = saved.glob("*.distcp")
+        content = file.read_bytes()
+        at = content.index(full_tensor("output_layer.weight", (64, 32), step=1).numpy().tobytes()) + 77
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(CheckpointError, match=r"output_layer\.weight cannot be read: the checksum of .* is wrong"):
+            assert_weights(TorchDistSource(saved, model=LLAMA))
 
     def test_a_missing_file(self, saved: Path) -> None:
         [file] = saved.glob("*.distcp")
         file.unlink()
-        source = TorchDistSource(saved, model=LLAMA)
-        with pytest.raises(CheckpointError, match="No such file"):
-            assert_weights(source)
+        with pytest.raises(CheckpointError, match=rf"{file.name}: no such file, and .*weight should be in it"):
+            TorchDistSource(saved, model=LLAMA)
 
     @pytest.mark.parametrize("keep", [0, 1, 100, 1000])
     def test_metadata_without_its_end(self, saved: Path, keep: int) -> None:
@@ -206,14 +212,13 @@ class TestHostile:
             metadata.state_dict_metadata["output_layer.weight"].chunks = []
 
         self.change(saved, shrink)
-        source = TorchDistSource(saved, model=LLAMA)
         with pytest.raises(CheckpointError, match=r"output_layer\.weight has 0 of 2048 elements"):
-            assert_weights(source)
+            TorchDistSource(saved, model=LLAMA)
 
     def test_a_tensor_that_would_touch_a_file(self, tmp_path: Path, saved: Path) -> None:
         trace = tmp_path / "was_run"
         buffer = io.BytesIO()
-        torch.save(Touch(trace), buffer)
+        torch.save([Touch(trace), "as large as a tensor" * 1000], buffer)
         (saved / "trap.distcp").write_bytes(buffer.getvalue())
 
         def point_to_it(metadata: Metadata) -> None:
@@ -230,7 +235,7 @@ class TestHostile:
 
     def test_something_else_in_place_of_a_tensor(self, saved: Path) -> None:
         buffer = io.BytesIO()
-        torch.save({"a": 1}, buffer)
+        torch.save({"a": "as large as a tensor" * 1000}, buffer)
         [file] = saved.glob("*.distcp")
         file.write_bytes(buffer.getvalue())
 

@@ -145,6 +145,14 @@ def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:
         read_profiles(tmp_path)
 
 
+@pytest.mark.parametrize("cell", ["x", "", "nan", "1e999", "-1", "9" * 5000])
+def test_a_cell_that_is_no_time_is_refused_by_name(tables: Path, cell: str) -> None:
+    path = tables / "layer_profiles.csv"
+    path.write_text(path.read_text().replace("0.002", cell))
+    with pytest.raises(ConfigError, match=str(tables)):
+        read_profiles(tables)
+
+
 def test_a_table_of_another_kind_is_refused(tables: Path) -> None:
     write(tables, "collectives.csv", "gpu,time", "GH-96,1")
     with pytest.raises(ConfigError, match=r"collectives\.csv: has no column collective, data_mb, gpus"):

@@ -96,6 +96,13 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_each_rank_has_one_place, "ranks in any order", in_stage(0, 0, ranks=(3, 0, 2, 1))),
     (rules.check_samples_add_up, "unequal shares", in_plan()),
     (rules.check_microbatches_divide, "2 samples before 8", in_stage(0, 1, micro_batch_size=8)),
+    (
+        rules.check_microbatches_can_be_listed,
+        "a huge batch in large microbatches",
+        lambda plan: in_replica(0, num_samples=400_000)(
+            in_stage(0, 0, micro_batch_size=4)(in_stage(0, 1, micro_batch_size=8)(plan))
+        ),
+    ),
     (rules.check_in_flight_is_deep_enough, "deeper than the batch", in_stage(0, 0, in_flight=99)),
     (rules.check_tp_divides, "tp 4 divides all", in_stage(0, 0, tp=4, dp=1)),
     (
@@ -213,6 +220,11 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         rules.check_microbatches_divide,
         "replica 0 stage 0 and stage 1: microbatches of 2 and 3 samples; one must be a multiple",
         lambda plan: in_replica(0, num_samples=12)(in_stage(0, 1, micro_batch_size=3)(plan)),
+    ),
+    (
+        rules.check_microbatches_can_be_listed,
+        "replica 0 stage 0: 500,000,000,000 microbatches in a step, at most 100,000 are; raise micro_batch_size",
+        in_replica(0, num_samples=10**12),
     ),
     (
         rules.check_in_flight_is_deep_enough,

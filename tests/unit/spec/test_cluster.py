@@ -213,3 +213,10 @@ def test_presets_describe_every_link(path: Path) -> None:
 
 def test_there_are_presets() -> None:
     assert {path.stem for path in PRESETS} >= {"a100_v100", "two_zones"}
+
+
+def test_more_devices_than_can_be_counted_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"it has 8,000,000,000,000 devices, at most 1,000,000 .*'a' has count 10{12} x"
+    ):
+        ClusterSpec(node_types=(NodeType(name="a", device="A100-40", gpus_per_node=8, count=10**12),))

@@ -128,7 +128,7 @@ def test_chunks_hold_every_line_once_and_in_order(texts: list[str], chunk_bytes:
             tokens = tokenize_chunk(recipe(), chunk)[0]["text"]
             ends = np.cumsum(tokens.lengths, dtype=int)
             found += [as_text(ids.tolist()) for ids in np.split(tokens.ids, ends)[:-1]]
-    assert found == [text for text in texts if text]
+    assert found == [text for text in texts if text.strip()]
 
 
 def test_number_of_workers_does_not_change_a_byte(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_number_of_workers_does_not_change_a_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": "x"', "not JSON: Expecting ',' delimiter at column 13"),
+        (b'{"text": "x"', "not JSON, line 1 column 13: Expecting ',' delimiter"),
         (b'{"body": "x"}', "no key 'text', its keys are 'body'"),
         (b'{"text": 3}', "key 'text' is not a text but int"),
         (b'["x"]', "not a JSON object but list"),
@@ -218,6 +218,64 @@ def test_wrong_flags_are_one_line_and_code_2(
     assert captured.err.count("\n") == 1
     assert re.search(message, captured.err)
     assert output_files(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "\n"),
+        ("a.txt", " \t\r\n\u00a0\u3000"),
+        ("a.jsonl", '{"text": "\\n"}\n{"text": " "}\n{"text": ""}\n'),
+        ("a.jsonl", "\n\n  \n"),
+        ("a.json", '{"text": "   "}'),
+    ],
+)
+def test_white_space_is_no_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_text(content)
+    assert run(tmp_path, "--append-eod") == 2
+    assert "no document with any text under 'text'" in capsys.readouterr().err
+    assert output_files(tmp_path) == set()
+
+
+def test_white_space_beside_text_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["one", "\n", "", " \t", " two\n"])
+    assert run(tmp_path, "--append-eod") == 0
+    assert [as_text(ids[:-1]) for ids in documents(tmp_path)] == ["one", " two\n"]
+    assert "2 documents" in (out := capsys.readouterr().out)
+    assert "left out 3 empty" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "x", "n": ' + "9" * 5000 + "}", "n: a number of 5,000 digits"),
+        ("[" * 100_000, "lists or objects in each other, deeper than 64 levels"),
+        ('{"text": "x", "text": "y"}', "key 'text' is given twice"),
+    ],
+)
+def test_lines_that_would_end_in_a_traceback_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text(f'{{"text": "one", "score": NaN}}\n{line}\n')
+    assert run(tmp_path) == 2
+    assert f"a.jsonl, line 2: {message}" in capsys.readouterr().err
+    assert run(tmp_path, "--skip-bad") == 0
+    assert [as_text(ids) for ids in documents(tmp_path)] == ["one"]
+
+
+def test_a_line_beyond_the_limit_is_bad_and_the_next_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preprocess_data, "MAX_LINE_BYTES", 40)
+    write_jsonl(tmp_path / "in" / "a.jsonl", ["one", "x" * 100, "two"])
+    assert run(tmp_path) == 2
+    assert "a.jsonl, line 2: a line of more than 40 bytes" in capsys.readouterr().err
+    assert run(tmp_path, "--skip-bad") == 0
+    assert [as_text(ids) for ids in documents(tmp_path)] == ["one", "two"]
 
 
 def test_output_is_replaced_only_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

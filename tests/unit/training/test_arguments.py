@@ -493,6 +493,35 @@ def test_refused(flags: str, without: str, message: str) -> None:
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--distributed-timeout-minutes 0.0001", "'0.0001' is not a number of minutes from 0.5, in which"),
+        ("--distributed-timeout-minutes 1e-300", "is not a number of minutes from 0.5"),
+        ("--distributed-timeout-minutes 1e300", "to 10080, a week"),
+        ("--distributed-timeout-minutes nan", "is not a number of minutes"),
+        ("--hetero-plan-time-limit 1e-9", "is not a number of seconds from 0.1 to 604800, a week"),
+        ("--hetero-plan-time-limit 1e300", "is not a number of seconds from 0.1 to 604800, a week"),
+        ("--hetero-emulate-time-scale 1e-300", "is not a number from 0.0001 to 10000"),
+        ("--hetero-emulate-time-scale 1e300", "is not a number from 0.0001 to 10000"),
+        ("--initial-loss-scale 1e300", "is not a number above 0 and up to 2^127"),
+        ("--lr inf", "'inf' is not a number above 0"),
+        ("--lr nan", "'nan' is not a number above 0"),
+        ("--seed 4294967296", "is not a whole number of at least 0 and at most 4294967295"),
+        ("--num-workers 100000", "is not a whole number of at least 0 and at most 1024"),
+        ("--train-iters 9223372036854775808", "at most 1000000000000"),
+        (f"--train-iters {'9' * 5000}", "'" + "9" * 60 + "...' is not a whole number"),
+        (f"--split {'9' * 400},1", "is not one to three shares"),
+    ],
+)
+def test_a_value_near_zero_or_beyond_reason_is_refused_at_once(flag: str, message: str) -> None:
+    """Further on, they end in tracebacks of whoever takes them: TCPStore, timedelta, numpy, the loader's processes."""
+    with pytest.raises(ConfigError) as error:
+        parse(flag)
+    assert message in str(error.value)
+    assert str(error.value).startswith(flag.split()[0])
+
+
 def test_a_value_in_front_of_every_flag_is_refused() -> None:
     with pytest.raises(ConfigError, match="unexpected 'pretrain_gpt"):
         parse_args(["pretrain_gpt.py", *command()])

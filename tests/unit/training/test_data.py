@@ -181,6 +181,48 @@ def test_damaged_files_are_named(corpus: str, suffix: str, content: bytes | None
         build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=1)
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        # 40 documents: 34 bytes of header, int32 lengths, int64 offsets, int64 documents.
+        (18, 2**62, "damaged, [0-9]+ bytes are due and 842 there"),
+        (26, 0, "damaged, 514 bytes are due"),
+        (34, 0xFFFFFFFF_FFFFFFFF, "its lengths and offsets do not agree"),
+        (34 + 4 * 40 + 8 * 7, 10**15, "its lengths and offsets do not agree"),
+        (34 + 4 * 40 + 8 * 7, 0, "its lengths and offsets do not agree"),
+        (34 + 12 * 40 + 8 * 7, 2**40, "its documents do not ascend"),
+        (34 + 12 * 40 + 8 * 40, 41, "its documents do not end with its 40 sequences"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_named(corpus: str, at: int, value: int, message: str) -> None:
+    """megatron-core reads where the offsets say, in C++."""
+    index = Path(corpus + ".idx")
+    content = bytearray(index.read_bytes())
+    content[at : at + 8] = value.to_bytes(8, "little")
+    index.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"corpus\.idx: .*{message}"):
+        build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=1)
+
+
+def test_an_index_with_something_behind_it_is_named(corpus: str) -> None:
+    index = Path(corpus + ".idx")
+    index.write_bytes(index.read_bytes() + b"\0")
+    with pytest.raises(ConfigError, match="damaged, 842 bytes are due and 843 there"):
+        build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=1)
+
+
+def test_tokens_below_zero_are_refused(tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "corpus", [[1] * 20])
+    tokens = np.fromfile(prefix + ".bin", np.uint16)
+    tokens[3] = 2**16 - 2
+    tokens.tofile(prefix + ".bin")
+    index = bytearray(Path(prefix + ".idx").read_bytes())
+    index[17] = DType.int16.value
+    Path(prefix + ".idx").write_bytes(index)
+    with pytest.raises(ConfigError, match="holds token id -2"):
+        build_dataset(data_config(train_data_path=(prefix,)), byte_level(), split="train", num_samples=1)
+
+
 def test_corpus_without_documents(tmp_path: Path) -> None:
     prefix = write_corpus(tmp_path / "none", [])
     with pytest.raises(ConfigError, match="holds no documents"):

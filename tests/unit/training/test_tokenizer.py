@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hetero.errors import ConfigError
-from megatron.training.tokenizer import Tokenizer, build_tokenizer
+from megatron.training.tokenizer import Tokenizer, _naming, build_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -101,6 +101,47 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: str | None, mess
         hugging_face(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("section", "content"),
+    [
+        ("decoder", {"type": "Nobody"}),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": "("}, "content": ""}),
+        ("pre_tokenizer", 3),
+        ("added_tokens", [{"id": -1, "content": "</s>"}]),
+        ("added_tokens", [{"id": 4_000_000_000, "content": "</s>"}]),
+        ("model", {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}),
+        ("model", {"type": "BPE", "vocab": {"</s>": 2**32 - 2}, "merges": []}),
+    ],
+)
+def test_a_damaged_section_is_named(tmp_path: Path, section: str, content: object) -> None:
+    """The library raises bare exceptions."""
+    path = write_tokenizer(tmp_path, "</s>")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {section: content}))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: "):
+        hugging_face(path)
+
+
+def test_text_that_has_no_tokens_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path, "</s>")
+    model = {"type": "WordLevel", "vocab": {"</s>": 0, "be": 1}, "unk_token": "?"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model, "added_tokens": []}))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: cannot tokenize"):
+        hugging_face(path).tokenize("to be")
+
+
+def test_a_panic_of_the_library_is_an_error_and_an_interrupt_is_not() -> None:
+    class PanicException(BaseException):
+        """As Rust's are called, which cannot be imported."""
+
+    with (
+        pytest.raises(ConfigError, match=r"^t\.json: damaged: index out of bounds"),
+        _naming(Path("t.json"), "damaged"),
+    ):
+        raise PanicException("index out of bounds")
+    with pytest.raises(KeyboardInterrupt), _naming(Path("t.json"), "damaged"):
+        raise KeyboardInterrupt
+
+
 def test_vocabulary_without_end_of_document_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no end of document, looked for <\|endoftext\|>"):
         hugging_face(write_tokenizer(tmp_path, "<pad>"))
@@ -110,7 +151,8 @@ def test_null_tokenizer_keeps_to_the_vocabulary_it_is_given() -> None:
     tokenizer = build_tokenizer(tokenizer_type="NullTokenizer", tokenizer_model=None, vocab_size=100)
     assert (tokenizer.vocab_size, tokenizer.eod) == (100, 99)
     assert tokenizer.detokenize(tokenizer.tokenize("3 1\n4")) == "3 1 4"
-    for text in ("100", "-1", "x", "²"):
+    assert tokenizer.tokenize("0" * 5000 + "7") == [7]
+    for text in ("100", "-1", "x", "²", "9" * 5000):
         with pytest.raises(ConfigError, match="no token id from 0 to 99"):
             tokenizer.tokenize(text)
 
