@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from hetero.distributed.agreement import check_devices, check_same_everywhere, on_all_ranks
+from hetero.distributed.agreement import AgreedError, check_devices, check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError, PlanError
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -89,7 +89,7 @@ def test_none_is_a_value() -> None:
 )
 def test_an_error_on_some_rank_is_an_error_on_all(step: Step, message: str) -> None:
     """The message is said once where all say the same, and names the ranks where not."""
-    assert run_ranks(outcome, WORLD_SIZE, step) == [(ConfigError, message)] * WORLD_SIZE
+    assert run_ranks(outcome, WORLD_SIZE, step) == [(AgreedError, message)] * WORLD_SIZE
 
 
 def let_a_bug_through(rank: int) -> str:

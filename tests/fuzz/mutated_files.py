@@ -28,6 +28,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from hetero.distributed.processes import end_with_parent
 from hetero.errors import HeteroError
 from hetero.units import GIB, MIB
 from tests.fuzz.mutations import JSON, MUTATIONS, TEXT, DoesNotApply, in_header
@@ -99,7 +100,8 @@ class _Worker:
     def __init__(self, subjects: Mapping[str, Subject]) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, subjects), daemon=True)
+        # No daemon, which may have no children: indices are built in a process of their own.
+        self._process = context.Process(target=_serve, args=(os.getpid(), theirs, subjects))
         self._process.start()
         theirs.close()
         assert self._pipe.poll(STARTUP_S), "the process that reads files did not start"
@@ -126,8 +128,9 @@ class _Worker:
         self._process.join()
 
 
-def _serve(pipe: Connection, subjects: Mapping[str, Subject]) -> None:
+def _serve(parent: int, pipe: Connection, subjects: Mapping[str, Subject]) -> None:
     """Reads damaged files until the pipe ends."""
+    end_with_parent(parent)
     with tempfile.TemporaryDirectory() as name:
         sound = Path(name) / "sound"
         for number, subject in enumerate(subjects.values()):
@@ -160,7 +163,9 @@ def _outcome(case: Case, subject: Subject, folder: Path) -> Outcome:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before_bytes, start_s = _status_bytes("VmRSS"), time.monotonic()
     verdict, said = _read(subject, folder)
-    seconds, grown_bytes = time.monotonic() - start_s, _status_bytes("VmHWM") - before_bytes
+    # That of its children counts, too; of all that there were, the largest.
+    peak_bytes = max(_status_bytes("VmHWM"), 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    seconds, grown_bytes = time.monotonic() - start_s, peak_bytes - before_bytes
     if seconds > LIMIT_S:
         verdict, said = "fault", f"took {seconds:.1f} s; {said}"
     if grown_bytes > LIMIT_BYTES:

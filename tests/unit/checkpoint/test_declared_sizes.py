@@ -146,7 +146,7 @@ class TestHuggingFace:
             ({"hidden_size": 10**15}, r"config\.json: it makes .* all tensors of the folder have [\d,]+ bytes"),
             ({"hidden_size": 10**30, "vocab_size": 10**30}, r"config\.json: it makes"),
             ({"num_hidden_layers": 10**12}, r"config\.json: model: num_layers 1000000000000 x num_experts 1 is"),
-            ({"num_hidden_layers": 0}, r"config\.json: .*num_layers is 0, must be at least 1"),
+            ({"num_hidden_layers": 0}, r"config\.json: .*num_hidden_layers is 0, must be a whole number of at least 1"),
             ({"num_attention_heads": 0, "head_dim": None}, r"config\.json: "),
             ({"hidden_size": "8"}, r"config\.json: "),
             ({"num_hidden_layers": 1.5}, r"config\.json: "),

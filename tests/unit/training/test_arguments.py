@@ -209,6 +209,7 @@ EFFECTS = [
     Effect("--ddp-bucket-size 1000", "parallel.bucket_size", 1000),
     Effect("--distributed-backend nccl", "parallel.backend", "nccl"),
     Effect("--distributed-timeout-minutes 0.5", "parallel.timeout_minutes", 0.5),
+    Effect("--hetero-heartbeat-timeout 60", "parallel.heartbeat_timeout_s", 60.0),
     Effect("--train-iters 50", "run.train_iters", 50),
     Effect("--train-samples 400", "run.train_iters", 50, **SAMPLES),
     Effect("--seed 1", "run.seed", 1),
@@ -497,6 +498,10 @@ def test_refused(flags: str, without: str, message: str) -> None:
     ("flag", "message"),
     [
         ("--distributed-timeout-minutes 0.0001", "'0.0001' is not a number of minutes from 0.5, in which"),
+        (
+            "--hetero-heartbeat-timeout 1",
+            "'1' is not a number of seconds from 3, as ranks give one sign a second",
+        ),
         ("--distributed-timeout-minutes 1e-300", "is not a number of minutes from 0.5"),
         ("--distributed-timeout-minutes 1e300", "to 10080, a week"),
         ("--distributed-timeout-minutes nan", "is not a number of minutes"),
