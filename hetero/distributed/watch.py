@@ -117,7 +117,11 @@ class Watch:
             pause_s = 0.02
             while self._store.add(_ARRIVALS, 0) < self._world_size:
                 if time.monotonic() > deadline:
-                    raise MembershipError(self._not_arrived())
+                    raise MembershipError(
+                        f"of {self._world_size} ranks, {number_ranges(self._not_arrived())} did not arrive within "
+                        f"{self._options.arrive_within_s:g} s; look at what they printed last, start one process per "
+                        "rank, or raise --distributed-timeout-minutes"
+                    )
                 time.sleep(pause_s)
                 # Thousands of ranks ask one store.
                 pause_s = min(1.5 * pause_s, 1.0)
@@ -181,10 +185,12 @@ class Watch:
             try:
                 beats += 1
                 self._store.set(f"beat/{self._rank}", f"{beats} {self.doing}")
+                # Who has left watches nobody any more.
+                while neighbour != self._rank and self._has(f"done/{neighbour}"):
+                    neighbour = (neighbour + 1) % self._world_size
                 beat = self._read(f"beat/{neighbour}")
                 # Who has not arrived yet has a limit of its own.
-                speaks = beat != last_beat or not beat or self._has(f"done/{neighbour}")
-                last_beat, missed = beat, 0 if speaks else missed + 1
+                last_beat, missed = beat, 0 if beat != last_beat or not beat else missed + 1
                 if missed > self._patience:
                     self._store.set("failed", "")
                 if self._has("failed"):
@@ -233,8 +239,8 @@ class Watch:
         if started:
             gone = " and ".join(self.describe(rank) + self._last_words(rank) for rank in started)
             failed.append(f"{gone}, did not answer and must have died; start again without what was lost")
-        if len(started) < len(absent):
-            failed.append(self._not_arrived())
+        if expected := [rank for rank in absent if rank not in started]:
+            failed.append(f"ranks {number_ranges(expected)} had not arrived yet")
         if not failed:
             failed = [*broken, "every rank still answers"]
         return f"{'; '.join(failed)}. Training stopped on all ranks."
@@ -247,13 +253,8 @@ class Watch:
         texts = [(rank, self._read(f"{key}/{rank}").decode()) for rank in range(self._world_size)]
         return [(rank, text) for rank, text in texts if text]
 
-    def _not_arrived(self) -> str:
-        missing = [rank for rank in range(self._world_size) if not self._has(f"host/{rank}")]
-        return (
-            f"of {self._world_size} ranks, {number_ranges(missing)} did not arrive within "
-            f"{self._options.arrive_within_s:g} s; look at what they printed last, start one process per rank, or "
-            "raise --distributed-timeout-minutes"
-        )
+    def _not_arrived(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if not self._has(f"host/{rank}")]
 
     def _by_host(self, rank: int) -> str:
         host = self._read(f"host/{rank}").decode()

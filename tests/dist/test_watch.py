@@ -269,7 +269,30 @@ def test_a_rank_that_dies_while_others_are_awaited_is_noticed_at_once() -> None:
     """Long before the limit for those that have not come."""
     waiting, *_ = end_of_ranks(one_stays_away, 3, True)
     assert waiting.exit_code == EXIT_CODE
-    assert f"rank 1 (on {socket.gethostname()}), last heard of while joining, did not answer" in said_by(0, waiting)
+    said = said_by(0, waiting)
+    assert f"rank 1 (on {socket.gethostname()}), last heard of while joining, did not answer" in said
+    assert "ranks 2 had not arrived yet. Training stopped on all ranks." in said
+
+
+def stand_still_among_the_last(rank: int, store: dist.Store) -> None:
+    """Rank 1 has left when rank 2, whom it watched, stands still; rank 0 waits for rank 2."""
+    options = WatchOptions(beat_s=0.1, lost_after_s=3.0, roll_call_s=1.0)
+    with Watch(store, rank=rank, world_size=3, options=options) as watch:
+        watch.wait_for_all()
+        watch.describe = PLACES.__getitem__
+        if rank == 1:
+            return
+        time.sleep(2.0)
+        if rank == 2:
+            stand_still()
+        time.sleep(60)
+
+
+def test_who_is_left_watches_over_those_that_are_left() -> None:
+    waiting, gone, _ = end_of_ranks(stand_still_among_the_last, 3, lasting=(2,), timeout_s=30)
+    assert gone.exit_code == 0
+    assert waiting.exit_code == EXIT_CODE
+    assert f"{PLACES[2]}, last heard of while joining, did not answer and must have died" in said_by(0, waiting)
 
 
 def leave_the_store_behind(rank: int, store: dist.Store) -> None:
