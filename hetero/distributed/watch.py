@@ -158,6 +158,8 @@ class Watch:
                 raise dist.DistStoreError("no answer")
             if lost_peer and not self._report:
                 self._call_the_roll()
+            if error is not None and not isinstance(error, AgreedError):
+                self._outstay_the_others()
         except dist.DistError as gone:
             self._report = self._store_is_lost(gone)
         finally:
@@ -170,11 +172,16 @@ class Watch:
         self._store.add(_DEPARTURES, 1)
 
     def _outstay_the_others(self) -> None:
-        """Who hosts the store takes it along, and ranks that still need it would believe that rank 0 was lost."""
+        """Who hosts the store takes it along, and ranks that still need it would believe that rank 0 was lost.
+
+        Waits until all have left, or after a failure as long as they need to read the report.
+        """
         deadline = time.monotonic() + self._options.lost_after_s
         while self._hosts_store and time.monotonic() < deadline:
-            if self._store.add(_DEPARTURES, 0) == self._world_size or self._has("failed"):
+            if self._store.add(_DEPARTURES, 0) == self._world_size:
                 return
+            if self._has("failed"):
+                deadline = min(deadline, time.monotonic() + self._options.roll_call_s + self._options.beat_s)
             time.sleep(self._options.beat_s / 10)
 
     def _watch_neighbour(self) -> None:
@@ -284,6 +291,7 @@ class Watch:
             sys.stderr.write(f"hetero: rank {self._rank}: {message}\n")
             sys.stderr.flush()
             sys.stdout.flush()
+            self._outstay_the_others()
         finally:
             os._exit(EXIT_CODE)
 

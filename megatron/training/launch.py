@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -154,19 +155,35 @@ def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
     address = launch.store
     if address is None:
         return dist.HashStore()
-    hosts = address.in_rank_0 and launch.rank == 0
+    where, is_host = f"MASTER_ADDR {address.host} MASTER_PORT {address.port}", address.in_rank_0 and launch.rank == 0
+    if not is_host:
+        _wait_until_listening(address, where, within_s=timeout.total_seconds())
     try:
         return dist.TCPStore(
-            address.host, address.port, is_master=hosts, timeout=timeout, wait_for_workers=False, multi_tenant=hosts
+            address.host, address.port, is_master=is_host, timeout=timeout, wait_for_workers=False, multi_tenant=is_host
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
-        where, reason = f"MASTER_ADDR {address.host} MASTER_PORT {address.port}", str(error).splitlines()[0]
-        if hosts:
+        reason = str(error).splitlines()[0]
+        if is_host:
             raise ConfigError(f"{where}: rank 0 cannot open the rendezvous store there: {reason}") from error
-        raise MembershipError(
-            f"{where}: no rendezvous store answers there within {timeout.total_seconds():g} s: {reason}; is "
-            f"{'rank 0' if address.in_rank_0 else 'the launcher'} running, and the address right?"
-        ) from error
+        raise MembershipError(f"{where}: what listens there is no rendezvous store: {reason}") from error
+
+
+def _wait_until_listening(address: StoreAddress, where: str, *, within_s: float) -> None:
+    """A store client waits up to three times as long as it is told to, and prints a stack."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            socket.create_connection((address.host, address.port), timeout=5.0).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise MembershipError(
+                    f"{where}: no rendezvous store answers there within {within_s:g} s: {error}; is "
+                    f"{'rank 0' if address.in_rank_0 else 'the launcher'} running, and the address right?"
+                ) from error
+            time.sleep(0.2)
+        else:
+            return
 
 
 def _device(backend: str, local_rank: int) -> torch.device:

@@ -101,7 +101,8 @@ class Leg:
     def run(self, folder: Path, *, load: Path | None = None, fault: str | None = None) -> list[Session]:
         """What each rank saw."""
         argv = self.argv(load=None if load is None else str(load), save=str(folder))
-        return run_ranks(faulty_session, self.plan.world_size, self.plan, argv, self.end_step, fault)
+        made = dataclasses.replace(self.plan, distributed_optimizer=self.sharded)
+        return run_ranks(faulty_session, made.world_size, made, argv, self.end_step, fault)
 
 
 def faulty_session(rank: int, plan: Plan, argv: list[str], end_step: int, fault: str | None) -> Session:

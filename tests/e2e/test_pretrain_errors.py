@@ -5,10 +5,13 @@ One launch with torchrun; whatever can be seen without one is checked on the fun
 
 import contextlib
 import dataclasses
+import datetime
 import io
 import json
 import os
 import re
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -460,3 +463,18 @@ def test_a_launch_that_cannot_work_ends_with_one_message(tmp_path: Path) -> None
     assert re.search(r"exitcode\s*: 2\b", run.stderr)
     assert 'pretrain_gpt.py", line' not in run.stderr, "a traceback"
     assert run.stdout == ""
+
+
+def test_a_store_that_is_not_there_is_told_in_time() -> None:
+    """By the address that was tried: it may be wrong."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    address = StoreAddress(host="127.0.0.1", port=port, in_rank_0=True)
+    started_s = time.monotonic()
+    said = (
+        rf"^MASTER_ADDR 127.0.0.1 MASTER_PORT {port}: no rendezvous store answers there within 1 s: .*is rank 0 running"
+    )
+    with pytest.raises(MembershipError, match=said):
+        launch._store(Launch(rank=1, world_size=2, local_rank=1, store=address), datetime.timedelta(seconds=1))
+    assert time.monotonic() - started_s < 5

@@ -21,6 +21,8 @@ def start_helper_and_wait(begin: str, answer: Connection) -> None:
 
 
 def helper_main(begin: str, parent: int, answer: Connection) -> None:
+    # A shell starts what runs in the background with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     {"alone": end_with_parent, "with ctrl-c": leave_ctrl_c_to_parent}[begin](parent)
     answer.send((os.getpid(), signal.getsignal(signal.SIGINT) == signal.SIG_IGN))
     time.sleep(60)
