@@ -31,6 +31,10 @@ _SECONDS_TO_REPORT = 30.0
 """Longer than the ranks of a busy host differ in starting up. A launcher cuts it short once rank 0 has failed."""
 
 
+_CONNECT_S = 3.0
+"""For one try to reach a store whose port is open."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreAddress:
     """Where the ranks meet. ``in_rank_0``: rank 0 hosts the store, and not the launcher, as torchrun does."""
@@ -155,35 +159,36 @@ def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
     address = launch.store
     if address is None:
         return dist.HashStore()
-    where, is_host = f"MASTER_ADDR {address.host} MASTER_PORT {address.port}", address.in_rank_0 and launch.rank == 0
-    if not is_host:
-        _wait_until_listening(address, where, within_s=timeout.total_seconds())
-    try:
-        return dist.TCPStore(
-            address.host, address.port, is_master=is_host, timeout=timeout, wait_for_workers=False, multi_tenant=is_host
-        )
-    except (dist.DistError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        if is_host:
+    where = f"MASTER_ADDR {address.host} MASTER_PORT {address.port}"
+    if address.in_rank_0 and launch.rank == 0:
+        try:
+            return dist.TCPStore(
+                address.host, address.port, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
+            )
+        except (dist.DistError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
             raise ConfigError(f"{where}: rank 0 cannot open the rendezvous store there: {reason}") from error
-        raise MembershipError(f"{where}: what listens there is no rendezvous store: {reason}") from error
-
-
-def _wait_until_listening(address: StoreAddress, where: str, *, within_s: float) -> None:
-    """A store client waits up to three times as long as it is told to, and prints a stack."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + timeout.total_seconds()
     while True:
         try:
-            socket.create_connection((address.host, address.port), timeout=5.0).close()
-        except OSError as error:
+            return _connected(address, timeout)
+        except (OSError, dist.DistError, RuntimeError) as error:
             if time.monotonic() > deadline:
+                reason, host = str(error).splitlines()[0], "rank 0" if address.in_rank_0 else "the launcher"
                 raise MembershipError(
-                    f"{where}: no rendezvous store answers there within {within_s:g} s: {error}; is "
-                    f"{'rank 0' if address.in_rank_0 else 'the launcher'} running, and the address right?"
+                    f"{where}: no rendezvous store answers there within {timeout.total_seconds():g} s: {reason}; is "
+                    f"{host} running, and the address right?"
                 ) from error
             time.sleep(0.2)
-        else:
-            return
+
+
+def _connected(address: StoreAddress, timeout: datetime.timedelta) -> dist.Store:
+    """A client of the store. While nobody listens, it would wait up to three times as long as it is told to."""
+    socket.create_connection((address.host, address.port), timeout=_CONNECT_S).close()
+    within = datetime.timedelta(seconds=_CONNECT_S)
+    store = dist.TCPStore(address.host, address.port, is_master=False, timeout=within, wait_for_workers=False)
+    store.set_timeout(timeout)
+    return store
 
 
 def _device(backend: str, local_rank: int) -> torch.device:
