@@ -74,6 +74,8 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
     rank, world_size, local_rank = (int(environment[name]) for name in numbers)
     if not 0 <= rank < world_size:
         raise ConfigError(f"environment: RANK {rank} of WORLD_SIZE {world_size}; ranks count from 0")
+    if not is_alone and not 0 < int(environment["MASTER_PORT"]) < 2**16:
+        raise ConfigError(f"environment: MASTER_PORT {environment['MASTER_PORT']} is no port, which are 1 to 65535")
     store = None
     if not is_alone:
         store = StoreAddress(

@@ -73,7 +73,8 @@ def _pretrain(config: PretrainConfig, device: torch.device, watch: Watch, stop: 
         watch.doing = "loading a checkpoint"
         start_step = load(config, context, trainer, scheduler)
         data = read_ahead(config, context, dataset, start_step=start_step)
-        with saving(config, context, trainer, scheduler, start_step=start_step) as saver, stop_on_sigterm(stop):
+        # A second signal must not end the last save, which may still be written when the loop is over.
+        with stop_on_sigterm(stop), saving(config, context, trainer, scheduler, start_step=start_step) as saver:
             run = _Run(config, context, trainer, scheduler, data, evaluations, saver, stop, metrics, watch)
             run.train(start_step=start_step)
     watch.doing = "leaving"

@@ -367,6 +367,10 @@ def test_torchruns_variables() -> None:
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "first", "MASTER_ADDR": "a", "MASTER_PORT": "http"},
             "environment: LOCAL_RANK 'first', MASTER_PORT 'http': must be whole numbers; launch with torchrun",
         ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "99999"},
+            "environment: MASTER_PORT 99999 is no port, which are 1 to 65535",
+        ),
     ],
 )
 def test_half_a_launcher_is_refused(
