@@ -8,12 +8,11 @@ from hetero.commands.console import console
 from hetero.cost.capacity import capacity_bytes, check_memory
 from hetero.errors import HeteroError
 from hetero.plan.ir import Plan, Replica
+from hetero.plan.lowering import step_rows
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.report.tables import plan_picture, plan_table
-from hetero.schedule.actions import format_schedule
-from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import split_backward
+from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 
@@ -81,9 +80,5 @@ def legal_plan(path: Path) -> Plan:
 
 
 def _schedule_text(replica: Replica) -> str:
-    stages = range(len(replica.stages))
-    schedule = one_f_one_b(
-        num_microbatches=[replica.num_microbatches(s) for s in stages],
-        in_flight=[stage.in_flight for stage in replica.stages],
-    )
-    return format_schedule(split_backward(schedule, weight_lag=[stage.weight_lag for stage in replica.stages]))
+    rows = step_rows(replica)
+    return format_schedule([[action for action in row if action.kind in COMPUTE] for row in rows])

@@ -147,7 +147,7 @@ class _Engine:
                     case Kind.F:
                         needs = [forward[s - 1][i] for i in before.slices_after(number)] if before else []
                         stage.steps.append(self._compute_step(kind, number, pipeline.forward_s[s], needs))
-                    case Kind.B:
+                    case Kind.B | Kind.I:
                         needs = [backward[s][i] for i in after_edge.slices_before(number)] if after_edge else []
                         stage.steps.append(self._compute_step(kind, number, pipeline.backward_s[s], needs))
                     case Kind.W:

@@ -7,13 +7,12 @@ checkpoints are not in it.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 
 from hetero.cost.basis import Basis
-from hetero.cost.deepspeed import lock_step
 from hetero.cost.engine import NO_CAUSE, Pipeline, Span, replay
 from hetero.cost.exposure import Interval, exposed_s
 from hetero.cost.gradients import SyncBucket, sync_buckets
@@ -34,9 +33,9 @@ from hetero.cost.sums import SyncSpan, run_sums
 from hetero.cost.traits import RuntimeTraits
 from hetero.errors import PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
-from hetero.schedule.actions import COMPUTE, Kind, Schedule
-from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import add_communication, post_receives_early, split_backward
+from hetero.plan.lowering import step_rows
+from hetero.schedule.actions import BACKWARD, COMPUTE, Kind, Schedule
+from hetero.schedule.orders import lock_step
 from hetero.spec.cluster import ClusterSpec
 
 StageKey = tuple[int, int]
@@ -117,18 +116,18 @@ class Simulation:
 
     def in_flight(self, replica: int, stage: int) -> list[tuple[float, int]]:
         """(second, microbatches whose activations are held from then on) of one stage, in order of time."""
-        return self._held(replica, stage, until=Kind.B)
+        return self._held(replica, stage, until=BACKWARD)
 
     def held(self, replica: int, stage: int) -> list[tuple[float, int]]:
         """As :meth:`in_flight`, with those that wait for their weights' gradients after a split backward."""
         splits = self.plan.replicas[replica].stages[stage].weight_lag is not None
-        return self._held(replica, stage, until=Kind.W if splits else Kind.B)
+        return self._held(replica, stage, until={Kind.W} if splits else BACKWARD)
 
-    def _held(self, replica: int, stage: int, *, until: Kind) -> list[tuple[float, int]]:
+    def _held(self, replica: int, stage: int, *, until: Collection[Kind]) -> list[tuple[float, int]]:
         changes = [
             (span.start_s, 1) if span.kind == Kind.F else (span.end_s, -1)
             for span in self.spans_of(replica)
-            if span.stage == stage and span.kind in (Kind.F, until)
+            if span.stage == stage and (span.kind == Kind.F or span.kind in until)
         ]
         held = 0
         timeline = []
@@ -194,10 +193,7 @@ def stage_rows(replica: Replica, traits: RuntimeTraits) -> Schedule:
         if any(stage.weight_lag is not None for stage in replica.stages):
             raise PlanError(f"{traits.name}: this runtime does not split backwards; set weight_lag to null")
         return lock_step(num_stages=len(counts), num_microbatches=counts[0])
-    order = one_f_one_b(num_microbatches=counts, in_flight=[stage.in_flight for stage in replica.stages])
-    order = split_backward(order, weight_lag=[stage.weight_lag for stage in replica.stages])
-    lowered = add_communication(order, num_microbatches=counts)
-    return post_receives_early(lowered, computes_ahead=traits.receives_ahead)
+    return step_rows(replica, receives_ahead=traits.receives_ahead)
 
 
 def _pipelines(
@@ -307,7 +303,7 @@ class _Ends:
             meant[span.replica, span.receiver].append((span.start_s, span.end_s))
             if span.kind in COMPUTE:
                 self.busy[span.replica, span.stage] += span.end_s - span.start_s
-                if span.kind == Kind.B:
+                if span.kind in BACKWARD:
                     self.last_backward[span.replica, span.stage] = span
                 elif span.kind == Kind.W:
                     self.last_weights[span.replica, span.stage] = span

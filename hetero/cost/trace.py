@@ -8,16 +8,16 @@ from typing import Any
 from hetero.cost.engine import Span
 from hetero.cost.memory import MemoryParts
 from hetero.cost.simulator import Simulation
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import COMPUTE, Kind
 from hetero.units import MIB, US_PER_S
 
-COLOURS = {Kind.F: "good", Kind.B: "bad", Kind.W: "terrible"}
+COLOURS = {Kind.F: "good", Kind.R: "good", Kind.B: "bad", Kind.I: "bad", Kind.W: "terrible"}
 """Names that Chrome's viewer knows; Perfetto takes its own."""
 
 LANES_PER_STAGE = 4
 """Compute, activations to the next stage, gradients to the previous one, sums of gradients."""
 
-_LANE = {Kind.F: 0, Kind.B: 0, Kind.W: 0, Kind.SEND_F: 1, Kind.SEND_B: 2}
+_LANE = {**dict.fromkeys(COMPUTE, 0), Kind.SEND_F: 1, Kind.SEND_B: 2}
 _SYNC_LANE = 3
 _LANE_NAMES = ("compute", "sends activations", "sends gradients", "sums gradients, updates")
 

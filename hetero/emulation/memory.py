@@ -2,7 +2,7 @@
 
 from hetero.cost.memory import MemoryParts
 from hetero.errors import DeviceMemoryError
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import BACKWARD, Kind
 from hetero.units import GIB
 
 
@@ -34,7 +34,7 @@ class DeviceMemory:
         Raises:
             DeviceMemoryError: the device does not have that much.
         """
-        if kind == Kind.B:
+        if kind in BACKWARD:
             return
         self._held += kind == Kind.F
         deferred = self._waiting * self._deferred_bytes
@@ -59,5 +59,5 @@ class DeviceMemory:
 
     def after(self, kind: Kind) -> None:
         """A compute has ended; a backward lets go of its microbatch, but for what it defers until its W."""
-        self._held -= kind == Kind.B
-        self._waiting += (kind == Kind.B) - (kind == Kind.W)
+        self._held -= kind in BACKWARD
+        self._waiting += (kind in BACKWARD) - (kind == Kind.W)

@@ -116,7 +116,7 @@ class EmulatedPace(Pace):
             self._wait_for_tensor_parallel_ranks()
         cost = self._device.cost
         start_s = self._clock.at_s
-        end_s = start_s + {Kind.F: cost.forward_s, Kind.B: cost.at_once_s, Kind.W: cost.weight_s}[kind]
+        end_s = start_s + _seconds(cost, kind)
         self._running = running = Compute(kind, number, start_s, end_s)
         worked_s = time.process_time()
         yield
@@ -227,6 +227,16 @@ class EmulatedPace(Pace):
         dist.all_gather_object(every, own)
         check_keeps_up(every, num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
         self._clock.at_s = self._clock.wall_s()
+
+
+def _seconds(cost: StageCost, kind: Kind) -> float:
+    match kind:
+        case Kind.F:
+            return cost.forward_s
+        case Kind.W:
+            return cost.weight_s
+        case _:
+            return cost.at_once_s
 
 
 class _Arrivals:

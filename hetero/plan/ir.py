@@ -4,6 +4,8 @@
       Replica          one pipeline over all layers, and its share of the global batch
         Stage          consecutive layers on dp x tp ranks of one device type
 
+Several stages of a replica may sit on the same ranks, its *device group*, which then interleaves them.
+
 Replicas may differ in everything; stages of one replica in ranks, tp, dp, micro_batch_size and depth. A plan is
 data: it holds no process group and no tensor, compares by value, and its JSON form is the file that
 ``--hetero-plan`` reads.
@@ -42,7 +44,8 @@ class Stage:
         in ascending order.
     device: the device type that every rank must turn out to have.
     micro_batch_size: samples per data-parallel rank and microbatch.
-    in_flight: microbatches of this stage between forward and backward, at most.
+    in_flight: microbatches of this stage between forward and backward, at most. Those of stages on the same ranks add
+        up: together they hold no more than the sum, of whichever stage the interleaved order has.
     recompute: what the backward computes again instead of keeping; ``full`` does so for the first
         ``recompute_num_layers`` of the stage's ``layer_numbers``, all of them if that is ``None``. Half a layer counts
         as one there.
@@ -124,12 +127,29 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replica:
-    """One pipeline: stages in layer order, and ``num_samples`` of every global batch."""
+    """One pipeline: stages in layer order, and ``num_samples`` of every global batch.
+
+    schedule: the order of forwards and backwards, a name in :data:`hetero.schedule.orders.ORDERS`.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     num_samples: int
     stages: tuple[Stage, ...]
+    schedule: str = "1f1b"
+
+    @property
+    def device_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that the same ranks hold, in the order of the first of each; mostly one by one."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for s, stage in enumerate(self.stages):
+            groups.setdefault(stage.ranks, []).append(s)
+        return tuple(map(tuple, groups.values()))
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Some ranks hold several stages."""
+        return len(self.device_groups) < len(self.stages)
 
     def num_microbatches(self, stage: int) -> int:
         """Microbatches that ``stage`` counts in one step."""
@@ -155,7 +175,10 @@ class GradientSyncPlan:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a rank sits in a plan: indices of its replica, stage, data-parallel and tensor-parallel position."""
+    """Where a rank sits in a plan: indices of its replica, stage, data-parallel and tensor-parallel position.
+
+    A rank of a device group with several stages has one for each, which differ in the stage alone.
+    """
 
     replica: int
     stage: int
@@ -192,19 +215,29 @@ class Plan:
 
     def ranks(self) -> tuple[int, ...]:
         """Every rank that the plan names, working and idle, in plan order."""
-        working = tuple(rank for _, _, stage in self.stages() for rank in stage.ranks)
-        return working + self.idle_ranks
+        working = (
+            rank
+            for replica in self.replicas
+            for group in replica.device_groups
+            for rank in replica.stages[group[0]].ranks
+        )
+        return (*working, *self.idle_ranks)
 
     @property
     def world_size(self) -> int:
         return len(self.ranks())
 
+    def placements(self, rank: int) -> tuple[Placement, ...]:
+        """Where ``rank`` works: a place in each stage of its device group, none if it idles."""
+        return tuple(
+            Placement(r, s, *divmod(stage.ranks.index(rank), stage.tp))
+            for r, s, stage in self.stages()
+            if rank in stage.ranks
+        )
+
     def placement(self, rank: int) -> Placement | None:
-        """Where ``rank`` works, ``None`` if it idles."""
-        for r, s, stage in self.stages():
-            if rank in stage.ranks:
-                return Placement(r, s, *divmod(stage.ranks.index(rank), stage.tp))
-        return None
+        """The first place of ``rank``, ``None`` if it idles."""
+        return next(iter(self.placements(rank)), None)
 
     def first_sample(self, replica: int) -> int:
         """Offset of a replica's block within the global batch."""

@@ -16,16 +16,19 @@ def uniform_plan(
     seq_length: int,
     device: str,
     sequence_parallel: bool = False,
-    gpipe: bool = False,
+    stages_per_rank: int = 1,
+    schedule: str = "1f1b",
     precision: Precision = "fp32",
     recompute: Recompute = "none",
     recompute_num_layers: int | None = None,
     distributed_optimizer: bool = False,
 ) -> Plan:
-    """``world_size / (tp * pp)`` equal replicas of ``pp`` equal stages.
+    """``world_size / (tp * pp)`` equal replicas of ``pp * stages_per_rank`` equal stages.
 
     Ranks are laid out as Megatron-LM does: tensor parallelism varies fastest, then data, then pipeline. 1F1B keeps
-    ``pp - s`` microbatches in flight at stage s (arXiv 2104.04473); ``gpipe`` keeps all of them.
+    ``pp - s`` microbatches in flight at stage s (arXiv 2104.04473); other schedules keep all of them. With v stages per
+    rank, stage s sits on the ranks of pipeline position s mod pp, and position p keeps 2 (pp - p - 1) + (v - 1) pp + 1
+    microbatches of any of its stages (section 2.2 there).
     ``recompute_num_layers`` is of each stage, and all of its layers where it has fewer.
 
     Raises:
@@ -34,6 +37,7 @@ def uniform_plan(
     flags = {
         "--tensor-model-parallel-size": tp,
         "--pipeline-model-parallel-size": pp,
+        "--num-virtual-stages-per-pipeline-rank": stages_per_rank,
         "--micro-batch-size": micro_batch_size,
         "--global-batch-size": global_batch_size,
     }
@@ -46,10 +50,16 @@ def uniform_plan(
             f"x --pipeline-model-parallel-size {pp}"
         )
     dp = world_size // (tp * pp)
-    if model.num_layers % pp:
+    num_stages = pp * stages_per_rank
+    if model.num_layers % num_stages:
+        per_rank = f" x {stages_per_rank} stages per rank" if stages_per_rank > 1 else ""
         raise PlanError(
-            f"uniform plan: --pipeline-model-parallel-size {pp} does not divide --num-layers {model.num_layers}; "
-            "give an uneven plan with --hetero-plan"
+            f"uniform plan: --pipeline-model-parallel-size {pp}{per_rank} does not divide --num-layers "
+            f"{model.num_layers}; give an uneven plan with --hetero-plan"
+        )
+    if stages_per_rank > 1 and pp == 1:
+        raise PlanError(
+            f"uniform plan: {stages_per_rank} stages per rank need --pipeline-model-parallel-size 2 or more, got 1"
         )
     if global_batch_size % (dp * micro_batch_size):
         raise PlanError(
@@ -58,10 +68,11 @@ def uniform_plan(
         )
     num_samples = global_batch_size // dp
     num_microbatches = num_samples // micro_batch_size
-    layers = model.num_layers // pp
+    layers = model.num_layers // num_stages
+    depths = _depths(pp, stages_per_rank, num_microbatches, warms_up=schedule == "1f1b")
 
     def stage(d: int, s: int) -> Stage:
-        first_rank = (s * dp + d) * tp
+        first_rank = (s % pp * dp + d) * tp
         return Stage(
             first_layer=s * layers,
             end_layer=(s + 1) * layers,
@@ -70,12 +81,13 @@ def uniform_plan(
             tp=tp,
             sequence_parallel=sequence_parallel,
             micro_batch_size=micro_batch_size,
-            in_flight=num_microbatches if gpipe else min(pp - s, num_microbatches),
+            in_flight=depths[s],
             recompute=recompute,
             recompute_num_layers=min(recompute_num_layers, layers) if recompute_num_layers is not None else None,
         )
 
-    replicas = tuple(Replica(num_samples=num_samples, stages=tuple(stage(d, s) for s in range(pp))) for d in range(dp))
+    stages = [tuple(stage(d, s) for s in range(num_stages)) for d in range(dp)]
+    replicas = tuple(Replica(num_samples=num_samples, stages=each, schedule=schedule) for each in stages)
     return Plan(
         model=model,
         seq_length=seq_length,
@@ -84,3 +96,23 @@ def uniform_plan(
         distributed_optimizer=distributed_optimizer,
         replicas=replicas,
     )
+
+
+def _depths(pp: int, stages_per_rank: int, num_microbatches: int, *, warms_up: bool) -> list[int]:
+    """``in_flight`` of every stage: all microbatches, or of the 1F1B warm-up those that are the stage's."""
+    if not warms_up:
+        return [num_microbatches] * (pp * stages_per_rank)
+    if stages_per_rank == 1:
+        return [min(pp - s, num_microbatches) for s in range(pp)]
+    depths = [0] * (pp * stages_per_rank)
+    for position in range(pp):
+        warm_up = min(2 * (pp - position - 1) + (stages_per_rank - 1) * pp + 1, num_microbatches * stages_per_rank)
+        rounds = [
+            position + v * pp
+            for first in range(0, num_microbatches, pp)
+            for v in range(stages_per_rank)
+            for _ in range(first, min(first + pp, num_microbatches))
+        ]
+        for s in rounds[:warm_up]:
+            depths[s] += 1
+    return [max(1, depth) for depth in depths]

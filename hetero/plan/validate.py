@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from hetero.errors import PlanError
+from hetero.errors import PlanError, ScheduleError
 from hetero.plan.ir import Plan, Replica, Stage
+from hetero.schedule.dry_run import check_no_deadlock
+from hetero.schedule.orders import ORDERS
+from hetero.schedule.passes import add_communication
 from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec, first_difference
 from hetero.spec.parameters import stage_parameters
@@ -113,10 +116,48 @@ def check_tp_groups_ascend(plan: Plan) -> None:
                 )
 
 
+def check_device_groups(plan: Plan) -> None:
+    """Stages on the same ranks are one device group: alike in how these work together, and not next to one another."""
+    alike = ("device", "tp", "dp", "sequence_parallel", "micro_batch_size", "optimizer_share")
+    for r, replica in enumerate(plan.replicas):
+        for group in replica.device_groups:
+            first = replica.stages[group[0]]
+            for before, s in pairwise(group):
+                stage = replica.stages[s]
+                if s == before + 1:
+                    raise PlanError(
+                        f"{_name(r, before)} and stage {s} follow one another on the same ranks {list(stage.ranks)}; "
+                        "make them one stage"
+                    )
+                for name in alike:
+                    if getattr(stage, name) != getattr(first, name):
+                        raise PlanError(
+                            f"{_name(r, s)}: {name} is {getattr(stage, name)}, but stage {group[0]} on the same ranks "
+                            f"has {getattr(first, name)}; make them equal"
+                        )
+        last = len(replica.stages) - 1
+        if last > 0 and plan.model.tied_embeddings and replica.stages[0].ranks == replica.stages[last].ranks:
+            raise PlanError(
+                f"{_name(r, last)}: the head shares its weight with the embedding, which stage 0 has on the same ranks "
+                f"{list(replica.stages[0].ranks)}; end the replica on other ranks, or untie the embedding"
+            )
+
+
+def check_schedule(plan: Plan) -> None:
+    for r, replica in enumerate(plan.replicas):
+        if replica.schedule not in ORDERS:
+            raise PlanError(
+                f"replica {r}: there is no schedule {replica.schedule!r}; choose one of {', '.join(ORDERS)}"
+            )
+
+
 def check_each_rank_has_one_place(plan: Plan) -> None:
     uses = Counter(plan.ranks())
     if repeated := sorted(rank for rank, count in uses.items() if count > 1):
-        raise PlanError(f"plan: ranks {repeated} are named more than once; a rank is in one stage or in idle_ranks")
+        raise PlanError(
+            f"plan: ranks {repeated} are named more than once; a rank is in one stage or in idle_ranks, or in several "
+            "stages of one replica that list the same ranks"
+        )
     missing = sorted(set(range(len(uses))) - set(uses))
     if missing:
         raise PlanError(
@@ -167,6 +208,9 @@ def check_microbatches_can_be_listed(plan: Plan) -> None:
 
 def check_in_flight_is_deep_enough(plan: Plan) -> None:
     for r, replica in enumerate(plan.replicas):
+        if replica.is_interleaved:
+            _check_interleaved_depths(replica, r)
+            continue
         for s, stage in enumerate(replica.stages):
             needed = least_in_flight(replica, s)
             if stage.in_flight < needed:
@@ -174,6 +218,35 @@ def check_in_flight_is_deep_enough(plan: Plan) -> None:
                     f"{_name(r, s)}: in_flight {stage.in_flight} would deadlock: the stages behind it keep enough "
                     f"samples that it must send {needed} microbatches before its first backward; set it to {needed}"
                 )
+
+
+def _check_interleaved_depths(replica: Replica, r: int) -> None:
+    """By a dry run, and where that stands still, another with one more microbatch per group until one does not."""
+    counts = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    depths = [stage.in_flight for stage in replica.stages]
+    while not _ends(replica, counts, depths):
+        if all(depth >= count for depth, count in zip(depths, counts, strict=True)):
+            raise PlanError(
+                f"replica {r}: its interleaved stages deadlock at any in_flight; let the ranks "
+                f"{[list(replica.stages[group[0]].ranks) for group in replica.device_groups]} take turns in one order"
+            )
+        depths = [min(depth + 1, count) for depth, count in zip(depths, counts, strict=True)]
+    given = [stage.in_flight for stage in replica.stages]
+    if depths != given:
+        raise PlanError(f"replica {r}: in_flight {given} of its interleaved stages would deadlock; set it to {depths}")
+
+
+def _ends(replica: Replica, num_microbatches: list[int], in_flight: list[int]) -> bool:
+    """Whether the replica's schedule comes to an end at these depths."""
+    rows = ORDERS[replica.schedule](
+        num_microbatches=num_microbatches, in_flight=in_flight, groups=replica.device_groups
+    )
+    try:
+        lowered = add_communication(rows, num_microbatches=num_microbatches)
+        check_no_deadlock(lowered, num_microbatches=num_microbatches)
+    except ScheduleError:
+        return False
+    return True
 
 
 def least_in_flight(replica: Replica, stage: int) -> int:
@@ -327,7 +400,9 @@ CHECKS = (
     check_halves_meet,
     check_ranks_fill_each_stage,
     check_tp_groups_ascend,
+    check_device_groups,
     check_each_rank_has_one_place,
+    check_schedule,
     check_samples_add_up,
     check_microbatches_divide,
     check_microbatches_can_be_listed,

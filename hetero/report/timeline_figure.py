@@ -41,7 +41,15 @@ COLOURS = {
 }
 """After Okabe and Ito: told apart under every common colour blindness."""
 
-_KINDS = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.W: WEIGHTS, Kind.SEND_F: SEND_F, Kind.SEND_B: SEND_B}
+_KINDS = {
+    Kind.F: FORWARD,
+    Kind.R: FORWARD,
+    Kind.B: BACKWARD,
+    Kind.I: BACKWARD,
+    Kind.W: WEIGHTS,
+    Kind.SEND_F: SEND_F,
+    Kind.SEND_B: SEND_B,
+}
 
 _LANES = dict.fromkeys((FORWARD, BACKWARD, WEIGHTS, WAIT, UPDATE), (0.06, 0.56)) | {
     SEND_F: (0.65, 0.09), SEND_B: (0.76, 0.09), SUM: (0.87, 0.09),

@@ -17,37 +17,11 @@ from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 from hetero.distributed.p2p import Channel, Pending
 from hetero.distributed.pace import Direction
 from hetero.distributed.process_groups import BoundaryGroups, ParallelContext, StageContext
-from hetero.plan.ir import Replica, Stage
+from hetero.plan.ir import Stage
+from hetero.plan.lowering import evaluation_rows, step_rows
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.stage import StageModel
-from hetero.schedule.actions import Kind, Row
-from hetero.schedule.orders import forward_only, one_f_one_b
-from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early, split_backward
-
-RECEIVES_AHEAD = 2
-"""Computes that a receive is posted ahead of its own: one hides the transfer, another the neighbour's jitter."""
-
-
-def stage_row(replica: Replica, stage: int) -> Row:
-    """The actions of one stage of ``replica`` for a step: 1F1B at the plan's depths and lags, with communication.
-
-    Raises:
-        ScheduleError: the depths deadlock.
-    """
-    num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
-    order = one_f_one_b(num_microbatches=num_microbatches, in_flight=[s.in_flight for s in replica.stages])
-    order = split_backward(order, weight_lag=[s.weight_lag for s in replica.stages])
-    schedule = add_communication(order, num_microbatches=num_microbatches)
-    schedule = post_receives_early(schedule, computes_ahead=RECEIVES_AHEAD)
-    check_no_deadlock(schedule, num_microbatches=num_microbatches)
-    return schedule[stage]
-
-
-def evaluation_row(replica: Replica, stage: int) -> Row:
-    """The actions of one stage of ``replica`` for an evaluation: forwards alone, with communication."""
-    num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
-    schedule = add_communication(forward_only(num_microbatches=num_microbatches), num_microbatches=num_microbatches)
-    return post_receives_early(schedule, computes_ahead=RECEIVES_AHEAD)[stage]
+from hetero.schedule.actions import Kind
 
 
 class PipelineExecutor:
@@ -57,8 +31,8 @@ class PipelineExecutor:
         self._context = context
         self._pace = context.pace
         self._model = model
-        self._row = stage_row(context.plan.replicas[work.placement.replica], work.placement.stage)
-        self._evaluation_row = evaluation_row(context.plan.replicas[work.placement.replica], work.placement.stage)
+        self._row = step_rows(context.plan.replicas[work.placement.replica])[work.placement.stage]
+        self._evaluation_row = evaluation_rows(context.plan.replicas[work.placement.replica])[work.placement.stage]
         self._last_backward = work.num_microbatches - 1
         self._in_flight = work.stage.in_flight
         self._aux_loss_share = work.stage.micro_batch_size / context.plan.global_batch_size
@@ -106,10 +80,10 @@ class PipelineExecutor:
                 case Kind.F:
                     batch = microbatches[number] if microbatches is not None else None
                     loss_sum += self._forward(number, batch)
-                case Kind.B:
+                case Kind.B | Kind.I:
                     if number == self._last_backward:
                         before_last_backward()
-                    self._backward(number, loss_scale)
+                    self._backward(kind, number, loss_scale)
                 case Kind.W:
                     assert self._model.later is not None
                     is_last = number == self._last_backward
@@ -167,14 +141,14 @@ class PipelineExecutor:
         self._outputs[number] = output
         return 0.0
 
-    def _backward(self, number: int, loss_scale: Callable[[], torch.Tensor] | None) -> None:
+    def _backward(self, kind: Kind, number: int, loss_scale: Callable[[], torch.Tensor] | None) -> None:
         output = self._outputs.pop(number)
         if self._after is not None:
             gradient = self._after.take_received(number)
         else:
             assert loss_scale is not None, "a last stage scales its loss"
             gradient = loss_scale().to(output.dtype)
-        with self._pace.compute(Kind.B, number):
+        with self._pace.compute(kind, number):
             custom_backward(output, gradient)
         if self._model.later is not None:
             self._model.later.end_of_backward(number)

@@ -1,8 +1,8 @@
 """The instructions of a pipeline schedule, and the text form they print and parse as.
 
 ``2F0`` is the forward of microbatch 0 on stage 2; ``1SEND_B3`` sends slice 3 of the gradient across the boundary
-before stage 1. A schedule is one row of actions per stage of a replica, in the order in which that stage runs them.
-Nothing here knows tensors, time or processes; the runtime executes these rows and the simulator replays them.
+before stage 1; ``REDUCE4`` sums bucket 4. A schedule is one row of actions per device group of a replica, the ranks
+that hold one or more of its stages, in the order in which they run them. Nothing here knows tensors, time or processes.
 
 Each stage counts its own microbatches. What crosses a boundary is counted in slices: the smaller of the two
 microbatches, so that one microbatch of the coarser stage is several slices.
@@ -18,33 +18,55 @@ from hetero.errors import ScheduleError
 
 
 class Kind(StrEnum):
-    """F, B and W compute; a SEND starts a transfer; a RECV posts one, and the compute that needs it waits for it.
+    """What takes time in a step; the letters are those of ``torch.distributed.pipelining``.
 
-    Where a stage has W, its B computes the gradient of the input alone and W that of the weights; else B is both.
+    F is a forward. B is a backward; where it is in two parts, I computes the gradient of the input and W that of the
+    weights. R runs a forward again whose first run kept nothing but its input. UPDATE is the optimizer's. A SEND starts
+    a transfer, and a RECV posts one; the compute that needs it waits for it. REDUCE sums the gradients of a bucket over
+    its holders, and GATHER brings the updated weights of a bucket to them.
     """
 
     F = "F"
+    R = "R"
     B = "B"
+    I = "I"  # noqa: E741 - the field's letter
     W = "W"
+    UPDATE = "UPDATE"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
+    REDUCE = "REDUCE"
+    GATHER = "GATHER"
 
 
-COMPUTE = frozenset({Kind.F, Kind.B, Kind.W})
+COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
+BACKWARD = frozenset({Kind.B, Kind.I})
+"""Backwards that give their input's gradient to the stage before."""
+
+SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECEIVE = frozenset({Kind.RECV_F, Kind.RECV_B})
+COLLECTIVE = frozenset({Kind.REDUCE, Kind.GATHER})
+
+NO_STAGE = -1
+"""In place of the stage of what belongs to a device group as a whole."""
+
+_WORD = re.compile(r"(?:(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)|(REDUCE|GATHER))(\d+)|UPDATE")
 
 
 class Action(NamedTuple):
-    """``number`` is a microbatch of ``stage`` for a compute, a slice of the boundary for transfers."""
+    """``number`` is a microbatch of ``stage`` for a compute, a slice of the boundary for transfers, and for collectives
+    a bucket of the plan; those and the update have no stage.
+    """
 
     stage: int
     kind: Kind
     number: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.number}"
+        if self.kind == Kind.UPDATE:
+            return "UPDATE"
+        return f"{self.kind}{self.number}" if self.stage == NO_STAGE else f"{self.stage}{self.kind}{self.number}"
 
     @classmethod
     def parse(cls, text: str) -> "Action":
@@ -53,10 +75,16 @@ class Action(NamedTuple):
         Raises:
             ScheduleError: ``text`` is no action.
         """
-        match = re.fullmatch(r"(\d+)(F|B|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)", text)
+        match = _WORD.fullmatch(text)
         if match is None:
             raise ScheduleError(f"not an action: {text!r}, expected e.g. 2F0 or 1SEND_B3")
-        return cls(int(match[1]), Kind(match[2]), int(match[3]))
+        stage, kind, collective, number = match.groups()
+        if number is None:
+            return UPDATE
+        return cls(NO_STAGE, Kind(collective), int(number)) if collective else cls(int(stage), Kind(kind), int(number))
+
+
+UPDATE = Action(NO_STAGE, Kind.UPDATE, 0)
 
 
 Row = list[Action]
@@ -74,7 +102,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def format_schedule(schedule: Schedule) -> str:
-    """One line per stage."""
+    """One line per device group."""
     return "\n".join(" ".join(map(str, row)) for row in schedule)
 
 
@@ -119,3 +147,23 @@ class Boundary(NamedTuple):
 def boundaries(num_microbatches: Sequence[int]) -> list[Boundary]:
     """The boundary after each stage but the last."""
     return [Boundary.between(before, after) for before, after in pairwise(num_microbatches)]
+
+
+def received_by(compute: Action, edges: Sequence[Boundary]) -> list[Action]:
+    """The receives of the slices that a compute needs."""
+    s, kind, m = compute
+    if kind == Kind.F and s > 0:
+        return [Action(s, Kind.RECV_F, i) for i in edges[s - 1].slices_after(m)]
+    if kind in BACKWARD and s < len(edges):
+        return [Action(s, Kind.RECV_B, i) for i in edges[s].slices_before(m)]
+    return []
+
+
+def sent_by(compute: Action, edges: Sequence[Boundary]) -> list[Action]:
+    """The sends of the slices that a compute makes."""
+    s, kind, m = compute
+    if kind == Kind.F and s < len(edges):
+        return [Action(s, Kind.SEND_F, i) for i in edges[s].slices_before(m)]
+    if kind in BACKWARD and s > 0:
+        return [Action(s, Kind.SEND_B, i) for i in edges[s - 1].slices_after(m)]
+    return []

@@ -1,4 +1,4 @@
-"""Compute orders of a pipeline: GPipe and 1F1B.
+"""Compute orders of a pipeline: GPipe, 1F1B and interleaved 1F1B, lock step, and what evaluates.
 
 1F1B is PipeDream-Flush (arXiv 2104.04473, figure 4), here with any depth per stage:
 
@@ -9,52 +9,127 @@
 
 ``in_flight[s]`` is how many microbatches stage ``s`` may hold between forward and backward. Equal stages use
 ``num_stages - s``. A stage that is short of memory gets less; a stage before a slow link gets more, which hides
-the link. Too little of it deadlocks: :func:`hetero.schedule.passes.check_no_deadlock` tells. Backwards are whole
+the link. Too little of it deadlocks: :func:`hetero.schedule.dry_run.check_no_deadlock` tells. Backwards are whole
 here; :func:`hetero.schedule.passes.split_backward` parts them.
+
+Ranks that hold several stages of a pipeline interleave them (section 2.2 of the same paper): with p device groups, p
+microbatches go through the first stage of each, then the same p through the second, and so on; backwards likewise from
+the last stage on. The fill of the pipeline is as many times shorter as a group has stages. The depths of a group's
+stages add up: that many forwards, of whichever of its stages the order has, come before its first backward. Two groups
+of two stages and the depths 3 2 and 2 1:
+
+    stages 0 2:  0F0 0F1 2F0 2F1 0F2 | 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 ...
+    stages 1 3:  1F0 1F1 3F0 | 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 ...
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Action, Kind, Row, Schedule
 
-
-def gpipe(*, num_microbatches: Sequence[int]) -> Schedule:
-    """All forwards, then all backwards (arXiv 1811.06965): the least idle time, and every activation kept."""
-    return one_f_one_b(num_microbatches=num_microbatches, in_flight=num_microbatches)
+Groups = Sequence[Sequence[int]]
+"""The stages of each device group, in ascending order; groups in the order of their first stages."""
 
 
-def forward_only(*, num_microbatches: Sequence[int]) -> Schedule:
-    """Evaluation: every forward and no backward."""
-    return [[Action(s, Kind.F, m) for m in range(count)] for s, count in enumerate(num_microbatches)]
+def one_f_one_b(*, num_microbatches: Sequence[int], in_flight: Sequence[int], groups: Groups | None = None) -> Schedule:
+    """Forward and backward actions of every device group, without communication.
 
-
-def one_f_one_b(*, num_microbatches: Sequence[int], in_flight: Sequence[int]) -> Schedule:
-    """Forward and backward actions of every stage, without communication.
-
-    ``num_microbatches[s]`` and ``in_flight[s]`` are counted in stage ``s``'s own microbatches.
+    ``num_microbatches[s]`` and ``in_flight[s]`` are counted in stage ``s``'s own microbatches. Without ``groups`` every
+    stage is one of its own.
 
     Raises:
-        ScheduleError: the two differ in length, or a count is below 1.
+        ScheduleError: the counts differ in length, or one is below 1.
     """
+    groups = _checked(num_microbatches, in_flight, groups)
+    fewest = min(num_microbatches)
+    rows = []
+    for stages in groups:
+        count = num_microbatches[stages[0]]
+        # As many samples in a round as p of the largest microbatches have.
+        in_round = max(1, len(groups) * count // fewest) if len(stages) > 1 else count
+        forwards = _in_rounds(Kind.F, stages, count, in_round)
+        backwards = _in_rounds(Kind.B, stages[::-1], count, in_round)
+        rows.append(_alternating(forwards, backwards, warm_up=sum(in_flight[s] for s in stages)))
+    return rows
+
+
+def gpipe(
+    *, num_microbatches: Sequence[int], in_flight: Sequence[int] | None = None, groups: Groups | None = None
+) -> Schedule:
+    """All forwards, then all backwards (arXiv 1811.06965): the least idle time, and every activation kept.
+
+    Raises:
+        ScheduleError: as :func:`one_f_one_b`.
+    """
+    return one_f_one_b(num_microbatches=num_microbatches, in_flight=num_microbatches, groups=groups)
+
+
+ORDERS: Mapping[str, Callable[..., Schedule]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
+"""What a replica of a plan may name as its ``schedule``. Each takes what :func:`one_f_one_b` takes."""
+
+
+def forward_only(*, num_microbatches: Sequence[int], groups: Groups | None = None) -> Schedule:
+    """Evaluation: every forward, in the order of :func:`one_f_one_b`, and no backward."""
+    whole = one_f_one_b(num_microbatches=num_microbatches, in_flight=num_microbatches, groups=groups)
+    return [[action for action in row if action.kind == Kind.F] for row in whole]
+
+
+def lock_step(*, num_stages: int, num_microbatches: int) -> Schedule:
+    """The order of DeepSpeed's ``TrainSchedule``, to hold the cost model against runs of it that others measured.
+
+    It is 1F1B in lock step, with communication: in every slot a stage first exchanges with one neighbour and then
+    computes. A forward's output leaves only in the next slot of the same stage, and every exchange blocks both sides.
+    """
+    return [_lock_step_row(stage, num_stages, num_microbatches) for stage in range(num_stages)]
+
+
+def _checked(num_microbatches: Sequence[int], in_flight: Sequence[int], groups: Groups | None) -> Groups:
     if len(num_microbatches) != len(in_flight):
         raise ScheduleError(f"{len(num_microbatches)} stages, but in_flight has {len(in_flight)} entries")
     for name, counts in (("num_microbatches", num_microbatches), ("in_flight", in_flight)):
         if min(counts) < 1:
             raise ScheduleError(f"{name} must be at least 1 at every stage, got {list(counts)}")
+    for stages in groups or ():
+        if len(counts := {num_microbatches[s] for s in stages}) > 1:
+            raise ScheduleError(f"stages {list(stages)} of one device group count {sorted(counts)} microbatches")
+    return groups or [[s] for s in range(len(num_microbatches))]
+
+
+def _in_rounds(kind: Kind, stages: Sequence[int], num_microbatches: int, in_round: int) -> Row:
+    """``in_round`` microbatches through one stage after the other, then the next ones."""
     return [
-        _stage_order(stage, count, depth)
-        for stage, (count, depth) in enumerate(zip(num_microbatches, in_flight, strict=True))
+        Action(stage, kind, m)
+        for first in range(0, num_microbatches, in_round)
+        for stage in stages
+        for m in range(first, min(first + in_round, num_microbatches))
     ]
 
 
-def _stage_order(stage: int, num_microbatches: int, in_flight: int) -> Row:
-    warm_up = min(in_flight, num_microbatches)
-    forwards = [Action(stage, Kind.F, m) for m in range(num_microbatches)]
-    backwards = [Action(stage, Kind.B, m) for m in range(num_microbatches)]
-    steady = num_microbatches - warm_up
-
+def _alternating(forwards: Row, backwards: Row, *, warm_up: int) -> Row:
+    """``warm_up`` forwards, then a backward and a forward in turn, then the rest of the backwards."""
+    warm_up = min(warm_up, len(forwards))
+    steady = len(forwards) - warm_up
     order = forwards[:warm_up]
     for backward, forward in zip(backwards[:steady], forwards[warm_up:], strict=True):
         order += [backward, forward]
     return order + backwards[steady:]
+
+
+def _lock_step_row(stage: int, num_stages: int, num_microbatches: int) -> Row:
+    row: Row = []
+    previous = -1
+    for slot in range(2 * (num_microbatches + num_stages - 1)):
+        is_forward = slot % 2 == stage % 2
+        # The last stage turns round at once; each stage before it one slot later.
+        number = (slot - stage) // 2 if is_forward else (slot + stage + 1) // 2 - num_stages
+        has_number, has_previous = 0 <= number < num_microbatches, 0 <= previous < num_microbatches
+        if is_forward and stage > 0:
+            row += [Action(stage, Kind.RECV_F, number)] * has_number
+            row += [Action(stage, Kind.SEND_B, previous)] * has_previous
+        if not is_forward and stage + 1 < num_stages:
+            row += [Action(stage, Kind.SEND_F, previous)] * has_previous
+            row += [Action(stage, Kind.RECV_B, number)] * has_number
+        if has_number:
+            row.append(Action(stage, Kind.F if is_forward else Kind.B, number))
+        previous = number
+    return row

@@ -2,12 +2,11 @@
 
 import pytest
 
-from hetero.cost.deepspeed import lock_step
 from hetero.cost.engine import Pipeline, Span, replay
 from hetero.cost.network import TransferCost
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Schedule, format_schedule, parse_schedule
-from hetero.schedule.orders import one_f_one_b
+from hetero.schedule.orders import lock_step, one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 
 

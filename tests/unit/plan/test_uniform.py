@@ -43,14 +43,14 @@ def test_1f1b_keeps_as_many_as_stages_remain_and_no_more_than_it_has() -> None:
 
     assert depths(global_batch_size=8) == [3, 2, 1]
     assert depths(global_batch_size=2) == [2, 2, 1]
-    assert depths(global_batch_size=8, gpipe=True) == [8, 8, 8]
+    assert depths(global_batch_size=8, schedule="gpipe") == [8, 8, 8]
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 2), (1, 6), (2, 3)])
 @pytest.mark.parametrize("global_batch_size", [2, 8])
-@pytest.mark.parametrize("gpipe", [False, True])
-def test_it_is_legal(tp: int, pp: int, global_batch_size: int, gpipe: bool) -> None:
-    plan = uniform(world_size=2 * tp * pp, tp=tp, pp=pp, global_batch_size=global_batch_size, gpipe=gpipe)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_it_is_legal(tp: int, pp: int, global_batch_size: int, schedule: str) -> None:
+    plan = uniform(world_size=2 * tp * pp, tp=tp, pp=pp, global_batch_size=global_batch_size, schedule=schedule)
     validate(plan)
 
 

@@ -12,8 +12,9 @@ from hetero.errors import ConfigError, PlanError, ScheduleError
 from hetero.plan import validate as rules
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.validate import least_in_flight, validate, validate_launch
+from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import add_communication, check_no_deadlock
+from hetero.schedule.passes import add_communication
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage, with_in_flight

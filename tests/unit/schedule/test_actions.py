@@ -4,8 +4,12 @@ import pytest
 
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import (
+    COLLECTIVE,
     COMPUTE,
+    NO_STAGE,
     RECEIVE,
+    SEND,
+    UPDATE,
     Action,
     Boundary,
     Kind,
@@ -16,7 +20,23 @@ from hetero.schedule.actions import (
 )
 
 
-@pytest.mark.parametrize("text", ["2F0", "0B13", "2W0", "1SEND_B3", "0RECV_B7", "10RECV_F0", "3SEND_F12"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2F0",
+        "0B13",
+        "2W0",
+        "1SEND_B3",
+        "0RECV_B7",
+        "10RECV_F0",
+        "3SEND_F12",
+        "1I4",
+        "0R3",
+        "REDUCE12",
+        "GATHER0",
+        "UPDATE",
+    ],
+)
 def test_an_action_prints_as_it_parses(text: str) -> None:
     assert str(Action.parse(text)) == text
 
@@ -25,18 +45,23 @@ def test_an_action_says_stage_kind_and_number() -> None:
     assert Action.parse("1SEND_B3") == Action(stage=1, kind=Kind.SEND_B, number=3)
 
 
-@pytest.mark.parametrize("text", ["", "F0", "0F", "0f0", "0X1", "0F0 0B0", "0RECV_F-1", "x0F0"])
+@pytest.mark.parametrize(
+    "text", ["", "F0", "0F", "0f0", "0X1", "0F0 0B0", "0RECV_F-1", "x0F0", "0REDUCE1", "REDUCE", "0UPDATE"]
+)
 def test_other_words_are_no_actions(text: str) -> None:
     with pytest.raises(ScheduleError, match=r"not an action: '.*', expected e\.g\. 2F0 or 1SEND_B3"):
         Action.parse(text)
 
 
-def test_every_kind_parses() -> None:
-    assert {Action.parse(f"0{kind}0").kind for kind in Kind} == set(Kind)
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_parses(kind: Kind) -> None:
+    action = UPDATE if kind == Kind.UPDATE else Action(NO_STAGE if kind in COLLECTIVE else 3, kind, 7)
+    assert Action.parse(str(action)) == action
 
 
-def test_sends_neither_compute_nor_receive() -> None:
-    assert set(Kind) - COMPUTE - RECEIVE == {Kind.SEND_F, Kind.SEND_B}
+def test_every_kind_is_of_one_sort() -> None:
+    sorts = [COMPUTE, SEND, RECEIVE, COLLECTIVE, {Kind.UPDATE}]
+    assert sorted(kind for sort in sorts for kind in sort) == sorted(Kind)
 
 
 def test_a_schedule_is_a_row_per_stage() -> None:

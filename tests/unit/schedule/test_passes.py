@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
 from hetero.schedule.actions import COMPUTE, RECEIVE, Action, Kind, Row, Schedule, boundaries, parse_row, parse_schedule
+from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import add_communication, check_no_deadlock, post_receives_early, split_backward
+from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 from tests.helpers.strategies import pipelines, split_pipelines
 
 

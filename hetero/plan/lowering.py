@@ -1,0 +1,180 @@
+"""Lowers a plan to the programs of its device groups: everything that takes time in a step, in order.
+
+Runtime, simulator, emulation, trace and ``hetero show`` read what is made here, and make no order of their own. The
+passes of a pipeline are those of :mod:`hetero.schedule`: the replica's order of computes, split backwards,
+communication, early receives. Collectives follow from the buckets of :mod:`hetero.plan.holders`: a bucket is summed as
+soon as the last backwards of all stages that hold a part of it have passed its lowest layer, and gathered for the first
+forwards of the next step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, Kind, Row, Schedule
+from hetero.schedule.orders import ORDERS, forward_only
+from hetero.schedule.passes import add_communication, post_receives_early, split_backward
+from hetero.schedule.program import Point, Program, Step
+
+RECEIVES_AHEAD = 2
+"""Computes that a receive is posted ahead of its own: one hides the transfer, another the neighbour's jitter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveOptions:
+    """When the collectives of a step run.
+
+    overlap_grad_reduce: sums beside the last backward instead of after it.
+    overlap_param_gather: weights arrive beside the first forwards instead of before them.
+    """
+
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+
+
+class SharedBucket(Protocol):
+    """What lowering needs to know of a bucket: who holds it, and its lowest layer."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def position(self) -> float: ...
+
+
+def lower(plan: Plan, buckets: Sequence[SharedBucket], *, options: CollectiveOptions | None = None) -> list[Program]:
+    """The program of every device group of ``plan``, replica after replica.
+
+    Args:
+        buckets: those that more than one rank holds, in the order in which all ranks launch them.
+
+    Raises:
+        ScheduleError: the depths deadlock.
+    """
+    options = options or CollectiveOptions()
+    held: dict[int, list[int]] = {}
+    for number, bucket in enumerate(buckets):
+        for rank in bucket.ranks:
+            held.setdefault(rank, []).append(number)
+    return [
+        _program(
+            plan,
+            r,
+            stages,
+            row,
+            {
+                n: buckets[n]
+                for n in sorted({n for rank in replica.stages[stages[0]].ranks for n in held.get(rank, ())})
+            },
+            options,
+        )
+        for r, replica in enumerate(plan.replicas)
+        for stages, row in zip(replica.device_groups, step_rows(replica), strict=True)
+    ]
+
+
+def _program(
+    plan: Plan,
+    r: int,
+    stages: tuple[int, ...],
+    row: Row,
+    buckets: Mapping[int, SharedBucket],
+    options: CollectiveOptions,
+) -> Program:
+    points = CollectivePoints(plan.replicas[r], stages, row, options)
+    reduces = [
+        Step(Action(NO_STAGE, Kind.REDUCE, n), after=(points.gradients_ready(bucket.position),))
+        for n, bucket in buckets.items()
+    ]
+    gathers = [
+        Step(Action(NO_STAGE, Kind.GATHER, n), after=(Point(UPDATE),), before=(points.weights_needed(bucket.position),))
+        for n, bucket in reversed(buckets.items())
+    ]
+    return Program.of_row(
+        row,
+        replica=r,
+        stages=stages,
+        num_microbatches=_counts(plan.replicas[r]),
+        reduces=reduces,
+        gathers=gathers if plan.distributed_optimizer else [],
+    )
+
+
+def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Schedule:
+    """Computes and transfers of a step, a row per device group of ``replica``, as the hosts of its ranks issue them.
+
+    Raises:
+        ScheduleError: the depths deadlock.
+    """
+    counts = _counts(replica)
+    rows = ORDERS[replica.schedule](
+        num_microbatches=counts,
+        in_flight=[stage.in_flight for stage in replica.stages],
+        groups=replica.device_groups,
+    )
+    rows = split_backward(rows, weight_lag=[stage.weight_lag for stage in replica.stages])
+    rows = add_communication(rows, num_microbatches=counts)
+    return post_receives_early(rows, computes_ahead=receives_ahead)
+
+
+def evaluation_rows(replica: Replica) -> Schedule:
+    """Forwards alone, with their communication, a row per device group of ``replica``."""
+    counts = _counts(replica)
+    rows = forward_only(num_microbatches=counts, groups=replica.device_groups)
+    return post_receives_early(add_communication(rows, num_microbatches=counts), computes_ahead=RECEIVES_AHEAD)
+
+
+class CollectivePoints:
+    """Where the row of a device group lets a bucket be summed, and where it wants one gathered.
+
+    A backward finishes gradients from the head down, a forward asks for weights from the embedding up; a group passes
+    through its stages in those orders as well. So a bucket's lowest layer is the last to have its gradient and the
+    first whose weights are missed.
+    """
+
+    def __init__(self, replica: Replica, stages: Sequence[int], row: Row, options: CollectiveOptions) -> None:
+        self._stages = [(s, replica.stages[s]) for s in stages]
+        self._options = options
+        self._first_compute = next(action for action in row if action.kind in COMPUTE)
+        self._first_forward = {a.stage: a for a in reversed(row) if a.kind == Kind.F}
+        self._last_backward = {a.stage: a for a in row if a.kind in BACKWARD}
+        self._last_weights = {a.stage: a for a in row if a.kind == Kind.W}
+        self._place = {action: i for i, action in enumerate(row)}
+
+    def gradients_ready(self, position: float) -> Point:
+        """When the group has the gradients of everything from ``position`` on, as far as it holds that."""
+        if not self._options.overlap_grad_reduce:
+            last = [*self._last_backward.values(), *self._last_weights.values()]
+            return Point(max(last, key=self._place.__getitem__))
+        held_by, position = self._holder(position)
+        points = [
+            self._ready_on(s, stage, position if s == held_by else None) for s, stage in self._stages if s >= held_by
+        ]
+        return max(points, key=lambda point: self._place[point.action])
+
+    def weights_needed(self, position: float) -> Point:
+        """Before which part of which forward the group needs everything from ``position`` on that it holds."""
+        if not self._options.overlap_param_gather:
+            return Point(self._first_compute)
+        held_by, position = self._holder(position)
+        return Point(self._first_forward[held_by], position)
+
+    def _holder(self, position: float) -> tuple[int, float]:
+        """The stage of the group that holds ``position``, and where: a tied embedding's copy is the head's."""
+        for s, stage in self._stages:
+            if (position < 0 and stage.start == 0) or stage.start <= position < stage.end:
+                return s, position
+        s, stage = self._stages[-1]
+        return s, stage.end
+
+    def _ready_on(self, s: int, stage: Stage, position: float | None) -> Point:
+        last = self._last_backward[s]
+        if position is None or position < stage.end:
+            # Where a stage has W, its blocks have their gradients from there, in the order of the backward.
+            last = self._last_weights.get(s, last)
+        return Point(last, position)
+
+
+def _counts(replica: Replica) -> list[int]:
+    return [replica.num_microbatches(s) for s in range(len(replica.stages))]
