@@ -16,45 +16,22 @@ from typing import NamedTuple
 from hetero.plan.ir import Stage
 
 
-class Span(NamedTuple):
-    """Indices ``[start, end)``."""
-
-    start: int
-    end: int
-
-    def shifted(self, by: int) -> "Span":
-        return Span(self.start + by, self.end + by)
-
-    def since(self, origin: int) -> slice:
-        """As a slice of a tensor whose first index stands for ``origin``."""
-        return slice(self.start - origin, self.end - origin)
-
-    def blocks(self, length: int) -> Iterator[tuple[int, "Span"]]:
-        """What lies in block ``[i * length, (i + 1) * length)``, with ``i``; those that have some of it only."""
-        for i in range(self.start // length, -(-self.end // length)):
-            yield i, Span(max(self.start, i * length), min(self.end, (i + 1) * length))
-
-
 class Transfer(NamedTuple):
     """One message of a slice. Rows and samples index the sender's and the receiver's own microbatch tensor [S, B].
 
-    The data-parallel ranks are those of ``sender`` and ``receiver`` in their stages.
+    sender_dp_rank, receiver_dp_rank: in their stages.
+    num_tokens: rows x samples; a hidden vector is sent of each.
     """
 
     sender: int
     receiver: int
     sender_dp_rank: int
     receiver_dp_rank: int
+    num_tokens: int
     sender_rows: slice
     sender_samples: slice
     receiver_rows: slice
     receiver_samples: slice
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows x samples; of each, a hidden vector is sent."""
-        rows, samples = self.sender_rows, self.sender_samples
-        return int((rows.stop - rows.start) * (samples.stop - samples.start))
 
 
 def num_phases(sender: Stage, receiver: Stage) -> int:
@@ -67,53 +44,63 @@ def transfers(sender: Stage, receiver: Stage, *, seq_length: int, phase: int) ->
     """The messages of one slice, one per pair of ranks at most, in an order that both stages share."""
     rows = list(_shared_rows(sender, receiver, seq_length))
     return tuple(
+        # By position: of thousands of ranks there are thousands, and keywords take half as long again.
         Transfer(
-            sender=sender.ranks[sender_dp * sender.tp + sender_tp],
-            receiver=receiver.ranks[receiver_dp * receiver.tp + receiver_tp],
-            sender_dp_rank=sender_dp,
-            receiver_dp_rank=receiver_dp,
-            sender_rows=sender_rows,
-            sender_samples=sender_samples,
-            receiver_rows=receiver_rows,
-            receiver_samples=receiver_samples,
+            sender.ranks[sender_dp * sender.tp + sender_tp],
+            receiver.ranks[receiver_dp * receiver.tp + receiver_tp],
+            sender_dp,
+            receiver_dp,
+            num_rows * num_samples,
+            sender_rows,
+            sender_samples,
+            receiver_rows,
+            receiver_samples,
         )
-        for sender_dp, sender_samples, receiver_dp, receiver_samples in _shared_samples(sender, receiver, phase)
-        for sender_tp, sender_rows, receiver_tp, receiver_rows in rows
+        for sender_dp, sender_samples, receiver_dp, receiver_samples, num_samples in _shared_samples(
+            sender, receiver, phase
+        )
+        for sender_tp, sender_rows, receiver_tp, receiver_rows, num_rows in rows
     )
 
 
-Shared = tuple[int, slice, int, slice]
-"""What two ranks have in common: the sender and what it is there, the receiver and what it is there."""
+Shared = tuple[int, slice, int, slice, int]
+"""What two ranks have in common: the sender and where it has it, the receiver and where it wants it, and how much."""
 
 
 def _shared_samples(sender: Stage, receiver: Stage, phase: int) -> Iterator[Shared]:
-    """By data-parallel ranks; only pairs that have samples in common are visited, of what may be a million."""
+    """The samples of a slice by data-parallel ranks."""
     size = min(sender.samples_per_microbatch, receiver.samples_per_microbatch)
-    # Where the slice begins in the microbatch of either: one of the two is the slice.
-    sent = phase * size % sender.samples_per_microbatch
-    received = phase * size % receiver.samples_per_microbatch
-    for receiver_dp, wanted in Span(received, received + size).blocks(receiver.micro_batch_size):
-        for sender_dp, held in wanted.shifted(sent - received).blocks(sender.micro_batch_size):
-            receiver_samples = held.shifted(received - sent).since(receiver_dp * receiver.micro_batch_size)
-            yield sender_dp, held.since(sender_dp * sender.micro_batch_size), receiver_dp, receiver_samples
+    # Where the slice begins in the microbatch of either; one of the two is no larger.
+    sent, received = phase * size % sender.samples_per_microbatch, phase * size % receiver.samples_per_microbatch
+    return _shared(sent, sender.micro_batch_size, received, receiver.micro_batch_size, size)
 
 
 def _shared_rows(sender: Stage, receiver: Stage, seq_length: int) -> Iterator[Shared]:
-    """By tensor-parallel ranks; each receiver has one sender where all senders hold the same rows."""
+    """The rows of the sequence by tensor-parallel ranks; one sender each where all senders hold the same rows."""
+    wanted = seq_length // receiver.tp if receiver.splits_sequence else seq_length
     for receiver_tp in range(receiver.tp):
-        wanted = _rows(receiver, receiver_tp, seq_length)
+        first = receiver_tp * wanted if receiver.splits_sequence else 0
         if sender.splits_sequence:
-            for sender_tp, held in wanted.blocks(seq_length // sender.tp):
-                first = _rows(sender, sender_tp, seq_length).start
-                yield sender_tp, held.since(first), receiver_tp, held.since(wanted.start)
+            for sender_tp, held, _, got, num_rows in _shared(first, seq_length // sender.tp, 0, wanted, wanted):
+                yield sender_tp, held, receiver_tp, got, num_rows
         else:
             sender_tp = receiver_tp * sender.tp // receiver.tp
-            yield sender_tp, wanted.since(0), receiver_tp, wanted.since(wanted.start)
+            yield sender_tp, slice(first, first + wanted), receiver_tp, slice(0, wanted), wanted
 
 
-def _rows(stage: Stage, tp_rank: int, seq_length: int) -> Span:
-    """The sequence rows that a rank holds between two layers."""
-    if not stage.splits_sequence:
-        return Span(0, seq_length)
-    rows = seq_length // stage.tp
-    return Span(tp_rank * rows, (tp_rank + 1) * rows)
+def _shared(sent: int, sender_block: int, received: int, receiver_block: int, length: int) -> Iterator[Shared]:
+    """Cut ``length`` indices wherever a block of either side ends, and say where each part lies in its two blocks.
+
+    Only pairs with something in common are visited, of what may be a million.
+
+    Args:
+        sent: the first of the indices as the sender counts them.
+        received: the same one as the receiver counts it.
+    """
+    done = 0
+    while done < length:
+        i, start = divmod(sent + done, sender_block)
+        j, to = divmod(received + done, receiver_block)
+        count = min(length - done, sender_block - start, receiver_block - to)
+        yield i, slice(start, start + count), j, slice(to, to + count), count
+        done += count

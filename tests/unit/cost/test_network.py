@@ -24,7 +24,7 @@ SECOND = GB
 def message(sender: int, receiver: int) -> Transfer:
     """One token."""
     one = slice(0, 1)
-    return Transfer(sender, receiver, 0, 0, one, one, one, one)
+    return Transfer(sender, receiver, 0, 0, 1, one, one, one, one)
 
 
 def num_bytes(sender: Stage, receiver: Stage) -> int:
