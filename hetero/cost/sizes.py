@@ -4,10 +4,15 @@ All blocks are alike, so a model is a few numbers, however many layers and param
 """
 
 from collections import defaultdict
+from itertools import accumulate
+from typing import Literal
 
 from hetero.cost.parts import Part, parts_of
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import EMBEDDING, HALF, Parameter, stage_parameters
+
+Which = Literal["cut", "whole", "all"]
+"""Parameters that tensor parallelism cuts, that every rank holds whole, or both."""
 
 
 class LayerSizes:
@@ -31,12 +36,24 @@ class LayerSizes:
         self.word_embedding = sum(p.numel for p in ends if p.name == EMBEDDING)
         self._cut: defaultdict[Part, int] = defaultdict(int)
         self._whole: defaultdict[Part, int] = defaultdict(int)
+        self._in_order: defaultdict[Part, list[Parameter]] = defaultdict(list)
         for parameter in ends:
             for part in at[parameter.position]:
                 self._sizes_of(parameter)[part] += parameter.numel
+                self._in_order[part].append(parameter)
 
     def _sizes_of(self, parameter: Parameter) -> defaultdict[Part, int]:
         return self._whole if parameter.shard_dim is None else self._cut
+
+    def running_sums(self) -> dict[Which, dict[Part, tuple[int, ...]]]:
+        """Of the elements of each part's parameters, in their order; nothing where the part has none such."""
+        found: dict[Which, dict[Part, tuple[int, ...]]] = {"cut": {}, "whole": {}, "all": {}}
+        for part, parameters in self._in_order.items():
+            cut = [parameter.numel for parameter in parameters if parameter.shard_dim is not None]
+            whole = [parameter.numel for parameter in parameters if parameter.shard_dim is None]
+            found["cut"][part], found["whole"][part] = tuple(accumulate(cut)), tuple(accumulate(whole))
+            found["all"][part] = tuple(accumulate(parameter.numel for parameter in parameters))
+        return found
 
     def cut(self, part: Part) -> int:
         """Elements of the part that tensor parallelism cuts."""
