@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from hetero.cost.parts import Part
 from hetero.cost.sizes import LayerSizes, Which
@@ -29,8 +30,7 @@ Holder = tuple[int, int, Stage]
 """A stage with the indices of its replica and of itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncBucket:
+class SyncBucket(NamedTuple):
     """Gradients that are summed together.
 
     ranks: in ascending order; more than one.
