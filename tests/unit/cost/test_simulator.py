@@ -263,7 +263,7 @@ class TestGradients:
             assert all(start_s + 4.0 == pytest.approx(end_s) and end_s > first for start_s, end_s in intervals)
 
     def test_an_mlp_is_summed_before_the_attention_that_another_stage_has(self) -> None:
-        """Beside a replica of whole layers: each half as soon as it has the gradient, that layer's with holders of their own."""
+        """Beside a replica of whole layers: each half when it has the gradient, layer 2's by holders of their own."""
         cut = (stage(layers=(0, 2.5), ranks=(1,), device=A100), stage(layers=(2.5, 6), ranks=(2,), device=A100))
         beside = plan(MODEL, [replica(stage(layers=(0, 6), ranks=(0,), device=A100)), replica(*cut)])
         result = run(beside, traits=dataclasses.replace(FAST_HOST, bucket_numel=1))
