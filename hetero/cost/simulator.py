@@ -23,9 +23,7 @@ from hetero.cost.network import (
     Topology,
     TransferCost,
     all_reduce_cost,
-    num_phases,
-    slice_messages,
-    transfer_cost,
+    slice_costs,
     two_level_cost,
 )
 from hetero.cost.readiness import share_of_backward
@@ -203,13 +201,7 @@ def _pipelines(
     rows: dict[tuple[tuple[int, int, int | None], ...], Schedule] = {}
 
     def slices(sender: Stage, receiver: Stage) -> tuple[TransferCost, ...]:
-        return tuple(
-            transfer_cost(
-                slice_messages(sender, receiver, seq_length=plan.seq_length, row_bytes=row_bytes, phase=phase),
-                topology,
-            )
-            for phase in range(num_phases(sender, receiver))
-        )
+        return slice_costs(sender, receiver, topology, seq_length=plan.seq_length, row_bytes=row_bytes)
 
     pipelines = []
     for r, replica in enumerate(plan.replicas):

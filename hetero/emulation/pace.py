@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.readiness import share_of_backward
 from hetero.distributed.pace import Collective, Direction, Pace, Start, Waitable
-from hetero.distributed.reshard import Transfer
 from hetero.emulation.board import Appointment, Board, Occupation
 from hetero.emulation.clock import Clock
 from hetero.emulation.keeping_up import check_keeps_up
@@ -20,6 +19,7 @@ from hetero.emulation.records import Arrival, Compute, Reduction, StepRecord
 from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, TensorParallelKey, Wiring, collective_key
 from hetero.plan.holders import Bucket
 from hetero.plan.ir import Stage
+from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import Kind
 
 
