@@ -33,21 +33,18 @@ from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
 from hetero.report.content import Execution, Report
 from hetero.report.page import html_page
-from hetero.runtime.batch import to_device
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from megatron.training.arguments import parse_args
 from megatron.training.config import EmulationConfig, PretrainConfig
 from megatron.training.emulation import emulated_config, emulated_costs, start_emulation
 from megatron.training.launch import exit_code, joined, launch_from
-from megatron.training.schedules import build_scheduler
 from megatron.training.training import (
     LOG_COLUMNS,
     agree_on_plan_and_tokenizer,
     build_datasets,
-    build_trainer,
     memory_errors,
-    read_ahead,
+    start_session,
 )
 
 SAME = 1e-4
@@ -110,14 +107,8 @@ def _run(config: PretrainConfig, device: torch.device, watch: Watch) -> Emulated
     config = emulated_config(config, emulation)
     dataset, _ = build_datasets(config, emulation.plan, tokenizer)
     context = create_groups(emulation.plan, device=device, pace=emulation.pace)
-    trainer = build_trainer(config, context)
-    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
-    data = read_ahead(config, context, dataset)
-    losses = []
-    for _ in range(config.run.train_iters):
-        batches = [to_device(batch, device) for batch in next(data)] if data is not None else None
-        losses.append(trainer.step(batches).loss)
-        scheduler.step(increment=1)
+    session = start_session(config, context, dataset)
+    losses = [session.step().loss for _ in range(config.run.train_iters)]
     own = tuple(emulation.pace.steps)
     ranks = [own] * dist.get_world_size()
     dist.all_gather_object(ranks, own)

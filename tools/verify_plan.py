@@ -32,22 +32,19 @@ from hetero.distributed.watch import bounded_exit
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
-from hetero.runtime.batch import to_device
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.weights import take_shard
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from megatron.training.arguments import parse_args
 from megatron.training.config import PretrainConfig
 from megatron.training.launch import exit_code, joined, launch_from
-from megatron.training.schedules import build_scheduler
 from megatron.training.training import (
     LOG_COLUMNS,
     agree_on_plan_and_tokenizer,
     build_datasets,
-    build_trainer,
     describe_rank,
     memory_errors,
-    read_ahead,
+    start_session,
 )
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3}
@@ -118,17 +115,11 @@ def _train(
 ) -> tuple[list[StepResult], Shards | None]:
     """Train the steps of ``config``; collective over the world. An idle rank returns no shards."""
     context = create_groups(plan, device=device)
-    trainer = build_trainer(config, context)
-    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
-    data = read_ahead(config, context, dataset)
-    results = []
-    for _ in range(config.run.train_iters):
-        batches = [to_device(batch, device) for batch in next(data)] if data is not None else None
-        results.append(trainer.step(batches))
-        scheduler.step(increment=1)
+    session = start_session(config, context, dataset)
+    results = [session.step() for _ in range(config.run.train_iters)]
     if context.work is None:
         return results, None
-    weights = {name: tensor.detach().cpu() for name, (_, tensor) in trainer.parameters.items()}
+    weights = {name: tensor.cpu() for name, tensor in session.weights().items()}
     return results, Shards(context.work.stage.tp, context.work.placement.tp_rank, weights)
 
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,12 +89,20 @@ class Metrics:
             self._begin_interval()
         self._warms_up = False
 
-    def record_evaluation(self, step: int, split: str, loss: float, *, took_s: float) -> None:
-        """Report the loss on data of ``split``. The time that it took is no step's."""
+    @contextmanager
+    def outside_steps(self) -> Iterator[None]:
+        """Around saves and evaluations, whose time is no step's."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._started += time.perf_counter() - began_s
+
+    def record_evaluation(self, step: int, split: str, loss: float) -> None:
+        """Report the loss on data of ``split``."""
         self._console.print(f"step {step:>{len(str(self._train_iters))}}/{self._train_iters} | {split} loss {loss:.6f}")
         if self._writer is not None:
             self._writer.add_scalar(f"lm loss {split}", loss, step)
-        self._started += took_s
 
     def _begin_interval(self) -> None:
         self._started = time.perf_counter()
