@@ -21,6 +21,7 @@ from hetero.runtime import cpu_backend
 # Before megatron.core is imported by anyone.
 cpu_backend.install()
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from rich.console import Console
@@ -160,8 +161,10 @@ def _report(
             f"{ours.grad_norm:.6f}",
             f"{abs(ours.grad_norm - theirs.grad_norm):.1e}",
         )
-    worst_loss = max(abs(ours.loss - theirs.loss) for ours, theirs in zip(results, alone, strict=True))
-    agrees = error <= tolerance and worst_loss <= tolerance * max(abs(result.loss) for result in alone)
+    losses, expected = (np.array([result.loss for result in each]) for each in (results, alone))
+    # What is no number differs from everything, itself too; max() would pass over it.
+    worst_loss = float(np.abs(losses - expected).max())
+    agrees = error <= tolerance and worst_loss <= tolerance * float(np.abs(expected).max())
     console = Console(highlight=False, width=LOG_COLUMNS)
     console.print(table)
     console.print(
@@ -173,15 +176,18 @@ def _report(
 
 
 def _worst_weight(by_name: dict[str, Parameter], shards: list[Shards], whole: Weights) -> tuple[str, float]:
-    """The tensor that differs most, and by how much relative to its largest weight."""
-    worst = ("", 0.0)
+    """The tensor that differs most, one with a NaN before others, and by how much relative to its largest weight."""
+    names, errors = [], []
     for held in shards:
         for name, weight in held.weights.items():
             intervals = shard_intervals(by_name[name], tp=held.tp, tp_rank=held.tp_rank)
             expected = take_shard(whole[name], by_name[name], intervals)
-            error = ((weight - expected).abs().max() / expected.abs().max()).item()
-            worst = max(worst, (name, error), key=lambda row: row[1])
-    return worst
+            difference = (weight - expected).abs().max()
+            names.append(name)
+            # Biases may all be 0 still.
+            errors.append(float(difference / expected.abs().max()) if difference != 0 else 0.0)
+    worst = int(np.argmax(errors))
+    return names[worst], errors[worst]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a training run tells: a line per interval, TensorBoard scalars, a progress line on a terminal."""
 
 import importlib.util
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,12 +160,20 @@ def check_tensorboard(folder: Path | None) -> None:
     """Fail before training if files are asked for that cannot be written.
 
     Raises:
-        ConfigError: TensorBoard is not installed.
+        ConfigError: TensorBoard is not installed, or the folder cannot be made.
     """
-    if folder is not None and importlib.util.find_spec("tensorboard") is None:
+    if folder is None:
+        return
+    if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             f"--tensorboard-dir {folder}: TensorBoard is not installed; pip install 'megatron-hetero[report]'"
         )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--tensorboard-dir {folder}: cannot be made: {error.strerror}; name another") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--tensorboard-dir {folder}: may not be written; name another, or change its permissions")
 
 
 def _summary_writer(folder: Path) -> "SummaryWriter":

@@ -45,7 +45,12 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     start_step = load(config, context, trainer, scheduler)
     training = TrainingSession(
-        context, trainer, data=data_of(context, first_step=start_step), schedule=scheduler, start_step=start_step
+        context,
+        trainer,
+        data=data_of(context, first_step=start_step),
+        schedule=scheduler,
+        check_for_nan=config.run.check_for_nan,
+        start_step=start_step,
     )
     seen = Session(start_step, first_weights=_weights(training))
     with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
