@@ -37,7 +37,7 @@ from hetero.runtime.trainer import Trainer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.training.arguments import parse_args
 from megatron.training.training import adam_options
-from tests.helpers import sessions
+from tests.helpers import sessions, training
 from tests.helpers.commands import command_line
 from tests.helpers.comparison import GRADIENT_BOUND, LOSS_BOUND, shard
 from tests.helpers.models import gpt2_model
@@ -326,8 +326,8 @@ def lose_the_clean_steps(trainer: Trainer, _: OptimizerParamScheduler) -> None:
 
 
 def train_on_the_batch_before(*_: Any) -> None:
-    now = sessions.microbatches
-    sessions.microbatches = lambda plan, rank, *, step: now(plan, rank, step=step - 1)
+    now = training.microbatches
+    training.microbatches = lambda plan, rank, *, step: now(plan, rank, step=step - 1)
 
 
 def leave_weights_unrounded(*_: Any) -> None:
