@@ -212,7 +212,8 @@ def assert_there_and_back(first: Leg, second: Leg, folder: Path) -> list[Session
     return [started[0], there[0], back[0]]
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_goes_on_under_another_plan(precision: Precision, tmp_path: Path) -> None:
     """Tied embeddings cut by tp, half layers, unequal shares, an idle rank; in fp16 an overflow under each plan."""
     a, b = in_precision(FIRST, precision), in_precision(SECOND, precision)
