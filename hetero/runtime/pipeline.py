@@ -203,7 +203,14 @@ class _Boundary:
             at_most: microbatches under way; one more waits for the oldest. The schedule bounds them in training.
         """
         microbatch, index = divmod(number, self._slices)
-        self._sending = [transfer for transfer in self._sending if not transfer.is_done()]
+        under_way = []
+        for transfer in self._sending:
+            if transfer.is_done():
+                # NCCL keeps the buffers of a send until somebody has waited for it.
+                transfer.wait()
+            else:
+                under_way.append(transfer)
+        self._sending = under_way
         while at_most is not None and len(self._sending) >= at_most * self._slices:
             self._sending.pop(0).wait()
         self._sending.append(self._outgoing.send(self._departing[microbatch], number=number))

@@ -49,7 +49,9 @@ def test_a_figure_is_a_png_or_a_pdf(name: str) -> None:
     assert figure_bytes(compared_report(), name, "pdf").startswith(b"%PDF-")
 
 
-@pytest.mark.parametrize("file_format", ["svg", "png", "pdf"])
+@pytest.mark.parametrize(
+    "file_format", ["svg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("png", "pdf"))]
+)
 def test_the_same_report_gives_the_same_file(file_format: str) -> None:
     first, second = (figure_bytes(compared_report(), "overview", file_format) for _ in range(2))
     assert first == second
@@ -129,6 +131,7 @@ def test_a_hostile_name_is_text() -> None:
     assert found[0] == "small on $x^2$ <script>&amp;"
 
 
+@pytest.mark.slow
 def test_figures_of_one_page_share_no_id() -> None:
     svgs = [inline_svg(draw(compared_report()), name=name, label='"a" <b>') for name, draw in DRAWINGS.items()]
     ids = [each for svg in svgs for each in set(re.findall(r' id="([^"]*)"', svg))]
