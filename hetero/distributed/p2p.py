@@ -35,9 +35,12 @@ class Pending:
             target.copy_(source)
         self.works, self.tensors, self.copies = [], [], []
 
-    def is_done(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
-        return all(work.is_completed() for work in self.works)
+    def finish_if_done(self) -> bool:
+        """Whether all is there; if so, let go of it. NCCL keeps the buffers of a send until somebody waits for it."""
+        done = all(work.is_completed() for work in self.works)
+        if done:
+            self.wait()
+        return done
 
 
 class Channel:

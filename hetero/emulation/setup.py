@@ -20,7 +20,7 @@ from hetero.emulation.options import EmulationOptions
 from hetero.emulation.pace import Device, EmulatedPace
 from hetero.emulation.wiring import Wiring
 from hetero.errors import ConfigError
-from hetero.plan.ir import Plan
+from hetero.plan.ir import Placement, Plan
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.spec.cluster import ClusterSpec
@@ -117,16 +117,28 @@ def _check_one_machine(path: Path) -> None:
 
 
 def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> Device | None:
-    place = plan.placement(rank)
-    if place is None:
+    places = plan.placements(rank)
+    if not places:
         return None
+    first = places[0]
+    replica = plan.replicas[first.replica]
+    stages = {place.stage: replica.stages[place.stage] for place in places}
+    return Device(
+        stages,
+        {s: costs.of(stage) for s, stage in stages.items()},
+        stages[first.stage].tp_groups[first.dp_rank],
+        {place.stage: _memory(plan, cluster, costs, rank, place) for place in places},
+        replica.num_microbatches(first.stage),
+    )
+
+
+def _memory(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int, place: Placement) -> DeviceMemory:
     replica = plan.replicas[place.replica]
     stage = replica.stages[place.stage]
-    num_microbatches = replica.num_microbatches(place.stage)
     capacity_gib = cluster.device_of_rank(rank).memory_gib
-    deepest = min(stage.in_flight, num_microbatches)
+    deepest = min(stage.in_flight, replica.num_microbatches(place.stage))
     each = memory_of_stage(stage, costs)
-    memory = DeviceMemory(
+    return DeviceMemory(
         f"rank {rank} (replica {place.replica} stage {place.stage}, {stage.device})",
         peak=dataclasses.replace(
             plan_memory(plan, costs)[place.replica, place.stage],
@@ -138,7 +150,6 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
         deferred_bytes=each.deferred_per_microbatch if stage.weight_lag is not None else 0,
         capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
     )
-    return Device(stage, stage.tp_groups[place.dp_rank], costs.of(stage), memory, num_microbatches)
 
 
 def _block_numel(plan: Plan) -> int:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetero.distributed.pace import Direction, Pace, Start, Waitable
 from hetero.distributed.process_groups import create_groups
-from hetero.distributed.reshard import Transfer
+from hetero.plan.reshard import Transfer
 from hetero.plan.ir import Plan, Precision
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
