@@ -77,6 +77,10 @@ class SumCost:
 
     phases: tuple[TransferCost, ...]
 
+    def part(self, share: float) -> "SumCost":
+        """What one direction of it costs: to scatter the sums, or to gather what became of them, is half of it."""
+        return SumCost(tuple(_scaled(phase, share) for phase in self.phases))
+
     @property
     def seconds(self) -> float:
         return sum(phase.seconds for phase in self.phases)

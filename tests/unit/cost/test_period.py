@@ -50,7 +50,7 @@ def simulated_period_s(
     """Seconds per microbatch between two of the first stage's backwards that are ``window`` apart."""
     counts = [WARM_UP + window + 2 * depths[0]] * len(stages)
     rows = add_communication(one_f_one_b(num_microbatches=counts, in_flight=depths), num_microbatches=counts)
-    slices = tuple((TransferCost(seconds=seconds, ports=(), num_bytes=0),) for seconds in boundaries)
+    slices = tuple(({(0, 0): TransferCost(seconds=seconds, ports=(), num_bytes=0)},) for seconds in boundaries)
     pipeline = Pipeline(
         rows=post_receives_early(rows, computes_ahead=2),
         num_microbatches=tuple(counts),

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hetero.cost.basis import Basis
 from hetero.cost.engine import Pipeline, replay
 from hetero.cost.latency import StageCost
+from hetero.cost.layout import stage_rows
 from hetero.cost.network import Topology, TransferCost
 from hetero.cost.period import pipeline_s
-from hetero.cost.simulator import Simulation, simulate, stage_rows, with_gradient_sync
+from hetero.cost.simulator import Simulation, simulate, with_gradient_sync
 from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
@@ -118,7 +119,7 @@ def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
     """Seconds of the step in which an equal stage of the only replica does not compute, at other ``costs``."""
     (one,) = result.plan.replicas
     counts = tuple(one.num_microbatches(s) for s in range(len(costs)))
-    free = tuple((TransferCost(seconds=0.0, ports=(), num_bytes=0),) for _ in counts[1:])
+    free = tuple(({(0, 0): TransferCost(seconds=0.0, ports=(), num_bytes=0)},) for _ in counts[1:])
     replayed = Pipeline(
         rows=stage_rows(one, HETERO),
         num_microbatches=counts,
