@@ -63,7 +63,7 @@ def test_show_prints_a_schedule_with_split_backwards(tmp_path: Path, capsys: pyt
     split = dataclasses.replace(small_plan(), replicas=(dataclasses.replace(whole, stages=stages),))
     save(split, tmp_path / "plan.json")
     assert main(["show", str(tmp_path / "plan.json"), "--schedule"]) == 0
-    assert capsys.readouterr().out.endswith("\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1W2\n")
+    assert capsys.readouterr().out.endswith("\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2\n")
 
 
 def test_validate_says_ok_in_one_line(plan_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
