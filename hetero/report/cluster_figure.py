@@ -161,12 +161,15 @@ def _draw_run(axes: Axes, report: Report, placed: _Placed, run: Run) -> None:
 
 def _run_texts(report: Report, replica: int, s: int) -> list[list[str]]:
     """What a run says line by line, the longest wording first."""
-    stage = report.plan.replicas[replica].stages[s]
-    owner, layers = report.owner(replica), layers_of(stage)
-    word = "layer" if len(stage.layer_numbers) == 1 else "layers"
+    stages = report.plan.replicas[replica].stages
+    group = report.plan.replicas[replica].group_of(s)
+    stage = stages[s]
+    owner, layers = report.owner(replica), ", ".join(layers_of(stages[each]) for each in group)
+    word = "layer" if sum(len(stages[each].layer_numbers) for each in group) == 1 else "layers"
     short = owner[0] + owner.split()[1]
+    numbers, several = " ".join(map(str, group)), "s" if len(group) > 1 else ""
     return [
-        [f"{owner} · stage {s}", f"{short} · stage {s}", f"{short} · s{s}"],
+        [f"{owner} · stage{several} {numbers}", f"{short} · stage{several} {numbers}", f"{short} · s{numbers}"],
         [f"{word} {layers}", f"L {layers}", layers],
         [f"tp {stage.tp} · dp {stage.dp}", f"tp{stage.tp} dp{stage.dp}", f"t{stage.tp} d{stage.dp}"],
     ]

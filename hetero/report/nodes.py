@@ -13,6 +13,7 @@ class Run:
     """Neighbouring devices of a node that work for one stage of one replica; ``None`` twice if they idle.
 
     first: position of the first of ``size`` devices on the node.
+    stage: the first one, where they take turns with several.
     """
 
     first: int
@@ -41,7 +42,10 @@ def node_boxes(report: Report) -> tuple[NodeBox, ...]:
     Where every replica has a colour of its own, nodes of different replicas are different; else replicas of one group
     count as the same.
     """
-    owners = {rank: (r, s) for r, s, stage in report.plan.stages() for rank in stage.ranks}
+    owners: dict[int, tuple[int, int]] = {}
+    for r, s, stage in report.plan.stages():
+        for rank in stage.ranks:
+            owners.setdefault(rank, (r, s))
     folded: dict[object, list[tuple[NodeType, int, int, tuple[Run, ...]]]] = {}
     for node_type, node, first_rank in _nodes(report):
         held = [owners.get(first_rank + i) for i in range(node_type.gpus_per_node)]

@@ -129,7 +129,7 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
             )
         yield {"name": "Bound of the search", "value": f"gap {result.gap:.1%}", "note": note}
     full = fullest(report.memory, plan, report.cluster)
-    working = sum(len(stage.ranks) for _, _, stage in plan.stages())
+    working = plan.world_size - len(plan.idle_ranks)
     replicas = f"{len(plan.replicas):,} replica{'s' if len(plan.replicas) > 1 else ''}"
     if len(report.groups) < len(plan.replicas):
         replicas += ", all alike" if len(report.groups) == 1 else f" of {len(report.groups)} sorts"

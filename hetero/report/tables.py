@@ -10,7 +10,7 @@ from rich.table import Table
 
 from hetero.cost.memory import MemoryParts
 from hetero.cost.simulator import Simulation
-from hetero.plan.ir import Plan, Stage
+from hetero.plan.ir import Plan, Replica, Stage
 from hetero.report.wording import (
     alike,
     degrees,
@@ -19,6 +19,7 @@ from hetero.report.wording import (
     gradient_sync_of,
     held_by,
     layers_of,
+    orders_of,
     ranks_in_words,
     recompute_of,
     shape_of,
@@ -99,6 +100,10 @@ def plan_picture(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+Memory = Mapping[tuple[int, int], MemoryParts]
+"""Parts of one device of every stage at the device's peak, by replica and stage; those of its stages add up."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticBytes:
     """What a rank holds for the whole run, in bytes."""
@@ -108,10 +113,8 @@ class StaticBytes:
     optimizer: int
 
 
-def static_memory_table(
-    plan: Plan, measured: Sequence[StaticBytes], predicted: Mapping[tuple[int, int], MemoryParts]
-) -> Table:
-    """Weights, gradients and optimizer state of every stage: the largest rank's, beside what was predicted.
+def static_memory_table(plan: Plan, measured: Sequence[StaticBytes], predicted: Memory) -> Table:
+    """Weights, gradients and optimizer state of every device group: the largest rank's, beside what was predicted.
 
     ``measured`` is by rank, zeros where nothing is held.
     """
@@ -121,21 +124,28 @@ def static_memory_table(
     table.add_column("ranks")
     for header in ("weights", "gradients", "optimizer"):
         table.add_column(header, justify="right")
-    for r, s, stage in plan.stages():
-        cells = []
-        for part in ("weights", "gradients", "optimizer"):
-            largest = max(getattr(measured[rank], part) for rank in stage.ranks)
-            cells.append(f"{largest / MIB:.2f} | {getattr(predicted[r, s], part) / MIB:.2f}")
-        table.add_row(str(r), str(s), number_ranges(stage.ranks), *cells)
+    for r, replica in enumerate(plan.replicas):
+        for group in replica.device_groups:
+            ranks = replica.stages[group[0]].ranks
+            cells = []
+            for part in ("weights", "gradients", "optimizer"):
+                largest = max(getattr(measured[rank], part) for rank in ranks)
+                expected = sum(getattr(predicted[r, s], part) for s in group)
+                cells.append(f"{largest / MIB:.2f} | {expected / MIB:.2f}")
+            table.add_row(str(r), " ".join(map(str, group)), number_ranges(ranks), *cells)
     return table
 
 
-Memory = Mapping[tuple[int, int], MemoryParts]
-"""Peak parts of one device of every stage, by replica and stage."""
+def device_bytes(memory: Memory, replica: Replica, r: int, stage: int) -> int:
+    """What a device of ``stage`` of replica ``r`` holds at its peak, of all the stages that it has."""
+    return sum(memory[r, s].total for s in replica.group_of(stage))
 
 
 def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpec) -> Table:
-    """One row per stage of every sort of replica: where its step goes, and what its devices hold at the peak."""
+    """One row per stage of every sort of replica: where its step goes, and what its devices hold at the peak.
+
+    Of stages on the same devices each shows what these hold of all of them.
+    """
     plan = simulation.plan
     table = Table(
         title=f"{title_of(plan)}: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s",
@@ -159,7 +169,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
         for s, stage in enumerate(replica.stages):
             times = simulation.stages[first, s]
             capacity_gib = cluster.device_of_rank(stage.ranks[0]).memory_gib
-            used_gib = max(memory[r, s].total for r in members) / GIB
+            used_gib = max(device_bytes(memory, replica, r, s) for r in members) / GIB
             table.add_row(
                 *((str(len(members)), str(replica.num_samples)) if s == 0 else ("", "")),
                 str(s),
@@ -231,19 +241,21 @@ def comparison_table(result: "PlanResult", others: "Sequence[Yardstick]", cluste
 
 
 def fullest(memory: Memory, plan: Plan, cluster: ClusterSpec) -> str:
-    """The largest share of its device's memory that any stage takes, as ``92%``; ``?`` where none is known."""
+    """The largest share of a device's memory that its stages take, as ``92%``; ``?`` where none is known."""
     shares = []
-    for (r, s), parts in memory.items():
-        capacity_gib = cluster.device_of_rank(plan.replicas[r].stages[s].ranks[0]).memory_gib
+    for r, s in memory:
+        replica = plan.replicas[r]
+        capacity_gib = cluster.device_of_rank(replica.stages[s].ranks[0]).memory_gib
         if capacity_gib is not None:
-            shares.append(parts.total / (capacity_gib * GIB))
+            shares.append(device_bytes(memory, replica, r, s) / (capacity_gib * GIB))
     return f"{max(shares):.0%}" if shares else UNKNOWN
 
 
 def _caption(plan: Plan) -> str:
-    idle = f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"
-    sums = gradient_sync_of(plan)
-    return f"{idle}\ngradient sums: {sums}" if sums else idle
+    lines = [f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}", *orders_of(plan)]
+    if sums := gradient_sync_of(plan):
+        lines.append(f"gradient sums: {sums}")
+    return "\n".join(lines)
 
 
 def _box_lines(stage: Stage) -> list[tuple[str, str]]:

@@ -17,7 +17,8 @@ def alike(plan: Plan) -> list[list[int]]:
     """The replicas, those that differ in their ranks only together."""
 
     def sort_of(replica: Replica) -> object:
-        return replica.num_samples, tuple(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+        stages = tuple(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+        return replica.num_samples, replica.schedule, replica.device_groups, stages
 
     sorts: dict[object, list[int]] = {}
     for r, replica in enumerate(plan.replicas):
@@ -26,13 +27,17 @@ def alike(plan: Plan) -> list[list[int]]:
 
 
 def shape_of(plan: Plan) -> str:
-    """``4x (V100-16 tp2: 5 | A100-40: 14 | A100-40: 13)``: layers per stage of each sort of replica."""
+    """``4x (V100-16 tp2: 5 | A100-40: 14 | A100-40: 13)``: layers per stage of each sort of replica; ``5+4`` are two
+    stages on the same devices.
+    """
     sorts = []
     for members in alike(plan):
+        replica = plan.replicas[members[0]]
+        groups = [[replica.stages[s] for s in group] for group in replica.device_groups]
         stages = " | ".join(
-            f"{stage.device}{degrees(stage).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
-            f"{in_halves(stage.num_layers)}"
-            for stage in plan.replicas[members[0]].stages
+            f"{held[0].device}{degrees(held[0]).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
+            f"{'+'.join(in_halves(stage.num_layers) for stage in held)}"
+            for held in groups
         )
         sorts.append(f"{len(members)}x ({stages})")
     shown = sorts[:SORTS_SHOWN] + ([f"and {len(sorts) - SORTS_SHOWN} more sorts"] if len(sorts) > SORTS_SHOWN else [])
@@ -88,6 +93,19 @@ def gradient_sync_of(plan: Plan) -> str:
     if sync.bucket_numel is not None:
         said.append(f"buckets of {sync.bucket_numel / 1e6:.4g} M")
     return "; ".join(said)
+
+
+def orders_of(plan: Plan) -> list[str]:
+    """``replicas 0-3: stages 0 2 | 1 3 take turns`` and ``replica 4: gpipe``, of all that is not plain 1F1B."""
+    told: dict[str, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        said = [replica.schedule] if replica.schedule != "1f1b" else []
+        if replica.is_interleaved:
+            groups = " | ".join(" ".join(map(str, group)) for group in replica.device_groups)
+            said.append(f"stages {groups} take turns")
+        if said:
+            told.setdefault(", ".join(said), []).append(r)
+    return [f"replica{'s' if len(where) > 1 else ''} {number_ranges(where)}: {what}" for what, where in told.items()]
 
 
 def recompute_of(stage: Stage) -> str:

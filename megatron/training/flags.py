@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hetero.errors import ConfigError
+from hetero.schedule.orders import ORDERS
 from hetero.serialization import near_match
 from megatron.training.flag_kinds import (
     BELOW_1,
@@ -227,12 +228,23 @@ _PARALLELISM = (
     Flag("--hetero-emulate-seq-length", COUNT, "Sequence length of the small model that computes.", default=32),
     Flag(
         "--hetero-schedule",
-        one_of("1f1b", "gpipe"),
+        one_of(*ORDERS),
         "Without a plan: few microbatches in flight, or all of a step.",
         default="1f1b",
     ),
     Flag("--tensor-model-parallel-size", COUNT, "Without a plan: ranks that share each layer.", default=1),
-    Flag("--pipeline-model-parallel-size", COUNT, "Without a plan: stages of each replica.", default=1),
+    Flag("--pipeline-model-parallel-size", COUNT, "Without a plan: groups of ranks that share the layers.", default=1),
+    Flag(
+        "--num-virtual-stages-per-pipeline-rank",
+        COUNT,
+        "Without a plan: stages of each such group, which runs them in turns (interleaved 1F1B).",
+        default=1,
+    ),
+    Flag(
+        "--num-layers-per-virtual-pipeline-stage",
+        COUNT,
+        "The same by the layers of a stage, in place of --num-virtual-stages-per-pipeline-rank.",
+    ),
     _switch("--sequence-parallel", "Without a plan: tensor-parallel ranks also share activations, by sequence."),
     Flag("--micro-batch-size", COUNT, "Without a plan, and then required: samples of one microbatch."),
     Flag("--global-batch-size", COUNT, "Samples of one step over all replicas. Required."),

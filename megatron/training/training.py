@@ -198,12 +198,14 @@ def adam_options(config: OptimizerConfig) -> AdamOptions:
 
 
 def describe_rank(plan: Plan, rank: int) -> str:
-    """``rank 3 (replica 0 stage 1, A100-40)``."""
-    place = plan.placement(rank)
-    if place is None:
+    """``rank 3 (replica 0 stage 1, A100-40)``, or ``stages 1 3`` of a rank that has these in turns."""
+    places = plan.placements(rank)
+    if not places:
         return f"rank {rank} (idle)"
-    device = plan.replicas[place.replica].stages[place.stage].device
-    return f"rank {rank} (replica {place.replica} stage {place.stage}, {device})"
+    replica, stages = places[0].replica, [place.stage for place in places]
+    device = plan.replicas[replica].stages[stages[0]].device
+    held = f"stage{'s' if len(stages) > 1 else ''} {' '.join(map(str, stages))}"
+    return f"rank {rank} (replica {replica} {held}, {device})"
 
 
 def _metrics(

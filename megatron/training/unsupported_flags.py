@@ -83,13 +83,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "interleaved stages are not there yet: leave it out; a plan (--hetero-plan) can give slow stages fewer layers "
-        "and each stage its own depth instead",
-        """
-        --num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank
-        --virtual-pipeline-model-parallel-size --microbatch-group-size-per-virtual-pipeline-stage
-        """,
+        "interleaved stages take turns after as many microbatches as there are pipeline ranks: leave it out",
+        "--microbatch-group-size-per-virtual-pipeline-stage",
     ),
+    ("use --num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size"),
     ("use --tensor-model-parallel-size", "--model-parallel-size"),
     (
         "context parallelism is not there yet: leave it out and split the model with --tensor-model-parallel-size "

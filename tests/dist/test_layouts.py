@@ -5,6 +5,7 @@ In float64, to 1e-9 relative to the largest element of each tensor, over three c
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,11 +76,13 @@ def _sharded_cases() -> Iterator[Any]:
 
 
 def with_unequal_shares(plan: Plan) -> Plan:
-    """Each stage takes another share of what it has in common with others."""
-    shares = iter(range(1, 100))
+    """Each device group takes another share of what it has in common with others."""
+    groups = dict.fromkeys(stage.ranks for _, _, stage in plan.stages())
+    shares = dict(zip(groups, itertools.count(1), strict=False))
     replicas = [
         dataclasses.replace(
-            each, stages=tuple(dataclasses.replace(stage, optimizer_share=next(shares)) for stage in each.stages)
+            each,
+            stages=tuple(dataclasses.replace(stage, optimizer_share=shares[stage.ranks]) for stage in each.stages),
         )
         for each in plan.replicas
     ]

@@ -129,6 +129,16 @@ def test_gpipe_trains_like_1f1b() -> None:
     assert in_flight_column(gpipe) == ["6", "6"]
 
 
+def test_interleaved_stages_train_like_plain_ones() -> None:
+    """Megatron's flag deals each rank two stages."""
+    interleaved = launched(
+        2,
+        command_line(micro_batch_size="1", pipeline_model_parallel_size="2", num_virtual_stages_per_pipeline_rank="2"),
+    )
+    assert_same_training(log_lines(interleaved), log_lines(uniform_run("1f1b")))
+    assert in_flight_column(interleaved) == ["3", "2", "2", "1"]
+
+
 def in_flight_column(run: Finished) -> list[str]:
     """The column of the plan table that the run prints first."""
     rows = [[cell.strip() for cell in line.split("│")] for line in run.stdout.splitlines() if "│" in line]

@@ -8,9 +8,19 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from hetero.plan.ir import GradientSyncPlan, Plan
-from hetero.report.tables import PICTURE_COLUMNS, plan_picture, plan_table
-from hetero.report.wording import shape_of
+from hetero.cost.memory import MemoryParts
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica
+from hetero.report.tables import (
+    PICTURE_COLUMNS,
+    StaticBytes,
+    fullest,
+    plan_picture,
+    plan_table,
+    static_memory_table,
+)
+from hetero.report.wording import alike, shape_of
+from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.units import GIB, MIB
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 
@@ -87,6 +97,65 @@ def test_one_line_says_how_gradients_are_summed() -> None:
     caption = plan_table(dataclasses.replace(uneven_plan(), gradient_sync=many)).caption
     assert isinstance(caption, str)
     assert caption.endswith("inside 0 | 1 | 2 | 3 | 4 | 5 | 2 more first, then between them")
+
+
+def interleaved_plan() -> Plan:
+    def turns(*ranks: int) -> Replica:
+        cuts = ((0, 2), (2, 5), (5, 8), (8, 12))
+        held = (
+            stage(layers=c, ranks=(ranks[s % 2],), device="A100-40", depth=d)
+            for (s, c), d in zip(enumerate(cuts), (3, 2, 2, 1), strict=True)
+        )
+        return replica(*held, num_samples=4)
+
+    plain = [stage(layers=c, ranks=(4 + s,), device="A100-40", depth=4) for s, c in enumerate(((0, 6), (6, 12)))]
+    gpipe = replica(*plain, num_samples=4, schedule="gpipe")
+    return plan(llama_model(num_layers=12), [turns(0, 1), turns(2, 3), gpipe])
+
+
+def test_stages_that_take_turns_and_other_orders_are_told() -> None:
+    table = plan_table(interleaved_plan())
+    assert table.caption == "idle ranks: none\nreplicas 0-1: stages 0 2 | 1 3 take turns\nreplica 2: gpipe"
+    assert [row[4] for row in rows(table)[:4]] == ["0", "1", "0", "1"]
+    assert table.title == "12 layers, sequence 16, global batch 12, fp32, 6 ranks"
+
+
+def test_devices_with_several_stages_are_told_once_in_the_shape() -> None:
+    assert shape_of(interleaved_plan()) == "2x (A100-40: 2+3 | A100-40: 3+4), 1x (A100-40: 6 | A100-40: 6)"
+
+
+def test_replicas_are_alike_only_if_their_stages_take_turns_alike() -> None:
+    """Ranks do not count, but who sits with whom does, and the order of work."""
+    cuts = ((0, 4), (4, 8), (8, 12))
+    in_turns = replica(*(stage(layers=c, ranks=(s % 2,), depth=4) for s, c in enumerate(cuts)), num_samples=4)
+    apart = replica(*(stage(layers=c, ranks=(2 + s,), depth=4) for s, c in enumerate(cuts)), num_samples=4)
+    moved = replica(*(stage(layers=c, ranks=(8 + s % 2,), depth=4) for s, c in enumerate(cuts)), num_samples=4)
+    gpipe = dataclasses.replace(apart, schedule="gpipe")
+    assert alike(plan(llama_model(num_layers=12), [in_turns, apart, moved, gpipe])) == [[0, 2], [1], [3]]
+
+
+def parts(**gib: int) -> MemoryParts:
+    return MemoryParts(**{field.name: gib.get(field.name, 0) * GIB for field in dataclasses.fields(MemoryParts)})
+
+
+def test_memory_of_a_device_is_that_of_all_its_stages() -> None:
+    made = interleaved_plan()
+    memory = {(r, s): parts(weights=1 + s, gradients=2) for r, s, _ in made.stages()}
+    node = NodeType(name="node", device="A100-40", gpus_per_node=6, memory_gib=20)
+    # Ranks 1 and 3 have stages of 2 + 2 and 4 + 2 GiB.
+    assert fullest(memory, made, ClusterSpec(node_types=(node,))) == "50%"
+
+    measured = [StaticBytes(weights=5 * MIB, gradients=0, optimizer=rank * MIB) for rank in range(6)]
+    table = static_memory_table(made, measured, memory)
+    assert [row[:3] for row in rows(table)] == [
+        ["0", "0 2", "0"],
+        ["0", "1 3", "1"],
+        ["1", "0 2", "2"],
+        ["1", "1 3", "3"],
+        ["2", "0", "4"],
+        ["2", "1", "5"],
+    ]
+    assert rows(table)[1][3:] == ["5.00 | 6144.00", "0.00 | 4096.00", "1.00 | 0.00"]
 
 
 def test_the_picture_shows_where_each_replica_cuts() -> None:
