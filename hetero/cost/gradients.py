@@ -65,14 +65,22 @@ def communicators(plan: Plan) -> set[Ranks]:
     return found
 
 
-def owned_parameters(plan: Plan) -> dict[int, float]:
-    """By rank, the elements that it owns: of what it holds, its share among all that hold the same."""
+def owned_parameters(plan: Plan) -> dict[int, dict[int, float]]:
+    """By rank and by the stages of its replica that it holds, the elements that it owns: of what it holds, its share
+    among all that hold the same."""
     weight = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
-    owned = dict.fromkeys(weight, 0.0)
-    for _, numel, ranks in _shares(plan):
+    places: dict[int, list[tuple[int, float, float]]] = {rank: [] for rank in weight}
+    for _, s, stage in plan.stages():
+        for rank in stage.ranks:
+            places[rank].append((s, *_reach(stage, plan.model)))
+    owned = {rank: dict.fromkeys((s for s, _, _ in stages), 0.0) for rank, stages in places.items()}
+    for position, numel, ranks in _shares(plan):
         per_share = numel / sum(weight[rank] for rank in ranks)
         for rank in ranks:
-            owned[rank] += per_share * weight[rank]
+            stages = places[rank]
+            # What none of its stages reaches is the tied embedding's other copy, on the last of them.
+            held_by = next((s for s, first, end in stages[:-1] if first <= position < end), stages[-1][0])
+            owned[rank][held_by] += per_share * weight[rank]
     return owned
 
 
