@@ -212,7 +212,8 @@ def _search(
 
 
 def _refined(best: Scored, found: _Round, problem: Problem, clock: Clock) -> Scored:
-    """``best``, or what small changes, half layers, split backwards, interleaving and other gradient sums make of it."""
+    """``best``, or what small changes, half layers, split backwards, several stages per device group and other gradient
+    sums make of it."""
     best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
     level = best_levelled(found.covers[:FINALISTS], problem, clock, below_s=best.step_s)
     if level is not None and worth(level, problem) < worth(best, problem):
