@@ -20,7 +20,7 @@ from hetero.emulation.records import Arrival, Compute, Reduction, StepRecord
 from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, TensorParallelKey, Wiring, collective_key
 from hetero.plan.holders import Bucket
 from hetero.plan.ir import Stage
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import Action, Kind
 
 
 @dataclass(slots=True)
@@ -54,9 +54,13 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The described device of a working rank."""
+    """The described device of a working rank.
+
+    number: of the stage, within its replica.
+    """
 
     stage: Stage
+    number: int
     tp_group: tuple[int, ...]
     cost: StageCost
     memory: DeviceMemory
@@ -111,7 +115,8 @@ class EmulatedPace(Pace):
         if self._outside:
             yield
             return
-        self._device.memory.before(kind, number)
+        action = Action(self._device.number, kind, number)
+        self._device.memory.before(action)
         if not self._as_fast_as_it_can:
             self._wait_for_tensor_parallel_ranks()
         cost = self._device.cost
@@ -122,7 +127,7 @@ class EmulatedPace(Pace):
         yield
         self._worked_s += time.process_time() - worked_s
         self._running = None
-        self._device.memory.after(kind)
+        self._device.memory.after(action)
         if not self._as_fast_as_it_can:
             self._clock.advance(end_s)
             self._step.computes.append(running)
