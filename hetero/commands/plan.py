@@ -234,7 +234,7 @@ def _simulate(args: argparse.Namespace) -> int:
             print(line)
     if args.trace is not None:
         try:
-            trace = chrome_trace(simulation, dict(memory), executed=ran)
+            trace = chrome_trace(simulation, costs, executed=ran)
             args.trace.write_text(json.dumps(trace), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{args.trace}: cannot be written: {error.strerror}") from None
