@@ -64,6 +64,9 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--no-split-backward", action="store_true", help="whole backwards only, as TransformerEngine's layers need them"
     )
+    parser.add_argument(
+        "--no-interleave", action="store_true", help="one stage of a replica per GPU, and never several in turns"
+    )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
     add_outputs(parser)
     _add_profiles(parser)
@@ -117,6 +120,7 @@ def _plan(args: argparse.Namespace) -> int:
         time_limit_s=args.time_limit,
         seed=args.seed,
         splits_backward=not args.no_split_backward,
+        interleaves=not args.no_interleave,
     )
     result = _with_progress(problem)
     if args.out is not None:
@@ -227,7 +231,7 @@ def _simulate(args: argparse.Namespace) -> int:
             print(line)
     if args.trace is not None:
         try:
-            trace = chrome_trace(simulation, dict(memory), executed=ran)
+            trace = chrome_trace(simulation, costs, executed=ran)
             args.trace.write_text(json.dumps(trace), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{args.trace}: cannot be written: {error.strerror}") from None

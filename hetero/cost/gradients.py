@@ -62,7 +62,7 @@ class _Holding:
 
     @property
     def numel(self) -> int:
-        return self._held(sum(sums[-1] for _, sums in self.sizes))
+        return self.part(sum(sums[-1] for _, sums in self.sizes))
 
     def buckets(self, bucket_numel: int) -> Iterator[tuple[float, int]]:
         """(position, elements) of the buckets of each set: the parameter that makes ``bucket_numel`` full is the last.
@@ -75,13 +75,14 @@ class _Holding:
         for position, sums in self.sizes:
             # Running sums count from the start of this position, ``held`` from the last bucket's end.
             while (last := bisect_left(sums, full - held)) < len(sums):
-                yield position, self._held(held + sums[last])
+                yield position, self.part(held + sums[last])
                 held = -sums[last]
             held += sums[-1]
         if held:
-            yield position, self._held(held)
+            yield position, self.part(held)
 
-    def _held(self, numel: int) -> int:
+    def part(self, numel: int) -> int:
+        """What each set holds of ``numel`` elements."""
         parts, cells = self.share
         return numel * parts // cells
 
@@ -114,16 +115,33 @@ def communicators(plan: Plan) -> set[Ranks]:
     return found
 
 
-def owned_parameters(plan: Plan) -> dict[int, float]:
-    """By rank, the elements that it owns: of what it holds, its share among all that hold the same."""
+def owned_parameters(plan: Plan) -> dict[int, dict[int, float]]:
+    """By rank and by the stages of its replica that it holds, the elements that it owns: of what it holds, its share
+    among all that hold the same."""
     weight = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
-    owned = dict.fromkeys(weight, 0.0)
+    places: dict[int, list[tuple[int, float, float]]] = {rank: [] for rank in weight}
+    for _, s, stage in plan.stages():
+        for rank in stage.ranks:
+            places[rank].append((s, *_reach(stage, plan.model)))
+    owned = {rank: dict.fromkeys((s for s, _, _ in stages), 0.0) for rank, stages in places.items()}
     for holding in _holdings(plan):
         for ranks in holding.rank_sets:
-            per_share = holding.numel / sum(weight[rank] for rank in ranks)
+            per_share = 1.0 / sum(weight[rank] for rank in ranks)
             for rank in ranks:
-                owned[rank] += per_share * weight[rank]
+                for s, numel in _by_stage(holding, places[rank]):
+                    owned[rank][s] += numel * per_share * weight[rank]
     return owned
+
+
+def _by_stage(holding: _Holding, stages: Sequence[tuple[int, float, float]]) -> Iterator[tuple[int, int]]:
+    """The elements of what a rank holds by the stage that holds them; ``stages`` are its own with their reach."""
+    last = stages[-1][0]
+    if len(stages) == 1:
+        yield last, holding.numel
+        return
+    for position, sums in holding.sizes:
+        # What none of its stages reaches is the tied embedding's other copy, on the last of them.
+        yield next((s for s, first, end in stages[:-1] if first <= position < end), last), holding.part(sums[-1])
 
 
 def cut_parameters(plan: Plan) -> dict[tuple[int, int], int]:

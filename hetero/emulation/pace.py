@@ -63,7 +63,7 @@ class Device:
     stages: Mapping[int, Stage]
     costs: Mapping[int, StageCost]
     tp_group: tuple[int, ...]
-    memory: Mapping[int, DeviceMemory]
+    memory: DeviceMemory
     num_microbatches: int
 
     @property
@@ -124,8 +124,7 @@ class EmulatedPace(Pace):
             yield
             return
         assert self._device is not None, "an idle rank computes nothing"
-        memory = self._device.memory[action.stage]
-        memory.before(action.kind, action.number)
+        self._device.memory.before(action)
         if not self._as_fast_as_it_can:
             self._wait_for_tensor_parallel_ranks()
         start_s = self._clock.at_s
@@ -135,7 +134,7 @@ class EmulatedPace(Pace):
         yield
         self._worked_s += time.process_time() - worked_s
         self._running = None
-        memory.after(action.kind)
+        self._device.memory.after(action)
         if not self._as_fast_as_it_can:
             self._clock.advance(end_s)
             self._step.computes.append(running)
