@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import NamedTuple
 
 from hetero.cost.parts import Part
@@ -161,8 +161,7 @@ def cut_parameters(plan: Plan) -> dict[tuple[int, int], int]:
 
 def _holdings(plan: Plan) -> Iterator[_Holding]:
     """Every set of ranks that hold the same pieces, once."""
-    for holders, sizes in _runs(plan):
-        stages = [stage for _, _, stage in holders]
+    for stages, sizes in _by_device_groups(plan):
         everyone = tuple(sorted(rank for stage in stages for rank in stage.ranks))
         if all(stage.tp == 1 for stage in stages):
             yield _Holding((everyone,), (1, 1), sizes["all"])
@@ -174,6 +173,19 @@ def _holdings(plan: Plan) -> Iterator[_Holding]:
             by_share[share].append(ranks)
         if sizes["cut"]:
             yield from (_Holding(tuple(sets), share, sizes["cut"]) for share, sets in by_share.items())
+
+
+def _by_device_groups(plan: Plan) -> Iterator[tuple[list[Stage], Mapping[Which, Sizes]]]:
+    """As :func:`_runs`, with what the same ranks hold in several stages together."""
+    found: dict[tuple[Ranks, ...], tuple[list[Stage], list[Mapping[Which, Sizes]]]] = {}
+    for holders, sizes in _runs(plan):
+        stages = [stage for _, _, stage in holders]
+        found.setdefault(tuple(stage.ranks for stage in stages), (stages, []))[1].append(sizes)
+    for stages, every in found.values():
+        if len(every) == 1:
+            yield stages, every[0]
+            continue
+        yield stages, {which: tuple(chain.from_iterable(s[which] for s in reversed(every))) for which in every[0]}
 
 
 def _cut(stages: Sequence[Stage]) -> Iterator[tuple[tuple[int, int], Ranks]]:

@@ -18,7 +18,9 @@ from hetero.cost.simulator import Simulation, simulate, with_gradient_sync
 from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Kind
+from hetero.schedule.residency import worst_moments
 from hetero.spec.cluster import ClusterSpec, Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -307,10 +309,15 @@ def test_a_faster_network_is_never_much_slower(legal: Plan) -> None:
 def test_no_stage_holds_more_than_its_depth(legal: Plan) -> None:
     described = on_a100(legal)
     result = run_any(described)
-    for r, s, each in described.stages():
-        held = [count for _, count in result.in_flight(r, s)]
-        assert max(held) == min(each.in_flight, described.replicas[r].num_microbatches(s))
-        assert held[-1] == 0
+    for r, each in enumerate(described.replicas):
+        for group, row in zip(each.device_groups, step_rows(each), strict=True):
+            most = [[count for _, count in result.in_flight(r, s)] for s in group]
+            assert [held[-1] for held in most] == [0] * len(group)
+            if each.is_interleaved or each.schedule != "1f1b":
+                held_most = [max(moment[s].in_flight for moment in worst_moments(row)) for s in group]
+                assert [max(held) for held in most] == held_most
+            else:
+                assert max(most[0]) == min(each.stages[group[0]].in_flight, each.num_microbatches(group[0]))
 
 
 @given(legal_plans())

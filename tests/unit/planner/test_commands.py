@@ -142,7 +142,7 @@ def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
         assert run(files, "--out", str(files / "plan.json"), *more) == 0
         lags.append([stage.weight_lag for _, _, stage in load(Plan, files / "plan.json").stages()])
     assert lags[0][-1] is not None
-    assert lags[1] == [None, None]
+    assert set(lags[1]) == {None}
 
 
 def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
