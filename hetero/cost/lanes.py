@@ -11,7 +11,8 @@ is left to split: the coarsest stable partition, as in the minimisation of an au
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hetero.cost.network import Message, num_phases, slice_messages
@@ -19,9 +20,6 @@ from hetero.plan.ir import Replica, Stage
 
 Lanes = tuple[tuple[int, ...], ...]
 """By device group, the lane of each data-parallel rank; numbered from 0 in the order of their first ranks."""
-
-Meetings = list[list[set[tuple[int, int]]]]
-"""By boundary and phase, the data-parallel ranks before and after it that exchange something."""
 
 
 def one_lane_each(replica: Replica) -> Lanes:
@@ -61,10 +59,10 @@ def _numbered(marks: Sequence[object]) -> list[int]:
 
 
 def _meetings(sender: Stage, receiver: Stage, seq_length: int, phase: int) -> set[tuple[int, int]]:
-    sent = {rank: i // sender.tp for i, rank in enumerate(sender.ranks)}
-    received = {rank: i // receiver.tp for i, rank in enumerate(receiver.ranks)}
-    messages = slice_messages(sender, receiver, seq_length=seq_length, row_bytes=1, phase=phase)
-    return {(sent[message.sender], received[message.receiver]) for message in messages}
+    """The data-parallel ranks that exchange something in a slice, whatever tensor parallelism each of them has."""
+    here, there = (replace(stage, tp=1, ranks=tuple(range(stage.dp))) for stage in (sender, receiver))
+    messages = slice_messages(here, there, seq_length=seq_length, row_bytes=1, phase=phase)
+    return {(message.sender, message.receiver) for message in messages}
 
 
 def messages_by_lanes(
@@ -75,15 +73,18 @@ def messages_by_lanes(
     seq_length: int,
     row_bytes: int,
     phase: int,
-) -> dict[tuple[int, int], list[Message]]:
+) -> Mapping[tuple[int, int], Sequence[Message]]:
     """The messages of one slice by the lanes that send and receive them.
 
     Args:
         lanes: of the data-parallel ranks of the sender and of the receiver.
     """
+    messages = slice_messages(sender, receiver, seq_length=seq_length, row_bytes=row_bytes, phase=phase)
+    if not any(lanes[0]) and not any(lanes[1]):
+        return {(0, 0): messages}
     sent = {rank: lanes[0][i // sender.tp] for i, rank in enumerate(sender.ranks)}
     received = {rank: lanes[1][i // receiver.tp] for i, rank in enumerate(receiver.ranks)}
     found: dict[tuple[int, int], list[Message]] = defaultdict(list)
-    for message in slice_messages(sender, receiver, seq_length=seq_length, row_bytes=row_bytes, phase=phase):
+    for message in messages:
         found[sent[message.sender], received[message.receiver]].append(message)
     return found

@@ -261,7 +261,7 @@ def _prices(
                 whole = two_level_cost(num_bytes, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
             else:
                 whole = SumCost((all_reduce_cost(num_bytes, bucket.ranks, topology, host_gb_per_s=host_gb_per_s),))
-            known[key] = whole.part(part)
+            known[key] = whole if part == 1.0 else whole.part(part)
         return known[key]
 
     return price
