@@ -127,6 +127,18 @@ class Simulation:
         """
         return self._spans_of_replica[self.alike[replica]]
 
+    def update_of(self, replica: int, stage: int) -> Interval:
+        """When the ranks of a stage update their weights for the step that follows."""
+        times = self.stages[replica, stage]
+        begin_s = self.begin_s(replica, stage) + times.busy_s + times.bubble_s + times.sync_s
+        return begin_s, begin_s + times.update_s
+
+    def begin_s(self, replica: int, stage: int) -> float:
+        """When the ranks of a stage had the update before; at 0 the first ones."""
+        if self.layout is not None and not self.layout.costs.traits.waits_for_all_before_update:
+            return 0.0
+        return self.stages[replica, stage].update_s - min(times.update_s for times in self.stages.values())
+
     def in_flight(self, replica: int, stage: int) -> list[tuple[float, int]]:
         """(second, microbatches whose activations are held from then on) of one stage, in order of time."""
         return self._held(replica, stage, until=BACKWARD)

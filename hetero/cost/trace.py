@@ -102,9 +102,7 @@ def _span(replica: int, span: Span, *, critical: bool) -> Event:
 
 
 def _update(simulation: Simulation, replica: int, stage: int) -> Event:
-    times = simulation.stages[replica, stage]
-    end_s = simulation.step_s - times.rest_s
-    return _complete("update", replica, _thread(stage, _SYNC_LANE), end_s - times.update_s, end_s)
+    return _complete("update", replica, _thread(stage, _SYNC_LANE), *simulation.update_of(replica, stage))
 
 
 def _syncs(simulation: Simulation) -> list[Event]:
