@@ -301,9 +301,18 @@ def _sum_gradients(
         buckets,
         cost_of=_prices(layout, topology, bytes_per_element=layout.costs.gradient_bytes, part=1.0),
         ready_s=ready_s,
-        party_of=layout.party_of,
+        party_of=_alike_parties(layout, course),
         transfers=transfers,
     ).spans
+
+
+def _alike_parties(layout: Layout, course: Course) -> Mapping[int, Party]:
+    """By rank a party that has its gradients at the same times: the one whose course it shares, if it can be."""
+    found = {}
+    for party in layout.parties():
+        twin = party._replace(replica=course.alike[party.replica])
+        found[party] = twin if layout.group(twin).points is layout.group(party).points else party
+    return {rank: found[party] for rank, party in layout.party_of.items()}
 
 
 def _result(
@@ -342,13 +351,14 @@ def _result(
 
 def _summed(layout: Layout, computed: Mapping[Party, float], syncs: Sequence[SyncSpan]) -> Mapping[Party, float]:
     """When each party may update its weights."""
+    if layout.costs.traits.waits_for_all_before_update:
+        last_s = max([*computed.values(), *(sync.end_s for sync in syncs)])
+        return dict.fromkeys(computed, last_s)
     summed = dict(computed)
     holders = parties_of((sync.bucket for sync in syncs), layout.party_of)
     for sync in syncs:
         for party in holders[sync.bucket.ranks]:
             summed[party] = max(summed[party], sync.end_s)
-    if layout.costs.traits.waits_for_all_before_update:
-        summed = dict.fromkeys(summed, max(summed.values()))
     return summed
 
 
