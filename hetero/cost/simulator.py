@@ -383,7 +383,8 @@ def _stage_times(
                 bubble_s=ended_s - begin_s[first] - busy_s,
                 sync_s=sync_s,
                 update_s=group.update_s,
-                rest_s=step_s - (ended_s - begin_s[first]) - sync_s - group.update_s,
+                # Nothing but rounding where all update together.
+                rest_s=max(0.0, step_s - (ended_s - begin_s[first]) - sync_s - group.update_s),
                 exposed_s=sum(weight * course.exposed_s(party) for party, weight in lanes),
             )
             found |= {(r, s): times for s in group.stages}
