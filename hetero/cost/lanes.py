@@ -11,7 +11,8 @@ is left to split: the coarsest stable partition, as in the minimisation of an au
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hetero.plan.ir import Replica, Stage
@@ -19,9 +20,6 @@ from hetero.plan.reshard import Transfer, num_phases, transfers
 
 Lanes = tuple[tuple[int, ...], ...]
 """By device group, the lane of each data-parallel rank; numbered from 0 in the order of their first ranks."""
-
-Meetings = list[list[set[tuple[int, int]]]]
-"""By boundary and phase, the data-parallel ranks before and after it that exchange something."""
 
 
 def one_lane_each(replica: Replica) -> Lanes:
@@ -61,19 +59,24 @@ def _numbered(marks: Sequence[object]) -> list[int]:
 
 
 def _meetings(sender: Stage, receiver: Stage, seq_length: int, phase: int) -> set[tuple[int, int]]:
-    messages = transfers(sender, receiver, seq_length=seq_length, phase=phase)
+    """The data-parallel ranks that exchange something in a slice, whatever tensor parallelism each of them has."""
+    here, there = (replace(stage, tp=1, ranks=tuple(range(stage.dp))) for stage in (sender, receiver))
+    messages = transfers(here, there, seq_length=seq_length, phase=phase)
     return {(message.sender_dp_rank, message.receiver_dp_rank) for message in messages}
 
 
 def messages_by_lanes(
     sender: Stage, receiver: Stage, lanes: tuple[Sequence[int], Sequence[int]], *, seq_length: int, phase: int
-) -> dict[tuple[int, int], list[Transfer]]:
+) -> Mapping[tuple[int, int], Sequence[Transfer]]:
     """The messages of one slice by the lanes that send and receive them.
 
     Args:
         lanes: of the data-parallel ranks of the sender and of the receiver.
     """
+    messages = transfers(sender, receiver, seq_length=seq_length, phase=phase)
+    if not any(lanes[0]) and not any(lanes[1]):
+        return {(0, 0): messages}
     found: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
-    for message in transfers(sender, receiver, seq_length=seq_length, phase=phase):
+    for message in messages:
         found[lanes[0][message.sender_dp_rank], lanes[1][message.receiver_dp_rank]].append(message)
     return found

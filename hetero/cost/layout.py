@@ -39,6 +39,7 @@ class Group:
     row: of the replica's rows, its own.
     lanes: of its data-parallel ranks.
     update_s: of the weights of all its stages.
+    points: the same object for groups of the same layers, devices and row.
     """
 
     stages: tuple[int, ...]
@@ -101,20 +102,17 @@ class Layout:
         for g, (numbers, row, lanes) in enumerate(
             zip(device_groups, self._rows[order], self._lanes[shape], strict=True)
         ):
-            cuts = order, numbers, tuple((stages[s].start, stages[s].end) for s in numbers)
+            first = stages[numbers[0]]
+            kind = first.device, first.tp, first.micro_batch_size
+            cuts = order, numbers, kind, tuple((stages[s].start, stages[s].end) for s in numbers)
             if cuts not in self._points:
                 self._points[cuts] = CollectivePoints(replica, numbers, row, _options(traits))
             update_s = sum(self.stage_costs[r, s].update_s for s in numbers)
             groups.append(Group(stages=numbers, row=row, lanes=lanes, update_s=update_s, points=self._points[cuts]))
-            tp = stages[numbers[0]].tp
             parties = [Party(r, g, lane) for lane in range(max(lanes) + 1)]
-            for i, rank in enumerate(stages[numbers[0]].ranks):
-                self.party_of[rank] = parties[lanes[i // tp]]
+            for i, rank in enumerate(first.ranks):
+                self.party_of[rank] = parties[lanes[i // first.tp]]
         self.groups.append(groups)
-
-    def gradients_ready(self, party: Party, position: float) -> Point:
-        """When a party has the gradients of everything from ``position`` on, as far as it holds that."""
-        return self.group(party).points.gradients_ready(position)
 
     def stage_of(self, party: Party, point: Point) -> Stage:
         return self.plan.replicas[party.replica].stages[point.action.stage]
