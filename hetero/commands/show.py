@@ -6,12 +6,15 @@ from typing import Any
 
 from hetero.commands.console import console
 from hetero.cost.capacity import capacity_bytes, check_memory
+from hetero.cost.traits import HETERO
 from hetero.errors import HeteroError
+from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import Plan, Replica
-from hetero.plan.lowering import step_rows
+from hetero.plan.lowering import lower, step_rows
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.report.tables import plan_picture, plan_table
+from hetero.report.wording import ranks_in_words
 from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -21,7 +24,12 @@ def add_show(commands: Any) -> None:
     parser = commands.add_parser("show", help="print a plan as a table and a picture")
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument(
-        "--schedule", action="store_true", help="print the order of forwards and backwards on every stage as well"
+        "--schedule", action="store_true", help="print the order of forwards and backwards on the ranks of every stage"
+    )
+    parser.add_argument(
+        "--program",
+        action="store_true",
+        help="print all that the ranks of every stage do in a step, with what each action waits for",
     )
     parser.set_defaults(run=_show)
 
@@ -33,6 +41,8 @@ def _show(args: argparse.Namespace) -> int:
     if args.schedule:
         for r, replica in enumerate(plan.replicas):
             print(f"\nreplica {r}\n{_schedule_text(replica)}")
+    if args.program:
+        print(f"\n{_program_text(plan)}")
     return 0
 
 
@@ -82,3 +92,18 @@ def legal_plan(path: Path) -> Plan:
 def _schedule_text(replica: Replica) -> str:
     rows = step_rows(replica)
     return format_schedule([[action for action in row if action.kind in COMPUTE] for row in rows])
+
+
+def _program_text(plan: Plan) -> str:
+    """The programs of all device groups, below the buckets that these sum."""
+    shared = [bucket for bucket in gradient_buckets(plan, bucket_numel=_bucket_numel(plan)) if len(bucket.ranks) > 1]
+    buckets = "\n".join(
+        f"# bucket {n}: {ranks_in_words(bucket.ranks)}, {bucket.numel:,} gradients from position {bucket.position:g} on"
+        for n, bucket in enumerate(shared)
+    )
+    return "\n\n".join([*([buckets] if buckets else []), *map(str, lower(plan, shared))])
+
+
+def _bucket_numel(plan: Plan) -> int:
+    """The plan's value, or that of a launch without flags."""
+    return plan.gradient_sync.bucket_numel or HETERO.bucket_numel

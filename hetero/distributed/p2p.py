@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.pace import Start, Waitable
-from hetero.distributed.reshard import Transfer, num_phases, transfers
 from hetero.plan.ir import Stage
+from hetero.plan.reshard import Transfer, num_phases, transfers
 
 StartMessages = Callable[[Sequence[Transfer], int, Start], Sequence[Waitable]]
 

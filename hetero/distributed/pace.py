@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from hetero.distributed.reshard import Transfer
 from hetero.plan.holders import Bucket
+from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import Action, Kind
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.readiness import share_of_backward
 from hetero.distributed.pace import Collective, Direction, Pace, Start, Waitable
-from hetero.distributed.reshard import Transfer
 from hetero.emulation.board import Appointment, Board, Occupation
 from hetero.emulation.clock import Clock
 from hetero.emulation.keeping_up import check_keeps_up
@@ -20,6 +19,7 @@ from hetero.emulation.records import Arrival, Compute, Reduction, StepRecord
 from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, TensorParallelKey, Wiring, collective_key
 from hetero.plan.holders import Bucket
 from hetero.plan.ir import Stage
+from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import UPDATE, Action, Kind
 
 
@@ -63,7 +63,7 @@ class Device:
     stages: Mapping[int, Stage]
     costs: Mapping[int, StageCost]
     tp_group: tuple[int, ...]
-    memory: Mapping[int, DeviceMemory]
+    memory: DeviceMemory
     num_microbatches: int
 
     @property
@@ -124,8 +124,7 @@ class EmulatedPace(Pace):
             yield
             return
         assert self._device is not None, "an idle rank computes nothing"
-        memory = self._device.memory[action.stage]
-        memory.before(action.kind, action.number)
+        self._device.memory.before(action)
         if not self._as_fast_as_it_can:
             self._wait_for_tensor_parallel_ranks()
         start_s = self._clock.at_s
@@ -135,7 +134,7 @@ class EmulatedPace(Pace):
         yield
         self._worked_s += time.process_time() - worked_s
         self._running = None
-        memory.after(action.kind)
+        self._device.memory.after(action)
         if not self._as_fast_as_it_can:
             self._clock.advance(end_s)
             self._step.computes.append(running)

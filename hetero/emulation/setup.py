@@ -1,6 +1,5 @@
 """From a plan and a cluster to the pace of a rank."""
 
-import dataclasses
 import tempfile
 import time
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hetero.cost.latency import CostModel
-from hetero.cost.memory import memory_of_stage, plan_memory
+from hetero.cost.memory import device_memory, memory_of_stage, plan_memory
 from hetero.cost.network import Topology
 from hetero.distributed.agreement import from_rank_0, on_all_ranks
 from hetero.emulation.board import Board
@@ -20,11 +19,14 @@ from hetero.emulation.options import EmulationOptions
 from hetero.emulation.pace import Device, EmulatedPace
 from hetero.emulation.wiring import Wiring
 from hetero.errors import ConfigError
-from hetero.plan.ir import Placement, Plan
+from hetero.plan.ir import Plan
+from hetero.plan.lowering import step_rows
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
+from hetero.schedule.residency import Residency
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.parameters import parameters
+from hetero.text import number_ranges
 from hetero.units import GIB
 
 
@@ -127,27 +129,24 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
         stages,
         {s: costs.of(stage) for s, stage in stages.items()},
         stages[first.stage].tp_groups[first.dp_rank],
-        {place.stage: _memory(plan, cluster, costs, rank, place) for place in places},
+        _memory(plan, cluster, costs, rank),
         replica.num_microbatches(first.stage),
     )
 
 
-def _memory(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int, place: Placement) -> DeviceMemory:
-    replica = plan.replicas[place.replica]
-    stage = replica.stages[place.stage]
+def _memory(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> DeviceMemory:
+    """Of a working rank's device, with all stages that it holds."""
+    places = plan.placements(rank)
+    r, group = places[0].replica, tuple(place.stage for place in places)
+    replica = plan.replicas[r]
     capacity_gib = cluster.device_of_rank(rank).memory_gib
-    deepest = min(stage.in_flight, replica.num_microbatches(place.stage))
-    each = memory_of_stage(stage, costs)
+    row = step_rows(replica)[replica.device_groups.index(group)]
+    stages = f"stage{'s' if len(group) > 1 else ''} {number_ranges(group)}"
     return DeviceMemory(
-        f"rank {rank} (replica {place.replica} stage {place.stage}, {stage.device})",
-        peak=dataclasses.replace(
-            plan_memory(plan, costs)[place.replica, place.stage],
-            activations=deepest * each.activations_per_microbatch,
-            logits=deepest * each.logits_per_microbatch,
-            deferred=0,
-        ),
-        deepest=deepest,
-        deferred_bytes=each.deferred_per_microbatch if stage.weight_lag is not None else 0,
+        f"rank {rank} (replica {r} {stages}, {replica.stages[group[0]].device})",
+        peak=device_memory(plan, plan_memory(plan, costs))[r, group[0]],
+        stages={s: memory_of_stage(replica.stages[s], costs) for s in group},
+        residency=Residency.of_row(row),
         capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
     )
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from hetero.cost.collectives import SyncSpan
 from hetero.cost.engine import NO_CAUSE, Span
 from hetero.cost.exposure import exposed_s
 from hetero.cost.gradients import SyncBucket
 from hetero.cost.latency import CostModel
-from hetero.cost.simulator import Simulation, StageKey, StageTimes
-from hetero.cost.sums import SyncSpan
+from hetero.cost.layout import StageKey
+from hetero.cost.simulator import Simulation, StageTimes
 from hetero.emulation.records import Arrival, EmulatedRun, Reduction, StepRecord
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.actions import COMPUTE, Kind

@@ -146,6 +146,10 @@ class Replica:
             groups.setdefault(stage.ranks, []).append(s)
         return tuple(map(tuple, groups.values()))
 
+    def group_of(self, stage: int) -> tuple[int, ...]:
+        """The stages that the ranks of ``stage`` hold, itself among them."""
+        return next(group for group in self.device_groups if stage in group)
+
     @property
     def is_interleaved(self) -> bool:
         """Some ranks hold several stages."""

@@ -12,7 +12,7 @@ def microbatch_indices(plan: Plan, placement: Placement, *, step: int) -> tuple[
     """Dataset indices of each microbatch of one rank at ``step``, counted from 0 at the start of training.
 
     The plan has passed :func:`hetero.plan.validate.validate`, so that microbatches divide the replica's block. Ranks
-    that differ in ``tp_rank`` only get the same samples.
+    that differ in ``tp_rank`` only get the same samples, and so does a rank in each of the stages that it holds.
 
     Returns:
         One tuple per microbatch of the rank's stage, each of ``micro_batch_size`` consecutive indices.

@@ -1,7 +1,10 @@
 """The uniform plan that Megatron-LM's own flags describe: every replica alike, every stage alike."""
 
+import dataclasses
+
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
+from hetero.plan.validate import enough_in_flight
 from hetero.spec.model import ModelSpec
 
 
@@ -28,7 +31,8 @@ def uniform_plan(
     Ranks are laid out as Megatron-LM does: tensor parallelism varies fastest, then data, then pipeline. 1F1B keeps
     ``pp - s`` microbatches in flight at stage s (arXiv 2104.04473); other schedules keep all of them. With v stages per
     rank, stage s sits on the ranks of pipeline position s mod pp, and position p keeps 2 (pp - p - 1) + (v - 1) pp + 1
-    microbatches of any of its stages (section 2.2 there).
+    microbatches of any of its stages (section 2.2 there), and more where the last round, of fewer than pp of them,
+    would deadlock.
     ``recompute_num_layers`` is of each stage, and all of its layers where it has fewer.
 
     Raises:
@@ -87,7 +91,7 @@ def uniform_plan(
         )
 
     stages = [tuple(stage(d, s) for s in range(num_stages)) for d in range(dp)]
-    replicas = tuple(Replica(num_samples=num_samples, stages=each, schedule=schedule) for each in stages)
+    replicas = tuple(_deep_enough(Replica(num_samples=num_samples, stages=each, schedule=schedule)) for each in stages)
     return Plan(
         model=model,
         seq_length=seq_length,
@@ -96,6 +100,14 @@ def uniform_plan(
         distributed_optimizer=distributed_optimizer,
         replicas=replicas,
     )
+
+
+def _deep_enough(replica: Replica) -> Replica:
+    """``replica`` with deeper stages where a last round that is not full would deadlock; Megatron-LM refuses those."""
+    if not replica.is_interleaved or (enough := enough_in_flight(replica)) is None:
+        return replica
+    deep = (dataclasses.replace(each, in_flight=n) for each, n in zip(replica.stages, enough, strict=True))
+    return dataclasses.replace(replica, stages=tuple(deep))
 
 
 def _depths(pp: int, stages_per_rank: int, num_microbatches: int, *, warms_up: bool) -> list[int]:

@@ -208,8 +208,8 @@ def check_microbatches_can_be_listed(plan: Plan) -> None:
 
 def check_in_flight_is_deep_enough(plan: Plan) -> None:
     for r, replica in enumerate(plan.replicas):
-        if replica.is_interleaved:
-            _check_interleaved_depths(replica, r)
+        if replica.is_interleaved or replica.schedule != "1f1b":
+            _check_depths_by_dry_run(replica, r)
             continue
         for s, stage in enumerate(replica.stages):
             needed = least_in_flight(replica, s)
@@ -220,20 +220,31 @@ def check_in_flight_is_deep_enough(plan: Plan) -> None:
                 )
 
 
-def _check_interleaved_depths(replica: Replica, r: int) -> None:
-    """By a dry run, and where that stands still, another with one more microbatch per group until one does not."""
+def _check_depths_by_dry_run(replica: Replica, r: int) -> None:
+    given, enough = [stage.in_flight for stage in replica.stages], enough_in_flight(replica)
+    if enough is None:
+        raise PlanError(
+            f"replica {r}: its stages deadlock at any in_flight; let the ranks "
+            f"{[list(replica.stages[group[0]].ranks) for group in replica.device_groups]} take turns in one order"
+        )
+    if enough != given:
+        kind = "interleaved stages" if replica.is_interleaved else "stages"
+        raise PlanError(f"replica {r}: in_flight {given} of its {kind} would deadlock; set it to {enough}")
+
+
+def enough_in_flight(replica: Replica) -> list[int] | None:
+    """The depths of ``replica``'s stages, and where its schedule stands still at these, those with as many more of
+    every stage as let it end; ``None`` if no number does.
+
+    Tells by dry runs: of plain 1F1B, :func:`least_in_flight` knows without.
+    """
     counts = [replica.num_microbatches(s) for s in range(len(replica.stages))]
     depths = [stage.in_flight for stage in replica.stages]
     while not _ends(replica, counts, depths):
         if all(depth >= count for depth, count in zip(depths, counts, strict=True)):
-            raise PlanError(
-                f"replica {r}: its interleaved stages deadlock at any in_flight; let the ranks "
-                f"{[list(replica.stages[group[0]].ranks) for group in replica.device_groups]} take turns in one order"
-            )
-        depths = [min(depth + 1, count) for depth, count in zip(depths, counts, strict=True)]
-    given = [stage.in_flight for stage in replica.stages]
-    if depths != given:
-        raise PlanError(f"replica {r}: in_flight {given} of its interleaved stages would deadlock; set it to {depths}")
+            return None
+        depths = [max(depth, min(depth + 1, count)) for depth, count in zip(depths, counts, strict=True)]
+    return depths
 
 
 def _ends(replica: Replica, num_microbatches: list[int], in_flight: list[int]) -> bool:
@@ -401,8 +412,8 @@ CHECKS = (
     check_ranks_fill_each_stage,
     check_tp_groups_ascend,
     check_device_groups,
-    check_each_rank_has_one_place,
     check_schedule,
+    check_each_rank_has_one_place,
     check_samples_add_up,
     check_microbatches_divide,
     check_microbatches_can_be_listed,

@@ -1,10 +1,13 @@
 """Wording of plans that tables, figures and the page share."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.text import in_halves, number_ranges
+
+USUAL_ORDER = "1f1b"
+"""The schedule that goes without saying."""
 
 SORTS_SHOWN = 3
 """Sorts of replica that one line of text tells."""
@@ -17,7 +20,8 @@ def alike(plan: Plan) -> list[list[int]]:
     """The replicas, those that differ in their ranks only together."""
 
     def sort_of(replica: Replica) -> object:
-        return replica.num_samples, tuple(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+        stages = tuple(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+        return replica.num_samples, replica.schedule, replica.device_groups, stages
 
     sorts: dict[object, list[int]] = {}
     for r, replica in enumerate(plan.replicas):
@@ -26,17 +30,41 @@ def alike(plan: Plan) -> list[list[int]]:
 
 
 def shape_of(plan: Plan) -> str:
-    """``4x (V100-16 tp2: 5 | A100-40: 14 | A100-40: 13)``: layers per stage of each sort of replica."""
+    """``4x (V100-16 tp2: 5 | A100-40: 7 + 6)``: layers per stage of each sort of replica; stages that the same devices
+    hold in turns are added up."""
     sorts = []
     for members in alike(plan):
-        stages = " | ".join(
-            f"{stage.device}{degrees(stage).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
-            f"{in_halves(stage.num_layers)}"
-            for stage in plan.replicas[members[0]].stages
+        replica = plan.replicas[members[0]]
+        groups = [[replica.stages[s] for s in group] for group in replica.device_groups]
+        devices = " | ".join(
+            f"{stages[0].device}{degrees(stages[0]).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
+            f"{' + '.join(in_halves(stage.num_layers) for stage in stages)}"
+            for stages in groups
         )
-        sorts.append(f"{len(members)}x ({stages})")
+        sorts.append(f"{len(members)}x ({devices})")
     shown = sorts[:SORTS_SHOWN] + ([f"and {len(sorts) - SORTS_SHOWN} more sorts"] if len(sorts) > SORTS_SHOWN else [])
     return ", ".join(shown)
+
+
+def orders_of(plan: Plan) -> str:
+    """``replicas 0-3: stages 0,2 | 1,3 in turns``, and the schedule where it is not 1F1B; empty if there is nothing of
+    the kind."""
+    said = []
+    for members in alike(plan):
+        replica = plan.replicas[members[0]]
+        parts = [replica.schedule] if replica.schedule != USUAL_ORDER else []
+        if replica.is_interleaved:
+            parts.append(f"stages {' | '.join(map(number_ranges, replica.device_groups))} in turns")
+        if parts:
+            said.append(f"replica{'s' if len(members) > 1 else ''} {number_ranges(members)}: {', '.join(parts)}")
+    return "; ".join(
+        said[:SORTS_SHOWN] + ([f"and {len(said) - SORTS_SHOWN} more sorts"] if len(said) > SORTS_SHOWN else [])
+    )
+
+
+def in_turns(texts: Iterable[str]) -> str:
+    """What there is to say of the stages of one device: once if that is the same of all."""
+    return " | ".join(dict.fromkeys(texts))
 
 
 def title_of(plan: Plan) -> str:

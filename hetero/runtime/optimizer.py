@@ -4,6 +4,7 @@ It works on flat stretches of the buckets: all of them, or with a distributed op
 shards that this rank owns. Half-precision weights have a float32 master copy of what is updated here.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,11 @@ class StepResult:
     skipped: bool
     loss_scale: float = 1.0
     stop: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        """Loss and gradient are numbers."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 @dataclass(slots=True, eq=False)

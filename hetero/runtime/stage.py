@@ -36,7 +36,9 @@ class MaskedVocabularyGPT(GPTModel):
     def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """labels: [B, S of the whole sequence]; logits: [S of the whole sequence, B, V] -> loss per token [B, S]."""
         if self.num_padding_logits:
-            logits[..., -self.num_padding_logits :] = torch.finfo(logits.dtype).min
+            # Autograd, if it knew, would copy the whole gradient to put zeros here. The softmax yields them already.
+            with torch.no_grad():
+                logits[..., -self.num_padding_logits :] = torch.finfo(logits.dtype).min
         return super().compute_language_model_loss(labels, logits)
 
 

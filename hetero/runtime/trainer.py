@@ -157,6 +157,12 @@ class Trainer:
         work = self._context.work
         return work is not None and self._context.is_last and work.placement.tp_rank == 0
 
+    def not_finite(self) -> list[str]:
+        """Which of ``loss`` and ``gradient`` of the last step is infinite or no number on this rank."""
+        norms = [torch.linalg.vector_norm(each.tensor) for each in self.gradient_sums()]
+        parts = {"loss": [self._loss_sum], "gradient": norms}
+        return [what for what, values in parts.items() if not all(value.isfinite() for value in values)]
+
     def _start_loss_scale(self) -> Callable[[], torch.Tensor]:
         """Loss scale / (loss tokens of the global batch), which nobody needs before the first backward.
 

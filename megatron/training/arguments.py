@@ -74,6 +74,7 @@ def parse_args(argv: Sequence[str]) -> PretrainConfig:
             eval_iters=flags["--eval-iters"],
             exit_interval=flags["--exit-interval"],
             exit_duration_minutes=flags["--exit-duration-in-mins"],
+            check_for_nan=flags["--check-for-nan-in-loss-and-grad"],
         ),
         emulation=_emulation_config(flags) if emulates(flags) else None,
     )
@@ -387,6 +388,7 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
         planner=_planner_config(flags) if plans_at_start(flags) else None,
         tensor_model_parallel_size=flags["--tensor-model-parallel-size"],
         pipeline_model_parallel_size=flags["--pipeline-model-parallel-size"],
+        stages_per_rank=_stages_per_rank(flags),
         sequence_parallel=flags["--sequence-parallel"],
         schedule=flags["--hetero-schedule"],
         micro_batch_size=micro,
@@ -402,6 +404,21 @@ def _parallel_config(flags: FlagValues) -> ParallelConfig:
         timeout_minutes=flags["--distributed-timeout-minutes"],
         heartbeat_timeout_s=flags["--hetero-heartbeat-timeout"],
     )
+
+
+def _stages_per_rank(flags: FlagValues) -> int:
+    """Stages that the ranks of a pipeline position hold, given as their number or by the layers of each."""
+    given, pp = flags["--num-layers-per-virtual-pipeline-stage"], flags["--pipeline-model-parallel-size"]
+    if given is None:
+        stages: int = flags["--num-virtual-stages-per-pipeline-rank"]
+        return stages
+    per_rank, rest = divmod(flags["--num-layers"], given * pp)
+    if rest:
+        raise ConfigError(
+            f"{flags.shown('--num-layers-per-virtual-pipeline-stage')} x --pipeline-model-parallel-size {pp} does not "
+            f"divide {flags.shown('--num-layers')}: change one, or give an uneven plan with --hetero-plan"
+        )
+    return int(per_rank)
 
 
 def _precision(flags: FlagValues) -> Precision | None:

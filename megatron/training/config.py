@@ -120,6 +120,7 @@ class ParallelConfig:
     hold defaults and ``micro_batch_size`` is ``None``.
 
     hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
+    schedule: a name in :data:`hetero.schedule.orders.ORDERS`.
     precision: as the flags say; ``None`` is the plan file's, or fp32.
     use_distributed_optimizer: as the flags say; false is the plan file's, or none.
     timeout_minutes: for the ranks to arrive, and for a collective among ranks that all live.
@@ -131,8 +132,9 @@ class ParallelConfig:
     planner: PlannerConfig | None
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
+    stages_per_rank: int
     sequence_parallel: bool
-    schedule: Literal["1f1b", "gpipe"]
+    schedule: str
     micro_batch_size: int | None
     global_batch_size: int
     precision: Precision | None
@@ -172,6 +174,7 @@ class RunConfig:
 
     eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
     exit_interval: leave at a step that is a multiple of it; ``exit_duration_minutes``: leave after that time.
+    check_for_nan: end with an error at a loss or a gradient that is not finite, unless a loss scale adapts to it.
     """
 
     train_iters: int
@@ -183,6 +186,7 @@ class RunConfig:
     eval_iters: int
     exit_interval: int | None
     exit_duration_minutes: float | None
+    check_for_nan: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

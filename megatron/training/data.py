@@ -142,6 +142,7 @@ def microbatches(
     About one step is kept ready beyond the one in hand. Only ranks of first and last stages need it.
 
     Args:
+        placement: of any of the rank's stages, which all see the same samples.
         dataset: as :func:`build_dataset` returns it, of ``plan.seq_length`` tokens per sample.
         first_step: steps done before, by a run that is resumed.
 

@@ -23,6 +23,8 @@ _REQUIRED = (
 _STATED_BY_THE_PLAN = (
     "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--num-layers-per-virtual-pipeline-stage",
     "--micro-batch-size",
     "--sequence-parallel",
     "--recompute-granularity",
@@ -39,6 +41,7 @@ _EXCLUSIVE = (
     ("--data-path", "--train-data-path"),
     ("--data-path", "--valid-data-path"),
     ("--data-path", "--test-data-path"),
+    ("--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"),
     ("--bf16", "--fp16"),
     ("--rotary-seq-len-interpolation-factor", "--use-rope-scaling"),
     ("--hetero-cluster", "--hetero-emulate"),

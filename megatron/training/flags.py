@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hetero.errors import ConfigError
+from hetero.schedule.orders import ORDERS
 from hetero.serialization import near_match
 from megatron.training.flag_kinds import (
     BELOW_1,
@@ -227,12 +228,23 @@ _PARALLELISM = (
     Flag("--hetero-emulate-seq-length", COUNT, "Sequence length of the small model that computes.", default=32),
     Flag(
         "--hetero-schedule",
-        one_of("1f1b", "gpipe"),
+        one_of(*ORDERS),
         "Without a plan: few microbatches in flight, or all of a step.",
         default="1f1b",
     ),
     Flag("--tensor-model-parallel-size", COUNT, "Without a plan: ranks that share each layer.", default=1),
-    Flag("--pipeline-model-parallel-size", COUNT, "Without a plan: stages of each replica.", default=1),
+    Flag("--pipeline-model-parallel-size", COUNT, "Without a plan: groups of ranks that share the layers.", default=1),
+    Flag(
+        "--num-virtual-stages-per-pipeline-rank",
+        COUNT,
+        "Without a plan: stages of each such group, which runs them in turns (interleaved 1F1B).",
+        default=1,
+    ),
+    Flag(
+        "--num-layers-per-virtual-pipeline-stage",
+        COUNT,
+        "The same by the layers of a stage, in place of --num-virtual-stages-per-pipeline-rank.",
+    ),
     _switch("--sequence-parallel", "Without a plan: tensor-parallel ranks also share activations, by sequence."),
     Flag("--micro-batch-size", COUNT, "Without a plan, and then required: samples of one microbatch."),
     Flag("--global-batch-size", COUNT, "Samples of one step over all replicas. Required."),
@@ -310,6 +322,14 @@ _RUN = (
     Flag("--eval-interval", COUNT, "Steps from one evaluation to the next.", default=1000),
     Flag("--exit-interval", COUNT, "Save and leave after a step that is a multiple of this."),
     Flag("--exit-duration-in-mins", POSITIVE, "Save and leave after this time. SIGTERM does so at once."),
+    Flag(
+        "--check-for-nan-in-loss-and-grad",
+        SWITCH,
+        "End with an error at a loss or a gradient that is not finite; a loss scale that adapts skips such steps. On "
+        "unless --no-check-for-nan-in-loss-and-grad is given, which skips them always.",
+        default=True,
+        off="--no-check-for-nan-in-loss-and-grad",
+    ),
     Flag("--log-interval", COUNT, "Steps from one log line to the next.", default=100),
     Flag("--tensorboard-dir", PATH, "Folder for TensorBoard's files; without it none are written."),
     _switch("--no-progress", "No progress bar."),

@@ -335,6 +335,7 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str])
         seq_length=config.data.seq_length,
         device=kinds[0],
         sequence_parallel=parallel.sequence_parallel,
+        stages_per_rank=parallel.stages_per_rank,
         schedule=parallel.schedule,
         precision=parallel.precision or "fp32",
         distributed_optimizer=parallel.use_distributed_optimizer,

@@ -83,13 +83,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "interleaved stages are not there yet: leave it out; a plan (--hetero-plan) can give slow stages fewer layers "
-        "and each stage its own depth instead",
-        """
-        --num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank
-        --virtual-pipeline-model-parallel-size --microbatch-group-size-per-virtual-pipeline-stage
-        """,
+        "interleaved stages take turns after as many microbatches as there are pipeline ranks: leave it out",
+        "--microbatch-group-size-per-virtual-pipeline-stage",
     ),
+    ("use --num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size"),
     ("use --tensor-model-parallel-size", "--model-parallel-size"),
     (
         "context parallelism is not there yet: leave it out and split the model with --tensor-model-parallel-size "
@@ -204,9 +201,9 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     ("the loss is always a mean over the tokens that count: leave it out", "--calculate-per-token-loss"),
     (
-        "checks of losses, gradients and weights cannot be chosen: leave it out",
+        "of the checks of losses, gradients and weights there is one, --check-for-nan-in-loss-and-grad: leave it out",
         """
-        --no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads
+        --check-for-spiky-loss --check-for-large-grads
         --result-rejected-tracker-filename --check-weight-hash-across-dp-replicas-interval --rerun-mode
         --error-injection-rate --error-injection-type
         """,

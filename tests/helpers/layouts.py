@@ -5,12 +5,14 @@ shapes: unequal layers, tp, dp, microbatches, depths and shares, each for the mo
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, pairwise
+from typing import Any
 
-from hetero.plan.ir import Plan
+from hetero.plan.ir import Plan, Stage
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 
 STYLES: dict[str, Callable[[], ModelSpec]] = {
     "gpt2-tied": gpt2_model,
@@ -21,6 +23,9 @@ STYLES: dict[str, Callable[[], ModelSpec]] = {
     "moe": moe_model,
 }
 BOTH = ("gpt2-tied", "llama-gqa")
+
+Group = Mapping[str, Any]
+"""What :func:`stage` takes of the stages that the same ranks hold."""
 
 
 def _one_stage(model: ModelSpec) -> Plan:
@@ -223,6 +228,52 @@ def _moe_tp(model: ModelSpec) -> Plan:
     )
 
 
+def _in_turns(*groups: Group, cuts: Sequence[float]) -> Iterator[Stage]:
+    """Stages that end at ``cuts`` and at the last layer, on one of ``groups`` after the other, over and over."""
+    for held, group in zip(pairwise((0, *cuts, 6)), cycle(groups), strict=False):
+        yield stage(layers=held, **group)
+
+
+def _interleaved(*groups: Group, cuts: Sequence[float], num_samples: int = 4) -> Callable[[ModelSpec], Plan]:
+    return lambda model: plan(model, [replica(*_in_turns(*groups, cuts=cuts), num_samples=num_samples)])
+
+
+def _interleaved_beside_plain(model: ModelSpec) -> Plan:
+    """Of two replicas one interleaves; the other holds every layer elsewhere and with other shards."""
+    first, second = {"ranks": (0, 1), "tp": 2, "sp": True, "mbs": 2}, {"ranks": (2,)}
+    turns = replica(*_in_turns(first, second, cuts=(1, 3, 5)), num_samples=4)
+    plain = replica(
+        stage(layers=(0, 2), ranks=(3,)), stage(layers=(2, 6), ranks=(4, 5, 6, 7), tp=4, sp=True), num_samples=3
+    )
+    return plan(model, [turns, plain])
+
+
+def _interleaved_lags(model: ModelSpec) -> Plan:
+    """Stages with whole and with split backwards on the same ranks, deeper than they need be."""
+    stages = _in_turns({"ranks": (0,), "mbs": 2}, {"ranks": (1, 2), "tp": 2}, cuts=(1, 2.5, 4))
+    lags, depths = (1, None, 0, 2), (2, 3, 2, 3)
+    split = (
+        dataclasses.replace(each, weight_lag=lag, in_flight=depth)
+        for each, lag, depth in zip(stages, lags, depths, strict=True)
+    )
+    return plan(model, [replica(*split, num_samples=6)])
+
+
+def _interleaved_shares(model: ModelSpec) -> Plan:
+    """Two interleaved replicas, unlike in cuts and turns, that share optimizer state unevenly; one rank idles."""
+    two = list(_in_turns({"ranks": (0,)}, {"ranks": (3, 4), "dp": 2, "mbs": 2}, cuts=(2, 3, 5)))
+    heavy = [dataclasses.replace(each, optimizer_share=3 if s % 2 else 1) for s, each in enumerate(two)]
+    three = _in_turns({"ranks": (1,)}, {"ranks": (6,)}, {"ranks": (2,), "mbs": 2}, cuts=(1, 2, 3, 4))
+    replicas = [replica(*heavy, num_samples=8), replica(*three, num_samples=6)]
+    return sharded(plan(model, replicas, idle_ranks=(5,)))
+
+
+def _interleaved_gpipe(model: ModelSpec) -> Plan:
+    stages = _in_turns({"ranks": (0,), "depth": 4}, {"ranks": (1,), "depth": 4}, cuts=(1, 2, 4))
+    beside = replica(stage(layers=(0, 6), ranks=(2,)), num_samples=2)
+    return plan(model, [replica(*stages, num_samples=4, schedule="gpipe"), beside])
+
+
 _TABLE: tuple[tuple[str, Callable[[ModelSpec], Plan], tuple[str, ...]], ...] = (
     ("one-stage", _one_stage, BOTH),
     ("one-stage-tp4-sp", _one_stage_tp4, BOTH),
@@ -252,6 +303,49 @@ _TABLE: tuple[tuple[str, Callable[[ModelSpec], Plan], tuple[str, ...]], ...] = (
     ("half-cuts-tp-1|2|2|4-sp", lambda model: _half_cuts_tp(model, sp=True), (*BOTH, "moe")),
     ("half-cut-and-whole", _half_cut_beside_whole_layers, (*BOTH, "gpt2-untied", "llama-tied", "moe")),
     ("half-cuts-recompute", _half_cuts_recompute, (*BOTH, "moe")),
+    ("interleaved-2x2", _interleaved({"ranks": (0,)}, {"ranks": (1,)}, cuts=(1, 3, 4)), (*BOTH, "llama-tied")),
+    (
+        "interleaved-tp-2sp|1x2",
+        _interleaved({"ranks": (0, 1), "tp": 2, "sp": True}, {"ranks": (2,), "mbs": 2}, cuts=(2, 3, 5)),
+        (*BOTH, "llama-qk-norm"),
+    ),
+    (
+        "interleaved-3x2",
+        _interleaved({"ranks": (0,)}, {"ranks": (2,)}, {"ranks": (1,)}, cuts=(1, 2, 3, 4, 5), num_samples=5),
+        BOTH,
+    ),
+    # The ranks of the first stage have the last one, too.
+    (
+        "interleaved-there-and-back",
+        _interleaved({"ranks": (1, 2), "tp": 2}, {"ranks": (0,)}, cuts=(2, 5)),
+        ("llama-gqa", "gpt2-untied"),
+    ),
+    (
+        "interleaved-dp-2|tp-2x2",
+        _interleaved(
+            {"ranks": (0, 1), "dp": 2},
+            {"ranks": (2, 3), "tp": 2, "sp": True, "mbs": 4},
+            cuts=(1, 3, 4),
+            num_samples=8,
+        ),
+        BOTH,
+    ),
+    (
+        "interleaved-half-cuts",
+        _interleaved({"ranks": (0,)}, {"ranks": (1, 2), "tp": 2, "sp": True}, cuts=(0.5, 2, 2.5, 4, 5.5)),
+        (*BOTH, "moe"),
+    ),
+    (
+        "interleaved-recompute",
+        _interleaved(
+            {"ranks": (0, 1), "dp": 2, "recompute": "full"}, {"ranks": (2,), "recompute": "selective"}, cuts=(1, 2, 4)
+        ),
+        BOTH,
+    ),
+    ("interleaved-and-plain", _interleaved_beside_plain, (*BOTH, "llama-tied", "moe")),
+    ("interleaved-lags", _interleaved_lags, BOTH),
+    ("interleaved-shares", _interleaved_shares, (*BOTH, "gpt2-untied")),
+    ("interleaved-gpipe", _interleaved_gpipe, BOTH),
 )
 
 

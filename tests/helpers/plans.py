@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
-from hetero.plan.validate import least_in_flight
+from hetero.plan.validate import enough_in_flight, least_in_flight
 from hetero.spec.model import ModelSpec
 
 _LATER = -1
@@ -33,7 +33,8 @@ def stage(
     lag: int | None = None,
 ) -> Stage:
     """Layers ``[first, end)``, where 2.5 is the cut between attention and MLP of layer 2; without ``depth``,
-    :func:`replica` takes one more than the least legal one, if it has that many microbatches."""
+    :func:`replica` takes one more than the least legal one, if it has that many microbatches, and of interleaved stages
+    the least."""
     return Stage(
         first_layer=math.floor(layers[0]),
         end_layer=math.floor(layers[1]),
@@ -52,16 +53,29 @@ def stage(
     )
 
 
-def replica(*stages: Stage, num_samples: int | None = None) -> Replica:
+def replica(*stages: Stage, num_samples: int | None = None, schedule: str = "1f1b") -> Replica:
     """``num_samples`` is by default four of the largest microbatches."""
     if num_samples is None:
         num_samples = 4 * math.lcm(*(s.samples_per_microbatch for s in stages))
-    filled = Replica(num_samples=num_samples, stages=stages)
+    filled = Replica(num_samples=num_samples, stages=stages, schedule=schedule)
+    if filled.is_interleaved:
+        return _with_enough_in_flight(filled)
     for s in reversed(range(len(stages))):
         if stages[s].in_flight == _LATER:
             depth = min(least_in_flight(filled, s) + 1, filled.num_microbatches(s))
             filled = with_in_flight(filled, s, depth)
     return filled
+
+
+def _with_enough_in_flight(replica: Replica) -> Replica:
+    """``replica``, whose stages are interleaved, with 1 where no depth is given, and as many more as it takes then."""
+    if all(stage.in_flight != _LATER for stage in replica.stages):
+        return replica
+    for s, stage in enumerate(replica.stages):
+        replica = with_in_flight(replica, s, max(stage.in_flight, 1))
+    for s, depth in enumerate(enough_in_flight(replica) or ()):
+        replica = with_in_flight(replica, s, depth)
+    return replica
 
 
 def with_in_flight(replica: Replica, stage: int, in_flight: int) -> Replica:

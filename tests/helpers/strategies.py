@@ -7,12 +7,14 @@ or nothing at all.
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
 from hetero.errors import PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
-from hetero.plan.validate import least_in_flight, validate
+from hetero.plan.validate import enough_in_flight, least_in_flight, validate
+from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 from tests.helpers.models import gpt2_model, llama_model, moe_model
@@ -55,11 +57,22 @@ def chains(draw: st.DrawFn, *, max_stages: int = 4) -> tuple[int, list[int]]:
 
 
 def with_random_in_flight(draw: st.DrawFn, deadlocking: Replica) -> Replica:
-    """``deadlocking`` with legal depths: at every stage the least one or up to two more."""
+    """``deadlocking`` with legal depths: at every stage the least one or up to two more, or of interleaved stages those
+    that were drawn, with as many more as it takes.
+    """
     legal = deadlocking
     for s in reversed(range(len(legal.stages))):
-        legal = with_in_flight(legal, s, least_in_flight(legal, s) + draw(st.integers(0, 2)))
+        least = 1 if legal.is_interleaved else least_in_flight(legal, s)
+        legal = with_in_flight(legal, s, least + draw(st.integers(0, 2)))
+    if legal.is_interleaved:
+        for s, depth in enumerate(enough_in_flight(legal) or ()):
+            legal = with_in_flight(legal, s, depth)
     return legal
+
+
+def orders() -> st.SearchStrategy[str]:
+    """Mostly 1F1B."""
+    return st.sampled_from(["1f1b", "1f1b", *ORDERS])
 
 
 @st.composite
@@ -79,43 +92,99 @@ def layer_cuts(draw: st.DrawFn, num_layers: int, *, max_size: int | None = None)
 
 
 @st.composite
-def split_pipelines(draw: st.DrawFn) -> Replica:
-    """:func:`pipelines` of which some stages or all part their backward."""
-    whole = draw(pipelines())
+def interleaved_pipelines(draw: st.DrawFn) -> Replica:
+    """One replica of two or three ranks with two or three stages each; the last ones may lack the last stage."""
+    num_groups = draw(st.integers(2, 3))
+    sizes = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=num_groups, max_size=num_groups))
+    num_stages = draw(st.integers(num_groups + 1, 3 * num_groups))
+    stages = [
+        stage(layers=(s, s + 1), ranks=(s % num_groups,), mbs=sizes[s % num_groups], depth=1) for s in range(num_stages)
+    ]
+    num_samples = max(sizes) * draw(st.integers(1, 5))
+    return with_random_in_flight(draw, replica(*stages, num_samples=num_samples))
+
+
+def _split(draw: st.DrawFn, whole: Replica) -> Replica:
     lags = st.one_of(st.none(), st.integers(0, 5))
     stages = (dataclasses.replace(each, weight_lag=draw(lags)) for each in whole.stages)
     return dataclasses.replace(whole, stages=tuple(stages))
 
 
 @st.composite
+def split_pipelines(draw: st.DrawFn) -> Replica:
+    """:func:`pipelines` of which some stages or all part their backward."""
+    return _split(draw, draw(pipelines()))
+
+
+@st.composite
+def step_replicas(draw: st.DrawFn) -> Replica:
+    """Plain and interleaved pipelines in any order of compute, some or all of whose stages part their backward."""
+    drawn = _split(draw, draw(st.one_of(pipelines(), interleaved_pipelines())))
+    return dataclasses.replace(drawn, schedule=draw(orders()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """What the stages of a device group have in common."""
+
+    ranks: tuple[int, ...]
+    tp: int
+    dp: int
+    mbs: int
+    sp: bool
+    optimizer_share: int
+
+
+def _num_groups(draw: st.DrawFn, model: ModelSpec, num_stages: int) -> int:
+    """As many as there are stages, or fewer that take turns. First and last stage of a tied model sit apart."""
+    fewer = [n for n in range(2, num_stages) if not model.tied_embeddings or (num_stages - 1) % n]
+    return draw(st.sampled_from([num_stages, num_stages, *fewer]))
+
+
+@st.composite
 def legal_plans(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None = None) -> Plan:
-    """One to three replicas that differ in everything, half layers included, on shuffled ranks, with idle ones.
+    """One to three replicas that differ in everything, half layers, interleaved stages and orders of compute included,
+    on shuffled ranks, with idle ones.
 
     Of any model, unless ``of`` says which.
     """
     model = draw(of or models())
-    degrees = []  # Per replica and stage: layers, tp, dp. Ranks are dealt when their number is known.
+    degrees = []  # Per replica: layers of its stages; tp, dp of its groups. Ranks are dealt when their number is known.
     for _ in range(draw(st.integers(1, 3))):
         cuts = draw(layer_cuts(model.num_layers, max_size=3))
-        layers = itertools.pairwise([0, *cuts, model.num_layers])
-        degrees.append([(held, draw(_degrees(model)), draw(st.integers(1, 2))) for held in layers])
+        layers = list(itertools.pairwise([0, *cuts, model.num_layers]))
+        groups = range(_num_groups(draw, model, len(layers)))
+        degrees.append((layers, [(draw(_degrees(model)), draw(st.integers(1, 2))) for _ in groups]))
 
-    num_working = sum(tp * dp for stages in degrees for _, tp, dp in stages)
+    num_working = sum(tp * dp for _, groups in degrees for tp, dp in groups)
     num_idle = draw(st.integers(0, 2))
     ranks = draw(st.permutations(range(num_working + num_idle)))
     replicas = []
-    for stages in degrees:
-        built: list[Stage] = []
-        for layers, tp, dp in stages:
+    for layers, sizes in degrees:
+        groups = []
+        for tp, dp in sizes:
             mine, ranks = ranks[: tp * dp], ranks[tp * dp :]
-            mine = [rank for d in range(dp) for rank in sorted(mine[d * tp : (d + 1) * tp])]
-            sp = draw(st.booleans()) or (model.num_experts is not None and tp > 1)
-            mbs = draw(st.sampled_from([1, 2, 4]))
-            drawn = stage(layers=layers, ranks=mine, tp=tp, dp=dp, mbs=mbs, depth=1, sp=sp)
-            built.append(dataclasses.replace(drawn, optimizer_share=draw(st.sampled_from([1, 1, 3, 1000]))))
-        num_samples = 8 * draw(st.integers(1, 3))
-        replicas.append(with_random_in_flight(draw, replica(*built, num_samples=num_samples)))
+            groups.append(_drawn_group(draw, model, mine, tp=tp, dp=dp))
+        stages = [_stage_on(groups[s % len(groups)], held) for s, held in enumerate(layers)]
+        drawn = dataclasses.replace(replica(*stages, num_samples=8 * draw(st.integers(1, 3))), schedule=draw(orders()))
+        replicas.append(with_random_in_flight(draw, drawn))
     return plan(model, replicas, seq_length=24, idle_ranks=ranks)
+
+
+def _drawn_group(draw: st.DrawFn, model: ModelSpec, ranks: Sequence[int], *, tp: int, dp: int) -> _Group:
+    return _Group(
+        ranks=tuple(rank for d in range(dp) for rank in sorted(ranks[d * tp : (d + 1) * tp])),
+        tp=tp,
+        dp=dp,
+        mbs=draw(st.sampled_from([1, 2, 4])),
+        sp=draw(st.booleans()) or (model.num_experts is not None and tp > 1),
+        optimizer_share=draw(st.sampled_from([1, 1, 3, 1000])),
+    )
+
+
+def _stage_on(group: _Group, layers: tuple[float, float]) -> Stage:
+    drawn = stage(layers=layers, ranks=group.ranks, tp=group.tp, dp=group.dp, mbs=group.mbs, depth=1, sp=group.sp)
+    return dataclasses.replace(drawn, optimizer_share=group.optimizer_share)
 
 
 @st.composite
@@ -153,3 +222,17 @@ def is_legal(drawn: Plan) -> bool:
     except PlanError:
         return False
     return True
+
+
+@st.composite
+def split_legal_plans(draw: st.DrawFn) -> Plan:
+    """:func:`legal_plans` of which some stages part their backward."""
+    whole = draw(legal_plans())
+    lags = st.one_of(st.none(), st.integers(0, 5))
+    replicas = [
+        dataclasses.replace(
+            replica, stages=tuple(dataclasses.replace(each, weight_lag=draw(lags)) for each in replica.stages)
+        )
+        for replica in whole.replicas
+    ]
+    return dataclasses.replace(whole, replicas=tuple(replicas))

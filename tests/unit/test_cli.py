@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from hetero.cli import main
+from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import Plan
+from hetero.plan.lowering import lower
+from hetero.schedule.program import parse_programs
 from hetero.serialization import save
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
@@ -63,7 +66,48 @@ def test_show_prints_a_schedule_with_split_backwards(tmp_path: Path, capsys: pyt
     split = dataclasses.replace(small_plan(), replicas=(dataclasses.replace(whole, stages=stages),))
     save(split, tmp_path / "plan.json")
     assert main(["show", str(tmp_path / "plan.json"), "--schedule"]) == 0
-    assert capsys.readouterr().out.endswith("\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1W2\n")
+    assert capsys.readouterr().out.endswith("\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2\n")
+
+
+def interleaved_plan() -> Plan:
+    cuts, depths = ((0, 1), (1, 3), (3, 4), (4, 6)), (3, 2, 2, 1)
+    turns = (
+        stage(layers=held, ranks=(s % 2,), device="A100-40", depth=depth)
+        for s, (held, depth) in enumerate(zip(cuts, depths, strict=True))
+    )
+    alone = replica(stage(layers=(0, 6), ranks=(2,), device="V100-16", depth=1), num_samples=1)
+    return sharded(plan(llama_model(), [replica(*turns, num_samples=2), alone]))
+
+
+def test_show_prints_a_row_per_device_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(interleaved_plan(), tmp_path / "plan.json")
+    assert main(["show", str(tmp_path / "plan.json"), "--schedule"]) == 0
+    out = capsys.readouterr().out
+    assert "replica 0: stages 0,2 | 1,3 in turns" in out
+    assert out.endswith(
+        "\nreplica 0\n0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1\n\nreplica 1\n0F0 0B0\n"
+    )
+
+
+def test_show_prints_the_programs_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the form that parses, with the buckets as comments; of a plan that shares nothing, without these."""
+    shown = interleaved_plan()
+    save(shown, tmp_path / "plan.json")
+    assert main(["show", str(tmp_path / "plan.json"), "--program"]) == 0
+    _, _, text = capsys.readouterr().out.partition("\n\n# bucket 0: ")
+    buckets = [bucket for bucket in gradient_buckets(shown, bucket_numel=40_000_000) if len(bucket.ranks) > 1]
+    assert len(buckets) == 2
+    assert text.startswith("ranks 1-2, ")
+    assert (
+        f"\n# bucket 1: ranks 0,2, {buckets[1].numel:,} gradients from position -1 on\n\nreplica 0, stages 0 2\n"
+        in text
+    )
+    assert parse_programs(f"# {text}") == lower(shown, buckets)
+
+    alone = plan(llama_model(), [replica(stage(layers=(0, 6), ranks=(0,), depth=1), num_samples=1)])
+    save(alone, tmp_path / "alone.json")
+    assert main(["show", str(tmp_path / "alone.json"), "--program"]) == 0
+    assert capsys.readouterr().out.endswith("\n\nreplica 0, stages 0\ncompute  0F0 0B0 UPDATE\n")
 
 
 def test_validate_says_ok_in_one_line(plan_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,9 +108,27 @@ def test_plans_compare_by_value_and_are_frozen() -> None:
 def test_every_rank_finds_itself(random_plan: Plan) -> None:
     assert sorted(random_plan.ranks()) == list(range(random_plan.world_size))
     for rank in random_plan.ranks():
-        placement = random_plan.placement(rank)
-        if placement is None:
-            assert rank in random_plan.idle_ranks
-            continue
-        found = random_plan.replicas[placement.replica].stages[placement.stage]
-        assert found.tp_groups[placement.dp_rank][placement.tp_rank] == rank
+        placements = random_plan.placements(rank)
+        assert random_plan.placement(rank) == (placements[0] if placements else None)
+        assert (rank in random_plan.idle_ranks) == (not placements)
+        for place in placements:
+            found = random_plan.replicas[place.replica].stages[place.stage]
+            assert found.tp_groups[place.dp_rank][place.tp_rank] == rank
+            assert dataclasses.replace(place, stage=0) == dataclasses.replace(placements[0], stage=0)
+        if placements:
+            group = random_plan.replicas[placements[0].replica].group_of(placements[0].stage)
+            assert tuple(place.stage for place in placements) == group
+
+
+def test_stages_on_the_same_ranks_are_one_device_group() -> None:
+    turns = (stage(layers=(s, s + 1), ranks=ranks, depth=9) for s, ranks in enumerate([(2,), (0,), (1,)] * 2))
+    made = plan(gpt2_model(), [replica(*turns, num_samples=4)], idle_ranks=(3,))
+    (held,) = made.replicas
+    assert held.is_interleaved
+    assert held.device_groups == ((0, 3), (1, 4), (2, 5))
+    assert [held.group_of(s) for s in (0, 4, 5)] == [(0, 3), (1, 4), (2, 5)]
+    assert made.ranks() == (2, 0, 1, 3)
+    assert made.placements(0) == (Placement(0, 1, 0, 0), Placement(0, 4, 0, 0))
+    assert made.placement(0) == Placement(0, 1, 0, 0)
+    assert made.placements(3) == ()
+    assert not PLAN.replicas[0].is_interleaved

@@ -1,12 +1,13 @@
 """Whatever the plan, each sample of the global batch is read once by each stage that it passes."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.plan.ir import Placement, Plan, Replica, Stage
 from hetero.plan.samples import microbatch_indices
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
+from tests.helpers.strategies import legal_plans
 
 
 @st.composite
@@ -49,6 +50,14 @@ def test_replicas_together_read_the_global_batch_of_the_step(a_plan: Plan, step:
     read = [i for r in range(len(a_plan.replicas)) for i in block(a_plan, r, 0, step=step)]
     size = a_plan.global_batch_size
     assert read == list(range(step * size, (step + 1) * size))
+
+
+@given(legal_plans(), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_rank_with_several_stages_reads_one_set_of_samples(legal: Plan, step: int) -> None:
+    """Its last stage wants the labels of the tokens that its first stage had, or that another rank's had."""
+    for rank in legal.ranks():
+        assert len({microbatch_indices(legal, place, step=step) for place in legal.placements(rank)}) <= 1
 
 
 def test_written_out() -> None:

@@ -46,11 +46,54 @@ def test_1f1b_keeps_as_many_as_stages_remain_and_no_more_than_it_has() -> None:
     assert depths(global_batch_size=8, schedule="gpipe") == [8, 8, 8]
 
 
+def test_stages_of_a_rank_are_pp_apart() -> None:
+    """As Megatron-LM deals its model chunks, each of as many layers."""
+    plan = uniform(stages_per_rank=3, model=llama_model(num_layers=12))
+    for replica, ranks in zip(plan.replicas, ([(0, 1), (4, 5)], [(2, 3), (6, 7)]), strict=True):
+        assert [stage.ranks for stage in replica.stages] == ranks * 3
+        assert [(stage.first_layer, stage.end_layer) for stage in replica.stages] == [
+            (s, s + 2) for s in range(0, 12, 2)
+        ]
+        assert replica.device_groups == ((0, 2, 4), (1, 3, 5))
+    validate(plan)
+
+
+def test_the_depths_of_interleaved_stages_are_the_warm_up() -> None:
+    """2 (pp - p - 1) + (v - 1) pp + 1 microbatches of whichever stage, for pipeline position p, of v stages there."""
+
+    def warm_ups(**changes: Any) -> list[int]:
+        plan = uniform(tp=1, pp=3, world_size=3, stages_per_rank=2, **changes)
+        validate(plan)
+        (replica,) = plan.replicas
+        return [sum(replica.stages[s].in_flight for s in group) for group in replica.device_groups]
+
+    assert warm_ups(global_batch_size=9) == [4 + 3 + 1, 2 + 3 + 1, 3 + 1]
+    assert warm_ups(global_batch_size=2) == [4, 4, 4], "no more than there are"
+    assert warm_ups(global_batch_size=9, schedule="gpipe") == [18, 18, 18]
+
+
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 2), (1, 6), (2, 3)])
 @pytest.mark.parametrize("global_batch_size", [2, 8])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_it_is_legal(tp: int, pp: int, global_batch_size: int, schedule: str) -> None:
     plan = uniform(world_size=2 * tp * pp, tp=tp, pp=pp, global_batch_size=global_batch_size, schedule=schedule)
+    validate(plan)
+
+
+@pytest.mark.parametrize(("pp", "stages_per_rank"), [(2, 2), (2, 3), (3, 2), (4, 3)])
+@pytest.mark.parametrize("global_batch_size", [2, 6, 10, 16])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_it_is_legal_interleaved(pp: int, stages_per_rank: int, global_batch_size: int, schedule: str) -> None:
+    """Also with microbatches that make no full round."""
+    plan = uniform(
+        world_size=2 * pp,
+        tp=1,
+        pp=pp,
+        stages_per_rank=stages_per_rank,
+        global_batch_size=global_batch_size,
+        schedule=schedule,
+        model=llama_model(num_layers=12),
+    )
     validate(plan)
 
 
@@ -68,6 +111,16 @@ def test_the_other_flags_arrive() -> None:
     [
         ({"world_size": 6}, "6 ranks are no multiple of --tensor-model-parallel-size 2 x --pipeline.* 2"),
         ({"pp": 4}, "--pipeline-model-parallel-size 4 does not divide --num-layers 6; .*--hetero-plan"),
+        (
+            {"stages_per_rank": 2},
+            "--pipeline-model-parallel-size 2 x 2 stages per rank does not divide --num-layers 6; .*--hetero-plan",
+        ),
+        ({"stages_per_rank": 0}, "--num-virtual-stages-per-pipeline-rank is 0, must be at least 1"),
+        ({"pp": 1, "stages_per_rank": 2}, "2 stages per rank need --pipeline-model-parallel-size 2 or more, got 1"),
+        (
+            {"pp": 2, "tp": 1, "world_size": 2, "stages_per_rank": 3, "model": llama_model(num_layers=7)},
+            "does not divide --num-layers 7",
+        ),
         ({"global_batch_size": 9}, "--global-batch-size 9 is no multiple of --micro-batch-size 1 x 2"),
         ({"micro_batch_size": 3}, "--global-batch-size 8 is no multiple of --micro-batch-size 3 x 2"),
         ({"tp": 0}, "--tensor-model-parallel-size is 0, must be at least 1"),

@@ -1,7 +1,9 @@
 """Each rule alone: a plan it allows, one it forbids, and what it says. The depth rule is held against a dry run."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -83,6 +85,21 @@ def only(first: float, end: float) -> Change:
     return lambda plan: in_plan(idle_ranks=())(in_replica(1, stages=cut.stages)(plan))
 
 
+def interleaved(*depths: int, ranks: Sequence[int] = (5, 6, 5, 6), cuts: Sequence[int] = (1, 3, 4)) -> Change:
+    """Replica 1 of one stage after the other on ``ranks``, which may repeat."""
+    held = pairwise((0, *cuts, 6))
+    stages = (
+        stage(layers=layers, ranks=(rank,), depth=depth)
+        for layers, rank, depth in zip(held, ranks, depths, strict=True)
+    )
+    return in_replica(1, stages=tuple(stages))
+
+
+def both(*changes: Change) -> Change:
+    """One change after the other."""
+    return lambda plan: reduce(lambda changed, change: change(changed), changes, plan)
+
+
 ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_numbers_are_positive, "one of everything", in_plan(seq_length=1)),
     (rules.check_each_replica_covers_all_layers, "another cut in each replica", in_plan()),
@@ -94,7 +111,26 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_halves_meet, "the MLP of one and the attention of the next layer", only(2.5, 3.5)),
     (rules.check_ranks_fill_each_stage, "tp 4 instead of 2 x 2", in_stage(0, 0, tp=4, dp=1)),
     (rules.check_tp_groups_ascend, "groups in any order", in_stage(0, 0, ranks=(2, 3, 0, 1))),
+    (rules.check_device_groups, "a stage per group", in_plan()),
+    (rules.check_device_groups, "two stages per group", interleaved(2, 2, 2, 2)),
+    (
+        rules.check_device_groups,
+        "one stage more in one group",
+        interleaved(*[2] * 5, ranks=(4, 5, 6, 4, 5), cuts=(1, 2, 3, 5)),
+    ),
+    (
+        rules.check_device_groups,
+        "unlike in depth, recomputation and lag",
+        both(interleaved(2, 3, 4, 5), in_stage(1, 2, recompute="full"), in_stage(1, 3, weight_lag=1)),
+    ),
+    (
+        rules.check_device_groups,
+        "untied embeddings on the same ranks",
+        both(interleaved(2, 2, 2, ranks=(5, 6, 5), cuts=(1, 3)), in_model(tied_embeddings=False)),
+    ),
+    (rules.check_schedule, "another order", in_replica(1, schedule="gpipe")),
     (rules.check_each_rank_has_one_place, "ranks in any order", in_stage(0, 0, ranks=(3, 0, 2, 1))),
+    (rules.check_each_rank_has_one_place, "ranks of several stages", interleaved(2, 2, 2, 2)),
     (rules.check_samples_add_up, "unequal shares", in_plan()),
     (rules.check_microbatches_divide, "2 samples before 8", in_stage(0, 1, micro_batch_size=8)),
     (
@@ -105,6 +141,13 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
         ),
     ),
     (rules.check_in_flight_is_deep_enough, "deeper than the batch", in_stage(0, 0, in_flight=99)),
+    (rules.check_in_flight_is_deep_enough, "two stages per group", interleaved(2, 2, 2, 2)),
+    (rules.check_in_flight_is_deep_enough, "all at one stage of a group", interleaved(3, 3, 1, 1)),
+    (
+        rules.check_in_flight_is_deep_enough,
+        "GPipe asks for none",
+        both(in_replica(0, schedule="gpipe"), in_stage(0, 0, in_flight=1)),
+    ),
     (rules.check_tp_divides, "tp 4 divides all", in_stage(0, 0, tp=4, dp=1)),
     (
         rules.check_sequence_divides,
@@ -204,7 +247,43 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         r"replica 0 stage 0: 3 ranks \[0, 1, 2\], but tp 2 x dp 2 needs 4",
         in_stage(0, 0, ranks=(0, 1, 2)),
     ),
-    (rules.check_each_rank_has_one_place, r"ranks \[5\] are named more than once", in_stage(1, 1, ranks=(5,))),
+    (
+        rules.check_device_groups,
+        r"replica 1 stage 0 and stage 1 follow one another on the same ranks \[5\]; make them one stage",
+        in_stage(1, 1, ranks=(5,)),
+    ),
+    *(
+        (
+            rules.check_device_groups,
+            f"replica 1 stage 2: {name} is {value}, but stage 0 on the same ranks has {other}; make them equal",
+            both(interleaved(2, 2, 2, 2), in_stage(1, 2, **{name: value})),
+        )
+        for name, value, other in (
+            ("device", "V100-16", "cpu"),
+            ("tp", 2, 1),
+            ("dp", 2, 1),
+            ("sequence_parallel", True, False),
+            ("micro_batch_size", 2, 1),
+            ("optimizer_share", 3, 1),
+        )
+    ),
+    (
+        rules.check_device_groups,
+        r"replica 1 stage 2: the head shares its weight with the embedding, which stage 0 has on the same ranks "
+        r"\[5\]; end the replica on other ranks, or untie the embedding",
+        interleaved(2, 2, 2, ranks=(5, 6, 5), cuts=(1, 3)),
+    ),
+    (
+        rules.check_schedule,
+        "replica 1: there is no schedule 'zb-v'; choose one of 1f1b, gpipe",
+        in_replica(1, schedule="zb-v"),
+    ),
+    (
+        rules.check_each_rank_has_one_place,
+        r"ranks \[5\] are named more than once; .* or in several stages of one replica that list the same ranks",
+        in_stage(1, 1, ranks=(5, 6), dp=2),
+    ),
+    (rules.check_each_rank_has_one_place, r"ranks \[4\] are named more than once", in_stage(1, 1, ranks=(4,))),
     (rules.check_each_rank_has_one_place, r"ranks \[6\] are named more than once", in_plan(idle_ranks=(7, 6))),
     (rules.check_each_rank_has_one_place, r"names 8 ranks up to 9, but not \[7\]", in_plan(idle_ranks=(9,))),
     (
@@ -231,6 +310,21 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         rules.check_in_flight_is_deep_enough,
         r"replica 0 stage 0: in_flight 1 would deadlock: .* must send 4 microbatches .* set it to 4",
         in_stage(0, 0, in_flight=1),
+    ),
+    (
+        rules.check_in_flight_is_deep_enough,
+        r"replica 1: in_flight \[1, 1, 1, 1\] of its interleaved stages would deadlock; set it to \[2, 2, 2, 2\]",
+        interleaved(1, 1, 1, 1),
+    ),
+    (
+        rules.check_in_flight_is_deep_enough,
+        r"replica 1: in_flight \[1, 2, 1\] of its interleaved stages would deadlock; set it to \[2, 3, 2\]",
+        both(in_model(tied_embeddings=False), interleaved(1, 2, 1, ranks=(5, 6, 5), cuts=(1, 3))),
+    ),
+    (
+        rules.check_in_flight_is_deep_enough,
+        r"replica 1: in_flight \[1, 9, 1, 1\] of its interleaved stages would deadlock; set it to \[4, 9, 4, 4\]",
+        interleaved(1, 9, 1, 1),
     ),
     (
         rules.check_tp_divides,
@@ -319,7 +413,9 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
 
 def test_no_rule_is_forgotten() -> None:
     """Every check is in CHECKS, which is what ``validate`` runs, and has an example of either kind below."""
-    written = [rule for name, rule in vars(rules).items() if name.startswith("check_")]
+    written = [
+        rule for name, rule in vars(rules).items() if name.startswith("check_") and rule.__module__ == rules.__name__
+    ]
     assert list(rules.CHECKS) == written
     assert {rule for rule, _, _ in ALLOWED} == set(written)
     assert {rule for rule, _, _ in FORBIDDEN} | {rules.check_moe_uses_sequence_parallel} == set(written)

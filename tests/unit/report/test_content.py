@@ -2,7 +2,13 @@
 
 from hetero.report.content import NUM_HUES, named
 from hetero.units import GIB
-from tests.unit.report.samples import compared_report, fleet_report, many_sorts_report, mixed_report
+from tests.unit.report.samples import (
+    compared_report,
+    fleet_report,
+    interleaved_report,
+    many_sorts_report,
+    mixed_report,
+)
 
 
 def test_replicas_that_are_alike_share_their_rows() -> None:
@@ -21,6 +27,19 @@ def test_a_row_has_the_memory_of_its_fullest_member() -> None:
     assert [row.memory.total for row in report.rows] == [
         max(report.memory[r, s].total for r in range(2)) for s in range(2)
     ]
+
+
+def test_stages_that_the_same_devices_hold_share_a_row() -> None:
+    report = interleaved_report()
+    assert report.groups == ((0, 1), (2,))
+    assert [(row.members, row.indices, row.title) for row in report.rows] == [
+        ((0, 1), (0, 2), "stages 0,2"),
+        ((0, 1), (1, 3), "stages 1,3"),
+        ((2,), (0,), "stage 0"),
+        ((2,), (1,), "stage 1"),
+    ]
+    assert [row.place for row in report.rows] == [(0, 2), (1, 2)] * 2
+    assert report.rows[0].memory.total == report.memory[0, 0].total + report.memory[0, 2].total
 
 
 def test_few_replicas_have_a_colour_each_and_many_one_per_group() -> None:

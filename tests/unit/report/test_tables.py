@@ -8,11 +8,23 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from hetero.cost.memory import device_memory
 from hetero.plan.ir import GradientSyncPlan, Plan
-from hetero.report.tables import PICTURE_COLUMNS, plan_picture, plan_table
-from hetero.report.wording import shape_of
+from hetero.report.measurement import measurement_table
+from hetero.report.tables import (
+    PICTURE_COLUMNS,
+    StaticBytes,
+    fullest,
+    plan_picture,
+    plan_table,
+    prediction_table,
+    static_memory_table,
+)
+from hetero.report.wording import orders_of, shape_of
+from hetero.units import GIB, MIB
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
+from tests.unit.report.samples import interleaved_report
 
 
 def uneven_plan() -> Plan:
@@ -171,3 +183,60 @@ def test_more_layers_than_columns() -> None:
     stages = [stage(layers=(s, s + 1), ranks=(s,)) for s in range(120)]
     picture = plan_picture(plan(llama_model(num_layers=120), [replica(*stages)]))
     assert box_widths(picture, 1) == [1] * 120
+
+
+def test_predictions_are_told_by_device_group() -> None:
+    report = interleaved_report()
+    table = prediction_table(report.simulation, report.memory, report.cluster)
+    cells = rows(table)
+    assert [row[2:5] for row in cells] == [
+        ["0,2", "emb + 0-1 | 3-4", "A100-40"],
+        ["1,3", "2 | 5 + head", "A100-40"],
+        ["0", "emb + 0-2", "A100-40"],
+        ["1", "3-5 + head", "A100-40"],
+    ]
+    assert cells[0][8] == "3 | 2"
+    total = report.memory[0, 0].total + report.memory[0, 2].total
+    assert cells[0][-1] == f"{total / GIB:.1f} of 40"
+    assert isinstance(table.caption, str)
+    assert table.caption.endswith("order: replicas 0-1: stages 0,2 | 1,3 in turns; replica 2: gpipe")
+
+
+def test_the_fullest_device_holds_all_of_its_stages() -> None:
+    report = interleaved_report()
+    devices = device_memory(report.plan, report.memory)
+    most = max(parts.total for parts in devices.values())
+    assert fullest(report.memory, report.plan, report.cluster) == f"{most / (40 * GIB):.0%}"
+
+
+def test_measured_memory_stands_beside_what_all_stages_of_a_device_take() -> None:
+    report = interleaved_report()
+    measured = [StaticBytes(weights=rank * MIB, gradients=0, optimizer=0) for rank in range(6)]
+    cells = rows(static_memory_table(report.plan, measured, report.memory))
+    assert [row[:3] for row in cells[:4]] == [
+        ["0", "0,2", "0"],
+        ["0", "1,3", "1"],
+        ["1", "0,2", "2"],
+        ["1", "1,3", "3"],
+    ]
+    weights = report.memory[0, 1].weights + report.memory[0, 3].weights
+    assert cells[1][3] == f"1.00 | {weights / MIB:.2f}"
+
+
+def test_seconds_stand_beside_one_another_by_device_group() -> None:
+    report = interleaved_report()
+    cells = rows(measurement_table(report.simulation, report.simulation))
+    assert [row[:3] for row in cells[:2]] == [["0", "0,2", "0-1 | 3-4"], ["0", "1,3", "2 | 5"]]
+    assert len(cells) == 6
+
+
+def test_the_shape_adds_up_what_devices_hold_in_turns() -> None:
+    assert shape_of(interleaved_report().plan) == "2x (A100-40: 2 + 2 | A100-40: 1 + 1), 1x (A100-40: 3 | A100-40: 3)"
+
+
+def test_the_usual_order_goes_without_saying() -> None:
+    assert orders_of(uneven_plan()) == ""
+    stages = [stage(layers=(s, s + 1), ranks=(s,)) for s in range(6)]
+    each = [replica(*stages, num_samples=4 + r) for r in range(5)]
+    many = plan(llama_model(), [dataclasses.replace(one, schedule="gpipe") for one in each])
+    assert orders_of(many) == "replica 0: gpipe; replica 1: gpipe; replica 2: gpipe; and 2 more sorts"

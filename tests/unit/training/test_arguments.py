@@ -71,6 +71,7 @@ SPLIT_FILES = {"context": "--train-data-path a", "without": "--mock-data"}
 SAMPLES = {"context": "--train-samples 800", "without": "--train-iters"}
 CLUSTER = {"context": "--hetero-cluster c.yaml", "without": "--micro-batch-size"}
 EMULATED = {"context": "--hetero-emulate c.yaml", "without": "--micro-batch-size"}
+PIPELINED = {"context": "--pipeline-model-parallel-size 2"}
 PLAN = {"context": "--hetero-plan a.json", "without": "--micro-batch-size"}
 
 EFFECTS = [
@@ -179,6 +180,8 @@ EFFECTS = [
     Effect("--hetero-schedule gpipe", "parallel.schedule", "gpipe"),
     Effect("--tensor-model-parallel-size 2", "parallel.tensor_model_parallel_size", 2),
     Effect("--pipeline-model-parallel-size 2", "parallel.pipeline_model_parallel_size", 2),
+    Effect("--num-virtual-stages-per-pipeline-rank 2", "parallel.stages_per_rank", 2),
+    Effect("--num-layers-per-virtual-pipeline-stage 1", "parallel.stages_per_rank", 2, **PIPELINED),
     Effect("--sequence-parallel", "parallel.sequence_parallel", True),
     Effect("--micro-batch-size 4", "parallel.micro_batch_size", 4),
     Effect("--global-batch-size 16", "parallel.global_batch_size", 16),
@@ -214,6 +217,10 @@ EFFECTS = [
     Effect("--train-samples 400", "run.train_iters", 50, **SAMPLES),
     Effect("--seed 1", "run.seed", 1),
     Effect("--seed 1", "data.seed", 1),
+    Effect("--no-check-for-nan-in-loss-and-grad", "run.check_for_nan", False),
+    Effect(
+        "--check-for-nan-in-loss-and-grad", "run.check_for_nan", True, context="--no-check-for-nan-in-loss-and-grad"
+    ),
     Effect("--log-interval 1", "run.log_interval", 1),
     Effect("--tensorboard-dir logs", "run.tensorboard_dir", Path("logs")),
     Effect("--no-progress", "run.progress", False),
@@ -286,6 +293,7 @@ def test_flag_with_one_legal_value(flag: str, values: tuple[str, str]) -> None:
         ("checkpoint.save", None),
         ("run.eval_iters", 0),
         ("parallel.schedule", "1f1b"),
+        ("parallel.stages_per_rank", 1),
         ("parallel.bucket_size", 40_000_000),
         ("parallel.timeout_minutes", 10),
         ("run.seed", 1234),
@@ -349,6 +357,8 @@ def test_an_emulated_cluster_is_planned_for_like_a_real_one() -> None:
     [
         "--tensor-model-parallel-size 1",
         "--pipeline-model-parallel-size 2",
+        "--num-virtual-stages-per-pipeline-rank 2",
+        "--num-layers-per-virtual-pipeline-stage 1",
         "--micro-batch-size 1",
         "--sequence-parallel",
         "--recompute-granularity full",
@@ -406,6 +416,17 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
             "--hetero-cluster c --hetero-plan-time-limit 900",
             "--micro-batch-size",
             "lower the first or raise the second",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 1",
+            "",
+            "--num-virtual-stages-per-pipeline-rank 2 and --num-layers-per-virtual-pipeline-stage 1 exclude each other",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",
+            "",
+            "--num-layers-per-virtual-pipeline-stage 3 x --pipeline-model-parallel-size 2 does not divide "
+            "--num-layers 4: change one, or give an uneven plan with --hetero-plan",
         ),
         ("--bf16 --fp16", "", "--bf16 and --fp16 exclude each other"),
         ("--fp16 --loss-scale 8 --hysteresis 1", "", "--loss-scale 8.0 and --hysteresis 1 exclude each other"),

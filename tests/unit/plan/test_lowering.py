@@ -1,0 +1,258 @@
+"""Plans as programs. The files under tests/golden/programs are the specification; read them before the code."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.plan.holders import Bucket, gradient_buckets
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.lowering import CollectiveOptions, evaluation_rows, lower, step_rows
+from hetero.plan.validate import validate
+from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, RECEIVE, SEND, UPDATE, Action, Kind
+from hetero.schedule.program import Point, Program, parse_programs
+from hetero.spec.parameters import Parameter, stage_parameters
+from tests.helpers.layouts import layouts
+from tests.helpers.models import gpt2_model, llama_model
+from tests.helpers.plans import plan, replica, sharded, stage
+from tests.helpers.strategies import legal_plans, step_replicas
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "programs"
+
+
+def _plain() -> Plan:
+    stages = (stage(layers=(0, 1), ranks=(0, 1), dp=2, depth=2), stage(layers=(1, 2), ranks=(2,), mbs=2, depth=1))
+    return plan(llama_model(num_layers=2), [replica(*stages, num_samples=6)])
+
+
+def _interleaved() -> Plan:
+    stages = (stage(layers=(s, s + 1), ranks=(s % 2,), depth=depth) for s, depth in enumerate((3, 2, 2, 1)))
+    alone = replica(stage(layers=(0, 4), ranks=(2,), depth=1), num_samples=1)
+    return plan(llama_model(num_layers=4), [replica(*stages, num_samples=4), alone])
+
+
+def _unequal_microbatches() -> Plan:
+    stages = (stage(layers=(0, 1), ranks=(0,), mbs=4, depth=1), stage(layers=(1, 2), ranks=(1, 2), dp=2, depth=1))
+    return plan(llama_model(num_layers=2), [replica(*stages, num_samples=8)])
+
+
+def _split_backward() -> Plan:
+    first = stage(layers=(0, 1), ranks=(0, 1), dp=2, depth=2, lag=0)
+    second = stage(layers=(1, 2), ranks=(2, 3), dp=2, depth=1, lag=1)
+    return plan(llama_model(num_layers=2), [replica(first, second, num_samples=6)])
+
+
+def _tied_embedding() -> Plan:
+    stages = (stage(layers=(0, 1.5), ranks=(0,), depth=2), stage(layers=(1.5, 2), ranks=(1,), depth=1))
+    return plan(gpt2_model(num_layers=2), [replica(*stages, num_samples=2)])
+
+
+def _distributed_optimizer() -> Plan:
+    stages = (stage(layers=(0, 1), ranks=(0, 1), tp=2, depth=2), stage(layers=(1, 2), ranks=(2,), depth=1))
+    alone = replica(stage(layers=(0, 2), ranks=(3,), depth=1), num_samples=1)
+    return sharded(plan(llama_model(num_layers=2), [replica(*stages, num_samples=2), alone]))
+
+
+PLANS: Mapping[str, Callable[[], Plan]] = {
+    "plain": _plain,
+    "interleaved": _interleaved,
+    "unequal_microbatches": _unequal_microbatches,
+    "split_backward": _split_backward,
+    "tied_embedding": _tied_embedding,
+    "distributed_optimizer": _distributed_optimizer,
+}
+
+
+def shared_buckets(of: Plan) -> list[Bucket]:
+    """Of about half a layer's gradients each, so that sums start in the middle of a layer."""
+    return [bucket for bucket in gradient_buckets(of, bucket_numel=4000) if len(bucket.ranks) > 1]
+
+
+def golden_text(of: Plan) -> str:
+    """The buckets as comments, and then the programs."""
+    buckets = shared_buckets(of)
+    lines = [f"# bucket {n}: ranks {' '.join(map(str, b.ranks))}, from {b.position:g}" for n, b in enumerate(buckets)]
+    return "\n".join([*lines, "", "\n\n".join(map(str, lower(of, buckets))), ""])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_golden(name: str) -> None:
+    made, text = PLANS[name](), (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    validate(made)
+    assert text.endswith(golden_text(made))
+    assert parse_programs(text) == lower(made, shared_buckets(made))
+
+
+def test_every_golden_program_is_tested() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(PLANS)
+
+
+@pytest.mark.parametrize(("name", "style", "described"), list(layouts()))
+def test_every_layout_is_legal_and_lowers(name: str, style: str, described: Plan) -> None:
+    validate(described)
+    groups = [group for each in described.replicas for group in each.device_groups]
+    assert [program.stages for program in lower(described, shared_buckets(described))] == groups
+
+
+def test_many_layouts_interleave() -> None:
+    assert len({name for name, _, plan in layouts() if any(each.is_interleaved for each in plan.replicas)}) >= 8
+
+
+programs = st.one_of(legal_plans(), legal_plans().map(sharded)).map(lambda p: (p, lower(p, shared_buckets(p))))
+
+
+@given(programs)
+@settings(max_examples=40, deadline=None)
+def test_programs_parse_as_they_print(drawn: tuple[Plan, list[Program]]) -> None:
+    _, made = drawn
+    assert parse_programs("\n\n".join(map(str, made))) == made
+
+
+@given(step_replicas(), st.integers(0, 4))
+@settings(max_examples=60, deadline=None)
+def test_the_host_issues_computes_and_transfers_in_the_order_of_the_rows(drawn: Replica, receives_ahead: int) -> None:
+    counts = [drawn.num_microbatches(s) for s in range(len(drawn.stages))]
+    for stages, row in zip(drawn.device_groups, step_rows(drawn, receives_ahead=receives_ahead), strict=True):
+        program = Program.of_row(row, replica=0, stages=stages, num_microbatches=counts)
+        assert program.host_order == (*row, UPDATE)
+
+
+@given(step_replicas())
+@settings(max_examples=40, deadline=None)
+def test_every_action_of_a_step_is_in_the_row_of_the_group_that_holds_its_stage(drawn: Replica) -> None:
+    for stages, row in zip(drawn.device_groups, step_rows(drawn), strict=True):
+        assert len(row) == len(set(row))
+        assert {action.stage for action in row} == set(stages)
+        for s in stages:
+            computes = [action for action in row if action.stage == s and action.kind in COMPUTE]
+            per_microbatch = 3 if drawn.stages[s].weight_lag is not None else 2
+            assert len(computes) == per_microbatch * drawn.num_microbatches(s)
+
+
+@given(step_replicas())
+@settings(max_examples=40, deadline=None)
+def test_an_evaluation_is_the_forwards_alone(drawn: Replica) -> None:
+    for stages, row in zip(drawn.device_groups, evaluation_rows(drawn), strict=True):
+        assert {action.kind for action in row} <= {Kind.F, Kind.SEND_F, Kind.RECV_F}
+        forwards = [action for action in row if action.kind == Kind.F]
+        assert sorted(forwards) == [Action(s, Kind.F, m) for s in stages for m in range(drawn.num_microbatches(s))]
+
+
+# Sums and gathers.
+
+
+@given(programs)
+@settings(max_examples=40, deadline=None)
+def test_collectives_are_launched_in_one_order_by_all_who_hold_a_bucket(drawn: tuple[Plan, list[Program]]) -> None:
+    described, made = drawn
+    buckets = shared_buckets(described)
+    for program in made:
+        ranks = described.replicas[program.replica].stages[program.stages[0]].ranks
+        held = [n for n, bucket in enumerate(buckets) if set(bucket.ranks) & set(ranks)]
+        reduces, gathers = program.queues.get("reduce", ()), program.queues.get("gather", ())
+        assert [step.action for step in reduces] == [Action(NO_STAGE, Kind.REDUCE, n) for n in held]
+        expected = reversed(held) if described.distributed_optimizer else []
+        assert [step.action for step in gathers] == [Action(NO_STAGE, Kind.GATHER, n) for n in expected]
+        update = program.queues["compute"][-1]
+        assert update.action == UPDATE
+        assert update.after == ((Point(reduces[-1].action),) if reduces else ())
+        assert all(step.after == (Point(UPDATE),) for step in gathers)
+
+
+def _with_lags(drawn: Plan, lags: list[int | None]) -> Plan:
+    """Stage s of every replica with lag s of ``lags``."""
+    replicas = (
+        dataclasses.replace(
+            each,
+            stages=tuple(dataclasses.replace(s, weight_lag=lag) for s, lag in zip(each.stages, lags, strict=False)),
+        )
+        for each in drawn.replicas
+    )
+    return dataclasses.replace(drawn, replicas=tuple(replicas))
+
+
+def _held(described: Plan, program: Program, bucket: Bucket) -> Iterator[tuple[int, float]]:
+    """Each stage of the group that holds a part of the bucket, and the position of the part there."""
+    names = {piece.parameter.name for piece in bucket.pieces}
+    for s in program.stages:
+        stage = described.replicas[program.replica].stages[s]
+        for parameter in stage_parameters(described.model, first_layer=stage.start, end_layer=stage.end):
+            if parameter.name in names:
+                yield s, _position_on(stage, parameter)
+
+
+def _position_on(stage: Stage, parameter: Parameter) -> float:
+    """A tied embedding's copy is the head's."""
+    return stage.end if parameter.position < 0 and stage.start > 0 else parameter.position
+
+
+def _sums(described: Plan) -> Iterator[tuple[tuple[int, float], list[tuple[int, float]]]]:
+    """Of each sum in each program when it starts, and when each gradient of the bucket is whole: the place of the
+    compute in its queue, and how far below the head.
+    """
+    buckets = shared_buckets(described)
+    for program in lower(described, buckets):
+        order = [step.action for step in program.queues["compute"]]
+        for step in program.queues.get("reduce", ()):
+            (point,) = step.after
+            whole = []
+            for s, position in _held(described, program, buckets[step.action.number]):
+                stage = described.replicas[program.replica].stages[s]
+                kinds = {Kind.W} if stage.weight_lag is not None and position < stage.end else BACKWARD
+                whole.append((max(i for i, a in enumerate(order) if a.stage == s and a.kind in kinds), -position))
+            yield (order.index(point.action), math.inf if point.position is None else -point.position), whole
+
+
+@given(legal_plans(), st.lists(st.one_of(st.none(), st.integers(0, 2)), min_size=4, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_a_bucket_is_summed_when_all_its_gradients_are_whole(drawn: Plan, lags: list[int | None]) -> None:
+    for start, whole in _sums(_with_lags(drawn, lags)):
+        assert start >= max(whole)
+
+
+@given(legal_plans())
+@settings(max_examples=40, deadline=None)
+def test_and_with_whole_backwards_at_once(described: Plan) -> None:
+    for start, whole in _sums(described):
+        assert start == max(whole)
+
+
+@given(legal_plans().map(sharded))
+@settings(max_examples=60, deadline=None)
+def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) -> None:
+    buckets = shared_buckets(described)
+    for program in lower(described, buckets):
+        order = [step.action for step in program.queues["compute"]]
+        for step in program.queues.get("gather", ()):
+            (point,) = step.before
+            missed = [
+                (order.index(Action(s, Kind.F, 0)), position)
+                for s, position in _held(described, program, buckets[step.action.number])
+            ]
+            assert point.position is not None
+            assert (order.index(point.action), point.position) <= min(missed)
+
+
+def test_without_overlap_sums_come_after_the_last_backward_and_weights_before_the_first_forward() -> None:
+    made = _with_lags(sharded(_interleaved()), [None, 0, 2, None])
+    options = CollectiveOptions(overlap_grad_reduce=False, overlap_param_gather=False)
+    first, second, alone = lower(made, shared_buckets(made), options=options)
+    for program, last in ((first, "2W3"), (second, "1W3"), (alone, "0B0")):
+        assert {point for step in program.queues["reduce"] for point in step.after} == {Point.parse(last)}
+        start = program.queues["compute"][0].action
+        assert {point for step in program.queues["gather"] for point in step.before} == {Point(start)}
+
+
+def test_a_transfer_is_in_the_queue_of_its_stage_and_direction() -> None:
+    (program, other, _) = lower(_interleaved(), [])
+    assert set(program.queues) == {"compute", "0SEND_F", "0RECV_B", "2RECV_F", "2SEND_F", "2SEND_B", "2RECV_B"}
+    for name, steps in (*program.queues.items(), *other.queues.items()):
+        for before, after in pairwise(steps):
+            if name != "compute":
+                assert before.action.number < after.action.number
+        assert name == "compute" or {step.action.kind for step in steps} <= SEND | RECEIVE

@@ -1,0 +1,60 @@
+"""The uniform plan that a launch's flags stand for."""
+
+import pytest
+
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan
+from hetero.plan.validate import validate
+from megatron.training.arguments import model_spec
+from megatron.training.launch import _plan_of_flags
+from tests.unit.training.test_arguments import parse
+
+
+def plan_of(flags: str, *, world_size: int) -> Plan:
+    config = parse(flags)
+    made = _plan_of_flags(config, model_spec(config.model, tokenizer_vocab_size=100), ["cpu"] * world_size)
+    validate(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "flag", ["--num-virtual-stages-per-pipeline-rank 2", "--num-layers-per-virtual-pipeline-stage 1"]
+)
+def test_virtual_stages_are_dealt_out_in_turns(flag: str) -> None:
+    made = plan_of(f"--pipeline-model-parallel-size 2 {flag}", world_size=4)
+    for replica, (first, second) in zip(made.replicas, [(0, 2), (1, 3)], strict=True):
+        assert [stage.ranks for stage in replica.stages] == [(first,), (second,), (first,), (second,)]
+        assert [stage.num_layers for stage in replica.stages] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+def test_the_order_arrives(order: str) -> None:
+    made = plan_of(f"--pipeline-model-parallel-size 2 --hetero-schedule {order}", world_size=2)
+    assert [replica.schedule for replica in made.replicas] == [order]
+
+
+def test_microbatches_that_make_no_full_round_are_fine() -> None:
+    """Megatron-LM refuses them."""
+    made = plan_of(
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 10", world_size=2
+    )
+    assert made.replicas[0].num_microbatches(0) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num-virtual-stages-per-pipeline-rank 2", "2 stages per rank need --pipeline-model-parallel-size 2 or more"),
+        (
+            "--num-layers-per-virtual-pipeline-stage 2",
+            "2 stages per rank need --pipeline-model-parallel-size 2 or more",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 3",
+            "--pipeline-model-parallel-size 2 x 3 stages per rank does not divide --num-layers 4; .* --hetero-plan",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_dealt_out(flags: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan_of(flags, world_size=2)
