@@ -60,7 +60,6 @@ class GradientSync:
     def begins(self, compute: Action) -> None:
         """``compute`` begins; if it is the last one of its stage that makes gradients, those that come are whole."""
         self._running = compute
-        self._launch()
 
     def arrived(self, tensor: torch.Tensor) -> None:
         """Something has been added to the gradient of ``tensor``."""

@@ -44,6 +44,7 @@ PLANS = {
     "1 rank": (1, {}),
     "dp2": (2, {}),
     "pp2": (2, {"pp": 2}),
+    "pp2 interleaved": (2, {"pp": 2, "stages_per_rank": 2}),
     "tp2": (2, {"tp": 2}),
     "tp2 sp": (2, {"tp": 2, "sequence_parallel": True}),
     "dp2 pp2": (4, {"pp": 2}),

@@ -339,14 +339,13 @@ def leave_weights_unrounded(*_: Any) -> None:
 def gather_nothing(trainer: Trainer, _: OptimizerParamScheduler) -> None:
     """What the other owners have updated does not arrive."""
     gather = trainer._gather
-    assert gather is not None
     start = gather.start
 
     def start_and_undo() -> None:
-        before = [local.weights.clone() for local in gather._buckets]
+        before = [local.weights.clone() for local in gather._queue]
         start()
         gather.finish()
-        for local, old in zip(gather._buckets, before, strict=True):
+        for local, old in zip(gather._queue, before, strict=True):
             old[local.owned] = local.weights[local.owned]
             local.weights.copy_(old)
 

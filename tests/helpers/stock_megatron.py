@@ -20,6 +20,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import (
     forward_backward_no_pipelining,
+    forward_backward_pipelining_with_interleaving,
     forward_backward_pipelining_without_interleaving,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -33,6 +34,7 @@ from hetero.runtime.layer_spec import Norm
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.weights import canonical_parameters, draw_weights
 from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import Parameter
 
 _CPU = torch.device("cpu")
 
@@ -85,53 +87,51 @@ class StockOptions:
 
 
 class StockTrainer:
-    """One rank of a uniform plan under stock megatron-core. Call :func:`install_stand_ins` first."""
+    """One rank of a uniform plan under stock megatron-core. Call :func:`install_stand_ins` first.
+
+    Attributes:
+        module: the first of its model chunks, of which a rank has one per stage.
+    """
 
     def __init__(self, plan: Plan, rank: int, *, adam: AdamOptions, seed: int, std: float, options: StockOptions):
-        place = plan.placement(rank)
-        assert place is not None
-        replica = plan.replicas[place.replica]
+        places = plan.placements(rank)
+        replica = plan.replicas[places[0].replica]
         self._plan = plan
-        self._stage = replica.stages[place.stage]
-        self._num_microbatches = replica.num_microbatches(place.stage)
-        self._groups = _create_groups(tp=self._stage.tp, pp=len(replica.stages), seed=seed)
+        self._stage = replica.stages[places[0].stage]
+        self._num_microbatches = replica.num_microbatches(places[0].stage)
+        pp = len(replica.device_groups)
+        self._groups = _create_groups(tp=self._stage.tp, pp=pp, chunks=len(places), seed=seed)
         assert dist.get_process_group_ranks(self._groups.tp) == list(self._stage.ranks), "ranks as Megatron orders them"
 
-        config = _transformer_config(plan.model, self._stage, pp=len(replica.stages), options=options)
-        module = _model(plan, config, self._groups)
-        self.module = module
-        self.parameters = canonical_parameters(module, model=plan.model, stage=self._stage)
-        draw_weights(self.parameters, model=plan.model, tp=self._stage.tp, tp_rank=place.tp_rank, seed=seed, std=std)
-        self._model = DistributedDataParallel(
-            config,
-            DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=options.overlap_grad_reduce,
-                bucket_size=options.bucket_size,
-                use_distributed_optimizer=options.use_distributed_optimizer,
-                overlap_param_gather=options.overlap_param_gather,
-            ),
-            module,
-            pg_collection=self._groups,
-        )
+        config = _transformer_config(plan.model, self._stage, pp=pp, chunks=len(places), options=options)
+        self.parameters: dict[str, tuple[Parameter, torch.nn.Parameter]] = {}
+        modules = []
+        for chunk, place in enumerate(places):
+            modules.append(_model(plan, config, self._groups, chunk=chunk, chunks=len(places)))
+            drawn = canonical_parameters(modules[-1], model=plan.model, stage=replica.stages[place.stage])
+            draw_weights(drawn, model=plan.model, tp=self._stage.tp, tp_rank=place.tp_rank, seed=seed, std=std)
+            self.parameters |= drawn
+        self.module = modules[0]
+        self._chunks = [_data_parallel(config, module, self._groups, options) for module in modules]
         config.finalize_model_grads_func = finalize_model_grads
         if options.overlap_grad_reduce:
-            config.no_sync_func = self._model.no_sync
-            config.grad_sync_func = self._model.start_grad_sync
+            config.no_sync_func = _per_chunk([chunk.no_sync for chunk in self._chunks])
+            config.grad_sync_func = _per_chunk([chunk.start_grad_sync for chunk in self._chunks])
         self._forward_backward = self._schedule(config)
         if options.overlap_param_gather:
-            config.param_sync_func = self._model.start_param_sync
-        self._optimizer = _optimizer(self._model, self._groups, adam, options)
+            config.param_sync_func = _per_chunk([chunk.start_param_sync for chunk in self._chunks])
+        self._optimizer = _optimizer(self._chunks, self._groups, adam, options)
         self._mask = torch.ones(1, 1, plan.seq_length, plan.seq_length, dtype=torch.bool).triu(1)
 
     def step(self, microbatches: Sequence[Microbatch]) -> tuple[float, float]:
         """One step of Megatron-LM's ``train_step``: the mean token loss of the global batch, and the gradient norm."""
-        self._model.zero_grad_buffer()
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         reports = self._forward_backward(
             forward_step_func=self._forward,
-            data_iterator=iter(microbatches),
-            model=self._model,
+            data_iterator=_per_chunk([iter(microbatches) for _ in self._chunks]),
+            model=_per_chunk(self._chunks),
             num_microbatches=self._num_microbatches,
             seq_length=self._plan.seq_length,
             micro_batch_size=self._stage.micro_batch_size,
@@ -163,19 +163,32 @@ class StockTrainer:
     def _schedule(self, config: TransformerConfig) -> Callable[..., Any]:
         if self._groups.pp.size() == 1:
             return forward_backward_no_pipelining
+        interleaves = len(self._chunks) > 1
         return functools.partial(
-            forward_backward_pipelining_without_interleaving,
+            forward_backward_pipelining_with_interleaving
+            if interleaves
+            else forward_backward_pipelining_without_interleaving,
             p2p_communicator=P2PCommunicator(self._groups.pp, config),
         )
 
 
-def _create_groups(*, tp: int, pp: int, seed: int) -> ProcessGroupCollection:
-    parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
+def _per_chunk(values: list[Any]) -> Any:
+    """As the schedules want it: a list where there are several model chunks."""
+    return values if len(values) > 1 else values[0]
+
+
+def _create_groups(*, tp: int, pp: int, chunks: int, seed: int) -> ProcessGroupCollection:
+    virtual = chunks if chunks > 1 else None
+    parallel_state.initialize_model_parallel(
+        tp, pp, virtual_pipeline_model_parallel_size=virtual, create_gloo_process_groups=False
+    )
     model_parallel_cuda_manual_seed(seed)
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
-def _transformer_config(model: ModelSpec, stage: Stage, *, pp: int, options: StockOptions) -> TransformerConfig:
+def _transformer_config(
+    model: ModelSpec, stage: Stage, *, pp: int, chunks: int, options: StockOptions
+) -> TransformerConfig:
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -195,9 +208,14 @@ def _transformer_config(model: ModelSpec, stage: Stage, *, pp: int, options: Sto
         pipeline_dtype=torch.float32,
         tensor_model_parallel_size=stage.tp,
         pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        # As Megatron-LM has it with interleaving, which needs it where two ranks are each other's both neighbours.
+        overlap_p2p_comm=chunks > 1,
+        batch_p2p_comm=chunks == 1,
         sequence_parallel=stage.splits_sequence,
         calculate_per_token_loss=options.calculate_per_token_loss,
-        deallocate_pipeline_outputs=True,
+        # A send of gloo reads the tensor that would be emptied under it.
+        deallocate_pipeline_outputs=chunks == 1,
         # Kernels that exist on CUDA only.
         gradient_accumulation_fusion=False,
         bias_activation_fusion=False,
@@ -213,7 +231,9 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
-def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection) -> GPTModel:
+def _model(
+    plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection, *, chunk: int, chunks: int
+) -> GPTModel:
     model, scaling = plan.model, plan.model.rotary_scaling
     layer = get_gpt_layer_local_spec(normalization=model.normalization)
     # The local spec's norms refuse sequence parallelism; TransformerEngine's, which do not, mark their parameters.
@@ -221,12 +241,12 @@ def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection
     module = GPTModel(
         config=config,
         transformer_layer_spec=TransformerBlockSubmodules(
-            layer_specs=[layer] * (model.num_layers // groups.pp.size()), layer_norm=Norm
+            layer_specs=[layer] * (model.num_layers // (groups.pp.size() * chunks)), layer_norm=Norm
         ),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
-        pre_process=groups.pp.rank() == 0,
-        post_process=groups.pp.rank() == groups.pp.size() - 1,
+        pre_process=groups.pp.rank() == 0 and chunk == 0,
+        post_process=groups.pp.rank() == groups.pp.size() - 1 and chunk == chunks - 1,
         share_embeddings_and_output_weights=model.tied_embeddings,
         position_embedding_type=model.position_embedding,
         rotary_percent=model.rotary_percent,
@@ -235,6 +255,7 @@ def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection
         rope_scaling=scaling is not None and scaling.kind == "llama3",
         rope_scaling_factor=scaling.factor if scaling is not None else 1.0,
         pg_collection=groups,
+        vp_stage=chunk if chunks > 1 else None,
     )
     for name, parameter in module.named_parameters():
         if "layernorm" in name:
@@ -242,8 +263,25 @@ def _model(plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection
     return module
 
 
+def _data_parallel(
+    config: TransformerConfig, module: GPTModel, groups: ProcessGroupCollection, options: StockOptions
+) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        config,
+        DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=options.overlap_grad_reduce,
+            bucket_size=options.bucket_size,
+            use_distributed_optimizer=options.use_distributed_optimizer,
+            overlap_param_gather=options.overlap_param_gather,
+        ),
+        module,
+        pg_collection=groups,
+    )
+
+
 def _optimizer(
-    model: DistributedDataParallel, groups: ProcessGroupCollection, adam: AdamOptions, options: StockOptions
+    chunks: list[DistributedDataParallel], groups: ProcessGroupCollection, adam: AdamOptions, options: StockOptions
 ) -> Any:
     config = OptimizerConfig(
         optimizer="adam",
@@ -257,7 +295,7 @@ def _optimizer(
     )
     optimizer = get_megatron_optimizer(
         config,
-        [model],
+        chunks,
         config_overrides=get_standard_config_overrides(config),
         use_gloo_process_groups=False,
         pg_collection=groups,
