@@ -89,7 +89,7 @@ def _program(
     ]
     gathers = [
         Step(Action(NO_STAGE, Kind.GATHER, n), after=(Point(UPDATE),), before=(points.weights_needed(bucket.position),))
-        for n, bucket in reversed(buckets.items())
+        for n, bucket in reversed(list(buckets.items()))
     ]
     return Program.of_row(
         row,

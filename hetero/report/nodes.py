@@ -43,8 +43,8 @@ def node_boxes(report: Report) -> tuple[NodeBox, ...]:
     count as the same.
     """
     owners: dict[int, tuple[int, int]] = {}
-    for r, s, stage in report.plan.stages():
-        for rank in stage.ranks:
+    for r, s, held_there in report.plan.stages():
+        for rank in held_there.ranks:
             owners.setdefault(rank, (r, s))
     folded: dict[object, list[tuple[NodeType, int, int, tuple[Run, ...]]]] = {}
     for node_type, node, first_rank in _nodes(report):

@@ -90,8 +90,8 @@ def _checked(num_microbatches: Sequence[int], in_flight: Sequence[int], groups: 
         if min(counts) < 1:
             raise ScheduleError(f"{name} must be at least 1 at every stage, got {list(counts)}")
     for stages in groups or ():
-        if len(counts := {num_microbatches[s] for s in stages}) > 1:
-            raise ScheduleError(f"stages {list(stages)} of one device group count {sorted(counts)} microbatches")
+        if len(unlike := {num_microbatches[s] for s in stages}) > 1:
+            raise ScheduleError(f"stages {list(stages)} of one device group count {sorted(unlike)} microbatches")
     return groups or [[s] for s in range(len(num_microbatches))]
 
 
