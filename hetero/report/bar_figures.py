@@ -130,7 +130,7 @@ def _draw_memory(page: Axes, bars: Axes, report: Report, row: StageRow, middle: 
         colour = PART_COLOURS[name]
         bars.add_patch(Rectangle(corner, num_bytes / GIB, height, facecolor=colour, edgecolor="white", linewidth=0.3))
         left += num_bytes / GIB
-    used_gib, used = row.memory.total / GIB, f"{row.memory.total / GIB:.1f} GiB"
+    used_gib, used = row.device_bytes / GIB, f"{row.device_bytes / GIB:.1f} GiB"
     if row.capacity_bytes is not None:
         at = row.capacity_bytes / GIB
         bars.plot([at, at], [middle - 0.46 * ROW_IN, middle + 0.46 * ROW_IN], color=INK, linewidth=1.8)

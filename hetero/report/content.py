@@ -11,7 +11,7 @@ from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.baselines import Yardstick
 from hetero.planner.finalists import Scored
 from hetero.planner.solver import PlanResult
-from hetero.report.tables import Memory
+from hetero.report.tables import Memory, device_bytes
 from hetero.report.wording import alike
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
@@ -29,7 +29,8 @@ class StageRow:
     """One stage of all replicas that differ in their ranks only.
 
     group: number of that sort of replica; ``members`` are its replicas, ``replica`` is the first.
-    memory: peak parts of one device, of the member that needs most.
+    memory: parts of one device at its peak, of the member that needs most.
+    device_bytes: what that device holds then, also of other stages that take turns with this one.
     capacity_bytes: of one device; ``None`` where nobody knows it.
     """
 
@@ -40,6 +41,7 @@ class StageRow:
     stage: Stage
     times: StageTimes
     memory: MemoryParts
+    device_bytes: int
     capacity_bytes: int | None
 
     @property
@@ -120,6 +122,7 @@ class Report:
             replica = self.plan.replicas[members[0]]
             for s, stage in enumerate(replica.stages):
                 memory_gib = self.cluster.device_of_rank(stage.ranks[0]).memory_gib
+                fullest = max(members, key=lambda r: device_bytes(self.memory, self.plan.replicas[r], r, s))
                 rows.append(
                     StageRow(
                         group=group,
@@ -128,7 +131,8 @@ class Report:
                         index=s,
                         stage=stage,
                         times=self.simulation.stages[members[0], s],
-                        memory=max((self.memory[r, s] for r in members), key=lambda parts: parts.total),
+                        memory=self.memory[fullest, s],
+                        device_bytes=device_bytes(self.memory, self.plan.replicas[fullest], fullest, s),
                         capacity_bytes=memory_gib * GIB if memory_gib is not None else None,
                     )
                 )

@@ -191,7 +191,7 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
 def _row(report: Report, row: StageRow) -> dict[str, Any]:
     stage, times, step_s = row.stage, row.times, report.simulation.step_s
     ranks = [rank for r in row.members for rank in report.plan.replicas[r].stages[row.index].ranks]
-    total_gib = row.memory.total / GIB
+    total_gib, device_gib = row.memory.total / GIB, row.device_bytes / GIB
     capacity = f"{row.capacity_bytes / GIB:.0f}" if row.capacity_bytes is not None else UNKNOWN
     return {
         "is_first": row.is_first,
@@ -216,7 +216,7 @@ def _row(report: Report, row: StageRow) -> dict[str, Any]:
         "bar": [(round(100 * getattr(times, field) / step_s, 2), colour) for _, field, colour in SHARES],
         "memory_gib": [f"{num_bytes / GIB:.2f}" for num_bytes in row.memory.named().values()],
         "total_gib": f"{total_gib:.2f}",
-        "used": f"{total_gib:.1f} of {capacity}",
+        "used": f"{device_gib:.1f} of {capacity}",
     }
 
 
