@@ -68,11 +68,14 @@ def test_stages_on_the_same_ranks_share_their_lanes() -> None:
 @settings(max_examples=60, deadline=None)
 def test_ranks_of_a_lane_meet_the_same_lanes_in_every_slice(legal: Plan) -> None:
     for each in legal.replicas:
-        lanes = lanes_of(each, seq_length=legal.seq_length)
+        of_groups = lanes_of(each, seq_length=legal.seq_length)
+        lanes = [
+            of_groups[g] for s in range(len(each.stages)) for g, group in enumerate(each.device_groups) if s in group
+        ]
         for (here, lanes_here), (after, lanes_after) in pairwise(zip(each.stages, lanes, strict=True)):
             for phase in range(num_phases(here, after)):
                 alone = list(range(here.dp)), list(range(after.dp))
-                met = messages_by_lanes(here, after, alone, seq_length=legal.seq_length, row_bytes=1, phase=phase)
+                met = messages_by_lanes(here, after, alone, seq_length=legal.seq_length, phase=phase)
                 for own, other, turn in ((lanes_here, lanes_after, 1), (lanes_after, lanes_here, -1)):
                     pairs = {pair[::turn] for pair in met}
                     seen = [{other[b] for a, b in pairs if a == rank} for rank in range(len(own))]

@@ -63,7 +63,7 @@ class TestGathers:
         assert times.rest_s == pytest.approx(0.0, abs=1e-9)
 
     def test_a_forward_stands_still_in_the_middle_for_the_weights_of_its_next_layer(self) -> None:
-        """The embedding first, then layer by layer, each 1 s of forward, as long as its weights are there."""
+        """The embedding first, then half a layer after the other, each 0.5 s of forward, as long as its weights are there."""
         overlapping = dataclasses.replace(TRAITS, overlaps_param_gather=True, bucket_numel=1)
         result = run(two_devices(), summing_in(16.0), traits=overlapping)
         assert [gather.bucket.position for gather in result.gathers] == sorted(
@@ -75,7 +75,7 @@ class TestGathers:
         arrived_s, at_s = 0.0, 0.0
         for position in sorted(here_s):
             arrived_s = max(arrived_s, here_s[position])
-            at_s = max(at_s, arrived_s) + (0.5 if position % 1 else 1.0) * (0 <= position < 6)
+            at_s = max(at_s, arrived_s) + 0.5 * (0 <= position < 6)
         assert max(here_s.values()) == pytest.approx(8.0, rel=1e-2)
         assert here_s[0] < named(result)["0F0"].end_s - 6.0, "it does not wait for all of them"
         assert named(result)["0F0"].end_s == pytest.approx(at_s)
