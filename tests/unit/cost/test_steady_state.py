@@ -63,7 +63,7 @@ class TestGathers:
         assert times.rest_s == pytest.approx(0.0, abs=1e-9)
 
     def test_a_forward_stands_still_in_the_middle_for_the_weights_of_its_next_layer(self) -> None:
-        """The embedding first, then half a layer after the other, each 0.5 s of forward, as long as its weights are there."""
+        """The embedding first, then half layers, each 0.5 s of forward, as long as its weights are there."""
         overlapping = dataclasses.replace(TRAITS, overlaps_param_gather=True, bucket_numel=1)
         result = run(two_devices(), summing_in(16.0), traits=overlapping)
         assert [gather.bucket.position for gather in result.gathers] == sorted(
