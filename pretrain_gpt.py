@@ -16,7 +16,7 @@ from hetero.runtime import cpu_backend
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 2 for wrong input, 3 if a rank was lost or ran out of memory."""
+    """Exit code 0, 2 for wrong input or a loss that is no number, 3 if a rank was lost or ran out of memory."""
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
     from megatron.training.arguments import parse_args  # noqa: PLC0415

@@ -328,6 +328,25 @@ def save(value: Any, path: Path) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def check_can_be_written(path: Path, *, asked_by: str = "") -> None:
+    """Call this before the work whose result goes to the file ``path``: that would be lost.
+
+    Args:
+        asked_by: the flag that names the file, for the message.
+
+    Raises:
+        ConfigError: its folder is not there, it is a folder itself, or the permissions forbid it.
+    """
+    where = f"{asked_by} {path}".lstrip()
+    if not path.parent.is_dir():
+        raise ConfigError(f"{where}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ConfigError(f"{where}: is a folder; name a file in it")
+    # The file is written under another name first, and then takes its place.
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ConfigError(f"{where}: may not be written; choose another place, or change its permissions")
+
+
 def read_text(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of a file that the user named.
 

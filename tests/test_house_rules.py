@@ -163,3 +163,18 @@ def test_megatron_core_is_unmodified() -> None:
         if urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
             changed.append(str(file))
     assert changed == []
+
+
+def test_one_training_loop() -> None:
+    """Whoever trains does it by ``TrainingSession``: nobody else calls the two halves of a step."""
+    steps = {"step", "compute_gradients", "update"}
+    callers = {
+        name(path)
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in steps
+        and ast.unparse(node.func.value).endswith("trainer")
+    }
+    assert callers == {"hetero/runtime/session.py"}

@@ -19,7 +19,6 @@ from hetero.cost.trace import chrome_trace
 from hetero.data import shipped_profiles
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
-from hetero.plan.ir import Plan
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.planner.baselines import Yardstick, best_uniform, yardsticks
 from hetero.planner.problem import Problem
@@ -28,7 +27,7 @@ from hetero.planner.solver import PlanResult, plan_cluster
 from hetero.report.content import Execution, Report
 from hetero.report.measurement import measurement_lines, measurement_table
 from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
-from hetero.serialization import load, save
+from hetero.serialization import check_can_be_written, load, save
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model
 from hetero.spec.profile import Profile, ProfileStore
@@ -65,6 +64,9 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--no-split-backward", action="store_true", help="whole backwards only, as TransformerEngine's layers need them"
     )
+    parser.add_argument(
+        "--no-interleave", action="store_true", help="one stage of a replica per GPU, and never several in turns"
+    )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
     add_outputs(parser)
     _add_profiles(parser)
@@ -97,6 +99,9 @@ def _profiles(args: argparse.Namespace) -> ProfileStore:
 
 def _plan(args: argparse.Namespace) -> int:
     wanted = outputs(args, compares=True)
+    for flag, path in (("--out", args.out), ("--uniform-out", args.uniform_out)):
+        if path is not None:
+            check_can_be_written(path, asked_by=flag)
     model = load_model(args.model)
     costs = CostModel(
         model=model,
@@ -115,10 +120,11 @@ def _plan(args: argparse.Namespace) -> int:
         time_limit_s=args.time_limit,
         seed=args.seed,
         splits_backward=not args.no_split_backward,
+        interleaves=not args.no_interleave,
     )
     result = _with_progress(problem)
     if args.out is not None:
-        _save(result.plan, args.out)
+        save(result.plan, args.out)
     out = console()
     out.print(prediction_table(result.simulation, result.memory, problem.cluster))
     print(f"\n{plan_picture(result.plan)}\n")
@@ -170,16 +176,9 @@ def _uniform(problem: Problem, result: PlanResult, path: Path) -> str:
     found = best_uniform(problem)
     if found is None or found.best is None:
         raise ConfigError(f"--uniform-out {path}: no uniform plan of this model fits these devices; leave it out")
-    _save(found.best.plan, path)
+    save(found.best.plan, path)
     ratio = found.best.step_s / result.simulation.step_s
     return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {path}"
-
-
-def _save(plan: Plan, path: Path) -> None:
-    try:
-        save(plan, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _with_progress(problem: Problem) -> PlanResult:
@@ -200,6 +199,8 @@ def _with_progress(problem: Problem) -> PlanResult:
 
 def _simulate(args: argparse.Namespace) -> int:
     wanted = outputs(args, compares=False)
+    if args.trace is not None:
+        check_can_be_written(args.trace, asked_by="--trace")
     check_measure(args)
     plan = legal_plan(args.plan)
     cluster = load(ClusterSpec, args.cluster)
@@ -230,7 +231,7 @@ def _simulate(args: argparse.Namespace) -> int:
             print(line)
     if args.trace is not None:
         try:
-            trace = chrome_trace(simulation, dict(memory), executed=ran)
+            trace = chrome_trace(simulation, costs, executed=ran)
             args.trace.write_text(json.dumps(trace), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{args.trace}: cannot be written: {error.strerror}") from None

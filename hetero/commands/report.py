@@ -1,7 +1,6 @@
 """``--report`` and ``--figure``: the page and the pictures of a prediction, as files."""
 
 import argparse
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.report.content import Report
-from hetero.serialization import near_match
+from hetero.serialization import check_can_be_written, near_match
 
 OVERVIEW = "overview"
 
@@ -62,9 +61,9 @@ def outputs(args: argparse.Namespace, *, compares: bool) -> Outputs:
     figures = tuple(_figure(text) for text in args.figure)
     wanted = Outputs(page=args.report, figures=figures)
     if wanted.page is not None:
-        _check(f"--report {wanted.page}", wanted.page, PAGE_SUFFIXES)
+        _check("--report", wanted.page, PAGE_SUFFIXES)
     for name, path in figures:
-        _check(f"--figure {path}", path, FIGURE_SUFFIXES)
+        _check("--figure", path, FIGURE_SUFFIXES)
         if name == "comparison" and not compares:
             raise ConfigError(f"--figure comparison={path}: only hetero plan compares; leave it out, or plan")
     missing = [library for library in LIBRARIES if wanted.wanted and find_spec(library) is None]
@@ -105,15 +104,10 @@ def _figure(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _check(where: str, path: Path, suffixes: tuple[str, ...]) -> None:
+def _check(flag: str, path: Path, suffixes: tuple[str, ...]) -> None:
     if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{where}: ends in {path.suffix!r}, must end in {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{where}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise ConfigError(f"{where}: is a folder; name a file in it")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{where}: may not be written; choose another place, or change its permissions")
+        raise ConfigError(f"{flag} {path}: ends in {path.suffix!r}, must end in {' or '.join(suffixes)}")
+    check_can_be_written(path, asked_by=flag)
 
 
 def _write(path: Path, content: bytes) -> None:

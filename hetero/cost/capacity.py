@@ -1,15 +1,16 @@
-"""Does every stage of a plan fit the memory of its devices? The verdict on what :mod:`hetero.cost.memory` predicts."""
+"""Does every device of a plan hold its stages? The verdict on what :mod:`hetero.cost.memory` predicts."""
 
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetero.cost.latency import CostModel
-from hetero.cost.memory import MemoryParts, memory_costs, plan_memory
+from hetero.cost.memory import FOLLOWS_DEPTHS, MemoryParts, device_memory, memory_costs, plan_memory
 from hetero.errors import PlanError, PlanMemoryError
 from hetero.plan.ir import Plan, Stage
-from hetero.plan.validate import least_in_flight, validate
+from hetero.plan.validate import validate
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -23,9 +24,14 @@ LARGEST_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A stage whose devices have fewer bytes than it takes at its peak."""
+    """Devices that have fewer bytes than their stages take at the peak.
+
+    key: replica, and the first of the stages.
+    stages: that the devices hold.
+    """
 
     key: StageKey
+    stages: tuple[int, ...]
     needed: MemoryParts
     capacity_bytes: int
 
@@ -57,10 +63,13 @@ def memory_error(
     plan: Plan, cluster: ClusterSpec, costs: CostModel, memory: Mapping[StageKey, MemoryParts]
 ) -> PlanMemoryError | None:
     """What :func:`check_memory` raises, for a plan whose ``memory`` is known."""
+    devices = device_memory(plan, memory)
     short = [
-        Shortage((r, s), memory[r, s], capacity)
-        for r, s, stage in plan.stages()
-        if (capacity := capacity_bytes(stage, cluster)) is not None and memory[r, s].total > capacity
+        Shortage((r, group[0]), group, devices[r, group[0]], capacity)
+        for r, replica in enumerate(plan.replicas)
+        for group in replica.device_groups
+        if (capacity := capacity_bytes(replica.stages[group[0]], cluster)) is not None
+        and devices[r, group[0]].total > capacity
     ]
     if not short:
         return None
@@ -69,62 +78,97 @@ def memory_error(
     stage = plan.replicas[r].stages[s]
     parts = sorted(worst.needed.named().items(), key=lambda part: -part[1])[:LARGEST_SHOWN]
     largest = ", ".join(f"{name.replace('_', ' ')} {count / GIB:.2f}" for name, count in parts)
-    others = f" (so do {len(short) - 1} more stages)" if len(short) > 1 else ""
+    more = sum(len(each.stages) for each in short) - len(worst.stages)
+    others = f" (so do {more} more stages)" if more else ""
     needed, has = (f"{count} bytes ({count / GIB:.2f} GiB)" for count in (worst.needed.total, worst.capacity_bytes))
+    what = (
+        f"stage {s} does not fit its"
+        if len(worst.stages) == 1
+        else (f"stages {number_ranges(worst.stages)} together do not fit their")
+    )
     return PlanMemoryError(
-        f"replica {r} stage {s} does not fit its devices{others}: each {stage.device} of ranks "
+        f"replica {r} {what} devices{others}: each {stage.device} of ranks "
         f"{number_ranges(stage.ranks)} needs {needed} and has {has}; most of it, in GiB: {largest}; "
         + _remedy(plan, worst, costs)
     )
 
 
 def _remedy(plan: Plan, shortage: Shortage, costs: CostModel) -> str:
-    """The first change of one thing with which the stage fits, or what else there is."""
+    """The first change of one thing with which the devices hold their stages, or what else there is."""
 
     def fits(changed: Plan) -> bool:
-        try:
-            validate(changed)
-        except PlanError:
-            return False  # Smaller microbatches may need more of them in flight, for instance.
-        return plan_memory(changed, costs)[shortage.key].total <= shortage.capacity_bytes
+        # Smaller microbatches may need more of them in flight, for instance, and then are not legal.
+        devices = device_memory(changed, plan_memory(changed, costs)) if _is_legal(changed) else None
+        return devices is not None and devices[shortage.key].total <= shortage.capacity_bytes
 
-    for change, changed in _changes(plan, shortage.key, fits):
+    for change, changed in _changes(plan, shortage, fits):
         if fits(changed):
             return f"it fits with {change}"
     return "give it fewer layers or more tp, together with recompute full and smaller microbatches, or larger devices"
 
 
-def _changes(plan: Plan, key: StageKey, fits: Callable[[Plan], bool]) -> Iterator[tuple[str, Plan]]:
+def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> Iterator[tuple[str, Plan]]:
     """Changes of one thing, those that cost least time first; of depths the largest that ``fits``."""
-    r, s = key
+    r, _ = shortage.key
     replica = plan.replicas[r]
-    stage = replica.stages[s]
+    held = {s: replica.stages[s] for s in shortage.stages}
 
     def with_stages(stages: Sequence[Stage]) -> Plan:
         changed = dataclasses.replace(replica, stages=tuple(stages))
         return dataclasses.replace(plan, replicas=(*plan.replicas[:r], changed, *plan.replicas[r + 1 :]))
 
-    def with_stage(changed: Stage) -> Plan:
-        return with_stages((*replica.stages[:s], changed, *replica.stages[s + 1 :]))
+    def with_each(**fields: Sequence[Any]) -> Plan:
+        """With these values of these fields in the stages of the devices."""
+        values = [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+        changed = {s: dataclasses.replace(held[s], **of_stage) for s, of_stage in zip(held, values, strict=True)}
+        return with_stages([changed.get(s, stage) for s, stage in enumerate(replica.stages)])
 
     if not plan.distributed_optimizer:
         yield "distributed_optimizer true in the plan", dataclasses.replace(plan, distributed_optimizer=True)
-    if stage.weight_lag is not None:
-        yield "weight_lag null", with_stage(dataclasses.replace(stage, weight_lag=None))
+    if any(stage.weight_lag is not None for stage in held.values()):
+        yield "weight_lag null", with_each(weight_lag=[None] * len(held))
+    if replica.schedule != FOLLOWS_DEPTHS:
+        in_turns = dataclasses.replace(replica, schedule=FOLLOWS_DEPTHS)
+        yield (
+            f"schedule {FOLLOWS_DEPTHS}",
+            dataclasses.replace(plan, replicas=(*plan.replicas[:r], in_turns, *plan.replicas[r + 1 :])),
+        )
     shallower = [
-        (depth, with_stage(dataclasses.replace(stage, in_flight=depth)))
-        for depth in range(least_in_flight(replica, s), min(stage.in_flight, replica.num_microbatches(s)))
+        (depths, with_each(in_flight=depths))
+        for depths in _smaller_depths([min(each.in_flight, replica.num_microbatches(s)) for s, each in held.items()])
     ]
+    del shallower[: bisect.bisect_left(shallower, True, key=lambda each: _is_legal(each[1]))]
     if fitting := bisect.bisect_left(shallower, True, key=lambda each: not fits(each[1])):
-        depth, changed = shallower[fitting - 1]
-        yield f"in_flight {depth}", changed
-    if stage.recompute == "none":
-        yield "recompute selective", with_stage(dataclasses.replace(stage, recompute="selective"))
+        depths, changed = shallower[fitting - 1]
+        yield f"in_flight {' and '.join(map(str, depths))}", changed
+    if any(stage.recompute == "none" for stage in held.values()):
+        more = [stage.recompute if stage.recompute == "full" else "selective" for stage in held.values()]
+        yield "recompute selective", with_each(recompute=more)
     smaller = replica.stages
     while all(each.micro_batch_size % 2 == 0 for each in smaller):
         smaller = tuple(dataclasses.replace(each, micro_batch_size=each.micro_batch_size // 2) for each in smaller)
-        others = ", and as much less in the other stages" if len(smaller) > 1 else ""
-        yield f"micro_batch_size {smaller[s].micro_batch_size}{others}", with_stages(smaller)
-    if stage.recompute != "full" or stage.recompute_num_layers is not None:
-        full = dataclasses.replace(stage, recompute="full", recompute_num_layers=None, weight_lag=None)
-        yield "recompute full", with_stage(full)
+        others = ", and as much less in the other stages" if len(smaller) > len(held) else ""
+        yield f"micro_batch_size {smaller[shortage.stages[0]].micro_batch_size}{others}", with_stages(smaller)
+    if any(stage.recompute != "full" or stage.recompute_num_layers is not None for stage in held.values()):
+        none = [None] * len(held)
+        full = with_each(recompute=["full"] * len(held), recompute_num_layers=none, weight_lag=none)
+        yield "recompute full", full
+
+
+def _is_legal(plan: Plan) -> bool:
+    try:
+        validate(plan)
+    except PlanError:
+        return False
+    return True
+
+
+def _smaller_depths(depths: list[int]) -> list[tuple[int, ...]]:
+    """Depths of the stages of one device, one microbatch in all less from each to the one before it, and ``depths``
+    themselves not among them."""
+    found: list[tuple[int, ...]] = []
+    while max(depths) > 1:
+        deepest = depths.index(max(depths))
+        depths = [depth - (i == deepest) for i, depth in enumerate(depths)]
+        found.append(tuple(depths))
+    return found[::-1]

@@ -1,21 +1,33 @@
-"""A discrete-event replay of action lists: stages that compute, transfers that take turns on the wires.
+"""A discrete-event replay of action lists: ranks that compute, transfers that take turns on the wires.
 
-Two manners of execution. In ours, a SEND starts and a RECV posts at once, the transfer runs as soon as both have
-happened and its wires are free, and only the compute that needs a slice waits for it. In the blocking manner, sender
-and receiver meet at the action and both stand still until the last byte has arrived.
+Ranks of a device group that run alike are one lane (:mod:`hetero.cost.lanes`), with a clock of its own. Two manners of
+execution. In ours, a SEND starts and a RECV posts at once, the transfer runs as soon as both have happened and its
+wires are free, and only the compute that needs a slice waits for it. In the blocking manner, sender and receiver meet
+at the action and both stand still until the last byte has arrived.
 
-Events are handled in order of time, ties in order of creation, so that a replay is deterministic.
+Everything that takes time is a node: a compute of a lane, or a transfer of a slice between two lanes. Its end is known
+as soon as it starts, so that only the ends of computes are events: they are handled in order of time, ties in the order
+in which they became known, and what a compute ends is first come first served on the wires. A replay is deterministic.
 """
 
-import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain
+from typing import NamedTuple
 
 from hetero.cost.network import Port, TransferCost
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import Kind, Schedule, boundaries
+from hetero.schedule.actions import Action, Kind, Row, Schedule, boundaries
 
 NO_CAUSE = -1
+
+_UNKNOWN = -1.0
+"""In place of the end of a node that has not started."""
+
+Slice = Mapping[tuple[int, int], TransferCost]
+"""What crosses a boundary in one slice, by the lanes of sender and receiver."""
 
 
 @dataclass(slots=True)
@@ -23,7 +35,9 @@ class Span:
     """One action that took time.
 
     stage: of the compute, or the sender's of a transfer; ``receiver`` is ``stage`` for a compute.
-    cause: index of the span whose end let this one start, ``NO_CAUSE`` if it started at 0.
+    cause: index of the span whose end let this one start; ``NO_CAUSE`` if it started with its lane, or had to wait for
+        weights.
+    lane: of the compute, or the sender's of a transfer.
     """
 
     replica: int
@@ -34,234 +48,414 @@ class Span:
     start_s: float
     end_s: float
     cause: int
+    lane: int = 0
+
+
+class Hold(NamedTuple):
+    """What a compute waits for beside its slices: weights that it needs from the start, and some on its way.
+
+    start_s: it does not start before.
+    end_s: nor end before.
+    """
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneStart:
+    """When a lane starts, and the holds of some of its computes."""
+
+    at_s: float = 0.0
+    holds: tuple[tuple[Action, Hold], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
     """One replica as the engine needs it.
 
-    rows: one list of actions per stage.
-    backward_s, weight_s: of a B and of a W; a stage without W has the whole backward in its B.
-    forward, backward: per boundary, the costs of its different slices in that direction; slice i costs as
-        ``costs[i % len(costs)]``.
+    rows: one list of actions per device group.
+    backward_s, weight_s: per stage, of a B or I and of a W. An R takes as long as an F.
+    forward, backward: per boundary, the different slices in that direction; slice i is as
+        ``slices[i % len(slices)]``.
+    lanes: per row, when each of its lanes starts; by default one that starts at 0.
     """
 
     rows: Schedule
     num_microbatches: tuple[int, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
-    forward: tuple[tuple[TransferCost, ...], ...]
-    backward: tuple[tuple[TransferCost, ...], ...]
+    forward: tuple[tuple[Slice, ...], ...]
+    backward: tuple[tuple[Slice, ...], ...]
     weight_s: tuple[float, ...] = ()
+    lanes: tuple[tuple[LaneStart, ...], ...] = ()
 
 
-def replay(pipelines: Sequence[Pipeline], *, blocking: bool) -> list[Span]:
-    """All spans of pipelines that start together and share network interfaces, in order of creation.
+class Lane:
+    """A lane and how far it has come.
 
-    Raises:
-        ScheduleError: no stage can move, and not all are done.
+    start: when it starts, and what its computes are held up by.
+    computes: its actions that take time; the first of them is node ``first``, the others follow.
+    seconds: per compute.
+    needs: per compute, the transfers that it waits for.
+    reaches: the transfers that it comes to before its first compute, and behind each.
     """
-    engine = _Engine(blocking=blocking)
-    for replica, pipeline in enumerate(pipelines):
-        engine.add(replica, pipeline)
-    return engine.run()
+
+    __slots__ = (
+        "clock_s",
+        "computes",
+        "first",
+        "holds",
+        "last",
+        "met",
+        "missing",
+        "needs",
+        "position",
+        "reaches",
+        "seconds",
+        "start",
+    )
+
+    def __init__(self, start: LaneStart) -> None:
+        self.start = start
+        self.computes: list[Action] = []
+        self.seconds: list[float] = []
+        self.needs: list[tuple[int, ...]] = []
+        self.reaches: list[tuple[int, ...]] = []
+        self.first = 0
+        self.holds: dict[int, Hold] = {}
+        # So many computes have begun. The next one begins at clock_s, or later if transfers that it needs are missing;
+        # last is the node whose end brought the lane here, and met counts the transfers at which it has stood still.
+        self.position = 0
+        self.clock_s = start.at_s
+        self.missing = 0
+        self.last = NO_CAUSE
+        self.met = 0
+
+    @property
+    def nodes(self) -> range:
+        return range(self.first, self.first + len(self.computes))
+
+    def node(self, action: Action) -> int:
+        """The node of one of its computes."""
+        return self.first + self.computes.index(action)
 
 
-@dataclass(slots=True)
-class _Wire:
-    """What one transfer at a time uses: a direction of a boundary, or of a network interface."""
+class Route(NamedTuple):
+    """The slices of one direction of a boundary between two lanes that are alike: every ``step``-th from ``phase`` on.
 
-    free_s: float = 0.0
-    last_span: int = NO_CAUSE
-
-
-@dataclass(slots=True, eq=False)
-class _Stage:
-    """A stage and how far it has come. It waits while ``missing`` transfers have not arrived."""
+    first: the node of the first of them, the others follow.
+    wires, busy_s: which they take, and for how long each.
+    """
 
     replica: int
-    index: int
-    steps: "list[_Compute | _Transfer]" = field(default_factory=list)
-    position: int = 0
-    clock_s: float = 0.0
-    last_span: int = NO_CAUSE
-    missing: int = 0
+    stage: int
+    receiver: int
+    kind: Kind
+    lane: int
+    phase: int
+    step: int
+    first: int
+    num_slices: int
+    cost: TransferCost
+    wires: tuple[int, ...]
+    busy_s: tuple[float, ...]
+
+    @property
+    def nodes(self) -> range:
+        return range(self.first, self.first + self.num_slices)
 
 
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    """A slice on its way. Both ends have to reach it before it starts.
+def route_costs(pipeline: Pipeline) -> Iterator[TransferCost]:
+    """The costs of the routes of a pipeline, in the order in which a replay has them."""
+    for forward, backward in zip(pipeline.forward, pipeline.backward, strict=True):
+        for slices in (*forward, *backward):
+            yield from slices.values()
 
-    ready_s: when the later end did; ``cause`` is the span that held that end up.
-    awaited: a compute of the receiver stands still until it arrives.
-    wires: of the boundary's direction first, then those of the interfaces as ``cost`` lists them.
+
+Touched = dict[int, list[tuple[int, ...]]]
+"""By lane, the transfers of each slice that it sends, or those that it receives."""
+
+
+class Replay:
+    """Pipelines that run side by side and share network interfaces.
+
+    start_s, end_s, cause: of every node; ``cause`` is the node whose end let it start.
+    lanes: by pipeline, row and lane.
+
+    Args:
+        free_s: from when on each interface is free; from the start on those that are not listed.
+
+    Raises:
+        ScheduleError: no lane can move, and not all are done.
     """
 
-    kind: Kind
-    number: int
-    sender: _Stage
-    receiver: _Stage
-    cost: TransferCost
-    wires: list[_Wire]
-    ends: int = 0
-    ready_s: float = 0.0
-    cause: int = NO_CAUSE
-    span: int = NO_CAUSE
-    done: bool = False
-    awaited: bool = False
+    def __init__(
+        self, pipelines: Sequence[Pipeline], *, blocking: bool, free_s: Mapping[Port, float] | None = None
+    ) -> None:
+        self.start_s: list[float] = []
+        self.end_s: list[float] = []
+        self.cause: list[int] = []
+        self.routes: list[Route] = []
+        self._route_of: list[Route | None] = []
+        self._ports: dict[Port, int] = {}
+        self._port_free_s = free_s or {}
+        self._wire_free_s: list[float] = []
+        self._wire_last: list[int] = []
+        self.lanes = [self._add(r, pipeline) for r, pipeline in enumerate(pipelines)]
+        every = [lane for rows in self.lanes for row in rows for lane in row]
+        self._come = bytearray(len(self.end_s))
+        if blocking:
+            self._run_blocking(every)
+        else:
+            self._run(every)
+        if stuck := [lane for lane in every if lane.position < len(lane.computes)]:
+            waiting = ", ".join(str(lane.computes[lane.position]) for lane in stuck)
+            raise ScheduleError(f"the replay stands still before {waiting}")
 
+    def spans(self) -> list[Span]:
+        """Every node as a span; those of a replica's lanes and slices lie together."""
+        found: list[Span | None] = [None] * len(self.end_s)
+        start_s, end_s, cause = self.start_s, self.end_s, self.cause
+        for r, rows in enumerate(self.lanes):
+            for row in rows:
+                for number, lane in enumerate(row):
+                    for n, (stage, kind, microbatch) in enumerate(lane.computes, lane.first):
+                        found[n] = Span(r, stage, stage, kind, microbatch, start_s[n], end_s[n], cause[n], number)
+        for r, stage, receiver, kind, number, phase, step, first, count, *_ in self.routes:
+            for i in range(count):
+                n = first + i
+                found[n] = Span(r, stage, receiver, kind, phase + i * step, start_s[n], end_s[n], cause[n], number)
+        return [span for span in found if span is not None]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Compute:
-    """A compute, and the transfers that it needs; none in the blocking manner, which has them already."""
+    def _nodes(self, count: int, route: Route | None) -> None:
+        self.start_s += [0.0] * count
+        self.end_s += [_UNKNOWN] * count
+        self.cause += [NO_CAUSE] * count
+        self._route_of += [route] * count
 
-    kind: Kind
-    number: int
-    seconds: float
-    needs: list[_Transfer]
-
-
-class _Engine:
-    def __init__(self, *, blocking: bool) -> None:
-        self._blocking = blocking
-        self._stages: list[_Stage] = []
-        self._wires: dict[Port, _Wire] = {}
-        self._events: list[tuple[float, int, _Transfer | _Stage]] = []
-        self._created = 0
-        self.spans: list[Span] = []
-
-    def add(self, replica: int, pipeline: Pipeline) -> None:
+    def _add(self, replica: int, pipeline: Pipeline) -> list[list[Lane]]:
         """Resolve every action of ``pipeline`` to what it does."""
         edges = boundaries(pipeline.num_microbatches)
-        stages = [_Stage(replica, s) for s in range(len(pipeline.rows))]
-        forward, backward = [], []
+        touched: dict[Kind, dict[int, Touched]] = {Kind.SEND_F: {}, Kind.RECV_F: {}, Kind.SEND_B: {}, Kind.RECV_B: {}}
         for b, edge in enumerate(edges):
-            here, after = stages[b], stages[b + 1]
-            forward.append(self._slices(Kind.SEND_F, here, after, pipeline.forward[b], edge.num_slices))
-            backward.append(self._slices(Kind.SEND_B, after, here, pipeline.backward[b], edge.num_slices))
-        for s, stage in enumerate(stages):
-            before = edges[s - 1] if s > 0 else None
-            after_edge = edges[s] if s < len(edges) else None
-            for _, kind, number in pipeline.rows[s]:
-                match kind:
-                    case Kind.F:
-                        needs = [forward[s - 1][i] for i in before.slices_after(number)] if before else []
-                        stage.steps.append(self._compute_step(kind, number, pipeline.forward_s[s], needs))
-                    case Kind.B | Kind.I:
-                        needs = [backward[s][i] for i in after_edge.slices_before(number)] if after_edge else []
-                        stage.steps.append(self._compute_step(kind, number, pipeline.backward_s[s], needs))
-                    case Kind.W:
-                        stage.steps.append(self._compute_step(kind, number, pipeline.weight_s[s], []))
-                    case Kind.SEND_F:
-                        stage.steps.append(forward[s][number])
-                    case Kind.RECV_F:
-                        stage.steps.append(forward[s - 1][number])
-                    case Kind.SEND_B:
-                        stage.steps.append(backward[s - 1][number])
-                    case Kind.RECV_B:
-                        stage.steps.append(backward[s][number])
-        self._stages += stages
-
-    def _compute_step(self, kind: Kind, number: int, seconds: float, needs: list[_Transfer]) -> _Compute:
-        return _Compute(kind, number, seconds, [] if self._blocking else needs)
+            touched[Kind.SEND_F][b], touched[Kind.RECV_F][b + 1] = self._slices(
+                replica, Kind.SEND_F, (b, b + 1), pipeline.forward[b], edge.num_slices
+            )
+            touched[Kind.SEND_B][b + 1], touched[Kind.RECV_B][b] = self._slices(
+                replica, Kind.SEND_B, (b + 1, b), pipeline.backward[b], edge.num_slices
+            )
+        starts = pipeline.lanes or ((LaneStart(),),) * len(pipeline.rows)
+        lanes = []
+        for row, of_row in zip(pipeline.rows, starts, strict=True):
+            own = [Lane(start) for start in of_row]
+            for number, lane in enumerate(own):
+                _resolve(lane, number, row, pipeline, touched)
+                lane.first = len(self.end_s)
+                self._nodes(len(lane.computes), None)
+                lane.holds = {lane.computes.index(action): hold for action, hold in lane.start.holds}
+            lanes.append(own)
+        return lanes
 
     def _slices(
-        self, kind: Kind, sender: _Stage, receiver: _Stage, costs: Sequence[TransferCost], num_slices: int
-    ) -> list[_Transfer]:
-        """Every slice of one direction of a boundary."""
-        own = _Wire()
-        wires = [[own, *(self._wires.setdefault(port, _Wire()) for port, _ in cost.ports)] for cost in costs]
-        n = len(costs)
-        return [_Transfer(kind, i, sender, receiver, costs[i % n], wires[i % n]) for i in range(num_slices)]
+        self, replica: int, kind: Kind, ends: tuple[int, int], slices: Sequence[Slice], num_slices: int
+    ) -> tuple[Touched, Touched]:
+        """Every slice of one direction of a boundary between two stages, by the lanes of sender and receiver."""
+        step = len(slices)
+        pairs = list(dict.fromkeys(pair for each in slices for pair in each))
+        wires = self._own_wires(pairs)
+        sent: Touched = {pair[0]: [()] * num_slices for pair in pairs}
+        received: Touched = {pair[1]: [()] * num_slices for pair in pairs}
+        for phase, each in enumerate(slices):
+            for pair, cost in each.items():
+                first, numbers = len(self.end_s), range(phase, num_slices, step)
+                of_ports = [self._port(port) for port, _ in cost.ports]
+                route = Route(
+                    replica,
+                    *ends,
+                    kind,
+                    pair[0],
+                    phase,
+                    step,
+                    first,
+                    len(numbers),
+                    cost,
+                    (*wires[pair], *of_ports),
+                    (*[cost.seconds] * len(wires[pair]), *(busy_s for _, busy_s in cost.ports)),
+                )
+                self._nodes(len(numbers), route)
+                self.routes.append(route)
+                for n, number in enumerate(numbers, first):
+                    sent[pair[0]][number] += (n,)
+                    received[pair[1]][number] += (n,)
+        return sent, received
 
-    def run(self) -> list[Span]:
-        for stage in self._stages:
-            self._advance(stage, 0.0)
-        while self._events:
-            now_s, _, subject = heapq.heappop(self._events)
-            if isinstance(subject, _Stage):
-                self._advance(subject, now_s)
-            elif subject.span == NO_CAUSE:
-                self._start(subject, now_s)
-            else:
-                self._arrive(subject, now_s)
-        stuck = [stage for stage in self._stages if stage.position < len(stage.steps)]
-        if stuck:
-            waiting = ", ".join(f"stage {s.index} before its action {s.position}" for s in stuck)
-            raise ScheduleError(f"the replay stands still: {waiting}")
-        return self.spans
+    def _own_wires(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
+        """A device sends one message after the other, and receives likewise: a wire per lane and way, or one for both
+        where a lane has but one on the other side."""
+        senders, receivers = defaultdict(list), defaultdict(list)
+        for sender, receiver in pairs:
+            senders[sender].append(receiver)
+            receivers[receiver].append(sender)
+        out = {lane: self._wire(0.0) for lane in senders}
+        into = {lane: self._wire(0.0) for lane in receivers}
+        found = {}
+        for sender, receiver in pairs:
+            one_receiver, one_sender = len(senders[sender]) == 1, len(receivers[receiver]) == 1
+            found[sender, receiver] = [out[sender]] * (one_sender or not one_receiver)
+            found[sender, receiver] += [into[receiver]] * (not one_sender)
+        return found
 
-    def _push(self, at_s: float, subject: _Transfer | _Stage) -> None:
-        self._created += 1
-        heapq.heappush(self._events, (at_s, self._created, subject))
+    def _port(self, port: Port) -> int:
+        if port not in self._ports:
+            self._ports[port] = self._wire(self._port_free_s.get(port, 0.0))
+        return self._ports[port]
 
-    def _advance(self, stage: _Stage, now_s: float) -> None:
-        """Run actions of ``stage`` until one takes time or has to wait."""
-        stage.clock_s = now_s
-        steps = stage.steps
-        while stage.position < len(steps):
-            step = steps[stage.position]
-            if isinstance(step, _Compute):
-                for transfer in step.needs:
-                    if not transfer.done:
-                        transfer.awaited = True
-                        stage.missing += 1
-                if not stage.missing:
-                    self._compute(stage, step)
-                return
-            stage.position += 1
-            self._reach(step, stage)
-            if self._blocking:
-                return
+    def _wire(self, free_s: float) -> int:
+        self._wire_free_s.append(free_s)
+        self._wire_last.append(NO_CAUSE)
+        return len(self._wire_free_s) - 1
 
-    def _compute(self, stage: _Stage, step: _Compute) -> None:
-        cause = stage.last_span
-        for transfer in step.needs:
-            if cause == NO_CAUSE or self.spans[transfer.span].end_s > self.spans[cause].end_s:
-                cause = transfer.span
-        end_s = stage.clock_s + step.seconds
-        stage.last_span = len(self.spans)
-        span = Span(stage.replica, stage.index, stage.index, step.kind, step.number, stage.clock_s, end_s, cause)
-        self.spans.append(span)
-        stage.position += 1
-        self._push(end_s, stage)
+    def _run(self, lanes: Sequence[Lane]) -> None:
+        """Events are the ends of computes, and the starts of lanes."""
+        events = [(lane.clock_s, i, lane) for i, lane in enumerate(sorted(lanes, key=lambda lane: lane.clock_s))]
+        created = len(events)
+        come, end_s = self._come, self.end_s
+        awaited: dict[int, Lane] = {}
+        while events:
+            now_s, _, lane = heappop(events)
+            position = lane.position
+            ready = []
+            for n in lane.reaches[position]:
+                if not come[n]:
+                    come[n] = True
+                    continue
+                self._start(n, now_s, lane.last)
+                waiting = awaited.pop(n, None)
+                if waiting is not None:
+                    waiting.missing -= 1
+                    if not waiting.missing:
+                        ready.append(waiting)
+            if position < len(lane.computes):
+                lane.clock_s = now_s
+                for n in lane.needs[position]:
+                    if end_s[n] < 0.0:
+                        awaited[n] = lane
+                        lane.missing += 1
+                if not lane.missing:
+                    ready.append(lane)
+            for each in ready:
+                created += 1
+                heappush(events, (self._compute(each), created, each))
 
-    def _reach(self, transfer: _Transfer, stage: _Stage) -> None:
-        """One end has come to the transfer; the later of the two makes it ready."""
-        transfer.ends += 1
-        if stage.clock_s >= transfer.ready_s:
-            transfer.ready_s = stage.clock_s
-            transfer.cause = stage.last_span
-        if transfer.ends == 2:
-            self._push(transfer.ready_s, transfer)
+    def _run_blocking(self, lanes: Sequence[Lane]) -> None:
+        """Events are the moments at which a lane may go on."""
+        events = [(lane.clock_s, i, lane) for i, lane in enumerate(lanes)]
+        created = len(events)
+        stands: dict[int, Lane] = {}
+        while events:
+            now_s, _, lane = heappop(events)
+            reaches = lane.reaches[lane.position]
+            if lane.met < len(reaches):
+                n = reaches[lane.met]
+                lane.met += 1
+                other = stands.pop(n, None)
+                if other is None:
+                    stands[n] = lane
+                    continue
+                self._start(n, now_s, lane.last)
+                for each in self._sender_first(n, lane, other):
+                    created += 1
+                    each.last = n
+                    heappush(events, (self.end_s[n], created, each))
+            elif lane.position < len(lane.computes):
+                lane.met, lane.clock_s = 0, now_s
+                created += 1
+                heappush(events, (self._compute(lane), created, lane))
 
-    def _start(self, transfer: _Transfer, now_s: float) -> None:
+    def _sender_first(self, n: int, one: Lane, other: Lane) -> tuple[Lane, Lane]:
+        route = self._route_of[n]
+        return (one, other) if route is not None and one.computes[0].stage == route.stage else (other, one)
+
+    def _compute(self, lane: Lane) -> float:
+        """Begin the next compute, all of whose transfers have started; when it ends."""
+        position = lane.position
+        start_s, cause = lane.clock_s, lane.last
+        for n in lane.needs[position]:
+            if self.end_s[n] > start_s:
+                start_s, cause = self.end_s[n], n
+        end_s = start_s + lane.seconds[position]
+        if lane.holds and position in lane.holds:
+            hold = lane.holds[position]
+            if hold.start_s > start_s:
+                start_s, cause = hold.start_s, NO_CAUSE
+            end_s = max(start_s + lane.seconds[position], hold.end_s)
+        n = lane.first + position
+        self.start_s[n], self.end_s[n], self.cause[n] = start_s, end_s, cause
+        lane.last = n
+        lane.position = position + 1
+        return end_s
+
+    def _start(self, n: int, now_s: float, cause: int) -> None:
         """Take the wires as soon as all are free; what comes later queues up behind."""
-        start_s, cause = now_s, transfer.cause
-        for wire in transfer.wires:
-            if wire.free_s > start_s:
-                start_s, cause = wire.free_s, wire.last_span
-        end_s = start_s + transfer.cost.seconds
-        transfer.span = len(self.spans)
-        sender, receiver = transfer.sender, transfer.receiver
-        self.spans.append(
-            Span(sender.replica, sender.index, receiver.index, transfer.kind, transfer.number, start_s, end_s, cause)
-        )
-        own, *interfaces = transfer.wires
-        own.free_s, own.last_span = end_s, transfer.span
-        for wire, (_, busy_s) in zip(interfaces, transfer.cost.ports, strict=True):
-            wire.free_s, wire.last_span = start_s + busy_s, transfer.span
-        self._push(end_s, transfer)
+        route = self._route_of[n]
+        assert route is not None, "only transfers take wires"
+        free_s, last = self._wire_free_s, self._wire_last
+        start_s = now_s
+        for wire in route.wires:
+            if free_s[wire] > start_s:
+                start_s, cause = free_s[wire], last[wire]
+        for wire, busy_s in zip(route.wires, route.busy_s, strict=True):
+            free_s[wire] = start_s + busy_s
+            last[wire] = n
+        self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + route.cost.seconds, cause
 
-    def _arrive(self, transfer: _Transfer, now_s: float) -> None:
-        transfer.done = True
-        if self._blocking:
-            for stage in (transfer.sender, transfer.receiver):
-                stage.last_span = transfer.span
-                self._advance(stage, now_s)
-        elif transfer.awaited:
-            # Its clock was left at the time from which it waits; the arrival ends the wait.
-            stage = transfer.receiver
-            stage.missing -= 1
-            if not stage.missing:
-                self._advance(stage, now_s)
+
+def _resolve(
+    lane: Lane, number: int, row: Row, pipeline: Pipeline, touched: Mapping[Kind, Mapping[int, Touched]]
+) -> None:
+    """Fill in what the lane of this number computes, what each compute needs, and what the lane comes to in between."""
+    own = {
+        kind: {stage: lanes[number] for stage, lanes in of_stages.items() if number in lanes}
+        for kind, of_stages in touched.items()
+    }
+    counts = pipeline.num_microbatches
+    stages = {action.stage for action in row}
+    inputs, gradients = (
+        {s: _by_microbatch(slices, counts[s]) for s, slices in own[kind].items() if s in stages}
+        for kind in (Kind.RECV_F, Kind.RECV_B)
+    )
+    seconds: dict[Kind, tuple[float, ...]] = {
+        Kind.F: pipeline.forward_s,
+        Kind.R: pipeline.forward_s,
+        Kind.B: pipeline.backward_s,
+        Kind.I: pipeline.backward_s,
+        Kind.W: pipeline.weight_s,
+    }
+    wanted = {Kind.F: inputs, Kind.B: gradients, Kind.I: gradients}
+    between: list[int] = []
+    for action in row:
+        stage, kind, index = action
+        if kind in own:
+            of_stage = own[kind].get(stage)
+            if of_stage is not None:
+                between += of_stage[index]
+            continue
+        lane.reaches.append(tuple(between))
+        between = []
+        needed = wanted[kind].get(stage) if kind in wanted else None
+        lane.computes.append(action)
+        lane.seconds.append(seconds[kind][stage])
+        lane.needs.append(needed[index] if needed is not None else ())
+    lane.reaches.append(tuple(between))
+
+
+def _by_microbatch(slices: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """The transfers of each of ``count`` microbatches."""
+    per = len(slices) // count
+    return [tuple(chain.from_iterable(slices[m * per : (m + 1) * per])) for m in range(count)]
+
+
+def replay(pipelines: Sequence[Pipeline], *, blocking: bool, free_s: Mapping[Port, float] | None = None) -> list[Span]:
+    """The spans of a :class:`Replay`."""
+    return Replay(pipelines, blocking=blocking, free_s=free_s).spans()

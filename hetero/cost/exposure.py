@@ -6,18 +6,18 @@ Interval = tuple[float, float]
 """Start and end, in seconds of the step."""
 
 
-def exposed_s(computes: Iterable[Interval], arrivals: Iterable[Interval]) -> float:
+def exposed_s(computes: Iterable[Interval], arrivals: Iterable[Interval], *, begin_s: float = 0.0) -> float:
     """Seconds in which a rank stood still while what it waited for was on the wire.
 
     A compute that begins when a transfer arrives has waited for it. The part of the wait before the transfer began is
     a bubble of another making.
 
     Args:
-        computes: of one rank from second 0 on.
+        computes: of one rank from ``begin_s`` on.
         arrivals: transfers that it received.
     """
     arriving = {round(end_s, _DIGITS): start_s for start_s, end_s in arrivals}
-    total_s = idle_since_s = 0.0
+    total_s, idle_since_s = 0.0, begin_s
     for start_s, end_s in sorted(computes):
         sent_s = arriving.get(round(start_s, _DIGITS))
         if sent_s is not None:

@@ -20,12 +20,17 @@ layers and the gradients of their outputs. In a block those are, for the project
 
 where a gradient of width h is whole on every rank, since it is gathered before the product. Experts hold k copies of a
 token instead, k (h + f / t) and k (g f / t + h). With lag k, that many microbatches wait, and one more from the end of
-its B to its W.
+its I to its W.
+
+A device with several stages holds the weights, gradients and optimizer states of all, and at its worst moment what its
+row (:func:`hetero.schedule.residency.worst_moments`) then holds of each. Of 1F1B with one stage per device that moment
+follows from depth and lag.
 """
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -33,22 +38,31 @@ from hetero.cost.gradients import communicators, cut_parameters, owned_parameter
 from hetero.cost.latency import CostModel
 from hetero.cost.parts import Part, modules_of
 from hetero.cost.traits import RuntimeTraits
-from hetero.plan.ir import Plan, Recompute, Stage
+from hetero.plan.ir import Plan, Recompute, Replica, Stage
+from hetero.plan.lowering import step_rows
+from hetero.schedule.residency import Held, Moment, worst_moments
 from hetero.spec.profile import ProfileStore
 from hetero.units import GIB
 
 LOSS_BYTES = 4
 """The loss is computed in fp32 whatever the logits are."""
 
+TOKEN_BYTES = 8
+"""The first stage's input, and nobody else's, is numbers of tokens."""
+
 BUFFERS_PER_NEIGHBOUR = 2
 """One slice on its way in, one on its way out, per direction that has data in flight at the same time."""
+
+FOLLOWS_DEPTHS = "1f1b"
+"""The order whose stages hold, one per device, as many microbatches as their depths and lags say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryParts:
-    """Bytes of one device of a stage at its peak, by what they are for.
+    """Bytes of one device of a stage at the device's peak, by what they are for.
 
-    activations: of all microbatches in flight, the head's logits not counted.
+    activations: of all microbatches in flight, and the inputs of those that will be run forward again; the head's
+        logits not counted.
     logits: saved logits and softmax of the microbatches in flight.
     deferred: of all microbatches whose weights' gradients are still to be computed.
     working: what the most demanding layer needs beside them while it computes.
@@ -78,6 +92,12 @@ class MemoryParts:
         """Every part by its name, in the order of the fields."""
         return MappingProxyType({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
+    @classmethod
+    def sum_of(cls, every: Iterable["MemoryParts"]) -> "MemoryParts":
+        """Part by part, what ``every`` one takes together."""
+        named = [parts.named() for parts in every]
+        return cls(**{field.name: sum(parts[field.name] for parts in named) for field in dataclasses.fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
@@ -86,12 +106,14 @@ class StageMemory:
     fixed: MemoryParts
     activations_per_microbatch: int
     logits_per_microbatch: int
+    input_per_microbatch: int
     deferred_per_microbatch: int
     allocator_slack: float
 
-    def at(self, in_flight: int, *, deferred: int = 0) -> MemoryParts:
-        """The parts with ``in_flight`` microbatches between F and B, and ``deferred`` between B and W."""
-        activations = in_flight * self.activations_per_microbatch
+    def at(self, in_flight: int, *, inputs: int = 0, deferred: int = 0) -> MemoryParts:
+        """The parts with ``in_flight`` microbatches between F (R) and B, the ``inputs`` of so many between F and R, and
+        ``deferred`` between I and W."""
+        activations = in_flight * self.activations_per_microbatch + inputs * self.input_per_microbatch
         logits = in_flight * self.logits_per_microbatch
         waiting = deferred * self.deferred_per_microbatch
         moving = activations + logits + waiting + self.fixed.working
@@ -103,8 +125,13 @@ class StageMemory:
             slack=int(self.allocator_slack * moving),
         )
 
+    def holding(self, held: Held) -> MemoryParts:
+        """The parts while so many microbatches are held."""
+        return self.at(held.in_flight, inputs=held.inputs, deferred=held.deferred)
+
     def peak(self, *, in_flight: int, weight_lag: int | None, num_microbatches: int) -> MemoryParts:
-        """The parts when a stage holds most: before a B, or after it and before the W that follows."""
+        """The parts when a stage that is alone on its devices holds most in 1F1B: before a B, or after an I and before
+        the W that follows."""
         depth = min(in_flight, num_microbatches)
         if weight_lag is None:
             return self.at(depth)
@@ -129,10 +156,12 @@ def stage_memory(
     shares_gradients: bool = True,
     num_communicators: int = 8,
     optimizer_ways: float = 1.0,
+    begins_device: bool = True,
 ) -> StageMemory:
     """Memory of one device of a stage.
 
     Args:
+        begins_device: the context of the process on the device counts with this stage.
         optimizer_ways: the device has this part of the optimizer state of its weights, one in so many.
         num_neighbours: stages before and after it in its replica.
         shares_gradients: another rank holds some of the same parameters.
@@ -177,12 +206,13 @@ def stage_memory(
             working=working,
             boundary_buffers=num_neighbours * BUFFERS_PER_NEIGHBOUR * boundary,
             sync_buffers=_sync_buffer_bytes(traits, gradients, costs.gradient_bytes) if shares_gradients else 0,
-            context=context_bytes(traits, device),
+            context=context_bytes(traits, device) if begins_device else 0,
             communicators=num_communicators * traits.communicator_bytes,
             slack=0,
         ),
         activations_per_microbatch=activations,
         logits_per_microbatch=saved("head", "none") if has_head else 0,
+        input_per_microbatch=boundary if first_layer > 0 else TOKEN_BYTES * micro_batch_size * costs.seq_length,
         deferred_per_microbatch=sum(
             count * deferred_bytes(costs, kind, tp=tp, micro_batch_size=micro_batch_size, sequence_ways=sequence_ways)
             for kind, count in Counter(modules).items()
@@ -197,32 +227,111 @@ def memory_costs(plan: Plan) -> CostModel:
 
 
 def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryParts]:
-    """Peak parts of every stage of ``plan``, by replica and stage; all its devices are alike."""
+    """Parts of one device of every stage of ``plan`` at the device's peak, by replica and stage; all devices of a stage
+    are alike.
+
+    A device with several stages has an entry for each: what it holds of that stage when it holds most in all. Their sum
+    is the device's peak (:func:`device_memory`). What it has once for all of them stands with the first stage: the
+    context, the communicators that belong to no boundary, and what the most demanding layer of any works with.
+    """
     gradient_groups = Counter(rank for ranks in communicators(plan) for rank in ranks)
     owned = owned_parameters(plan) if plan.distributed_optimizer else {}
     cut = {} if costs.traits.runs_profiled_layers else cut_parameters(plan)
+    every = _WorstMoments()
     parts = {}
-    for r, s, stage in plan.stages():
-        num_neighbours = (s > 0) + (s + 1 < len(plan.replicas[r].stages))
-        shared = max(gradient_groups[rank] for rank in stage.ranks)
-        memory = memory_of_stage(
-            stage, costs, num_neighbours=num_neighbours, shares_gradients=shared > 0, num_gradient_groups=shared
-        )
-        parts[r, s] = memory.peak(
-            in_flight=stage.in_flight,
-            weight_lag=stage.weight_lag,
-            num_microbatches=plan.replicas[r].num_microbatches(s),
-        )
-        if cut.get((r, s)):
-            parts[r, s] = dataclasses.replace(
-                parts[r, s],
-                weights=parts[r, s].weights + costs.element_bytes * cut[r, s],
-                gradients=parts[r, s].gradients + costs.gradient_bytes * cut[r, s],
-            )
-        if owned:
-            optimizer = optimizer_bytes_per_parameter(costs) * max(owned[rank] for rank in stage.ranks)
-            parts[r, s] = dataclasses.replace(parts[r, s], optimizer=int(optimizer))
+    for r, replica in enumerate(plan.replicas):
+        moments = every.of(replica)
+        for group in replica.device_groups:
+            ranks = replica.stages[group[0]].ranks
+            shared = max(gradient_groups[rank] for rank in ranks)
+            memories = {
+                s: memory_of_stage(
+                    replica.stages[s],
+                    costs,
+                    num_neighbours=(s > 0) + (s + 1 < len(replica.stages)),
+                    shares_gradients=shared > 0,
+                    num_gradient_groups=shared,
+                    begins_device=s == group[0],
+                )
+                for s in group
+            }
+            owns_most = max(ranks, key=lambda rank: sum(owned[rank].values())) if owned else None
+            for s, peak in _peak(replica, _on_one_device(memories, costs), moments.get(group)).items():
+                if cut.get((r, s)):
+                    peak = dataclasses.replace(
+                        peak,
+                        weights=peak.weights + costs.element_bytes * cut[r, s],
+                        gradients=peak.gradients + costs.gradient_bytes * cut[r, s],
+                    )
+                if owns_most is not None:
+                    optimizer = optimizer_bytes_per_parameter(costs) * owned[owns_most][s]
+                    peak = dataclasses.replace(peak, optimizer=int(optimizer))
+                parts[r, s] = peak
     return parts
+
+
+def device_memory(plan: Plan, memory: Mapping[tuple[int, int], MemoryParts]) -> dict[tuple[int, int], MemoryParts]:
+    """Peak parts of one device of every device group, by replica and the first of the group's stages, from what
+    :func:`plan_memory` says of every stage."""
+    return {
+        (r, group[0]): memory[r, group[0]] if len(group) == 1 else MemoryParts.sum_of(memory[r, s] for s in group)
+        for r, replica in enumerate(plan.replicas)
+        for group in replica.device_groups
+    }
+
+
+class _WorstMoments:
+    """Worst moments of device groups; of replicas that run alike they are found once."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Mapping[tuple[int, ...], list[Moment]]] = {}
+
+    def of(self, replica: Replica) -> Mapping[tuple[int, ...], list[Moment]]:
+        """By device group, from its row; empty where depths and lags say what is held at most."""
+        groups = replica.device_groups
+        if replica.schedule == FOLLOWS_DEPTHS and len(groups) == len(replica.stages):
+            return {}
+        counts = tuple(replica.num_microbatches(s) for s in range(len(replica.stages)))
+        orders = tuple((stage.in_flight, stage.weight_lag) for stage in replica.stages)
+        key = replica.schedule, groups, counts, orders
+        if key not in self._known:
+            rows = zip(groups, step_rows(replica), strict=True)
+            self._known[key] = {group: worst_moments(row) for group, row in rows}
+        return self._known[key]
+
+
+def _peak(
+    replica: Replica, memories: Mapping[int, StageMemory], moments: Sequence[Moment] | None
+) -> Mapping[int, MemoryParts]:
+    """Parts by stage when the devices that hold these stages of ``replica`` hold most."""
+    if moments is None:
+        return {
+            s: memory.peak(
+                in_flight=replica.stages[s].in_flight,
+                weight_lag=replica.stages[s].weight_lag,
+                num_microbatches=replica.num_microbatches(s),
+            )
+            for s, memory in memories.items()
+        }
+    each = [{s: memory.holding(moment[s]) for s, memory in memories.items()} for moment in moments]
+    return max(each, key=lambda parts: sum(part.total for part in parts.values()))
+
+
+def _on_one_device(memories: Mapping[int, StageMemory], costs: CostModel) -> Mapping[int, StageMemory]:
+    """Stages of one device: what they use in turns is counted once, with the first of them."""
+    if len(memories) == 1:
+        return memories
+    every = [memory.fixed for memory in memories.values()]
+    shared = any(parts.sync_buffers for parts in every)
+    gradients = sum(parts.gradients for parts in every)
+    sync = _sync_buffer_bytes(costs.traits, gradients, costs.gradient_bytes) if shared else 0
+    in_turns = itertools.chain([(max(parts.working for parts in every), sync)], itertools.repeat((0, 0)))
+    return {
+        s: dataclasses.replace(
+            memory, fixed=dataclasses.replace(memory.fixed, working=working, sync_buffers=sync_buffers)
+        )
+        for (s, memory), (working, sync_buffers) in zip(memories.items(), in_turns, strict=False)
+    }
 
 
 def memory_of_stage(
@@ -232,12 +341,17 @@ def memory_of_stage(
     num_neighbours: int = 2,
     shares_gradients: bool = True,
     num_gradient_groups: int = 2,
+    begins_device: bool = True,
 ) -> StageMemory:
     """:func:`stage_memory` of a plan's stage.
 
     Its communicators are the world, tensor parallelism, the losses, two per neighbour, and one per set of ranks that
     sum gradients.
+
+    Args:
+        begins_device: not a later one of the stages on its devices, with which only those of its neighbours count.
     """
+    of_device = 2 + (stage.tp > 1) + num_gradient_groups
     return stage_memory(
         costs,
         device=stage.device,
@@ -250,7 +364,8 @@ def memory_of_stage(
         recompute_num_layers=stage.recompute_num_layers,
         num_neighbours=num_neighbours,
         shares_gradients=shares_gradients,
-        num_communicators=2 + (stage.tp > 1) + 2 * num_neighbours + num_gradient_groups,
+        num_communicators=2 * num_neighbours + (of_device if begins_device else 0),
+        begins_device=begins_device,
     )
 
 

@@ -1,7 +1,6 @@
 """Seconds on the wires: what crosses a boundary between two stages, and what a sum of gradients costs.
 
-What crosses a boundary follows :mod:`hetero.distributed.reshard`: for each slice, every receiver gets the part of its
-own activation that a sender holds; without sequence parallelism each tensor-parallel rank gets a copy of its own.
+What crosses a boundary are the messages of :mod:`hetero.plan.reshard`.
 
 A device sends one message after the other, and receives likewise; both directions at once. Between nodes, devices
 that share a network interface take turns on it.
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 
 from hetero.plan.domains import lanes_of
 from hetero.plan.ir import Stage
+from hetero.plan.reshard import Transfer, num_phases, transfers
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
 from hetero.units import GB, US_PER_S
 
@@ -58,15 +58,6 @@ class Topology:
         return next((group for group in groups if group.size >= size), groups[-1] if groups else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One point-to-point message of a slice."""
-
-    sender: int
-    receiver: int
-    num_bytes: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferCost:
     """One slice of a boundary in one direction.
@@ -86,86 +77,23 @@ class SumCost:
 
     phases: tuple[TransferCost, ...]
 
+    def part(self, share: float) -> "SumCost":
+        """What one direction of it costs: to scatter the sums, or to gather what became of them, is half of it."""
+        return SumCost(tuple(_scaled(phase, share) for phase in self.phases))
+
     @property
     def seconds(self) -> float:
         return sum(phase.seconds for phase in self.phases)
 
 
-def num_phases(sender: Stage, receiver: Stage) -> int:
-    """How many different slices there are: slice i is routed as slice ``i % num_phases``."""
-    sizes = sender.samples_per_microbatch, receiver.samples_per_microbatch
-    return max(sizes) // min(sizes)
-
-
-def slice_messages(
-    sender: Stage, receiver: Stage, *, seq_length: int, row_bytes: int, phase: int = 0
-) -> tuple[Message, ...]:
-    """The messages of one slice: per pair of ranks, samples in common x sequence rows in common x ``row_bytes``.
-
-    row_bytes: of one token's activation, hidden size x bytes per element.
-    """
-    size = min(sender.samples_per_microbatch, receiver.samples_per_microbatch)
-    row_pairs = _row_pairs(sender, receiver, seq_length)
-    start = _slice_start(sender, size, phase)
-    messages = []
-    for receiver_dp in range(receiver.dp):
-        wanted = _samples(receiver, receiver_dp, size, phase)
-        # Blocks of samples are consecutive: the others of what may be a thousand senders have none of these.
-        first, end = (wanted[0] + start) // sender.micro_batch_size, -(-(wanted[1] + start) // sender.micro_batch_size)
-        for sender_dp in range(first, min(end, sender.dp)):
-            held = _samples(sender, sender_dp, size, phase)
-            samples = min(held[1], wanted[1]) - max(held[0], wanted[0])
-            if samples > 0:
-                messages += [
-                    Message(
-                        sender.ranks[sender_dp * sender.tp + sender_tp],
-                        receiver.ranks[receiver_dp * receiver.tp + receiver_tp],
-                        samples * rows * row_bytes,
-                    )
-                    for receiver_tp, sender_tp, rows in row_pairs
-                ]
-    return tuple(messages)
-
-
-def _samples(stage: Stage, dp_rank: int, size: int, phase: int) -> tuple[int, int]:
-    """The samples of a slice that a data-parallel rank holds, counted from the start of the slice."""
-    first = dp_rank * stage.micro_batch_size - _slice_start(stage, size, phase)
-    return max(0, first), min(size, first + stage.micro_batch_size)
-
-
-def _slice_start(stage: Stage, size: int, phase: int) -> int:
-    """Where a slice starts in the stage's microbatch."""
-    return phase % (stage.samples_per_microbatch // size) * size
-
-
-def _row_pairs(sender: Stage, receiver: Stage, seq_length: int) -> list[tuple[int, int, int]]:
-    """(receiver, sender, rows in common) of tensor-parallel ranks; one sender each where all hold the same rows."""
-    pairs = []
-    for receiver_tp in range(receiver.tp):
-        wanted = _rows(receiver, receiver_tp, seq_length)
-        if sender.splits_sequence:
-            for sender_tp in range(sender.tp):
-                held = _rows(sender, sender_tp, seq_length)
-                rows = min(held[1], wanted[1]) - max(held[0], wanted[0])
-                if rows > 0:
-                    pairs.append((receiver_tp, sender_tp, rows))
-        else:
-            pairs.append((receiver_tp, receiver_tp * sender.tp // receiver.tp, wanted[1] - wanted[0]))
-    return pairs
-
-
-def _rows(stage: Stage, tp_rank: int, seq_length: int) -> tuple[int, int]:
-    if not stage.splits_sequence:
-        return 0, seq_length
-    rows = seq_length // stage.tp
-    return tp_rank * rows, (tp_rank + 1) * rows
-
-
-def transfer_cost(messages: Iterable[Message], topology: Topology) -> TransferCost:
+def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes: int) -> TransferCost:
     """Seconds of messages that start together.
 
     Each device, and each interface between nodes, takes its messages one after the other; the slowest of them ends
     the slice. The links' latency counts once: it overlaps for messages that follow one another.
+
+    Args:
+        row_bytes: of one token's activation, hidden size x bytes per element.
 
     Raises:
         ConfigError: two of the ranks have no link.
@@ -176,9 +104,10 @@ def transfer_cost(messages: Iterable[Message], topology: Topology) -> TransferCo
     num_bytes = 0
     for message in messages:
         link = topology.link(message.sender, message.receiver)
-        seconds = message.num_bytes / link.bytes_per_s(message.num_bytes)
+        message_bytes = message.num_tokens * row_bytes
+        seconds = message_bytes / link.bytes_per_s(message_bytes)
         latency_s = max(latency_s, link.latency_us / US_PER_S)
-        num_bytes += message.num_bytes
+        num_bytes += message_bytes
         devices["out", message.sender] += seconds
         devices["in", message.receiver] += seconds
         if topology.node(message.sender) != topology.node(message.receiver):
@@ -188,13 +117,20 @@ def transfer_cost(messages: Iterable[Message], topology: Topology) -> TransferCo
     return TransferCost(seconds=latency_s + slowest_s, ports=tuple(sorted(ports.items())), num_bytes=num_bytes)
 
 
+def slice_costs(
+    sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int
+) -> tuple[TransferCost, ...]:
+    """The different slices from ``sender`` to ``receiver``: slice ``i`` costs what number ``i % len`` does."""
+    return tuple(
+        transfer_cost(transfers(sender, receiver, seq_length=seq_length, phase=phase), topology, row_bytes=row_bytes)
+        for phase in range(num_phases(sender, receiver))
+    )
+
+
 def boundary_s(sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int) -> float:
     """c_s of the steady-period formula: one-way seconds of the slowest slice from ``sender`` to ``receiver``."""
     return max(
-        transfer_cost(
-            slice_messages(sender, receiver, seq_length=seq_length, row_bytes=row_bytes, phase=phase), topology
-        ).seconds
-        for phase in range(num_phases(sender, receiver))
+        cost.seconds for cost in slice_costs(sender, receiver, topology, seq_length=seq_length, row_bytes=row_bytes)
     )
 
 

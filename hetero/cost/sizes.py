@@ -4,10 +4,15 @@ All blocks are alike, so a model is a few numbers, however many layers and param
 """
 
 from collections import defaultdict
+from itertools import accumulate
+from typing import Literal
 
 from hetero.cost.parts import Part, parts_of
 from hetero.spec.model import ModelSpec
-from hetero.spec.parameters import EMBEDDING, HALF, Parameter, stage_parameters
+from hetero.spec.parameters import EMBEDDING, HALF, stage_parameters
+
+Which = Literal["cut", "whole", "all"]
+"""Parameters that tensor parallelism cuts, that every rank holds whole, or both."""
 
 
 class LayerSizes:
@@ -26,17 +31,26 @@ class LayerSizes:
             model.num_layers: ("head",),
         }
         first = stage_parameters(model, first_layer=0, end_layer=1)
-        last = stage_parameters(model, first_layer=model.num_layers - 1, end_layer=model.num_layers)
+        last = stage_parameters(model, first_layer=model.num_layers, end_layer=model.num_layers)
         ends = [p for p in first if p.position < 1] + [p for p in last if p.position == model.num_layers]
         self.word_embedding = sum(p.numel for p in ends if p.name == EMBEDDING)
         self._cut: defaultdict[Part, int] = defaultdict(int)
         self._whole: defaultdict[Part, int] = defaultdict(int)
+        self._in_order: defaultdict[Part, list[tuple[int, bool]]] = defaultdict(list)
         for parameter in ends:
+            numel, is_cut = parameter.numel, parameter.shard_dim is not None
             for part in at[parameter.position]:
-                self._sizes_of(parameter)[part] += parameter.numel
+                (self._cut if is_cut else self._whole)[part] += numel
+                self._in_order[part].append((numel, is_cut))
 
-    def _sizes_of(self, parameter: Parameter) -> defaultdict[Part, int]:
-        return self._whole if parameter.shard_dim is None else self._cut
+    def running_sums(self) -> dict[Which, dict[Part, tuple[int, ...]]]:
+        """Of the elements of each part's parameters, in their order; nothing where the part has none such."""
+        found: dict[Which, dict[Part, tuple[int, ...]]] = {"cut": {}, "whole": {}, "all": {}}
+        for part, elements in self._in_order.items():
+            found["cut"][part] = tuple(accumulate(numel for numel, is_cut in elements if is_cut))
+            found["whole"][part] = tuple(accumulate(numel for numel, is_cut in elements if not is_cut))
+            found["all"][part] = tuple(accumulate(numel for numel, _ in elements))
+        return found
 
     def cut(self, part: Part) -> int:
         """Elements of the part that tensor parallelism cuts."""

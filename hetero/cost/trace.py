@@ -1,20 +1,26 @@
-"""A simulation as a trace that chrome://tracing and ui.perfetto.dev show: a process per replica, a lane per stage.
+"""A simulation as a trace that chrome://tracing and ui.perfetto.dev show: a process per replica, lanes per group.
+
+Stages on the same ranks run in turns and share their lanes; their actions are named with the stage then, as ``2F0``.
 
 The format is Chrome's Trace Event Format: complete events ("X") and counters ("C"), in microseconds.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetero.cost.engine import Span
-from hetero.cost.memory import MemoryParts
+from hetero.cost.latency import CostModel
+from hetero.cost.memory import device_memory, memory_of_stage, plan_memory
 from hetero.cost.simulator import Simulation
-from hetero.schedule.actions import COMPUTE, Kind
+from hetero.schedule.actions import COMPUTE, Action, Kind
+from hetero.schedule.residency import Held, Residency
+from hetero.text import number_ranges
 from hetero.units import MIB, US_PER_S
 
 COLOURS = {Kind.F: "good", Kind.R: "good", Kind.B: "bad", Kind.I: "bad", Kind.W: "terrible"}
 """Names that Chrome's viewer knows; Perfetto takes its own."""
 
-LANES_PER_STAGE = 4
+LANES_PER_GROUP = 4
 """Compute, activations to the next stage, gradients to the previous one, sums of gradients."""
 
 _LANE = {**dict.fromkeys(COMPUTE, 0), Kind.SEND_F: 1, Kind.SEND_B: 2}
@@ -24,15 +30,16 @@ _LANE_NAMES = ("compute", "sends activations", "sends gradients", "sums gradient
 Event = dict[str, Any]
 
 
+Group = tuple[int, ...]
+"""The stages that the same ranks hold."""
+
+
 def chrome_trace(
-    simulation: Simulation,
-    memory: dict[tuple[int, int], MemoryParts] | None = None,
-    *,
-    executed: Simulation | None = None,
+    simulation: Simulation, memory_costs: CostModel | None = None, *, executed: Simulation | None = None
 ) -> dict[str, Any]:
     """The trace as plain data; ``json.dumps`` of it is a file that the viewers open.
 
-    memory: from :func:`hetero.cost.memory.plan_memory`; adds a counter of each stage's memory.
+    memory_costs: adds a counter of what a device of each group holds.
     executed: the same step as it ran, shown as more processes, each below its prediction.
     """
     shown = [(simulation, "" if executed is None else ", predicted")]
@@ -40,39 +47,44 @@ def chrome_trace(
         shown.append((executed, ", executed"))
     events: list[Event] = []
     for i, (timeline, label) in enumerate(shown):
-        for event in _events(timeline, memory if i == 0 else None, label):
+        for event in _events(timeline, label) + (_memory(timeline, memory_costs) if memory_costs and i == 0 else []):
             events.append(event | {"pid": event["pid"] * len(shown) + i})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"step_s": simulation.step_s}}
 
 
-def _events(simulation: Simulation, memory: dict[tuple[int, int], MemoryParts] | None, label: str) -> list[Event]:
+def _events(simulation: Simulation, label: str) -> list[Event]:
     """The events of one step; the process is the replica."""
     events: list[Event] = []
     on_path = {id(span) for span in simulation.critical_path()}
     for r, replica in enumerate(simulation.plan.replicas):
-        events += _names(r, len(replica.stages), label)
-        events += [_span(r, span, critical=id(span) in on_path) for span in simulation.spans_of(r)]
-        for s in range(len(replica.stages)):
-            events.append(_update(simulation, r, s))
-            if memory is not None:
-                events += _memory(simulation, r, s, memory[r, s])
+        groups = replica.device_groups
+        events += _names(r, groups, label)
+        lanes = {s: (g, len(group) > 1) for g, group in enumerate(groups) for s in group}
+        for span in simulation.spans_of(r):
+            g, several = lanes[span.stage]
+            events.append(_span(r, g, span, names_stage=several, critical=id(span) in on_path))
+        events += [_update(simulation, r, g, group[0]) for g, group in enumerate(groups)]
     return events + _syncs(simulation)
 
 
-def _names(replica: int, num_stages: int, label: str) -> list[Event]:
+def _names(replica: int, groups: Sequence[Group], label: str) -> list[Event]:
     rows: list[Event] = [_metadata("process_name", replica, 0, f"replica {replica}{label}")]
-    for s in range(num_stages):
+    for g, group in enumerate(groups):
         for lane, name in enumerate(_LANE_NAMES):
-            rows.append(_metadata("thread_name", replica, _thread(s, lane), f"stage {s}: {name}"))
+            rows.append(_metadata("thread_name", replica, _thread(g, lane), f"{_named(group)}: {name}"))
     return rows
+
+
+def _named(group: Group) -> str:
+    return f"stage{'s' if len(group) > 1 else ''} {number_ranges(group)}"
 
 
 def _metadata(what: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _thread(stage: int, lane: int) -> int:
-    return stage * LANES_PER_STAGE + lane
+def _thread(group: int, lane: int) -> int:
+    return group * LANES_PER_GROUP + lane
 
 
 def _complete(name: str, process: int, thread: int, start_s: float, end_s: float, **args: Any) -> Event:
@@ -87,11 +99,11 @@ def _complete(name: str, process: int, thread: int, start_s: float, end_s: float
     }
 
 
-def _span(replica: int, span: Span, *, critical: bool) -> Event:
+def _span(replica: int, group: int, span: Span, *, names_stage: bool, critical: bool) -> Event:
     event = _complete(
-        f"{span.kind}{span.number}",
+        f"{span.stage if names_stage else ''}{span.kind}{span.number}",
         replica,
-        _thread(span.stage, _LANE[span.kind]),
+        _thread(group, _LANE[span.kind]),
         span.start_s,
         span.end_s,
         critical=critical,
@@ -101,35 +113,61 @@ def _span(replica: int, span: Span, *, critical: bool) -> Event:
     return event
 
 
-def _update(simulation: Simulation, replica: int, stage: int) -> Event:
+def _update(simulation: Simulation, replica: int, group: int, stage: int) -> Event:
+    """``stage`` is one of the group's; their times are those of the same ranks."""
     times = simulation.stages[replica, stage]
     end_s = simulation.step_s - times.rest_s
-    return _complete("update", replica, _thread(stage, _SYNC_LANE), end_s - times.update_s, end_s)
+    return _complete("update", replica, _thread(group, _SYNC_LANE), end_s - times.update_s, end_s)
 
 
 def _syncs(simulation: Simulation) -> list[Event]:
-    place = {rank: (r, s) for r, s, stage in simulation.plan.stages() for rank in stage.ranks}
+    place = {
+        rank: (r, g)
+        for r, replica in enumerate(simulation.plan.replicas)
+        for g, group in enumerate(replica.device_groups)
+        for rank in replica.stages[group[0]].ranks
+    }
     events = []
     for sync in simulation.syncs:
-        for r, s in sorted({place[rank] for rank in sync.bucket.ranks}):
+        for r, g in sorted({place[rank] for rank in sync.bucket.ranks}):
             name = f"sum from layer {sync.bucket.position}"
-            thread = _thread(s, _SYNC_LANE)
+            thread = _thread(g, _SYNC_LANE)
             events.append(_complete(name, r, thread, sync.start_s, sync.end_s, ranks=list(sync.bucket.ranks)))
     return events
 
 
-def _memory(simulation: Simulation, replica: int, stage: int, peak: MemoryParts) -> list[Event]:
-    """The peak's moving part in proportion to the microbatches of which something is held."""
-    held_at = simulation.held(replica, stage)
-    depth = max(held for _, held in held_at)
-    moving = peak.activations + peak.logits + peak.deferred
-    return [
-        {
-            "ph": "C",
-            "name": f"stage {stage} MiB",
-            "pid": replica,
-            "ts": round(at_s * US_PER_S, 3),
-            "args": {"MiB": round((peak.total - moving + moving * held / depth) / MIB, 1)},
-        }
-        for at_s, held in held_at
-    ]
+def _memory(simulation: Simulation, costs: CostModel) -> list[Event]:
+    """What one device of each group holds as its microbatches come and go, beside what it holds throughout."""
+    plan = simulation.plan
+    events = []
+    for (r, first), peak in device_memory(plan, plan_memory(plan, costs)).items():
+        replica = plan.replicas[r]
+        group = next(group for group in replica.device_groups if group[0] == first)
+        each = {s: memory_of_stage(replica.stages[s], costs) for s in group}
+        fixed = peak.total - peak.activations - peak.logits - peak.deferred
+        for at_s, held in _held(simulation.spans_of(r), group):
+            parts = [each[s].holding(of_stage) for s, of_stage in held.items()]
+            moving = sum(part.activations + part.logits + part.deferred for part in parts)
+            events.append(
+                {
+                    "ph": "C",
+                    "name": f"{_named(group)} MiB",
+                    "pid": r,
+                    "ts": round(at_s * US_PER_S, 3),
+                    "args": {"MiB": round((fixed + moving) / MIB, 1)},
+                }
+            )
+    return events
+
+
+def _held(spans: Sequence[Span], group: Group) -> Iterator[tuple[float, dict[int, Held]]]:
+    """(second, what is held of each stage from then on) whenever a compute of the group begins or has ended."""
+    computes = [span for span in spans if span.stage in group and span.kind in COMPUTE]
+    actions = [Action(span.stage, span.kind, span.number) for span in computes]
+    residency = Residency.of_row(actions)
+    # What ends at a time lets go before what begins then takes.
+    moments = [(span.start_s, 1, residency.begin, action) for span, action in zip(computes, actions, strict=True)]
+    moments += [(span.end_s, 0, residency.end, action) for span, action in zip(computes, actions, strict=True)]
+    for at_s, _, changes, action in sorted(moments, key=lambda moment: moment[:2]):
+        changes(action)
+        yield at_s, dict(residency.held)

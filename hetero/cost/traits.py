@@ -17,6 +17,8 @@ class RuntimeTraits:
         otherwise transfers run beside the compute, and only the compute that needs one waits for it.
     receives_ahead: compute actions that a receive is posted ahead of its own; without blocking transfers only.
     overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
+    overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
+        for its layer; otherwise all of them before the first forward.
     waits_for_all_before_update: all ranks agree on the gradient's norm before any of them updates a weight.
     bucket_numel: gradient elements that one collective reduces, about.
     copies_gradients_to_sync: a reduction works on a copy of the gradients.
@@ -34,6 +36,7 @@ class RuntimeTraits:
     blocking_transfers: bool
     receives_ahead: int
     overlaps_gradient_sync: bool
+    overlaps_param_gather: bool
     waits_for_all_before_update: bool
     bucket_numel: int
     copies_gradients_to_sync: bool
@@ -54,6 +57,7 @@ HETERO = RuntimeTraits(
     blocking_transfers=False,
     receives_ahead=2,
     overlaps_gradient_sync=True,
+    overlaps_param_gather=False,
     waits_for_all_before_update=True,
     bucket_numel=40_000_000,
     copies_gradients_to_sync=False,
@@ -73,6 +77,7 @@ DEEPSPEED = RuntimeTraits(
     blocking_transfers=True,
     receives_ahead=0,
     overlaps_gradient_sync=False,
+    overlaps_param_gather=False,
     waits_for_all_before_update=False,
     bucket_numel=500_000_000,
     copies_gradients_to_sync=True,

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.pace import Start, Waitable
-from hetero.distributed.reshard import Transfer, num_phases, transfers
 from hetero.plan.ir import Stage
+from hetero.plan.reshard import Transfer, num_phases, transfers
 
 StartMessages = Callable[[Sequence[Transfer], int, Start], Sequence[Waitable]]
 
@@ -35,9 +35,12 @@ class Pending:
             target.copy_(source)
         self.works, self.tensors, self.copies = [], [], []
 
-    def is_done(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
-        return all(work.is_completed() for work in self.works)
+    def finish_if_done(self) -> bool:
+        """Whether all is there; if so, let go of it. NCCL keeps the buffers of a send until somebody waits for it."""
+        done = all(work.is_completed() for work in self.works)
+        if done:
+            self.wait()
+        return done
 
 
 class Channel:

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from hetero.distributed.reshard import Transfer
 from hetero.plan.holders import Bucket
-from hetero.schedule.actions import Kind
+from hetero.plan.reshard import Transfer
+from hetero.schedule.actions import Action, Kind
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
@@ -40,12 +40,8 @@ class Direction:
 class Pace:
     """The pace of this device itself."""
 
-    def compute(self, kind: Kind, number: int) -> AbstractContextManager[None]:
-        """Surrounds one forward, backward or weight gradient, whose input is there."""
-        return nullcontext()
-
-    def update(self) -> AbstractContextManager[None]:
-        """Surrounds the optimizer's update."""
+    def compute(self, action: Action) -> AbstractContextManager[None]:
+        """Surrounds a compute whose input is there, or the update."""
         return nullcontext()
 
     def transfer(

@@ -30,7 +30,7 @@ class BoundaryGroups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageContext:
-    """What a working rank knows of its own place. ``before`` and ``after`` are ``None`` at the ends of a replica."""
+    """What a working rank knows of its place in a stage. ``before`` and ``after`` are ``None`` at a replica's ends."""
 
     placement: Placement
     stage: Stage
@@ -55,7 +55,7 @@ class StageContext:
 class ParallelContext:
     """A rank's view of a running plan.
 
-    work: ``None`` on an idle rank.
+    stages: those that this rank holds, in order; several where they interleave, none on an idle rank.
     losses: the last stages of all replicas.
     gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange, and so
         are buckets that are summed in two levels.
@@ -68,11 +68,29 @@ class ParallelContext:
     rank: int
     device: torch.device
     world: dist.ProcessGroup
-    work: StageContext | None
+    stages: tuple[StageContext, ...]
     losses: dist.ProcessGroup
     gradients: Mapping[Ranks, dist.ProcessGroup]
     levels: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
+
+    @property
+    def work(self) -> StageContext | None:
+        """The first of :attr:`stages`, ``None`` on an idle rank.
+
+        Samples, microbatches, tensor and data parallelism are the same in all of them.
+        """
+        return next(iter(self.stages), None)
+
+    @property
+    def is_first(self) -> bool:
+        """This rank holds a replica's first stage, which reads tokens."""
+        return any(work.is_first for work in self.stages)
+
+    @property
+    def is_last(self) -> bool:
+        """This rank holds a replica's last stage, which reads labels."""
+        return any(work.is_last for work in self.stages)
 
 
 def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None) -> ParallelContext:
@@ -93,7 +111,9 @@ def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None)
             dist.all_reduce(torch.zeros(1, device=device), group=group)
         return group
 
-    tp_groups = {ranks: new_group(ranks) for _, _, stage in plan.stages() for ranks in stage.tp_groups}
+    # Stages that interleave share their groups.
+    tp_sets = dict.fromkeys(ranks for _, _, stage in plan.stages() for ranks in stage.tp_groups)
+    tp_groups = {ranks: new_group(ranks) for ranks in tp_sets}
     boundaries = {
         (r, s): BoundaryGroups(
             forward=new_group(here.ranks + after.ranks), backward=new_group(here.ranks + after.ranks)
@@ -105,34 +125,49 @@ def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None)
     gradients = {ranks: new_group(ranks) for ranks in gradient_groups(plan)}
     levels = {ranks: new_group(ranks) for ranks in level_groups(plan)}
 
-    work = None
-    if (placement := plan.placement(rank)) is not None:
-        r, s = placement.replica, placement.stage
-        stages = plan.replicas[r].stages
-        work = StageContext(
-            placement=placement,
-            stage=stages[s],
-            previous_stage=stages[s - 1] if s > 0 else None,
-            next_stage=stages[s + 1] if s + 1 < len(stages) else None,
-            num_microbatches=plan.replicas[r].num_microbatches(s),
-            tp=tp_groups[stages[s].tp_groups[placement.dp_rank]],
-            alone=dist.new_group([rank], use_local_synchronization=True),
-            before=boundaries.get((r, s - 1)),
-            after=boundaries.get((r, s)),
-        )
-        # megatron-core asks the group for the rank's position, weights and boundaries ask the plan.
-        assert dist.get_rank(work.tp) == placement.tp_rank, "torch numbers the ranks of a group in ascending order"
     return ParallelContext(
         plan=plan,
         rank=rank,
         device=device,
         world=world,
-        work=work,
+        stages=_stage_contexts(plan, rank, tp_groups, boundaries),
         losses=losses,
         gradients=gradients,
         levels=levels,
         pace=pace or Pace(),
     )
+
+
+def _stage_contexts(
+    plan: Plan,
+    rank: int,
+    tp_groups: Mapping[Ranks, dist.ProcessGroup],
+    boundaries: Mapping[tuple[int, int], BoundaryGroups],
+) -> tuple[StageContext, ...]:
+    if not (placements := plan.placements(rank)):
+        return ()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    contexts = []
+    for place in placements:
+        r, s = place.replica, place.stage
+        stages = plan.replicas[r].stages
+        tp = tp_groups[stages[s].tp_groups[place.dp_rank]]
+        # megatron-core asks the group for the rank's position, weights and boundaries ask the plan.
+        assert dist.get_rank(tp) == place.tp_rank, "torch numbers the ranks of a group in ascending order"
+        contexts.append(
+            StageContext(
+                placement=place,
+                stage=stages[s],
+                previous_stage=stages[s - 1] if s > 0 else None,
+                next_stage=stages[s + 1] if s + 1 < len(stages) else None,
+                num_microbatches=plan.replicas[r].num_microbatches(s),
+                tp=tp,
+                alone=alone,
+                before=boundaries.get((r, s - 1)),
+                after=boundaries.get((r, s)),
+            )
+        )
+    return tuple(contexts)
 
 
 def gradient_groups(plan: Plan) -> tuple[Ranks, ...]:

@@ -12,6 +12,7 @@ but nobody is left who could say which rank it was.
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -33,8 +34,11 @@ EXIT_CODE = 3
 EXIT_WITHIN_S = 30.0
 """How long a process may take to end once its work is done or has failed."""
 
-_LOST_PEER_SIGNS = ("connect", "broken pipe", "timed out", "timeout", "nccl")
-"""What the messages of gloo and NCCL say, in small letters, when a peer is gone. They have no type of their own."""
+_GLOO_LOST_PEER = re.compile(
+    r"gloo connectfullmesh failed|gloo/\S+\.(cc|h):\d+\].*(connect|broken pipe|timed out|timeout|closed)", re.I | re.S
+)
+"""What gloo says when a peer is gone, beside the place in its source: its errors have no type of their own, those of
+NCCL and of the store have."""
 
 _MAX_CHARACTERS = 500
 """Of another rank's error. NCCL prints pages."""
@@ -325,9 +329,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _says_that_a_peer_is_lost(error: BaseException) -> bool:
-    if not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in _LOST_PEER_SIGNS)
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and _GLOO_LOST_PEER.search(str(error)) is not None
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Runs steps of a plan on an emulated cluster, without a launcher: one process per rank, forked from this one."""
 
 import datetime
+import itertools
 import multiprocessing
 import os
 import tempfile
@@ -26,6 +27,7 @@ from hetero.plan.samples import microbatch_indices
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.spec.cluster import ClusterSpec
 
@@ -164,11 +166,10 @@ def _steps(rank: int, emulated: Emulated) -> Answer:
             overlap_param_gather=described.overlap_param_gather,
         ),
     )
-    losses = []
-    for step in range(1 + emulated.num_steps):
-        batches = _microbatches(emulation.plan, rank, step=step) if reads_data(context) else None
-        losses.append(trainer.step(batches).loss)
-    return tuple(emulation.pace.steps), tuple(losses)
+    data = (_microbatches(emulation.plan, rank, step=step) for step in itertools.count())
+    session = TrainingSession(context, trainer, data=data if reads_data(context) else None)
+    losses = tuple(session.step().loss for _ in range(1 + emulated.num_steps))
+    return tuple(emulation.pace.steps), losses
 
 
 def _microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:

@@ -1,63 +1,91 @@
 """The memory of an emulated device: what it would hold, microbatch by microbatch, against what it has."""
 
-from hetero.cost.memory import MemoryParts
+from collections.abc import Mapping
+
+from hetero.cost.memory import MemoryParts, StageMemory
 from hetero.errors import DeviceMemoryError
-from hetero.schedule.actions import BACKWARD, Kind
+from hetero.schedule.actions import BACKWARD, Action, Kind
+from hetero.schedule.residency import Residency
 from hetero.units import GIB
+
+_WORDS = {Kind.F: "forward", Kind.R: "second forward", Kind.W: "weights' gradients"}
 
 
 class DeviceMemory:
     """
     Args:
         where: names the rank in an error.
-        peak: predicted parts of the device at ``deepest`` microbatches, without what a split backward defers.
-        deepest: microbatches between forward and backward at the peak.
-        deferred_bytes: that a microbatch holds between B and W of a split backward.
+        peak: predicted parts of the device when it holds most.
+        stages: what a microbatch leaves behind on each stage that the device holds, by the stage's number.
+        residency: counts what is held of which stage.
         capacity_bytes: of the device, ``None`` where nobody knows.
     """
 
     def __init__(
-        self, where: str, *, peak: MemoryParts, deepest: int, capacity_bytes: int | None, deferred_bytes: int = 0
+        self,
+        where: str,
+        *,
+        peak: MemoryParts,
+        stages: Mapping[int, StageMemory],
+        residency: Residency,
+        capacity_bytes: int | None,
     ) -> None:
         self._where = where
         self._peak = peak
+        self._stages = stages
+        self._residency = residency
         self._capacity_bytes = capacity_bytes
-        self._per_microbatch = (peak.activations + peak.logits) // deepest
-        self._fixed_bytes = peak.total - deepest * self._per_microbatch
-        self._held = 0
-        self._deferred_bytes = deferred_bytes
-        self._waiting = 0
+        self._fixed_bytes = peak.total - peak.activations - peak.logits - peak.deferred
 
-    def before(self, kind: Kind, number: int) -> None:
+    def before(self, action: Action) -> None:
         """A compute begins; a forward adds what its microbatch saves, a W finds what is deferred at its most.
 
         Raises:
             DeviceMemoryError: the device does not have that much.
         """
-        if kind in BACKWARD:
+        self._residency.begin(action)
+        if action.kind in BACKWARD or self._capacity_bytes is None:
             return
-        self._held += kind == Kind.F
-        deferred = self._waiting * self._deferred_bytes
-        needed = self._fixed_bytes + self._held * self._per_microbatch + deferred
-        if self._capacity_bytes is not None and needed > self._capacity_bytes:
+        moving = self._moving_parts()
+        needed = self._fixed_bytes + sum(moving.values())
+        if needed > self._capacity_bytes:
             parts = {
                 "weights": self._peak.weights,
                 "gradients": self._peak.gradients,
                 "optimizer": self._peak.optimizer,
-                f"activations of {self._held} in flight": self._held * self._per_microbatch,
+                **moving,
             }
-            if deferred:
-                parts[f"deferred of {self._waiting}"] = deferred
-            what = "forward" if kind == Kind.F else "weights' gradients"
             listed = [f"{name} {count / GIB:.2f}" for name, count in parts.items()]
             listed.append(f"other {(needed - sum(parts.values())) / GIB:.2f}")
+            of_stage = f" on stage {action.stage}" if len(self._stages) > 1 else ""
             raise DeviceMemoryError.of(
                 self._where,
-                doing=f"the {what} of microbatch {number}",
+                doing=f"the {_WORDS[action.kind]} of microbatch {action.number}{of_stage}",
                 detail=f"it needs {needed / GIB:.2f} GiB ({', '.join(listed)}) of {self._capacity_bytes / GIB:.2f} GiB",
             )
 
-    def after(self, kind: Kind) -> None:
+    def after(self, action: Action) -> None:
         """A compute has ended; a backward lets go of its microbatch, but for what it defers until its W."""
-        self._held -= kind in BACKWARD
-        self._waiting += (kind in BACKWARD) - (kind == Kind.W)
+        self._residency.end(action)
+
+    def _moving_parts(self) -> dict[str, int]:
+        """Bytes that the microbatches of all stages hold now, by what they are for."""
+        held = {s: self._residency.held[s] for s in self._stages if s in self._residency.held}
+        in_flight = sum(each.in_flight for each in held.values())
+        inputs = sum(each.inputs for each in held.values())
+        deferred = sum(each.deferred for each in held.values())
+        parts = {
+            f"activations of {in_flight} in flight": sum(
+                each.in_flight * (self._stages[s].activations_per_microbatch + self._stages[s].logits_per_microbatch)
+                for s, each in held.items()
+            )
+        }
+        if inputs:
+            parts[f"inputs of {inputs}"] = sum(
+                each.inputs * self._stages[s].input_per_microbatch for s, each in held.items()
+            )
+        if deferred:
+            parts[f"deferred of {deferred}"] = sum(
+                each.deferred * self._stages[s].deferred_per_microbatch for s, each in held.items()
+            )
+        return parts

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.readiness import share_of_backward
 from hetero.distributed.pace import Collective, Direction, Pace, Start, Waitable
-from hetero.distributed.reshard import Transfer
 from hetero.emulation.board import Appointment, Board, Occupation
 from hetero.emulation.clock import Clock
 from hetero.emulation.keeping_up import check_keeps_up
@@ -20,7 +19,8 @@ from hetero.emulation.records import Arrival, Compute, Reduction, StepRecord
 from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, TensorParallelKey, Wiring, collective_key
 from hetero.plan.holders import Bucket
 from hetero.plan.ir import Stage
-from hetero.schedule.actions import Kind
+from hetero.plan.reshard import Transfer
+from hetero.schedule.actions import UPDATE, Action, Kind
 
 
 @dataclass(slots=True)
@@ -54,18 +54,27 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The described device of a working rank."""
+    """The described device of a working rank.
 
-    stage: Stage
+    stages: by index, those that it holds.
+    num_microbatches: of each of them.
+    """
+
+    stages: Mapping[int, Stage]
+    costs: Mapping[int, StageCost]
     tp_group: tuple[int, ...]
-    cost: StageCost
     memory: DeviceMemory
     num_microbatches: int
 
     @property
+    def update_s(self) -> float:
+        """Seconds of the update of all its weights."""
+        return sum(cost.update_s for cost in self.costs.values())
+
+    @property
     def busy_s(self) -> float:
         """Seconds of all its computes in one step."""
-        return self.num_microbatches * self.cost.microbatch_s + self.cost.update_s
+        return self.num_microbatches * sum(cost.microbatch_s for cost in self.costs.values()) + self.update_s
 
 
 class EmulatedPace(Pace):
@@ -106,33 +115,34 @@ class EmulatedPace(Pace):
         return self._meetings == 0 or self._outside
 
     @contextlib.contextmanager
-    def compute(self, kind: Kind, number: int) -> Iterator[None]:
-        assert self._device is not None, "an idle rank computes nothing"
+    def compute(self, action: Action) -> Iterator[None]:
+        if action == UPDATE:
+            yield
+            self._update()
+            return
         if self._outside:
             yield
             return
-        self._device.memory.before(kind, number)
+        assert self._device is not None, "an idle rank computes nothing"
+        self._device.memory.before(action)
         if not self._as_fast_as_it_can:
             self._wait_for_tensor_parallel_ranks()
-        cost = self._device.cost
         start_s = self._clock.at_s
-        end_s = start_s + _seconds(cost, kind)
-        self._running = running = Compute(kind, number, start_s, end_s)
+        end_s = start_s + _seconds(self._device.costs[action.stage], action.kind)
+        self._running = running = Compute(action.stage, action.kind, action.number, start_s, end_s)
         worked_s = time.process_time()
         yield
         self._worked_s += time.process_time() - worked_s
         self._running = None
-        self._device.memory.after(kind)
+        self._device.memory.after(action)
         if not self._as_fast_as_it_can:
             self._clock.advance(end_s)
             self._step.computes.append(running)
 
-    @contextlib.contextmanager
-    def update(self) -> Iterator[None]:
-        yield
+    def _update(self) -> None:
         if self._device is not None:
-            self._step.update_s = self._device.cost.update_s
-            self._clock.advance(self._clock.at_s + self._device.cost.update_s)
+            self._step.update_s = self._device.update_s
+            self._clock.advance(self._clock.at_s + self._device.update_s)
 
     def transfer(
         self, direction: Direction, messages: Sequence[Transfer], number: int, start: Start
@@ -155,7 +165,8 @@ class EmulatedPace(Pace):
         if self._running is not None and self._device is not None:
             # The real backward is over in no time; the described one would only now have come to this bucket.
             running = self._running
-            share = share_of_backward(self._costs, self._device.stage, bucket.position, running.kind)
+            stage = self._device.stages[running.stage]
+            share = share_of_backward(self._costs, stage, bucket.position, running.kind)
             ready_s = running.start_s + (running.end_s - running.start_s) * share
             self._clock.sleep_until(ready_s)
         key = collective_key(operation, bucket)
@@ -209,7 +220,8 @@ class EmulatedPace(Pace):
     def arrived(self, key: MessageKey) -> None:
         """A message is really here; it counts as received when the described link has brought it."""
         found = self.appointment(key)
-        self._step.arrivals.append(Arrival(key.direction.kind, key.number, found.start_s, found.end_s))
+        direction = key.direction
+        self._step.arrivals.append(Arrival(direction.boundary, direction.kind, key.number, found.start_s, found.end_s))
 
     def reduced(self, key: CollectiveKey, position: float) -> None:
         """A collective is really done; it counts as done when the described links have carried it."""
@@ -231,7 +243,7 @@ class EmulatedPace(Pace):
 
 def _seconds(cost: StageCost, kind: Kind) -> float:
     match kind:
-        case Kind.F:
+        case Kind.F | Kind.R:
             return cost.forward_s
         case Kind.W:
             return cost.weight_s

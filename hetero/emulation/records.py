@@ -12,10 +12,11 @@ from hetero.serialization import STRICT
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A forward, backward or W as it ran."""
+    """A forward, backward or W of ``stage`` as it ran."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    stage: int
     kind: Kind
     number: int
     start_s: float
@@ -26,11 +27,13 @@ class Compute:
 class Arrival:
     """A slice, or this rank's part of it, as it travelled.
 
-    kind: SEND_F from the stage before, SEND_B from the stage after.
+    boundary: the stage before it.
+    kind: SEND_F from that stage, SEND_B back to it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    boundary: int
     kind: Kind
     number: int
     start_s: float

@@ -1,6 +1,5 @@
 """From a plan and a cluster to the pace of a rank."""
 
-import dataclasses
 import tempfile
 import time
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hetero.cost.latency import CostModel
-from hetero.cost.memory import memory_of_stage, plan_memory
+from hetero.cost.memory import device_memory, memory_of_stage, plan_memory
 from hetero.cost.network import Topology
 from hetero.distributed.agreement import from_rank_0, on_all_ranks
 from hetero.emulation.board import Board
@@ -21,10 +20,13 @@ from hetero.emulation.pace import Device, EmulatedPace
 from hetero.emulation.wiring import Wiring
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
+from hetero.plan.lowering import step_rows
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
+from hetero.schedule.residency import Residency
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.parameters import parameters
+from hetero.text import number_ranges
 from hetero.units import GIB
 
 
@@ -117,28 +119,36 @@ def _check_one_machine(path: Path) -> None:
 
 
 def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> Device | None:
-    place = plan.placement(rank)
-    if place is None:
+    places = plan.placements(rank)
+    if not places:
         return None
-    replica = plan.replicas[place.replica]
-    stage = replica.stages[place.stage]
-    num_microbatches = replica.num_microbatches(place.stage)
+    first = places[0]
+    replica = plan.replicas[first.replica]
+    stages = {place.stage: replica.stages[place.stage] for place in places}
+    return Device(
+        stages,
+        {s: costs.of(stage) for s, stage in stages.items()},
+        stages[first.stage].tp_groups[first.dp_rank],
+        _memory(plan, cluster, costs, rank),
+        replica.num_microbatches(first.stage),
+    )
+
+
+def _memory(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> DeviceMemory:
+    """Of a working rank's device, with all stages that it holds."""
+    places = plan.placements(rank)
+    r, group = places[0].replica, tuple(place.stage for place in places)
+    replica = plan.replicas[r]
     capacity_gib = cluster.device_of_rank(rank).memory_gib
-    deepest = min(stage.in_flight, num_microbatches)
-    each = memory_of_stage(stage, costs)
-    memory = DeviceMemory(
-        f"rank {rank} (replica {place.replica} stage {place.stage}, {stage.device})",
-        peak=dataclasses.replace(
-            plan_memory(plan, costs)[place.replica, place.stage],
-            activations=deepest * each.activations_per_microbatch,
-            logits=deepest * each.logits_per_microbatch,
-            deferred=0,
-        ),
-        deepest=deepest,
-        deferred_bytes=each.deferred_per_microbatch if stage.weight_lag is not None else 0,
+    row = step_rows(replica)[replica.device_groups.index(group)]
+    stages = f"stage{'s' if len(group) > 1 else ''} {number_ranges(group)}"
+    return DeviceMemory(
+        f"rank {rank} (replica {r} {stages}, {replica.stages[group[0]].device})",
+        peak=device_memory(plan, plan_memory(plan, costs))[r, group[0]],
+        stages={s: memory_of_stage(replica.stages[s], costs) for s in group},
+        residency=Residency.of_row(row),
         capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
     )
-    return Device(stage, stage.tp_groups[place.dp_rank], costs.of(stage), memory, num_microbatches)
 
 
 def _block_numel(plan: Plan) -> int:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from hetero.cost.collectives import SyncSpan
 from hetero.cost.engine import NO_CAUSE, Span
 from hetero.cost.exposure import exposed_s
 from hetero.cost.gradients import SyncBucket
 from hetero.cost.latency import CostModel
-from hetero.cost.simulator import Simulation, StageKey, StageTimes
-from hetero.cost.sums import SyncSpan
+from hetero.cost.layout import StageKey
+from hetero.cost.simulator import Simulation, StageTimes
 from hetero.emulation.records import Arrival, EmulatedRun, Reduction, StepRecord
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.actions import COMPUTE, Kind
@@ -47,6 +48,7 @@ def _computes(replica: int, stage: int, record: StepRecord, begin_s: float) -> l
     return [
         Span(replica, stage, stage, c.kind, c.number, c.start_s - begin_s, c.end_s - begin_s, NO_CAUSE)
         for c in record.computes
+        if c.stage == stage
     ]
 
 
@@ -55,7 +57,8 @@ def _transfers(replica: int, stage: int, records: Sequence[StepRecord], begin_s:
     found: dict[tuple[Kind, int], list[Arrival]] = {}
     for record in records:
         for arrival in record.arrivals:
-            found.setdefault((arrival.kind, arrival.number), []).append(arrival)
+            if stage == (arrival.boundary + 1 if arrival.kind == Kind.SEND_F else arrival.boundary):
+                found.setdefault((arrival.kind, arrival.number), []).append(arrival)
     spans = []
     for (kind, number), arrivals in found.items():
         sender = stage - 1 if kind == Kind.SEND_F else stage + 1

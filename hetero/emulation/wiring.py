@@ -12,10 +12,10 @@ from itertools import pairwise
 from hetero.cost.latency import CostModel
 from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost, two_level_cost
 from hetero.distributed.pace import Collective, Direction
-from hetero.distributed.reshard import Transfer, num_phases, transfers
 from hetero.emulation.board import Occupation
 from hetero.plan.holders import Bucket, gradient_buckets
 from hetero.plan.ir import Plan
+from hetero.plan.reshard import Transfer, num_phases, transfers
 from hetero.schedule.actions import Kind, boundaries
 from hetero.spec.parameters import parameters
 from hetero.units import US_PER_S
@@ -95,9 +95,7 @@ class Wiring:
 
     def message(self, key: MessageKey, message: Transfer) -> Occupation:
         """A message is there when its last byte has left and the latency has passed."""
-        rows = message.sender_rows.stop - message.sender_rows.start
-        samples = message.sender_samples.stop - message.sender_samples.start
-        num_bytes = int(rows * samples * self._bytes_per_row)
+        num_bytes = int(message.num_tokens * self._bytes_per_row)
         link = self._topology.link(key.sender, key.receiver)
         busy_s = num_bytes / link.bytes_per_s(num_bytes)
         return Occupation(

@@ -17,6 +17,9 @@ from hetero.schedule.orders import ORDERS, forward_only
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 from hetero.schedule.program import Point, Program, Step
 
+NO_REPLICA = -1
+"""In place of the replica of a rank that idles."""
+
 RECEIVES_AHEAD = 2
 """Computes that a receive is posted ahead of its own: one hides the transfer, another the neighbour's jitter."""
 
@@ -72,6 +75,42 @@ def lower(plan: Plan, buckets: Sequence[SharedBucket], *, options: CollectiveOpt
         for r, replica in enumerate(plan.replicas)
         for stages, row in zip(replica.device_groups, step_rows(replica), strict=True)
     ]
+
+
+def lower_rank(
+    plan: Plan, rank: int, buckets: Mapping[int, SharedBucket], *, options: CollectiveOptions | None = None
+) -> Program:
+    """The program of one rank: that of its device group, with the collectives of its own buckets.
+
+    An idle rank has nothing but the update, on which all ranks decide.
+
+    Args:
+        buckets: by number, in that order: those of :func:`lower` that ``rank`` holds.
+
+    Raises:
+        ScheduleError: the depths deadlock.
+    """
+    place = plan.placement(rank)
+    if place is None:
+        return Program(replica=NO_REPLICA, stages=(), queues={"compute": (Step(UPDATE),)})
+    replica = plan.replicas[place.replica]
+    stages, row = _own(replica, place.stage, step_rows(replica))
+    return _program(plan, place.replica, stages, row, buckets, options or CollectiveOptions())
+
+
+def evaluation_program(plan: Plan, rank: int) -> Program:
+    """What ``rank`` does to evaluate a global batch: forwards with their communication, no backward and no update."""
+    place = plan.placement(rank)
+    if place is None:
+        return Program(replica=NO_REPLICA, stages=(), queues={"compute": ()})
+    replica = plan.replicas[place.replica]
+    stages, row = _own(replica, place.stage, evaluation_rows(replica))
+    return Program.of_row(row, replica=place.replica, stages=stages, num_microbatches=_counts(replica), updates=False)
+
+
+def _own(replica: Replica, stage: int, rows: Schedule) -> tuple[tuple[int, ...], Row]:
+    """The device group of ``stage`` and its row."""
+    return next(pair for pair in zip(replica.device_groups, rows, strict=True) if stage in pair[0])
 
 
 def _program(

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from hetero.cost.network import slice_messages, transfer_cost
+from hetero.cost.network import transfer_cost
 from hetero.plan.ir import Stage
+from hetero.plan.reshard import transfers
 from hetero.planner.candidates import Slot
 from hetero.planner.problem import Problem
 
@@ -57,7 +58,7 @@ class Boundaries:
         row_bytes = self._problem.model.hidden_size * self._problem.costs.element_bytes
         topology, seq_length = self._problem.topology, self._problem.seq_length
         forward, backward = (
-            transfer_cost(slice_messages(x, y, seq_length=seq_length, row_bytes=row_bytes), topology)
+            transfer_cost(transfers(x, y, seq_length=seq_length, phase=0), topology, row_bytes=row_bytes)
             for x, y in ((a, b), (b, a))
         )
         return Crossing(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from hetero.cost.memory import MemoryParts, plan_memory
+from hetero.cost.memory import MemoryParts, device_memory, plan_memory
 from hetero.cost.simulator import Simulation, simulate
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.placement import check_plan_on_cluster
@@ -36,7 +36,7 @@ FORMULA_ERROR = 1.03
 class Scored:
     """A legal plan that fits, with its prediction.
 
-    memory: peak parts of one device of every stage, by replica and stage.
+    memory: parts of one device of every stage at the device's peak, by replica and stage.
     """
 
     plan: Plan
@@ -60,7 +60,7 @@ def scored(plan: Plan, problem: Problem, clock: Clock | None = None) -> Scored |
     validate(plan)
     check_plan_on_cluster(plan, problem.cluster)
     memory = plan_memory(plan, problem.costs)
-    if any(parts.total > capacity_bytes(plan, problem, key) for key, parts in memory.items()):
+    if short_bytes(plan, problem, memory):
         return None
     return Scored(plan=plan, simulation=simulate(plan, problem.topology, problem.costs), memory=memory)
 
@@ -86,6 +86,14 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
     return next(
         kind.memory_bytes for kind in problem.kinds if kind.first_rank <= rank < kind.first_rank + kind.num_devices
     )
+
+
+def short_bytes(
+    plan: Plan, problem: Problem, memory: Mapping[tuple[int, int], MemoryParts]
+) -> dict[tuple[int, int], int]:
+    """How much the devices lack that do not hold their stages, by replica and the first of these stages."""
+    over = {key: parts.total - capacity_bytes(plan, problem, key) for key, parts in device_memory(plan, memory).items()}
+    return {key: num_bytes for key, num_bytes in over.items() if num_bytes > 0}
 
 
 def ranked(
@@ -168,16 +176,17 @@ def scored_shallower(plan: Plan, problem: Problem, clock: Clock | None = None) -
         return None
     memory = plan_memory(plan, problem.costs)
     replicas = list(plan.replicas)
-    for (r, s), parts in memory.items():
-        over = parts.total - capacity_bytes(plan, problem, (r, s))
-        if over > 0:
-            each = (parts.activations + parts.logits) / replicas[r].stages[s].in_flight
-            if not each:
-                return None  # At its peak the stage holds nothing but what waits for its weights' gradients.
-            depth = replicas[r].stages[s].in_flight - max(1, -int(-over // each))
-            if depth < least_in_flight(replicas[r], s):
-                return None
-            replicas[r] = _with_depth(replicas[r], s, depth)
+    for (r, s), over in short_bytes(plan, problem, memory).items():
+        if replicas[r].is_interleaved:
+            return None  # Its depths are chosen with its stages.
+        parts = memory[r, s]
+        each = (parts.activations + parts.logits) / replicas[r].stages[s].in_flight
+        if not each:
+            return None  # At its peak the stage holds nothing but what waits for its weights' gradients.
+        depth = replicas[r].stages[s].in_flight - max(1, -int(-over // each))
+        if depth < least_in_flight(replicas[r], s):
+            return None
+        replicas[r] = _with_depth(replicas[r], s, depth)
     shallower = dataclasses.replace(plan, replicas=tuple(replicas))
     return scored(shallower, problem, clock) if shallower != plan else None
 

@@ -11,7 +11,7 @@ from hetero.cost.memory import plan_memory
 from hetero.cost.simulator import with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored, capacity_bytes, scoring_s, worth
+from hetero.planner.finalists import Scored, scoring_s, short_bytes, worth
 from hetero.planner.problem import Problem
 
 BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
@@ -65,7 +65,7 @@ def _better(best: Scored, sync: GradientSyncPlan, problem: Problem, clock: Clock
     if sync.domains == best.plan.gradient_sync.domains:
         return changed  # Only the communicators take memory.
     memory = plan_memory(changed.plan, problem.costs)
-    if any(parts.total > capacity_bytes(changed.plan, problem, key) for key, parts in memory.items()):
+    if short_bytes(changed.plan, problem, memory):
         return best
     return dataclasses.replace(changed, memory=memory)
 

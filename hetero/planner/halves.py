@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from hetero.cost.latency import CostModel
-from hetero.cost.memory import plan_memory
+from hetero.cost.memory import device_memory, plan_memory
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.planner.problem import Problem
 from hetero.spec.parameters import HALF
@@ -29,7 +29,8 @@ Shape = tuple[object, ...]
 
 def shape_of(replica: Replica) -> Shape:
     """Everything but the ranks."""
-    return replica.num_samples, *(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+    stages = (dataclasses.replace(stage, ranks=()) for stage in replica.stages)
+    return replica.num_samples, replica.schedule, replica.device_groups, *stages
 
 
 def alike(plan: Plan) -> list[list[int]]:
@@ -59,6 +60,8 @@ def with_halves_moved(plan: Plan, problem: Problem) -> Iterator[Plan]:
         yield level
     for members in alike(plan):
         stages = plan.replicas[members[0]].stages
+        if plan.replicas[members[0]].is_interleaved:
+            continue  # What is long there is a device, not a stage.
         for a, b in itertools.permutations(range(len(stages)), 2):
             if abs(a - b) <= REACH and stages[a].num_layers > HALF:
                 changed = layers_moved(stages, a, b, HALF)
@@ -77,6 +80,8 @@ def levelled(plan: Plan, problem: Problem) -> Plan | None:
     found = plan
     for members in alike(plan):
         stages = plan.replicas[members[0]].stages
+        if plan.replicas[members[0]].is_interleaved:
+            continue
         level = _levelled(stages, problem.costs)
         if _is_shorter(level, stages, problem.costs):
             found = _with(found, members, level)
@@ -105,8 +110,14 @@ def recomputing_more(plan: Plan, problem: Problem, capacity_bytes: Callable[[tup
     capacity_bytes: of a device, by replica and stage.
     """
     for _ in MORE:
-        memory = plan_memory(plan, problem.costs)
-        short = {key for key, parts in memory.items() if parts.total > capacity_bytes(key)}
+        devices = device_memory(plan, plan_memory(plan, problem.costs))
+        short = {
+            (r, s)
+            for r, replica in enumerate(plan.replicas)
+            for group in replica.device_groups
+            if devices[r, group[0]].total > capacity_bytes((r, group[0]))
+            for s in group
+        }
         if not short:
             return plan
         replicas = []

@@ -51,6 +51,7 @@ class Problem:
     goal: what is minimised; ``budget_per_hour`` bounds the price of the nodes in use under either goal.
     distributed_optimizer: of the plans that are looked for.
     splits_backward: plans may split backwards, which the runtime does with megatron-core's local layers only.
+    interleaves: a device group may hold several stages of a replica.
     seed: of the solver's random choices. With one and the same seed the search takes the same course as long as the
         time limit does not cut it short.
     time_limit_s: seconds after which the best plan so far is returned, with the bound that was proven by then.
@@ -65,6 +66,7 @@ class Problem:
     time_limit_s: float = 30.0
     seed: int = 0
     splits_backward: bool = True
+    interleaves: bool = True
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:

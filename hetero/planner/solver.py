@@ -17,6 +17,7 @@ from hetero.planner.first import first_plan
 from hetero.planner.floor import floor_s
 from hetero.planner.gradient_sync import in_domains, synced
 from hetero.planner.infeasible import check_devices, check_links, check_model_fits, nothing_found
+from hetero.planner.interleave import with_interleaving
 from hetero.planner.money import cheaper_covers
 from hetero.planner.polish import Polish
 from hetero.planner.problem import Problem
@@ -39,10 +40,14 @@ FINALIST_SHARE = 0.5
 """Of what is left for the last round; the rest refines the winner."""
 
 REFINE_SHARE = 0.9
-"""Of what is left for refining the winner; the rest is for split backwards and for how it sums its gradients."""
+"""Of what is left for refining the winner; the rest is for split backwards, interleaved stages, and how it sums its
+gradients."""
 
 SPLIT_SHARE = 0.5
 """Of that rest, for split backwards."""
+
+INTERLEAVE_SHARE = 0.5
+"""Of what these leave, for interleaved stages."""
 
 FIRST_SHARE = 0.08
 """Of the time limit, after which a first plan that was found is enough."""
@@ -207,10 +212,12 @@ def _search(
 
 
 def _refined(best: Scored, found: _Round, problem: Problem, clock: Clock) -> Scored:
-    """``best``, or what small changes, half layers, split backwards and other gradient sums make of it."""
+    """``best``, or what small changes, half layers, split backwards, several stages per device group and other gradient
+    sums make of it."""
     best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
     level = best_levelled(found.covers[:FINALISTS], problem, clock, below_s=best.step_s)
     if level is not None and worth(level, problem) < worth(best, problem):
         best = refined(level, problem, clock.part(REFINE_SHARE))
     best = with_split_backwards([best, *found.finalists], problem, clock.part(SPLIT_SHARE))
+    best = with_interleaving([best, *found.finalists], problem, clock.part(INTERLEAVE_SHARE))
     return synced(best, problem, clock)

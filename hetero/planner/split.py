@@ -15,7 +15,7 @@ from hetero.cost.memory import plan_memory
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored, capacity_bytes, scored, worth
+from hetero.planner.finalists import Scored, scored, short_bytes, worth
 from hetero.planner.problem import Problem
 from hetero.planner.refine import ENOUGH, changed, neighbours, refined
 
@@ -91,13 +91,12 @@ def _scored(plan: Plan, problem: Problem, clock: Clock) -> Scored | None:
     except ConfigError:
         return None  # The profiles of a device have no backward of a block that could be divided.
     replicas = list(plan.replicas)
-    for (r, s), parts in plan_memory(plan, problem.costs).items():
-        over = parts.total - capacity_bytes(plan, problem, (r, s))
+    memory = plan_memory(plan, problem.costs)
+    for (r, s), over in short_bytes(plan, problem, memory).items():
         lag = replicas[r].stages[s].weight_lag
-        if over > 0:
-            if lag is None:
-                return None
-            replicas[r] = _with_lag(replicas[r], s, smaller_lag(lag, deferred=parts.deferred, over=over))
+        if lag is None or replicas[r].is_interleaved:
+            return None
+        replicas[r] = _with_lag(replicas[r], s, smaller_lag(lag, deferred=memory[r, s].deferred, over=over))
     return scored(dataclasses.replace(plan, replicas=tuple(replicas)), problem, clock)
 
 

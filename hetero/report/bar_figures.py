@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 from matplotlib.patches import Patch, Rectangle
 
-from hetero.report.content import Report, StageRow, named
+from hetero.report.content import DeviceRow, Report, named
 from hetero.report.sheet import FAINT, INK, QUIET, WIDTH_IN, Drawing, axes_in, fitting, shade
 from hetero.units import GIB
 
@@ -41,9 +41,9 @@ OURS, THEIRS = "#2c8a6d", "#b7c0cc"
 
 
 def memory_drawing(report: Report) -> Drawing:
-    """One bar per stage, stacked by the parts of the cost model, with a line at the device's capacity."""
+    """One bar per device group, stacked by the parts of the cost model, with a line at the device's capacity."""
     rows = report.drawn_rows(MOST_ROWS)
-    left_out = len(report.rows) - len(rows)
+    left_out = sum(len(row.indices) for row in report.rows) - sum(len(row.indices) for row in rows)
     bottom = len(rows) * ROW_IN + 0.05
     height_in = bottom + AXIS_IN + LEGEND_IN + (0.2 if left_out else 0.0)
     widest = max(max(row.memory.total, row.capacity_bytes or 0) for row in rows) / GIB
@@ -116,12 +116,11 @@ def _bar_axes(canvas: FigureBase, heights: tuple[float, float], *, left: float, 
     return axes
 
 
-def _draw_memory(page: Axes, bars: Axes, report: Report, row: StageRow, middle: float) -> None:
-    stages = len(row.replica.stages)
+def _draw_memory(page: Axes, bars: Axes, report: Report, row: DeviceRow, middle: float) -> None:
     corner = 0.03, middle - 0.3 * ROW_IN
-    page.add_patch(Rectangle(corner, 0.1, 0.6 * ROW_IN, facecolor=shade(report.hue(row.members[0]), row.index, stages)))
+    page.add_patch(Rectangle(corner, 0.1, 0.6 * ROW_IN, facecolor=shade(report.hue(row.members[0]), *row.place)))
     owner = named("replica", row.members) if report.hue_per_replica else f"group {row.group}"
-    texts = [f"{owner} · stage {row.index} · {row.stage.device}", f"stage {row.index} · {row.stage.device}"]
+    texts = [f"{owner} · {row.title} · {row.stage.device}", f"{row.title} · {row.stage.device}"]
     page.text(0.2, middle, fitting(texts, room_in=STAGE_IN - 0.3, size_pt=8), va="center", fontsize=8)
     height = 0.6 * ROW_IN
     left = 0.0
@@ -130,7 +129,7 @@ def _draw_memory(page: Axes, bars: Axes, report: Report, row: StageRow, middle: 
         colour = PART_COLOURS[name]
         bars.add_patch(Rectangle(corner, num_bytes / GIB, height, facecolor=colour, edgecolor="white", linewidth=0.3))
         left += num_bytes / GIB
-    used_gib, used = row.device_bytes / GIB, f"{row.device_bytes / GIB:.1f} GiB"
+    used_gib, used = row.memory.total / GIB, f"{row.memory.total / GIB:.1f} GiB"
     if row.capacity_bytes is not None:
         at = row.capacity_bytes / GIB
         bars.plot([at, at], [middle - 0.46 * ROW_IN, middle + 0.46 * ROW_IN], color=INK, linewidth=1.8)

@@ -11,7 +11,8 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from hetero.report.content import Report, named
 from hetero.report.nodes import NodeBox, Run, node_boxes
 from hetero.report.sheet import FAINT, INK, PAPER, QUIET, WIDTH_IN, Drawing, axes_in, fitting, ink_on, shade
-from hetero.report.wording import layers_of
+from hetero.report.wording import in_turns, layers_of
+from hetero.text import number_ranges
 
 MOST_BOXES = 48
 """More differing nodes than this are counted and not drawn."""
@@ -136,8 +137,9 @@ def _draw_run(axes: Axes, report: Report, placed: _Placed, run: Run) -> None:
         colour, ink, texts = IDLE, QUIET, [["idle"]]
         axes.add_patch(Rectangle((left, top), width, height, facecolor=colour, edgecolor="#c3cad3", hatch="////"))
     else:
-        stages = report.plan.replicas[run.replica].stages
-        colour = shade(report.hue(run.replica), run.stage, len(stages))
+        groups = report.plan.replicas[run.replica].device_groups
+        place = next(g for g, group in enumerate(groups) if group[0] == run.stage)
+        colour = shade(report.hue(run.replica), place, len(groups))
         ink, texts = ink_on(colour), _run_texts(report, run.replica, run.stage)
         axes.add_patch(Rectangle((left, top), width, height, facecolor=colour, edgecolor="none"))
     single = len(placed.box.nodes) == 1
@@ -161,15 +163,15 @@ def _draw_run(axes: Axes, report: Report, placed: _Placed, run: Run) -> None:
 
 def _run_texts(report: Report, replica: int, s: int) -> list[list[str]]:
     """What a run says line by line, the longest wording first."""
-    stages = report.plan.replicas[replica].stages
-    group = report.plan.replicas[replica].group_of(s)
-    stage = stages[s]
-    owner, layers = report.owner(replica), ", ".join(layers_of(stages[each]) for each in group)
-    word = "layer" if sum(len(stages[each].layer_numbers) for each in group) == 1 else "layers"
+    pipeline = report.plan.replicas[replica]
+    group = next(group for group in pipeline.device_groups if group[0] == s)
+    stage, stages = pipeline.stages[s], [pipeline.stages[each] for each in group]
+    owner, layers = report.owner(replica), in_turns(map(layers_of, stages))
+    word = "layer" if sum(len(each.layer_numbers) for each in stages) == 1 else "layers"
     short = owner[0] + owner.split()[1]
-    numbers, several = " ".join(map(str, group)), "s" if len(group) > 1 else ""
+    title = named("stage", group)
     return [
-        [f"{owner} · stage{several} {numbers}", f"{short} · stage{several} {numbers}", f"{short} · s{numbers}"],
+        [f"{owner} · {title}", f"{short} · {title}", f"{short} · s{number_ranges(group)}"],
         [f"{word} {layers}", f"L {layers}", layers],
         [f"tp {stage.tp} · dp {stage.dp}", f"tp{stage.tp} dp{stage.dp}", f"t{stage.tp} d{stage.dp}"],
     ]
@@ -203,9 +205,9 @@ def _draw_legend(axes: Axes, report: Report, lines: Sequence[Sequence[tuple[int,
     for i, line in enumerate(lines):
         middle = (i + 0.45) * LEGEND_IN
         for replica, text, left in line:
-            num_stages = len(report.plan.replicas[replica].stages)
-            for s in range(num_stages):
-                width = 0.4 / num_stages
-                colour = shade(report.hue(replica), s, num_stages)
-                axes.add_patch(Rectangle((left + s * width, middle - 0.07), width, 0.14, facecolor=colour))
+            num_groups = len(report.plan.replicas[replica].device_groups)
+            for g in range(num_groups):
+                width = 0.4 / num_groups
+                colour = shade(report.hue(replica), g, num_groups)
+                axes.add_patch(Rectangle((left + g * width, middle - 0.07), width, 0.14, facecolor=colour))
             axes.text(left + 0.47, middle, text, va="center", color=INK)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetero.cost.latency import CostModel
-from hetero.cost.memory import MemoryParts
+from hetero.cost.memory import MemoryParts, device_memory
 from hetero.cost.simulator import Simulation, StageTimes
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.baselines import Yardstick
 from hetero.planner.finalists import Scored
 from hetero.planner.solver import PlanResult
-from hetero.report.tables import Memory, device_bytes
+from hetero.report.tables import Memory
 from hetero.report.wording import alike
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
@@ -25,24 +25,48 @@ RANGE_CHARACTERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageRow:
-    """One stage of all replicas that differ in their ranks only.
+class DeviceRow:
+    """One device group of all replicas that differ in their ranks only: mostly a stage, or several in turns.
 
     group: number of that sort of replica; ``members`` are its replicas, ``replica`` is the first.
-    memory: parts of one device at its peak, of the member that needs most.
-    device_bytes: what that device holds then, also of other stages that take turns with this one.
+    indices: of the stages.
+    times: of the ranks, all stages together.
+    memory: peak parts of one device, of the member that needs most.
     capacity_bytes: of one device; ``None`` where nobody knows it.
     """
 
     group: int
     members: tuple[int, ...]
     replica: Replica
-    index: int
-    stage: Stage
+    indices: tuple[int, ...]
     times: StageTimes
     memory: MemoryParts
-    device_bytes: int
     capacity_bytes: int | None
+
+    @property
+    def index(self) -> int:
+        """Of the first stage."""
+        return self.indices[0]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(self.replica.stages[s] for s in self.indices)
+
+    @property
+    def stage(self) -> Stage:
+        """The first stage, for what all of them have alike: ranks and degrees, device and microbatches."""
+        return self.replica.stages[self.index]
+
+    @property
+    def title(self) -> str:
+        """``stage 1``, or ``stages 1,3``."""
+        return named("stage", self.indices)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which of how many device groups of its replica it is."""
+        groups = self.replica.device_groups
+        return groups.index(self.indices), len(groups)
 
     @property
     def is_first(self) -> bool:
@@ -71,7 +95,7 @@ class Report:
     """All that the figures and the page are made from.
 
     model_name, cluster_name: what their reader calls them.
-    memory: peak parts of one device of every stage.
+    memory: parts of one device of every stage at the device's peak.
     result: what the planner knows about its plan; ``None`` for a plan that came from elsewhere.
     others: the yardsticks; empty if nothing was compared.
     executions: plans that ran under emulation, this one first; empty if none did.
@@ -115,40 +139,39 @@ class Report:
         return f"replica {replica}" if self.hue_per_replica else f"group {self.group_of[replica]}"
 
     @cached_property
-    def rows(self) -> tuple[StageRow, ...]:
-        """One per stage of every group."""
+    def rows(self) -> tuple[DeviceRow, ...]:
+        """One per device group of every group of replicas."""
+        devices = device_memory(self.plan, self.memory)
         rows = []
         for group, members in enumerate(self.groups):
             replica = self.plan.replicas[members[0]]
-            for s, stage in enumerate(replica.stages):
-                memory_gib = self.cluster.device_of_rank(stage.ranks[0]).memory_gib
-                fullest = max(members, key=lambda r: device_bytes(self.memory, self.plan.replicas[r], r, s))
+            for indices in replica.device_groups:
+                s = indices[0]
+                memory_gib = self.cluster.device_of_rank(replica.stages[s].ranks[0]).memory_gib
                 rows.append(
-                    StageRow(
+                    DeviceRow(
                         group=group,
                         members=members,
                         replica=replica,
-                        index=s,
-                        stage=stage,
+                        indices=indices,
                         times=self.simulation.stages[members[0], s],
-                        memory=self.memory[fullest, s],
-                        device_bytes=device_bytes(self.memory, self.plan.replicas[fullest], fullest, s),
+                        memory=max((devices[r, s] for r in members), key=lambda parts: parts.total),
                         capacity_bytes=memory_gib * GIB if memory_gib is not None else None,
                     )
                 )
         return tuple(rows)
 
-    def drawn_rows(self, most: int) -> tuple[StageRow, ...]:
+    def drawn_rows(self, most: int) -> tuple[DeviceRow, ...]:
         """The rows of whole groups in order, without the groups that would make them more than ``most``; one group at
         least."""
-        drawn: list[StageRow] = []
+        drawn: list[DeviceRow] = []
         for group in range(len(self.groups)):
             rows = [row for row in self.rows if row.group == group]
             if not drawn or len(drawn) + len(rows) <= most:
                 drawn += rows
         return tuple(drawn)
 
-    def group_title(self, row: StageRow) -> str:
+    def group_title(self, row: DeviceRow) -> str:
         """``replicas 0-3, 64 samples each``, of the group that ``row`` belongs to."""
         members = named("replica", row.members)
         if not self.hue_per_replica:

@@ -6,7 +6,8 @@ from rich import box
 from rich.table import Table
 
 from hetero.cost.simulator import Simulation, StageTimes
-from hetero.report.wording import layers_of
+from hetero.report.wording import in_turns, layers_of
+from hetero.text import number_ranges
 
 COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
     "busy": lambda times: times.busy_s,
@@ -19,7 +20,7 @@ COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
 
 
 def measurement_table(predicted: Simulation, executed: Simulation) -> Table:
-    """One row per stage: its seconds as predicted, and as they were under emulation."""
+    """One row per device group: its seconds as predicted, and as they were under emulation."""
     table = Table(title="Seconds of a step, predicted | executed (emulated)", title_justify="left", box=box.SQUARE)
     for header in ("replica", "stage"):
         table.add_column(header, justify="right")
@@ -27,10 +28,13 @@ def measurement_table(predicted: Simulation, executed: Simulation) -> Table:
         table.add_column(header)
     for header in COLUMNS:
         table.add_column(header, justify="right")
-    for r, s, stage in predicted.plan.stages():
-        pair: tuple[StageTimes, StageTimes] = predicted.stages[r, s], executed.stages[r, s]
-        cells = [" | ".join(f"{seconds_of(times):.4g}" for times in pair) for seconds_of in COLUMNS.values()]
-        table.add_row(str(r), str(s), layers_of(stage), stage.device, *cells)
+    for r, replica in enumerate(predicted.plan.replicas):
+        for group in replica.device_groups:
+            s, stages = group[0], [replica.stages[each] for each in group]
+            pair: tuple[StageTimes, StageTimes] = predicted.stages[r, s], executed.stages[r, s]
+            cells = [" | ".join(f"{seconds_of(times):.4g}" for times in pair) for seconds_of in COLUMNS.values()]
+            layers = in_turns(map(layers_of, stages))
+            table.add_row(str(r), number_ranges(group), layers, stages[0].device, *cells)
     return table
 
 

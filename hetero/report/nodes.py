@@ -10,10 +10,10 @@ from hetero.spec.cluster import NodeType
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Neighbouring devices of a node that work for one stage of one replica; ``None`` twice if they idle.
+    """Neighbouring devices of a node that hold the same stages of one replica; ``None`` twice if they idle.
 
     first: position of the first of ``size`` devices on the node.
-    stage: the first one, where they take turns with several.
+    stage: the first one that they hold.
     """
 
     first: int
@@ -42,10 +42,12 @@ def node_boxes(report: Report) -> tuple[NodeBox, ...]:
     Where every replica has a colour of its own, nodes of different replicas are different; else replicas of one group
     count as the same.
     """
-    owners: dict[int, tuple[int, int]] = {}
-    for r, s, held_there in report.plan.stages():
-        for rank in held_there.ranks:
-            owners.setdefault(rank, (r, s))
+    owners = {
+        rank: (r, group[0])
+        for r, replica in enumerate(report.plan.replicas)
+        for group in replica.device_groups
+        for rank in replica.stages[group[0]].ranks
+    }
     folded: dict[object, list[tuple[NodeType, int, int, tuple[Run, ...]]]] = {}
     for node_type, node, first_rank in _nodes(report):
         held = [owners.get(first_rank + i) for i in range(node_type.gpus_per_node)]

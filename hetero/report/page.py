@@ -12,12 +12,21 @@ from hetero.cost.basis import Basis
 from hetero.cost.capacity import memory_error
 from hetero.cost.memory import MemoryParts
 from hetero.planner.finalists import Scored
-from hetero.report.content import Execution, Report, StageRow, named
+from hetero.report.content import DeviceRow, Execution, Report, named
 from hetero.report.figures import DRAWINGS
 from hetero.report.sheet import inline_svg, shade
 from hetero.report.tables import UNKNOWN, fullest
 from hetero.report.timeline_figure import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
-from hetero.report.wording import depth_of, depth_title, gradient_sync_of, held_by, recompute_of, shape_of
+from hetero.report.wording import (
+    depth_of,
+    depth_title,
+    gradient_sync_of,
+    held_by,
+    in_turns,
+    orders_of,
+    recompute_of,
+    shape_of,
+)
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -64,6 +73,7 @@ def html_page(report: Report) -> str:
         executions=[_executed(report, execution) for execution in report.executions],
         idle=number_ranges(report.plan.idle_ranks) or "none",
         sums=gradient_sync_of(report.plan),
+        orders=orders_of(report.plan),
         layer_kinds=LAYER_KINDS,
         bases=list(_bases(report)),
         origin=_origin(report),
@@ -153,6 +163,8 @@ def _rests_on(report: Report) -> str:
 
 def _figures(report: Report) -> Iterator[dict[str, Any]]:
     cut = " Its middle, which repeats, is left out." if is_cut(report) else ""
+    several = any(replica.is_interleaved for replica in report.plan.replicas)
+    turns = " Stages that the same devices hold in turns share a row, the later ones lighter." if several else ""
     notes = {
         "cluster": (
             "Who holds what",
@@ -164,7 +176,7 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
         "timeline": (
             "One step",
             f"A row per stage, of the first replica where several are alike.{cut} Numbers are microbatches; below each "
-            "row is what its devices send and sum meanwhile.",
+            f"row is what its devices send and sum meanwhile.{turns}",
         ),
         "memory": ("Memory at the peak", "What one device of each stage holds, against what it has."),
         "comparison": (
@@ -188,18 +200,19 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
         yield {"name": "executed", "title": title, "note": note, "svg": svg}
 
 
-def _row(report: Report, row: StageRow) -> dict[str, Any]:
+def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
     stage, times, step_s = row.stage, row.times, report.simulation.step_s
     ranks = [rank for r in row.members for rank in report.plan.replicas[r].stages[row.index].ranks]
-    total_gib, device_gib = row.memory.total / GIB, row.device_bytes / GIB
+    stages = row.stages
+    total_gib = row.memory.total / GIB
     capacity = f"{row.capacity_bytes / GIB:.0f}" if row.capacity_bytes is not None else UNKNOWN
     return {
         "is_first": row.is_first,
         "members": number_ranges(row.members) if len(row.members) < 9 else f"{len(row.members)} alike",
         "samples": row.replica.num_samples,
-        "stage": row.index,
-        "colour": shade(report.hue(row.members[0]), row.index, len(row.replica.stages)),
-        "layers": held_by(report.plan, stage),
+        "stage": number_ranges(row.indices),
+        "colour": shade(report.hue(row.members[0]), *row.place),
+        "layers": in_turns(held_by(report.plan, each) for each in stages),
         "device": stage.device,
         "ranks": named("rank", sorted(ranks)).removeprefix("ranks ").removeprefix("rank "),
         "all_ranks": number_ranges(sorted(ranks)),
@@ -208,15 +221,15 @@ def _row(report: Report, row: StageRow) -> dict[str, Any]:
         "sp": "yes" if stage.splits_sequence else "-",
         "micro_batch_size": stage.micro_batch_size,
         "microbatches": row.num_microbatches,
-        "in_flight": depth_of(stage),
-        "recompute": recompute_of(stage),
+        "in_flight": " | ".join(map(depth_of, stages)),
+        "recompute": in_turns(map(recompute_of, stages)),
         "busy": f"{times.busy_s / step_s:.0%}",
         "bubble": f"{times.bubble_s / step_s:.0%}",
         "sync": f"{times.sync_s / step_s:.0%}",
         "bar": [(round(100 * getattr(times, field) / step_s, 2), colour) for _, field, colour in SHARES],
         "memory_gib": [f"{num_bytes / GIB:.2f}" for num_bytes in row.memory.named().values()],
         "total_gib": f"{total_gib:.2f}",
-        "used": f"{device_gib:.1f} of {capacity}",
+        "used": f"{total_gib:.1f} of {capacity}",
     }
 
 
@@ -261,7 +274,7 @@ def _bases(report: Report) -> Iterator[dict[str, Any]]:
             for kind in LAYER_KINDS
             if kind == "block"
             or (kind == "embedding" and row.stage.start == 0)
-            or (kind == "head" and row.stage.end == report.plan.model.num_layers)
+            or (kind == "head" and row.stages[-1].end == report.plan.model.num_layers)
         }
         profile = costs.profile_of(device)
         told = "none of this model's layers"

@@ -128,6 +128,13 @@ def shade(hue: int, step: int, num_steps: int) -> str:
     return "#" + "".join(f"{round(c + (255 - c) * light):02x}" for c in channels)
 
 
+def lighter(colour: str, turn: int) -> str:
+    """``colour`` for the first of what devices do in turns, and ever more of it white for what follows."""
+    part = 1 / (1 + 0.6 * turn)
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part * c + (1 - part) * 255):02x}" for c in channels)
+
+
 def ink_on(colour: str) -> str:
     """Dark or white, whichever has more contrast to ``colour`` (WCAG 2.2, "contrast ratio")."""
     behind = _luminance(colour)

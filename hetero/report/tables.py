@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from hetero.cost.memory import MemoryParts
+from hetero.cost.memory import MemoryParts, device_memory
 from hetero.cost.simulator import Simulation
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Stage
 from hetero.report.wording import (
     alike,
     degrees,
@@ -18,6 +18,7 @@ from hetero.report.wording import (
     depth_title,
     gradient_sync_of,
     held_by,
+    in_turns,
     layers_of,
     orders_of,
     ranks_in_words,
@@ -100,10 +101,6 @@ def plan_picture(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-Memory = Mapping[tuple[int, int], MemoryParts]
-"""Parts of one device of every stage at the device's peak, by replica and stage; those of its stages add up."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticBytes:
     """What a rank holds for the whole run, in bytes."""
@@ -113,8 +110,10 @@ class StaticBytes:
     optimizer: int
 
 
-def static_memory_table(plan: Plan, measured: Sequence[StaticBytes], predicted: Memory) -> Table:
-    """Weights, gradients and optimizer state of every device group: the largest rank's, beside what was predicted.
+def static_memory_table(
+    plan: Plan, measured: Sequence[StaticBytes], predicted: Mapping[tuple[int, int], MemoryParts]
+) -> Table:
+    """Weights, gradients and optimizer state by device group: the largest rank's, beside what was predicted.
 
     ``measured`` is by rank, zeros where nothing is held.
     """
@@ -124,28 +123,23 @@ def static_memory_table(plan: Plan, measured: Sequence[StaticBytes], predicted: 
     table.add_column("ranks")
     for header in ("weights", "gradients", "optimizer"):
         table.add_column(header, justify="right")
+    devices = device_memory(plan, predicted)
     for r, replica in enumerate(plan.replicas):
         for group in replica.device_groups:
-            ranks = replica.stages[group[0]].ranks
-            cells = []
+            ranks, cells = replica.stages[group[0]].ranks, []
             for part in ("weights", "gradients", "optimizer"):
                 largest = max(getattr(measured[rank], part) for rank in ranks)
-                expected = sum(getattr(predicted[r, s], part) for s in group)
-                cells.append(f"{largest / MIB:.2f} | {expected / MIB:.2f}")
-            table.add_row(str(r), " ".join(map(str, group)), number_ranges(ranks), *cells)
+                cells.append(f"{largest / MIB:.2f} | {getattr(devices[r, group[0]], part) / MIB:.2f}")
+            table.add_row(str(r), number_ranges(group), number_ranges(ranks), *cells)
     return table
 
 
-def device_bytes(memory: Memory, replica: Replica, r: int, stage: int) -> int:
-    """What a device of ``stage`` of replica ``r`` holds at its peak, of all the stages that it has."""
-    return sum(memory[r, s].total for s in replica.group_of(stage))
+Memory = Mapping[tuple[int, int], MemoryParts]
+"""Parts of one device of every stage at the device's peak, by replica and stage."""
 
 
 def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpec) -> Table:
-    """One row per stage of every sort of replica: where its step goes, and what its devices hold at the peak.
-
-    Of stages on the same devices each shows what these hold of all of them.
-    """
+    """One row per device group of every sort of replica: where its step goes, and what its devices hold at the peak."""
     plan = simulation.plan
     table = Table(
         title=f"{title_of(plan)}: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s",
@@ -163,28 +157,30 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
     table.add_column("recompute")
     for header in ("busy", "bubble", "sync", "memory GiB"):
         table.add_column(header, justify="right")
+    devices = device_memory(plan, memory)
     for members in alike(plan):
         first = members[0]
         replica = plan.replicas[first]
-        for s, stage in enumerate(replica.stages):
-            times = simulation.stages[first, s]
+        for group in replica.device_groups:
+            s, stages = group[0], [replica.stages[each] for each in group]
+            stage, times = stages[0], simulation.stages[first, s]
             capacity_gib = cluster.device_of_rank(stage.ranks[0]).memory_gib
-            used_gib = max(device_bytes(memory, replica, r, s) for r in members) / GIB
+            used_gib = max(devices[r, s].total for r in members) / GIB
             table.add_row(
                 *((str(len(members)), str(replica.num_samples)) if s == 0 else ("", "")),
-                str(s),
-                held_by(plan, stage),
+                number_ranges(group),
+                in_turns(held_by(plan, each) for each in stages),
                 stage.device,
                 str(stage.tp),
                 str(stage.dp),
                 str(stage.micro_batch_size),
-                depth_of(stage),
-                recompute_of(stage),
+                " | ".join(map(depth_of, stages)),
+                in_turns(map(recompute_of, stages)),
                 f"{times.busy_s / simulation.step_s:.0%}",
                 f"{times.bubble_s / simulation.step_s:.0%}",
                 f"{times.sync_s / simulation.step_s:.0%}",
                 f"{used_gib:.1f} of {capacity_gib if capacity_gib is not None else UNKNOWN}",
-                end_section=s + 1 == len(replica.stages),
+                end_section=group == replica.device_groups[-1],
             )
     return table
 
@@ -241,20 +237,19 @@ def comparison_table(result: "PlanResult", others: "Sequence[Yardstick]", cluste
 
 
 def fullest(memory: Memory, plan: Plan, cluster: ClusterSpec) -> str:
-    """The largest share of a device's memory that its stages take, as ``92%``; ``?`` where none is known."""
+    """The largest share of any device's memory that its stages take, as ``92%``; ``?`` where none is known."""
     shares = []
-    for r, s in memory:
-        replica = plan.replicas[r]
-        capacity_gib = cluster.device_of_rank(replica.stages[s].ranks[0]).memory_gib
+    for (r, s), parts in device_memory(plan, memory).items():
+        capacity_gib = cluster.device_of_rank(plan.replicas[r].stages[s].ranks[0]).memory_gib
         if capacity_gib is not None:
-            shares.append(device_bytes(memory, replica, r, s) / (capacity_gib * GIB))
+            shares.append(parts.total / (capacity_gib * GIB))
     return f"{max(shares):.0%}" if shares else UNKNOWN
 
 
 def _caption(plan: Plan) -> str:
-    lines = [f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}", *orders_of(plan)]
-    if sums := gradient_sync_of(plan):
-        lines.append(f"gradient sums: {sums}")
+    lines = [f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"]
+    for what, said in (("gradient sums", gradient_sync_of(plan)), ("order", orders_of(plan))):
+        lines += [f"{what}: {said}"] if said else []
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
-"""One simulated step as it runs: a row per stage with its computes, and below them what is on the wires."""
+"""One simulated step as it runs: a row per device group with its computes, and below them what is on the wires."""
 
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,9 +10,9 @@ from matplotlib.figure import FigureBase
 from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path
 
-from hetero.report.content import Report, StageRow
-from hetero.report.sheet import FAINT, INK, PAPER, QUIET, WIDTH_IN, Drawing, axes_in, fitting, ink_on, shade
-from hetero.report.wording import layers_of
+from hetero.report.content import DeviceRow, Report
+from hetero.report.sheet import FAINT, INK, PAPER, QUIET, WIDTH_IN, Drawing, axes_in, fitting, ink_on, lighter, shade
+from hetero.report.wording import in_turns, layers_of
 from hetero.schedule.actions import COMPUTE, Kind
 
 MOST_ROWS = 28
@@ -59,12 +60,17 @@ _LANES = dict.fromkeys((FORWARD, BACKWARD, WEIGHTS, WAIT, UPDATE), (0.06, 0.56))
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Something drawn from one second to another on a row; ``number`` is the microbatch of a compute."""
+    """Something drawn from one second to another on a row.
+
+    number: the microbatch of a compute.
+    turn: which of the stages of its devices it belongs to.
+    """
 
     what: str
     start_s: float
     end_s: float
     number: int | None = None
+    turn: int = 0
 
 
 def timeline_drawing(report: Report) -> Drawing:
@@ -97,7 +103,9 @@ def timeline_drawing(report: Report) -> Drawing:
         if left_out:
             note = f"{left_out} more groups of replicas are not drawn; the table has them"
             labels.text(0.02, height_in - LEGEND_IN - 0.1, note, color=QUIET, va="center")
-        _legend(labels, height_in, splits_backward=any(row.stage.weight_lag is not None for row in rows))
+        _legend(
+            labels, height_in, splits_backward=any(stage.weight_lag is not None for row in rows for stage in row.stages)
+        )
 
     return Drawing(height_in=height_in, draw=draw)
 
@@ -107,7 +115,7 @@ def is_cut(report: Report) -> bool:
     return len(_windows(report, report.drawn_rows(MOST_ROWS))) > 1
 
 
-def _tops(rows: Sequence[StageRow]) -> tuple[list[float], float]:
+def _tops(rows: Sequence[DeviceRow]) -> tuple[list[float], float]:
     """Where each row begins, below its group's title, and where the last one ends."""
     tops = []
     at = 0.0
@@ -118,7 +126,7 @@ def _tops(rows: Sequence[StageRow]) -> tuple[list[float], float]:
     return tops, at + 0.05
 
 
-def _windows(report: Report, rows: Sequence[StageRow]) -> list[tuple[float, float]]:
+def _windows(report: Report, rows: Sequence[DeviceRow]) -> list[tuple[float, float]]:
     """Seconds from and to that are drawn, in one scale: all of the step, or its beginning and its end."""
     step_s = report.simulation.step_s
     counts = [row.num_microbatches for row in rows]
@@ -134,16 +142,22 @@ def _windows(report: Report, rows: Sequence[StageRow]) -> list[tuple[float, floa
     return [(0.0, head_s), (step_s - tail_s, step_s)]
 
 
-def _blocks(report: Report, rows: Sequence[StageRow]) -> list[list[_Block]]:
+def _blocks(report: Report, rows: Sequence[DeviceRow]) -> list[list[_Block]]:
     """Everything that each row shows, of the first replica of its group."""
     simulation = report.simulation
     sums = _sums(report, rows)
     blocks = []
     for row, summed in zip(rows, sums, strict=True):
         own = [
-            _Block(_KINDS[span.kind], span.start_s, span.end_s, span.number if span.kind in COMPUTE else None)
+            _Block(
+                _KINDS[span.kind],
+                span.start_s,
+                span.end_s,
+                span.number if span.kind in COMPUTE else None,
+                row.indices.index(span.stage),
+            )
             for span in simulation.spans_of(row.members[0])
-            if span.stage == row.index
+            if span.stage in row.indices
         ]
         last_s = row.times.busy_s + row.times.bubble_s
         updated_s = simulation.step_s - row.times.rest_s
@@ -153,8 +167,8 @@ def _blocks(report: Report, rows: Sequence[StageRow]) -> list[list[_Block]]:
     return blocks
 
 
-def _sums(report: Report, rows: Sequence[StageRow]) -> list[list[_Block]]:
-    """The sums of gradients that each row's stage takes part in."""
+def _sums(report: Report, rows: Sequence[DeviceRow]) -> list[list[_Block]]:
+    """The sums of gradients that each row's devices take part in."""
     row_of = {rank: i for i, row in enumerate(rows) for rank in row.stage.ranks}
     sums: list[list[_Block]] = [[] for _ in rows]
     for sync in report.simulation.syncs:
@@ -190,18 +204,20 @@ def _draw_window(
         axes.add_patch(Rectangle(corner, window[1] - window[0], lane_height * ROW_IN, facecolor="#f1f3f6"))
     clipped = [
         [
-            _Block(b.what, max(b.start_s, window[0]), min(b.end_s, window[1]), b.number)
+            replace(b, start_s=max(b.start_s, window[0]), end_s=min(b.end_s, window[1]))
             for b in row
             if b.end_s > window[0] and b.start_s < window[1] and b.end_s > b.start_s
         ]
         for row in blocks
     ]
-    for what, colour in COLOURS.items():
+    turns = sorted({b.turn for row in clipped for b in row})
+    for (what, full), turn in itertools.product(COLOURS.items(), turns):
+        colour = lighter(full, turn)
         rectangles = [
             (b.start_s, b.end_s, top + _LANES[what][0] * ROW_IN, top + sum(_LANES[what]) * ROW_IN)
             for row, top in zip(clipped, tops, strict=True)
             for b in row
-            if b.what == what
+            if b.what == what and b.turn == turn
         ]
         if rectangles:
             # White sets computes apart; a transfer of microseconds is drawn wider than it is, to be seen.
@@ -234,27 +250,26 @@ def _number(axes: Axes, blocks: Sequence[Sequence[_Block]], tops: Sequence[float
             text = str(block.number)
             if (block.end_s - block.start_s) / s_per_in > 0.055 * len(text) + 0.03:
                 at = (block.start_s + block.end_s) / 2
-                ink = ink_on(COLOURS[block.what])
+                ink = ink_on(lighter(COLOURS[block.what], block.turn))
                 axes.text(at, middle, text, ha="center", va="center_baseline", fontsize=5.8, color=ink)
 
 
-def _label(axes: Axes, report: Report, row: StageRow, top: float) -> None:
+def _label(axes: Axes, report: Report, row: DeviceRow, top: float) -> None:
     if row.is_first:
         title = fitting([report.group_title(row)], room_in=WIDTH_IN, size_pt=8)
         axes.text(0.02, top - TITLE_IN / 2 + 0.03, title, va="center", weight="bold", fontsize=8)
-    num_stages = len(row.replica.stages)
     hues = list(dict.fromkeys(report.hue(r) for r in row.members))
     for i, hue in enumerate(hues):
         height = 0.72 * ROW_IN / len(hues)
         corner = 0.03, top + 0.04 * ROW_IN + i * height
-        axes.add_patch(Rectangle(corner, 0.1, height, facecolor=shade(hue, row.index, num_stages)))
+        axes.add_patch(Rectangle(corner, 0.1, height, facecolor=shade(hue, *row.place)))
     stage = row.stage
     devices = f"{len(stage.ranks)} × {stage.device}"
     room = LABEL_IN - 0.3
-    first = fitting([f"stage {row.index} · {devices}", devices], room_in=room, size_pt=7.5)
+    first = fitting([f"{row.title} · {devices}", devices], room_in=room, size_pt=7.5)
     axes.text(0.2, top + 0.24 * ROW_IN, first, va="center", fontsize=7.5, color=INK)
-    second = f"layers {layers_of(stage)} · tp {stage.tp} · dp {stage.dp}"
-    second = fitting([second, f"layers {layers_of(stage)}"], room_in=room, size_pt=6.5)
+    layers = f"layers {in_turns(map(layers_of, row.stages))}"
+    second = fitting([f"{layers} · tp {stage.tp} · dp {stage.dp}", layers], room_in=room, size_pt=6.5)
     axes.text(0.2, top + 0.62 * ROW_IN, second, va="center", fontsize=6.5, color=QUIET)
 
 

@@ -1,10 +1,13 @@
 """Wording of plans that tables, figures and the page share."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.text import in_halves, number_ranges
+
+USUAL_ORDER = "1f1b"
+"""The schedule that goes without saying."""
 
 SORTS_SHOWN = 3
 """Sorts of replica that one line of text tells."""
@@ -27,21 +30,41 @@ def alike(plan: Plan) -> list[list[int]]:
 
 
 def shape_of(plan: Plan) -> str:
-    """``4x (V100-16 tp2: 5 | A100-40: 14 | A100-40: 13)``: layers per stage of each sort of replica; ``5+4`` are two
-    stages on the same devices.
-    """
+    """``4x (V100-16 tp2: 5 | A100-40: 7 + 6)``: layers per stage of each sort of replica; stages that the same devices
+    hold in turns are added up."""
     sorts = []
     for members in alike(plan):
         replica = plan.replicas[members[0]]
         groups = [[replica.stages[s] for s in group] for group in replica.device_groups]
-        stages = " | ".join(
-            f"{held[0].device}{degrees(held[0]).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
-            f"{'+'.join(in_halves(stage.num_layers) for stage in held)}"
-            for held in groups
+        devices = " | ".join(
+            f"{stages[0].device}{degrees(stages[0]).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
+            f"{' + '.join(in_halves(stage.num_layers) for stage in stages)}"
+            for stages in groups
         )
-        sorts.append(f"{len(members)}x ({stages})")
+        sorts.append(f"{len(members)}x ({devices})")
     shown = sorts[:SORTS_SHOWN] + ([f"and {len(sorts) - SORTS_SHOWN} more sorts"] if len(sorts) > SORTS_SHOWN else [])
     return ", ".join(shown)
+
+
+def orders_of(plan: Plan) -> str:
+    """``replicas 0-3: stages 0,2 | 1,3 in turns``, and the schedule where it is not 1F1B; empty if there is nothing of
+    the kind."""
+    said = []
+    for members in alike(plan):
+        replica = plan.replicas[members[0]]
+        parts = [replica.schedule] if replica.schedule != USUAL_ORDER else []
+        if replica.is_interleaved:
+            parts.append(f"stages {' | '.join(map(number_ranges, replica.device_groups))} in turns")
+        if parts:
+            said.append(f"replica{'s' if len(members) > 1 else ''} {number_ranges(members)}: {', '.join(parts)}")
+    return "; ".join(
+        said[:SORTS_SHOWN] + ([f"and {len(said) - SORTS_SHOWN} more sorts"] if len(said) > SORTS_SHOWN else [])
+    )
+
+
+def in_turns(texts: Iterable[str]) -> str:
+    """What there is to say of the stages of one device: once if that is the same of all."""
+    return " | ".join(dict.fromkeys(texts))
 
 
 def title_of(plan: Plan) -> str:
@@ -93,19 +116,6 @@ def gradient_sync_of(plan: Plan) -> str:
     if sync.bucket_numel is not None:
         said.append(f"buckets of {sync.bucket_numel / 1e6:.4g} M")
     return "; ".join(said)
-
-
-def orders_of(plan: Plan) -> list[str]:
-    """``replicas 0-3: stages 0 2 | 1 3 take turns`` and ``replica 4: gpipe``, of all that is not plain 1F1B."""
-    told: dict[str, list[int]] = {}
-    for r, replica in enumerate(plan.replicas):
-        said = [replica.schedule] if replica.schedule != "1f1b" else []
-        if replica.is_interleaved:
-            groups = " | ".join(" ".join(map(str, group)) for group in replica.device_groups)
-            said.append(f"stages {groups} take turns")
-        if said:
-            told.setdefault(", ".join(said), []).append(r)
-    return [f"replica{'s' if len(where) > 1 else ''} {number_ranges(where)}: {what}" for what, where in told.items()]
 
 
 def recompute_of(stage: Stage) -> str:

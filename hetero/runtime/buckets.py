@@ -7,17 +7,18 @@ cut into pieces of several buckets keeps tensors of its own, and its pieces are 
 Half-precision weights have float32 gradients: microbatches and ranks are summed in full precision.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
-from hetero.distributed.process_groups import ParallelContext, StageContext
+from hetero.distributed.process_groups import ParallelContext
 from hetero.plan.boxes import boxes_of
 from hetero.plan.holders import Bucket, Piece, gradient_buckets, gradient_scale
+from hetero.plan.ir import Placement, Stage
 from hetero.runtime.chains import Chains
-from hetero.runtime.levels import Levels
+from hetero.runtime.collectives import BucketCollectives, bucket_collectives
 from hetero.runtime.state import TensorSlice
 from hetero.spec.parameters import Interval, Parameter, shard_intervals
 
@@ -60,28 +61,45 @@ class LocalPiece:
 
 @dataclass(slots=True)
 class LocalBucket:
-    """This rank's buffers of a bucket. ``group`` is ``None`` if no other rank holds its pieces, or with ``levels``.
+    """This rank's buffers of a bucket.
 
+    number: by which the collectives of a program name it, ``None`` if no other rank holds its pieces.
     owned: the shard that this rank answers for.
-    levels: of a bucket that is summed in two levels.
+    collectives: how it is summed and gathered.
     """
 
     bucket: Bucket
-    group: dist.ProcessGroup | None
+    number: int | None
     owned: slice
+    collectives: BucketCollectives
     gradients: torch.Tensor
     weights: torch.Tensor
     pieces: list[LocalPiece] = field(default_factory=list)
-    levels: Levels | None = None
 
     @property
     def whole(self) -> slice:
         return slice(0, self.bucket.length)
 
     @property
-    def is_shared(self) -> bool:
-        """Another rank holds its pieces too."""
-        return self.group is not None or self.levels is not None
+    def summed(self) -> slice:
+        """The part that has the sums of the gradients, and that this rank updates."""
+        return self.collectives.summed
+
+    def collect_gradients(self) -> None:
+        """Bring this rank's gradients into the buffer, as what it adds to the sum."""
+        for piece in self.pieces:
+            piece.collect_gradient()
+
+    def return_gradients(self) -> None:
+        """Bring the sums from the buffer into every ``.grad``, if all are here."""
+        if self.summed == self.whole:
+            for piece in self.pieces:
+                piece.return_gradient()
+
+    def return_weights(self) -> None:
+        """Bring updated weights from the buffer into the parameters."""
+        for piece in self.pieces:
+            piece.return_weight()
 
     def tensors(self) -> set[torch.nn.Parameter]:
         """The parameters that have a piece here."""
@@ -107,17 +125,25 @@ class LocalBucket:
 
 def local_buckets(
     context: ParallelContext,
-    work: StageContext,
     parameters: NamedParameters,
     *,
     bucket_numel: int,
     gradient_dtype: torch.dtype,
 ) -> list[LocalBucket]:
-    """Move this rank's parameters and gradients into buffers: its buckets, in the order of ``gradient_buckets``."""
+    """Move this rank's parameters and gradients into buffers: its buckets, in the order of ``gradient_buckets``.
+
+    Args:
+        parameters: of all its stages.
+    """
     chains = Chains(context.device)
-    buckets = [
-        _local_bucket(bucket, context, work, parameters, gradient_dtype, chains)
+    numbers = itertools.count()
+    numbered = [
+        (next(numbers) if len(bucket.ranks) > 1 else None, bucket)
         for bucket in gradient_buckets(context.plan, bucket_numel=bucket_numel)
+    ]
+    buckets = [
+        _local_bucket(bucket, number, context, parameters, gradient_dtype, chains)
+        for number, bucket in numbered
         if context.rank in bucket.ranks
     ]
     for _, tensor in parameters.values():
@@ -129,24 +155,27 @@ def local_buckets(
 
 def _local_bucket(
     bucket: Bucket,
+    number: int | None,
     context: ParallelContext,
-    work: StageContext,
     parameters: NamedParameters,
     gradient_dtype: torch.dtype,
     chains: Chains,
 ) -> LocalBucket:
+    work = context.work
+    assert work is not None, "an idle rank holds no bucket"
     _, any_tensor = parameters[bucket.pieces[0].parameter.name]
     local = LocalBucket(
         bucket,
-        context.gradients.get(bucket.ranks),
+        number,
         bucket.shard_of(context.rank),
+        bucket_collectives(bucket, context, chains),
         gradients=torch.zeros(bucket.length, dtype=gradient_dtype, device=any_tensor.device),
         weights=torch.zeros(bucket.length, dtype=any_tensor.dtype, device=any_tensor.device),
-        levels=Levels(bucket, context.rank, context.levels, chains) if bucket.domains else None,
     )
     for piece, offset in zip(bucket.pieces, bucket.offsets, strict=False):
         parameter, tensor = parameters[piece.parameter.name]
-        index = _local_index(piece, work)
+        # All stages of a rank cut their parameters alike.
+        index = _local_index(piece, work.stage, work.placement)
         shape, place = tensor[index].shape, slice(offset, offset + piece.numel)
         local.pieces.append(
             LocalPiece(
@@ -187,12 +216,12 @@ def _lie_in_order(tensor: torch.nn.Parameter, pieces: list[LocalPiece]) -> bool:
     return covers_all and len(distances) == 1 and all(part.is_contiguous() for part in parts)
 
 
-def _local_index(piece: Piece, work: StageContext) -> tuple[slice, ...]:
+def _local_index(piece: Piece, stage: Stage, place: Placement) -> tuple[slice, ...]:
     """Where a piece lies in this rank's shard of its parameter."""
     parameter = piece.parameter
     if parameter.shard_dim is None:
         return (slice(None),)
-    held = shard_intervals(parameter, tp=work.stage.tp, tp_rank=work.placement.tp_rank)
+    held = shard_intervals(parameter, tp=stage.tp, tp_rank=place.tp_rank)
     interval = next(i for i in held if _contains(i, piece))
     start = interval.local_start + piece.start - interval.global_start
     return (slice(None),) * parameter.shard_dim + (slice(start, start + piece.end - piece.start),)

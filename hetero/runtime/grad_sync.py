@@ -4,122 +4,119 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
-from hetero.distributed.pace import Collective, Pace, Waitable
+from hetero.distributed.pace import Pace, Waitable
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.state import TensorSlice
+from hetero.schedule.actions import BACKWARD, Action, Kind
+from hetero.schedule.program import Program, Step
 
 
 class GradientSync:
-    """The gradient sums of one rank.
+    """The reduce queue of one rank's program.
 
-    A step is: :meth:`zero`, backwards, :meth:`expect_last_backward`, the last backward, :meth:`finish`. Between the
-    last two, every bucket is reduced as soon as its gradients are complete, but never before an earlier bucket of the
-    global order: all ranks launch the collectives that they share in the same order.
-    Autograd tells which gradients are there, and whoever adds to a ``.grad`` past it calls :meth:`arrived`.
+    A step is: :meth:`zero`; :meth:`begins` and :meth:`ends` around each compute; :meth:`finish`. A REDUCE is launched
+    as soon as its program lets it: behind those before it in the queue, which all ranks share, and once the action that
+    it comes after is over; if it comes after a position inside that action, then once all its gradients are there.
+    Autograd tells which are, and whoever adds to a ``.grad`` past it calls :meth:`arrived`. A gradient that never
+    comes, as that of an expert without tokens, holds nobody up for longer than its backward.
 
     Args:
         buckets: this rank's, in the global order.
-        overlap: reduce them beside the last backward instead of after it.
-        pace: when they happen.
-        scatter: leave a rank with the sums of its own shards only, in ``.gradients[owned]`` of each bucket.
+        pace: when sums happen.
     """
 
-    def __init__(
-        self, buckets: Sequence[LocalBucket], *, overlap: bool, scatter: bool = False, pace: Pace | None = None
-    ) -> None:
-        self.buckets = buckets
+    def __init__(self, buckets: Sequence[LocalBucket], program: Program, *, pace: Pace | None = None) -> None:
+        self._buckets = buckets
         self._pace = pace or Pace()
-        self._overlap = overlap
-        self._scatter = scatter
+        by_number = {local.number: local for local in buckets if local.number is not None}
+        self._queue: list[tuple[Step, LocalBucket]] = [
+            (step, by_number[step.action.number]) for step in program.queues.get("reduce", ())
+        ]
+        self._last = _last_gradients(program)
+        self._running: Action | None = None
+        self._done: set[Action] = set()
+        self._missing: list[set[torch.nn.Parameter]] = []
         self._launched = 0
-        self._listening = False
         self._pending: list[Waitable] = []
-        self._missing: list[set[torch.nn.Parameter]] = [set() for _ in buckets]
-        self._buckets_of: dict[torch.nn.Parameter, list[int]] = {}
-        for i, local in enumerate(buckets):
+        self._places: dict[torch.nn.Parameter, list[int]] = {}
+        for place, (_, local) in enumerate(self._queue):
             for tensor in local.tensors():
-                self._buckets_of.setdefault(tensor, []).append(i)
-        for tensor in self._buckets_of:
+                self._places.setdefault(tensor, []).append(place)
+        for tensor in self._places:
             tensor.register_post_accumulate_grad_hook(self.arrived)
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""
-        for local in self.buckets:
+        self._launched = 0
+        self._done.clear()
+        self._missing = [local.tensors() for _, local in self._queue]
+        for local in self._buckets:
             local.gradients.zero_()
             for piece in local.pieces:
                 if not piece.is_view and piece.tensor.grad is not None:
                     piece.tensor.grad.zero_()
 
-    def expect_last_backward(self) -> None:
-        """From now on what arrives of a parameter's gradient is the last of this step."""
-        self._launched = 0
-        self._listening = self._overlap
-        self._missing = [local.tensors() for local in self.buckets]
+    def begins(self, compute: Action) -> None:
+        """``compute`` begins; if it is the last one of its stage that makes gradients, those that come are whole."""
+        self._running = compute
+        self._launch()
 
     def arrived(self, tensor: torch.Tensor) -> None:
-        """The gradient of ``tensor`` is complete, once the last backward is expected."""
-        if not self._listening:
-            return
-        for i in self._buckets_of[tensor]:
-            self._missing[i].discard(tensor)
-        while self._launched < len(self.buckets) and not self._missing[self._launched]:
-            self._launch_next()
+        """Something has been added to the gradient of ``tensor``."""
+        if self._running in self._last:
+            for place in self._places.get(tensor, ()):
+                self._missing[place].discard(tensor)
+            self._launch()
+
+    def ends(self, compute: Action) -> None:
+        """``compute`` is over."""
+        self._running = None
+        self._done.add(compute)
+        self._launch()
 
     def finish(self) -> None:
-        """Reduce what is left and wait for everything.
+        """Wait for everything, when all computes are over.
 
-        Afterwards the buffers hold the sums, and so does every ``.grad``; with ``scatter``, only the owned shards do.
-        Per bucket an all-reduce (sum) over its holders, or a reduce-scatter, in the order of ``gradient_buckets``; in
-        two levels the phases of :class:`hetero.runtime.levels.Levels`, bucket after bucket in the same order.
+        Afterwards the buffers hold the sums in what each :attr:`LocalBucket.summed` says, and so does every ``.grad``
+        of which this rank has all sums.
+        Per bucket what its :class:`hetero.runtime.collectives.BucketCollectives` do, over its holders, in the order of
+        the queue.
         """
-        self._listening = False
-        while self._launched < len(self.buckets):
-            self._launch_next()
+        assert self._launched == len(self._queue), "a gradient sum comes after a compute that has not run"
+        for local in self._buckets:
+            if local.number is None:
+                local.collect_gradients()
         for work in self._pending:
             work.wait()
         self._pending.clear()
-        if not self._scatter:
-            for local in self.buckets:
-                for piece in local.pieces:
-                    piece.return_gradient()
+        for local in self._buckets:
+            local.return_gradients()
 
     def summed(self) -> Iterator[TensorSlice]:
         """The gradients that this rank has the sums of, after :meth:`finish`."""
-        for local in self.buckets:
-            within = local.owned if self._scatter else local.whole
-            yield from local.slices("gradients", local.gradients, first=0, within=within)
+        for local in self._buckets:
+            yield from local.slices("gradients", local.gradients, first=0, within=local.summed)
 
-    def _launch_next(self) -> None:
-        local = self.buckets[self._launched]
-        self._launched += 1
-        for piece in local.pieces:
-            piece.collect_gradient()
-        if not local.is_shared:
-            return
-        operation: Collective = "reduce_scatter" if self._scatter else "all_reduce"
-        start = _reduce_scatter if self._scatter else _all_reduce
-        self._pending += self._pace.collective(operation, local.bucket, partial(start, local))
+    def _launch(self) -> None:
+        while self._launched < len(self._queue) and self._may_launch(self._launched):
+            _, local = self._queue[self._launched]
+            self._launched += 1
+            local.collect_gradients()
+            start = partial(local.collectives.sum, local.gradients)
+            self._pending += self._pace.collective(local.collectives.summing, local.bucket, start)
 
-
-def _all_reduce(local: LocalBucket) -> Sequence[Waitable]:
-    """Sum the gradients of ``local`` on all its ranks."""
-    if local.levels is not None:
-        return local.levels.sum_all(local.gradients)
-    assert local.group is not None
-    return [dist.all_reduce(local.gradients, group=local.group, async_op=True)]
+    def _may_launch(self, place: int) -> bool:
+        step, _ = self._queue[place]
+        return all(
+            point.action in self._done
+            or (point.position is not None and point.action == self._running and not self._missing[place])
+            for point in step.after
+        )
 
 
-def _reduce_scatter(local: LocalBucket) -> Sequence[Waitable]:
-    """Sum the gradients of ``local``, each rank's shard on that rank."""
-    if local.levels is not None:
-        return local.levels.sum_owned(local.gradients)
-    group = local.group
-    assert group is not None
-    if local.bucket.has_equal_shards:
-        own = local.gradients[local.owned]
-        return [dist.reduce_scatter_tensor(own, local.gradients, group=group, async_op=True)]
-    # Neither NCCL nor gloo scatters unequal shards in one collective.
-    shards = ((rank, local.gradients[local.bucket.shard_of(rank)]) for rank in local.bucket.ranks)
-    return [dist.reduce(shard, dst=rank, group=group, async_op=True) for rank, shard in shards if shard.numel()]
+def _last_gradients(program: Program) -> frozenset[Action]:
+    """Of each stage the last backward and, where weights' gradients come later, the last of those."""
+    computes = [step.action for step in program.queues["compute"]]
+    last = {(each.stage, each.kind == Kind.W): each for each in computes if each.kind in BACKWARD | {Kind.W}}
+    return frozenset(last.values())

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.pace import Waitable
+from hetero.distributed.pace import Collective, Waitable
 from hetero.plan.domains import lanes_of
 from hetero.plan.holders import ALIGNMENT, Bucket
 from hetero.runtime.chains import Chains, Phase
@@ -180,3 +180,33 @@ class Levels:
                 place = self._bucket.shard_of(rank)
                 if place.start < place.stop:
                     yield _Shard(place, rank, d, i % len(self._lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels:
+    """Every holder has all sums and updates all weights, so that there is nothing to gather."""
+
+    summed: slice
+    levels: Levels
+    summing: Collective = "all_reduce"
+
+    def sum(self, gradients: torch.Tensor) -> Sequence[Waitable]:
+        return self.levels.sum_all(gradients)
+
+    def gather(self, weights: torch.Tensor) -> Sequence[Waitable]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevelShards:
+    """Each holder updates a shard of any length."""
+
+    summed: slice
+    levels: Levels
+    summing: Collective = "reduce_scatter"
+
+    def sum(self, gradients: torch.Tensor) -> Sequence[Waitable]:
+        return self.levels.sum_owned(gradients)
+
+    def gather(self, weights: torch.Tensor) -> Sequence[Waitable]:
+        return self.levels.gather(weights)

@@ -100,8 +100,9 @@ def install_parallel_state(collection: ProcessGroupCollection) -> None:
 
     Still asked for although a collection was given: the memory buffer (dot_product_attention.py:189,
     layers.py:482,519, mappings.py:139,179), the tensor-parallel group, rank and size (cross_entropy.py:131-157),
-    and whether model parallelism is initialised at all (utils.py:496). The data-parallel group stays unset: no
-    single group is right, so whoever asks fails instead of getting a wrong answer.
+    and whether model parallelism is initialised at all (utils.py:496). All stages of a rank have the same groups. The
+    data-parallel group stays unset: no single group is right, so whoever asks fails instead of getting a wrong answer.
+    Nor is any position in the pipeline right for a rank of several stages; modules ask their collection for theirs.
     """
     values = {
         "_TENSOR_MODEL_PARALLEL_GROUP": collection.tp,
@@ -112,8 +113,6 @@ def install_parallel_state(collection: ProcessGroupCollection) -> None:
         "_EXPERT_MODEL_PARALLEL_GROUP": collection.ep,
         "_EXPERT_TENSOR_PARALLEL_GROUP": collection.expt_tp,
         "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": collection.tp_ep,
-        "_MPU_PIPELINE_MODEL_PARALLEL_RANK": collection.pp.rank(),
-        "_MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE": collection.pp.size(),
     }
     for name, value in values.items():
         assert hasattr(parallel_state, name), f"megatron-core renamed parallel_state.{name}"
@@ -126,7 +125,11 @@ def install_parallel_state(collection: ProcessGroupCollection) -> None:
 
 
 def seed_dropout(seed: int, *, work: StageContext) -> None:
-    """Seed the generators of dropout: other values in every replica, stage, data- and tensor-parallel rank."""
+    """Seed the generators of dropout: other values in every replica, stage, data- and tensor-parallel rank.
+
+    Args:
+        work: the first stage of a rank, whose generators go on through all its stages.
+    """
     place = work.placement
     stage_seed = seed + 100 * place.stage + 10_000 * place.replica + 1_000_000 * place.dp_rank
     model_parallel_cuda_manual_seed(

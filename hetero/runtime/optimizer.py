@@ -4,6 +4,7 @@ It works on flat stretches of the buckets: all of them, or with a distributed op
 shards that this rank owns. Half-precision weights have a float32 master copy of what is updated here.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,11 @@ class StepResult:
     loss_scale: float = 1.0
     stop: bool = False
 
+    @property
+    def is_finite(self) -> bool:
+        """Loss and gradient are numbers."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
 
 @dataclass(slots=True, eq=False)
 class _Segment:
@@ -78,7 +84,7 @@ class Optimizer:
     """The optimizer of one rank; without buckets on an idle one, which still joins the decisions.
 
     Args:
-        gather: with it the optimizer is distributed: this rank updates what it owns, and gathers the rest.
+        gather: brings weights that were loaded to all that hold them.
         scaler: of the loss, in fp16.
     """
 
@@ -88,7 +94,7 @@ class Optimizer:
         buckets: Sequence[LocalBucket],
         options: AdamOptions,
         *,
-        gather: WeightGather | None = None,
+        gather: WeightGather,
         scaler: LossScaler | None = None,
     ) -> None:
         self._context = context
@@ -96,14 +102,12 @@ class Optimizer:
         self._options = options
         self._gather = gather
         self._scaler = scaler
-        self._segments = [
-            segment for local in buckets for segment in _segments(local, local.whole if gather is None else local.owned)
-        ]
+        self._segments = [segment for local in buckets for segment in _segments(local)]
         self.torch_optimizer = _adamw(self._segments, options)
 
     @torch.no_grad()
-    def step(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor, wants_stop: bool = False) -> StepResult:
-        """Clip the finished gradient sums and update.
+    def agree(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor, wants_stop: bool = False) -> StepResult:
+        """What all ranks make of the finished gradient sums: their norm, and whether there is an update.
 
         One all-reduce (sum) over the world carries the squared norm, the loss, its token count, and who wants to
         stop, so that every rank, idle ones too, takes the same decision.
@@ -122,13 +126,14 @@ class Optimizer:
         skipped = not torch.isfinite(totals[0]).item()
         if self._scaler is not None:
             self._scaler.update(overflow=skipped)
-        if not skipped:
-            # A rank that owns nothing still gathers what the others have updated.
-            with self._context.pace.update():
-                self._scale_gradients(self._clip_factor(norm) / scale)
-                self.torch_optimizer.step()
-            self._publish_weights()
         return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale, votes > 0)
+
+    @torch.no_grad()
+    def apply(self, result: StepResult) -> None:
+        """Clip, and update what this rank updates; others may still have the old weights of that."""
+        self._scale_gradients(self._clip_factor(result.grad_norm) / result.loss_scale)
+        self.torch_optimizer.step()
+        self._set_weights()
 
     def state(self, *, owned: bool) -> list[TensorSlice]:
         """Weights, their master copy and Adam's moments.
@@ -153,11 +158,10 @@ class Optimizer:
     def finish_loading(self, *, num_updates: int) -> None:
         """The tensors of :meth:`state` have been written: make weights, masters and parameters agree with them."""
         for segment in self._segments:
-            segment.set_weights()
             self.torch_optimizer.state[segment.main]["step"].fill_(num_updates)
-        self._publish_weights()
-        if self._gather is not None:
-            self._gather.finish()
+        self._set_weights()
+        self._gather.start()
+        self._gather.finish()
 
     def state_bytes(self) -> int:
         """Bytes of master weights and moments on this rank."""
@@ -168,15 +172,9 @@ class Optimizer:
             total += sum(tensor.nbytes for tensor in tensors)
         return total
 
-    def _publish_weights(self) -> None:
+    def _set_weights(self) -> None:
         for segment in self._segments:
             segment.set_weights()
-        if self._gather is not None:
-            self._gather.start()
-            return
-        for local in self._buckets:
-            for piece in local.pieces:
-                piece.return_weight()
 
     def _owned_squares(self) -> torch.Tensor:
         """Sum of squares of the gradient elements that this rank answers for, in float64."""
@@ -195,8 +193,8 @@ class Optimizer:
             torch._foreach_mul_([segment.main.grad for segment in self._segments], factor)
 
 
-def _segments(local: LocalBucket, updated: slice) -> Iterator[_Segment]:
-    boundary = local.bucket.end_of_decayed
+def _segments(local: LocalBucket) -> Iterator[_Segment]:
+    boundary, updated = local.bucket.end_of_decayed, local.summed
     for decays, start, end in ((True, 0, boundary), (False, boundary, local.bucket.length)):
         place = slice(max(start, updated.start), min(end, updated.stop))
         if place.start < place.stop:

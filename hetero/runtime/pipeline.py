@@ -1,278 +1,138 @@
-"""Runs the action list of one stage: the same rows that the simulator replays.
+"""Runs the computes of one stage of a pipeline, and its transfers.
 
 Tensor shapes: S sequence rows on this rank, B samples of a microbatch on this rank, H hidden size.
-
-Nothing blocks but a compute that waits for its own input: a RECV only posts, a SEND only starts, and buffers live
-until their transfers are done.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from enum import Enum, auto
 
 import torch
-import torch.distributed as dist
 from megatron.core.pipeline_parallel.schedules import custom_backward
-from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 
-from hetero.distributed.p2p import Channel, Pending
-from hetero.distributed.pace import Direction
-from hetero.distributed.process_groups import BoundaryGroups, ParallelContext, StageContext
-from hetero.plan.ir import Stage
-from hetero.plan.lowering import evaluation_rows, step_rows
+from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime.batch import Microbatch
+from hetero.runtime.boundary import Boundary, boundary_after, boundary_before
+from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.stage import StageModel
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import Action, Kind
 
 
-class PipelineExecutor:
-    """Executes this rank's stage for one step: forward and backward of all its microbatches."""
+class Keeps(Enum):
+    """What a forward leaves behind: its graph for a backward, its input for another forward, or nothing."""
 
-    def __init__(self, context: ParallelContext, work: StageContext, model: StageModel) -> None:
-        self._context = context
-        self._pace = context.pace
-        self._model = model
-        self._row = step_rows(context.plan.replicas[work.placement.replica])[work.placement.stage]
-        self._evaluation_row = evaluation_rows(context.plan.replicas[work.placement.replica])[work.placement.stage]
-        self._last_backward = work.num_microbatches - 1
-        self._in_flight = work.stage.in_flight
-        self._aux_loss_share = work.stage.micro_batch_size / context.plan.global_batch_size
-        self._before = _boundary_before(context, work, model.dtype)
-        self._after = _boundary_after(context, work, model.dtype)
-        self._inputs: dict[int, torch.Tensor] = {}
-        self._outputs: dict[int, torch.Tensor] = {}
-
-    def run(
-        self,
-        microbatches: Sequence[Microbatch] | None,
-        *,
-        loss_scale: Callable[[], torch.Tensor] | None,
-        aux_loss_scale: float = 1.0,
-        before_last_backward: Callable[[], None],
-        gradient_ready: Callable[[torch.nn.Parameter], None],
-    ) -> torch.Tensor:
-        """One forward and backward of every microbatch; gradients add up in the parameters.
-
-        Returns the sum of the token losses of this rank's samples, not scaled, in float64; 0 except on last stages.
-
-        Args:
-            microbatches: this rank's, in order; ``None`` on stages that are neither first nor last.
-            loss_scale: what the sum of token losses is multiplied by, 1 / (loss tokens of the whole global batch);
-                called by backwards of last stages only, ``None`` on the others.
-            aux_loss_scale: what an auxiliary loss of a layer is multiplied by, in the mean over samples.
-            before_last_backward: called once, when the last microbatch's gradients are still missing, and those that
-                a split backward has put off.
-            gradient_ready: told each weight of these when its gradient is whole; autograd's hooks tell of the others.
-        """
-        device = self._context.device
-        if self._context.plan.model.num_experts is not None:
-            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(aux_loss_scale * self._aux_loss_share, device=device))
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        for _, kind, number in self._row:
-            match kind:
-                case Kind.RECV_F:
-                    _present(self._before).post_receive(number)
-                case Kind.RECV_B:
-                    _present(self._after).post_receive(number)
-                case Kind.SEND_F:
-                    _present(self._after).start_send(number)
-                case Kind.SEND_B:
-                    _present(self._before).start_send(number)
-                case Kind.F:
-                    batch = microbatches[number] if microbatches is not None else None
-                    loss_sum += self._forward(number, batch)
-                case Kind.B | Kind.I:
-                    if number == self._last_backward:
-                        before_last_backward()
-                    self._backward(kind, number, loss_scale)
-                case Kind.W:
-                    assert self._model.later is not None
-                    is_last = number == self._last_backward
-                    with self._pace.compute(Kind.W, number):
-                        self._model.later.compute(number, ready=gradient_ready if is_last else None)
-        for boundary in (self._before, self._after):
-            if boundary is not None:
-                boundary.finish_sends()
-        return loss_sum
-
-    @torch.no_grad()
-    def evaluate(self, microbatches: Sequence[Microbatch] | None) -> torch.Tensor:
-        """The forward of every microbatch without dropout; returns the sum of token losses as :meth:`run` does.
-
-        A stage that is faster than the next one waits for it when ``in_flight`` of its outputs are on their way.
-        """
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._context.device)
-        self._model.module.eval()
-        for _, kind, number in self._evaluation_row:
-            match kind:
-                case Kind.RECV_F:
-                    _present(self._before).post_receive(number)
-                case Kind.SEND_F:
-                    _present(self._after).start_send(number, at_most=self._in_flight)
-                case Kind.F:
-                    batch = microbatches[number] if microbatches is not None else None
-                    input_SBH = self._before.take_received(number) if self._before is not None else None
-                    with self._pace.compute(Kind.F, number):
-                        output = self._model.forward(input_SBH, batch)
-                    if self._after is not None:
-                        self._after.offer(number, output)
-                    else:
-                        assert batch is not None
-                        loss_sum += (output * batch.loss_mask_BS).sum()
-        if self._after is not None:
-            self._after.finish_sends()
-        self._model.module.train()
-        return loss_sum
-
-    def _forward(self, number: int, batch: Microbatch | None) -> torch.Tensor | float:
-        """Forward of a microbatch; returns the sum of its token losses on a last stage, else 0."""
-        input_SBH = None
-        if self._before is not None:
-            input_SBH = self._inputs[number] = self._before.take_received(number).requires_grad_()
-        with self._pace.compute(Kind.F, number):
-            output = self._model.forward(input_SBH, batch)
-        if self._after is None:
-            assert batch is not None
-            loss = (output * batch.loss_mask_BS).sum()
-            self._outputs[number] = loss
-            return loss.detach()
-        self._after.offer(number, output.detach())
-        # Only the graph is needed from here on; the activation itself lives until it has been sent.
-        output.data = torch.empty(1, dtype=output.dtype, device=output.device)
-        self._outputs[number] = output
-        return 0.0
-
-    def _backward(self, kind: Kind, number: int, loss_scale: Callable[[], torch.Tensor] | None) -> None:
-        output = self._outputs.pop(number)
-        if self._after is not None:
-            gradient = self._after.take_received(number)
-        else:
-            assert loss_scale is not None, "a last stage scales its loss"
-            gradient = loss_scale().to(output.dtype)
-        with self._pace.compute(kind, number):
-            custom_backward(output, gradient)
-        if self._model.later is not None:
-            self._model.later.end_of_backward(number)
-        if self._before is not None:
-            gradient_SBH = self._inputs.pop(number).grad
-            assert gradient_SBH is not None
-            self._before.offer(number, gradient_SBH)
+    GRAPH = auto()
+    INPUT = auto()
+    NOTHING = auto()
 
 
-class _Boundary:
-    """This rank's end of the boundary before or after its stage: microbatch tensors in, microbatch tensors out."""
+class StageRunner:
+    """A rank's stage with what its microbatches have left here for later.
+
+    Args:
+        ready: told each weight that a split backward has added a gradient to, which autograd's hooks know nothing of.
+    """
 
     def __init__(
         self,
+        context: ParallelContext,
+        work: StageContext,
+        model: StageModel,
         *,
-        incoming: Channel,
-        outgoing: Channel,
-        slices_per_microbatch: int,
-        new_tensor: Callable[[], torch.Tensor],
+        ready: Callable[[torch.nn.Parameter], None],
     ) -> None:
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._slices = slices_per_microbatch
-        self._new_tensor = new_tensor
-        self._arriving: dict[int, tuple[torch.Tensor, list[Pending]]] = {}
-        self._departing: dict[int, torch.Tensor] = {}
-        self._sending: list[Pending] = []
+        self.reads_data = work.is_first or work.is_last
+        self._pace = context.pace
+        self._model = model
+        self._ready = ready
+        self._before = boundary_before(context, work, model.dtype)
+        self._after = boundary_after(context, work, model.dtype)
+        self._inputs: dict[int, torch.Tensor] = {}
+        self._outputs: dict[int, torch.Tensor] = {}
+        self._generators: dict[int, dict[str, torch.Tensor]] = {}
 
-    def post_receive(self, number: int) -> None:
-        """Post the receipt of a slice; the first of a microbatch allocates its tensor."""
-        microbatch = number // self._slices
-        if microbatch not in self._arriving:
-            self._arriving[microbatch] = self._new_tensor(), []
-        tensor_SBH, pending = self._arriving[microbatch]
-        pending.append(self._incoming.receive(tensor_SBH, number=number))
+    def post_receive(self, action: Action) -> None:
+        """Post the receipt of a slice."""
+        boundary = self._before if action.kind == Kind.RECV_F else self._after
+        _present(boundary).post_receive(action.number)
 
-    def take_received(self, microbatch: int) -> torch.Tensor:
-        """The tensor of a microbatch; waits until all its slices are there."""
-        tensor_SBH, pending = self._arriving.pop(microbatch)
-        for transfer in pending:
-            transfer.wait()
-        return tensor_SBH
-
-    def offer(self, microbatch: int, tensor_SBH: torch.Tensor) -> None:
-        """Hand over a microbatch's tensor, whose slices are sent next."""
-        self._departing[microbatch] = tensor_SBH
-
-    def start_send(self, number: int, *, at_most: int | None = None) -> None:
-        """Start sending a slice, and let go of those that have arrived.
-
-        Args:
-            at_most: microbatches under way; one more waits for the oldest. The schedule bounds them in training.
-        """
-        microbatch, index = divmod(number, self._slices)
-        self._sending = [transfer for transfer in self._sending if not transfer.is_done()]
-        while at_most is not None and len(self._sending) >= at_most * self._slices:
-            self._sending.pop(0).wait()
-        self._sending.append(self._outgoing.send(self._departing[microbatch], number=number))
-        if index == self._slices - 1:
-            del self._departing[microbatch]
+    def start_send(self, action: Action, *, at_most: int | None) -> None:
+        """Start sending a slice, with ``at_most`` microbatches under way."""
+        boundary = self._after if action.kind == Kind.SEND_F else self._before
+        _present(boundary).start_send(action.number, at_most=at_most)
 
     def finish_sends(self) -> None:
         """Wait for everything that is still being sent."""
-        for transfer in self._sending:
-            transfer.wait()
-        self._sending = []
+        for boundary in (self._before, self._after):
+            if boundary is not None:
+                boundary.finish_sends()
+
+    def forward(self, action: Action, batch: Microbatch | None, *, keeps: Keeps) -> torch.Tensor | float:
+        """F: the output goes to the next stage; returns the sum of its token losses on a last stage, else 0."""
+        number = action.number
+        input_SBH = self._before.take_received(number) if self._before is not None else None
+        if keeps != Keeps.NOTHING and input_SBH is not None:
+            self._inputs[number] = input_SBH
+        if keeps == Keeps.INPUT:
+            self._generators[number] = dropout_state()
+        output = self._compute_forward(action, input_SBH, batch, with_graph=keeps == Keeps.GRAPH)
+        if self._after is not None:
+            self._after.offer(number, output.detach())
+        if keeps == Keeps.GRAPH:
+            self._keep_graph(number, output)
+        return output.detach() if self._after is None else 0.0
+
+    def forward_again(self, action: Action, batch: Microbatch | None) -> None:
+        """R: the forward of a microbatch that kept its input alone, with the same dropout, for its graph."""
+        now = dropout_state()
+        restore_dropout_state(self._generators.pop(action.number))
+        output = self._compute_forward(action, self._inputs.get(action.number), batch, with_graph=True)
+        restore_dropout_state(now)
+        self._keep_graph(action.number, output)
+
+    def backward(self, action: Action, loss_scale: Callable[[], torch.Tensor] | None) -> None:
+        """B or I: the gradient of the input goes to the stage before."""
+        output = self._outputs.pop(action.number)
+        if self._after is not None:
+            gradient = self._after.take_received(action.number)
+        else:
+            assert loss_scale is not None, "a last stage scales its loss"
+            gradient = loss_scale().to(output.dtype)
+        with self._pace.compute(action):
+            custom_backward(output, gradient)
+        if self._model.later is not None:
+            self._model.later.end_of_backward(action.number)
+        if self._before is not None:
+            gradient_SBH = self._inputs.pop(action.number).grad
+            assert gradient_SBH is not None
+            self._before.offer(action.number, gradient_SBH)
+
+    def weight_gradients(self, action: Action) -> None:
+        """W: the gradients of weights that I has put off."""
+        assert self._model.later is not None, "the schedule has a W where backwards are whole"
+        with self._pace.compute(action):
+            self._model.later.compute(action.number, ready=self._ready)
+
+    def _compute_forward(
+        self, action: Action, input_SBH: torch.Tensor | None, batch: Microbatch | None, *, with_graph: bool
+    ) -> torch.Tensor:
+        """Activations [S, B, H], or the sum of the token losses on a last stage."""
+        if with_graph and input_SBH is not None:
+            input_SBH.requires_grad_()
+        with torch.set_grad_enabled(with_graph):
+            with self._pace.compute(action):
+                output = self._model.forward(input_SBH, batch)
+            if self._after is None:
+                assert batch is not None
+                output = (output * batch.loss_mask_BS).sum()
+        return output
+
+    def _keep_graph(self, number: int, output: torch.Tensor) -> None:
+        if self._after is not None:
+            # Only the graph is needed from here on; the activation itself lives until it has been sent.
+            output.data = torch.empty(1, dtype=output.dtype, device=output.device)
+        self._outputs[number] = output
 
 
-def _boundary_before(context: ParallelContext, work: StageContext, dtype: torch.dtype) -> _Boundary | None:
-    if work.previous_stage is None or work.before is None:
-        return None
-    forward, backward = _channels(context, work.placement.replica, work.placement.stage - 1, work.before)
-    return _Boundary(
-        incoming=forward,
-        outgoing=backward,
-        slices_per_microbatch=_slices_per_microbatch(work.stage, work.previous_stage),
-        new_tensor=_allocator(context, work.stage, dtype),
-    )
-
-
-def _boundary_after(context: ParallelContext, work: StageContext, dtype: torch.dtype) -> _Boundary | None:
-    if work.next_stage is None or work.after is None:
-        return None
-    forward, backward = _channels(context, work.placement.replica, work.placement.stage, work.after)
-    return _Boundary(
-        incoming=backward,
-        outgoing=forward,
-        slices_per_microbatch=_slices_per_microbatch(work.stage, work.next_stage),
-        new_tensor=_allocator(context, work.stage, dtype),
-    )
-
-
-def _channels(context: ParallelContext, replica: int, boundary: int, groups: BoundaryGroups) -> tuple[Channel, Channel]:
-    """The forward and the backward channel between stages ``boundary`` and ``boundary + 1``."""
-    here, after = context.plan.replicas[replica].stages[boundary : boundary + 2]
-
-    def channel(kind: Kind, sender: Stage, receiver: Stage, group: dist.ProcessGroup) -> Channel:
-        return Channel(
-            sender=sender,
-            receiver=receiver,
-            rank=context.rank,
-            seq_length=context.plan.seq_length,
-            group=group,
-            start=partial(context.pace.transfer, Direction(replica, boundary, kind)),
-        )
-
-    return (
-        channel(Kind.SEND_F, here, after, groups.forward),
-        channel(Kind.SEND_B, after, here, groups.backward),
-    )
-
-
-def _slices_per_microbatch(stage: Stage, neighbour: Stage) -> int:
-    size = stage.samples_per_microbatch
-    return size // min(size, neighbour.samples_per_microbatch)
-
-
-def _allocator(context: ParallelContext, stage: Stage, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """Makes the tensor [S, B, H] that a rank of ``stage`` holds of one microbatch."""
-    rows = context.plan.seq_length // (stage.tp if stage.splits_sequence else 1)
-    shape = (rows, stage.micro_batch_size, context.plan.model.hidden_size)
-    return lambda: torch.empty(shape, dtype=dtype, device=context.device)
-
-
-def _present(boundary: _Boundary | None) -> _Boundary:
+def _present(boundary: Boundary | None) -> Boundary:
     assert boundary is not None, "the schedule has a transfer where the replica has no boundary"
     return boundary

@@ -36,7 +36,9 @@ class MaskedVocabularyGPT(GPTModel):
     def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """labels: [B, S of the whole sequence]; logits: [S of the whole sequence, B, V] -> loss per token [B, S]."""
         if self.num_padding_logits:
-            logits[..., -self.num_padding_logits :] = torch.finfo(logits.dtype).min
+            # Autograd, if it knew, would copy the whole gradient to put zeros here. The softmax yields them already.
+            with torch.no_grad():
+                logits[..., -self.num_padding_logits :] = torch.finfo(logits.dtype).min
         return super().compute_language_model_loss(labels, logits)
 
 
@@ -70,22 +72,28 @@ class StageModel:
         )
 
 
-def build_stage(context: ParallelContext, work: StageContext, *, options: StageOptions, seed: int) -> StageModel:
-    """Build this rank's part of the model with its initial weights, and set megatron-core's globals to its groups.
+def build_stages(context: ParallelContext, *, options: StageOptions, seed: int) -> list[StageModel]:
+    """Build this rank's parts of the model with their initial weights; megatron-core's globals become its groups.
+
+    One for each of the stages that the rank holds, in their order. Its generators of dropout serve them all.
 
     Raises:
         ConfigError: TransformerEngine is asked for and cannot be used, or not with a split backward.
     """
     cpu_backend.install()
-    plan = context.plan
+    if context.plan.precision == "fp64":
+        mcore.keep_float64_logits()
+    models = [_build_stage(context, work, options=options, seed=seed) for work in context.stages]
+    if context.work is not None:
+        mcore.seed_dropout(seed, work=context.work)
+    return models
+
+
+def _build_stage(context: ParallelContext, work: StageContext, *, options: StageOptions, seed: int) -> StageModel:
+    plan, model, stage = context.plan, context.plan.model, work.stage
     num_stages = len(plan.replicas[work.placement.replica].stages)
     collection = mcore.process_group_collection(work, num_stages=num_stages)
     mcore.install_parallel_state(collection)
-    if plan.precision == "fp64":
-        mcore.keep_float64_logits()
-    mcore.seed_dropout(seed, work=work)
-
-    model, stage = plan.model, work.stage
     scaling = model.rotary_scaling
     splits = stage.weight_lag is not None
     transformer_engine = uses_transformer_engine(options, device_type(stage.device), splits_backward=splits)

@@ -1,26 +1,28 @@
 """One rank's part in a training step, from its microbatches to its updated weights."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
+from hetero.plan.lowering import CollectiveOptions, evaluation_program, lower_rank
 from hetero.runtime.batch import Microbatch
-from hetero.runtime.buckets import LocalBucket, NamedParameters, local_buckets
+from hetero.runtime.buckets import NamedParameters, local_buckets
+from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
 from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
-from hetero.runtime.pipeline import PipelineExecutor
-from hetero.runtime.stage import GRADIENT_DTYPES, build_stage
+from hetero.runtime.pipeline import StageRunner
+from hetero.runtime.stage import GRADIENT_DTYPES, build_stages
 from hetero.runtime.state import TensorSlice
 from hetero.runtime.weight_gather import WeightGather
 
 
 class Trainer:
-    """Stage, gradient sums and optimizer of a rank. An idle rank has none of them and joins the decisions.
+    """Stages, gradient sums and optimizer of a rank. On an idle one these are empty, and it joins the decisions.
 
     Args:
         loss_scale: used for a plan in fp16 only.
@@ -40,34 +42,36 @@ class Trainer:
         loss_scale: LossScaleOptions | None = None,
     ) -> None:
         self._context = context
-        self._executor: PipelineExecutor | None = None
-        self._gradients: GradientSync | None = None
-        self._gather: WeightGather | None = None
-        self.parameters: NamedParameters = {}
-        is_fp16 = context.plan.precision == "fp16"
-        self.scaler = LossScaler.start(loss_scale or LossScaleOptions()) if is_fp16 else None
-        self._buckets: list[LocalBucket] = []
-        if (work := context.work) is not None:
-            model = build_stage(context, work, options=options, seed=seed)
-            self.parameters = model.parameters
-            self._buckets = local_buckets(
-                context,
-                work,
-                model.parameters,
-                bucket_numel=context.plan.gradient_sync.bucket_numel or data_parallel.bucket_numel,
-                gradient_dtype=GRADIENT_DTYPES[context.plan.precision],
-            )
-            self._gradients = GradientSync(
-                self._buckets,
-                overlap=data_parallel.overlap_grad_reduce,
-                scatter=context.plan.distributed_optimizer,
-                pace=context.pace,
-            )
-            if context.plan.distributed_optimizer:
-                self._gather = WeightGather(
-                    self._buckets, model.module, overlap=data_parallel.overlap_param_gather, pace=context.pace
-                )
-            self._executor = PipelineExecutor(context, work, model)
+        plan = context.plan
+        self.scaler = LossScaler.start(loss_scale or LossScaleOptions()) if plan.precision == "fp16" else None
+        models = build_stages(context, options=options, seed=seed)
+        self._modules = [model.module for model in models]
+        self.parameters: NamedParameters = {name: each for model in models for name, each in model.parameters.items()}
+        self._buckets = local_buckets(
+            context,
+            self.parameters,
+            bucket_numel=plan.gradient_sync.bucket_numel or data_parallel.bucket_numel,
+            gradient_dtype=GRADIENT_DTYPES[plan.precision],
+        )
+        program = lower_rank(
+            plan,
+            context.rank,
+            {local.number: local.bucket for local in self._buckets if local.number is not None},
+            options=CollectiveOptions(
+                overlap_grad_reduce=data_parallel.overlap_grad_reduce,
+                overlap_param_gather=data_parallel.overlap_param_gather,
+            ),
+        )
+        self._sums = GradientSync(self._buckets, program, pace=context.pace)
+        self._gather = WeightGather(self._buckets, program, self._modules, pace=context.pace)
+        runners = {
+            work.placement.stage: StageRunner(context, work, model, ready=self._sums.arrived)
+            for work, model in zip(context.stages, models, strict=True)
+        }
+        self._executor, self._evaluator = (
+            Executor(context, each, stages=runners, sums=self._sums, gather=self._gather)
+            for each in (program, evaluation_program(plan, context.rank))
+        )
         self.optimizer = Optimizer(context, self._buckets, adam, gather=self._gather, scaler=self.scaler)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
@@ -89,12 +93,11 @@ class Trainer:
 
     def finish_gather(self) -> None:
         """Wait for weights that are still on their way from the last update, before anyone looks at them."""
-        if self._gather is not None:
-            self._gather.finish()
+        self._gather.finish()
 
     def gradient_sums(self) -> list[TensorSlice]:
         """The summed gradients that this rank has after :meth:`compute_gradients`, times the loss scale."""
-        return list(self._gradients.summed()) if self._gradients is not None else []
+        return list(self._sums.summed())
 
     def step(self, microbatches: Sequence[Microbatch] | None, *, wants_stop: bool = False) -> StepResult:
         """One step on the global batch; collective over the world.
@@ -114,10 +117,13 @@ class Trainer:
         self.finish_gather()
         totals = torch.zeros(2, dtype=torch.float64, device=self._context.device)
         with self._context.pace.outside_steps():
-            if (work := self._context.work) is not None and self._executor is not None:
-                loss = self._executor.evaluate(microbatches)
-                if work.is_last and work.placement.tp_rank == 0:
-                    totals = torch.stack([loss, _count_tokens(microbatches)])
+            for module in self._modules:
+                module.eval()
+            loss = self._evaluator.run(StepInputs(microbatches=microbatches))
+            for module in self._modules:
+                module.train()
+            if self._reports_loss:
+                totals = torch.stack([loss, _count_tokens(microbatches)])
             dist.all_reduce(totals, group=self._context.world)
         loss_sum, num_tokens = totals.tolist()
         return loss_sum, int(num_tokens)
@@ -127,27 +133,35 @@ class Trainer:
 
         It is in every ``.grad``, or with a distributed optimizer in the shards that this rank owns.
         """
-        work = self._context.work
-        if work is None or self._executor is None or self._gradients is None:
-            return
-        self._gradients.zero()
-        # Tensor-parallel ranks of the last stage all have the whole loss; one of them reports it.
-        reports = work.is_last and work.placement.tp_rank == 0
-        self._num_tokens = _count_tokens(microbatches) if reports else torch.zeros_like(self._num_tokens)
+        self._num_tokens = _count_tokens(microbatches) if self._reports_loss else torch.zeros_like(self._num_tokens)
         loss = self._executor.run(
-            microbatches,
-            loss_scale=self._start_loss_scale() if work.is_last else None,
-            aux_loss_scale=self.scaler.scale if self.scaler is not None else 1.0,
-            before_last_backward=self._gradients.expect_last_backward,
-            gradient_ready=self._gradients.arrived,
+            StepInputs(
+                microbatches=microbatches,
+                loss_scale=self._start_loss_scale() if self._context.is_last else None,
+                aux_loss_scale=self.scaler.scale if self.scaler is not None else 1.0,
+            )
         )
-        self.finish_gather()
-        self._gradients.finish()
-        self._loss_sum = loss if reports else torch.zeros_like(loss)
+        self._loss_sum = loss if self._reports_loss else torch.zeros_like(loss)
 
     def update(self, *, wants_stop: bool = False) -> StepResult:
         """Clip, and step the optimizer, or skip on all ranks; collective over the world."""
-        return self.optimizer.step(loss_sum=self._loss_sum, num_tokens=self._num_tokens, wants_stop=wants_stop)
+        result = self.optimizer.agree(loss_sum=self._loss_sum, num_tokens=self._num_tokens, wants_stop=wants_stop)
+        if not result.skipped:
+            # A rank that owns nothing still gathers what the others have updated.
+            self._executor.update(partial(self.optimizer.apply, result))
+        return result
+
+    @property
+    def _reports_loss(self) -> bool:
+        """Tensor-parallel ranks of a last stage all have the whole loss; one of them reports it."""
+        work = self._context.work
+        return work is not None and self._context.is_last and work.placement.tp_rank == 0
+
+    def not_finite(self) -> list[str]:
+        """Which of ``loss`` and ``gradient`` of the last step is infinite or no number on this rank."""
+        norms = [torch.linalg.vector_norm(each.tensor) for each in self.gradient_sums()]
+        parts = {"loss": [self._loss_sum], "gradient": norms}
+        return [what for what, values in parts.items() if not all(value.isfinite() for value in values)]
 
     def _start_loss_scale(self) -> Callable[[], torch.Tensor]:
         """Loss scale / (loss tokens of the global batch), which nobody needs before the first backward.
@@ -173,4 +187,4 @@ def _count_tokens(microbatches: Sequence[Microbatch] | None) -> torch.Tensor:
 
 def reads_data(context: ParallelContext) -> bool:
     """Whether this rank needs microbatches: first stages for their tokens, last stages for their labels."""
-    return context.work is not None and (context.work.is_first or context.work.is_last)
+    return context.is_first or context.is_last

@@ -1,84 +1,90 @@
 """Brings updated weights from the ranks that own them to all that hold them, beside the next forward."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hetero.distributed.pace import Pace, Waitable
 from hetero.runtime.buckets import LocalBucket
+from hetero.schedule.program import Program
 
 
 class WeightGather:
-    """The weights of one rank after the update of a distributed optimizer.
+    """The gather queue of one rank's program, which is empty where every holder updates everything.
 
-    A gather is launched for every bucket, those of the embedding first. With ``overlap`` a module waits before its
-    forward for the weights that are its own, and :meth:`finish` for the rest.
+    A gather that has to be there before a position inside a forward is waited for by the modules that have a part of
+    it, right before they run, and by :meth:`finish`; one that has to be there before a whole compute, at once.
 
     Args:
-        buckets: this rank's, in the global order of the backward.
-        module: whose submodules hold the parameters.
+        buckets: this rank's.
+        modules: of all stages, whose submodules hold the parameters.
         pace: when gathers happen.
     """
 
     def __init__(
-        self, buckets: Sequence[LocalBucket], module: torch.nn.Module, *, overlap: bool, pace: Pace | None = None
+        self,
+        buckets: Sequence[LocalBucket],
+        program: Program,
+        modules: Iterable[torch.nn.Module] = (),
+        *,
+        pace: Pace | None = None,
     ) -> None:
-        self._buckets = buckets
+        by_number = {local.number: local for local in buckets if local.number is not None}
+        steps = program.queues.get("gather", ())
         self._pace = pace or Pace()
-        self._overlap = overlap
-        self._pending: dict[int, Sequence[Waitable]] = {}
-        if overlap:
-            buckets_of: dict[torch.nn.Parameter, list[int]] = {}
-            for i, local in enumerate(buckets):
-                for tensor in local.tensors():
-                    buckets_of.setdefault(tensor, []).append(i)
-            for submodule in module.modules():
-                own = sorted({i for tensor in submodule.parameters(recurse=False) for i in buckets_of[tensor]})
-                if own:
-                    submodule.register_forward_pre_hook(self._waits_for(own))
+        self._queue = [by_number[step.action.number] for step in steps]
+        self._waited_for_at_once = [
+            step.action.number for step in steps if any(point.position is None for point in step.before)
+        ]
+        gathered = {step.action.number for step in steps}
+        self._at_hand = [local for local in buckets if local.number not in gathered]
+        self._pending: dict[int, tuple[LocalBucket, Sequence[Waitable]]] = {}
+        self._listen(modules, gathered.difference(self._waited_for_at_once), by_number)
 
     def start(self) -> None:
-        """Launch all gathers, in the reverse of the global order: per bucket an all-gather over its holders, or in two
-        levels the phases of :meth:`hetero.runtime.levels.Levels.gather`.
+        """Launch all gathers in the order of the queue: per bucket what its
+        :class:`hetero.runtime.collectives.BucketCollectives` do, over its holders.
         """
-        for i in reversed(range(len(self._buckets))):
-            local = self._buckets[i]
-            self._pending[i] = []
-            if local.is_shared:
-                self._pending[i] = self._pace.collective("all_gather", local.bucket, partial(_all_gather, local))
-        if not self._overlap:
-            self.finish()
+        for local in self._at_hand:
+            local.return_weights()
+        for local in self._queue:
+            assert local.number is not None, "a bucket that nobody else holds is not gathered"
+            start = partial(local.collectives.gather, local.weights)
+            self._pending[local.number] = local, self._pace.collective("all_gather", local.bucket, start)
+        for number in self._waited_for_at_once:
+            self._wait(number)
 
     def finish(self) -> None:
         """Wait until every weight is there."""
-        for i in list(self._pending):
-            self._wait(i)
+        for number in list(self._pending):
+            self._wait(number)
 
-    def _wait(self, bucket: int) -> None:
-        for work in self._pending.pop(bucket, ()):
-            work.wait()
-        for piece in self._buckets[bucket].pieces:
-            piece.return_weight()
+    def _wait(self, number: int) -> None:
+        if number in self._pending:
+            local, works = self._pending.pop(number)
+            for work in works:
+                work.wait()
+            local.return_weights()
 
-    def _waits_for(self, buckets: Sequence[int]) -> Any:
+    def _listen(
+        self, modules: Iterable[torch.nn.Module], numbers: Iterable[int], buckets: dict[int, LocalBucket]
+    ) -> None:
+        """Let every module that is about to need weights of these buckets say so."""
+        numbers_of: dict[torch.nn.Parameter, list[int]] = {}
+        for number in sorted(numbers):
+            for tensor in buckets[number].tensors():
+                numbers_of.setdefault(tensor, []).append(number)
+        for module in modules:
+            for submodule in module.modules():
+                own = {n for tensor in submodule.parameters(recurse=False) for n in numbers_of.get(tensor, ())}
+                if own:
+                    submodule.register_forward_pre_hook(self._needs(sorted(own)))
+
+    def _needs(self, numbers: Sequence[int]) -> Any:
         def hook(module: torch.nn.Module, args: Any) -> None:
-            for i in buckets:
-                if i in self._pending:
-                    self._wait(i)
+            for number in numbers:
+                self._wait(number)
 
         return hook
-
-
-def _all_gather(local: LocalBucket) -> Sequence[Waitable]:
-    """Every rank's shard of the weights of ``local`` to all ranks."""
-    if local.levels is not None:
-        return local.levels.gather(local.weights)
-    group = local.group
-    assert group is not None
-    if local.bucket.has_equal_shards:
-        return [dist.all_gather_into_tensor(local.weights, local.weights[local.owned], group=group, async_op=True)]
-    shards = ((rank, local.weights[local.bucket.shard_of(rank)]) for rank in local.bucket.ranks)
-    return [dist.broadcast(shard, src=rank, group=group, async_op=True) for rank, shard in shards if shard.numel()]

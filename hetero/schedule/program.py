@@ -120,11 +120,13 @@ class Program:
         num_microbatches: Sequence[int],
         reduces: Sequence[Step] = (),
         gathers: Sequence[Step] = (),
+        updates: bool = True,
     ) -> "Program":
         """The program whose host issues ``row``, an order of computes with their communication, and then updates.
 
         Args:
             num_microbatches: of every stage of the replica.
+            updates: false for a row that trains nothing.
             reduces, gathers: the collectives of any of the group's ranks, in the order of their launch.
         """
         edges = boundaries(num_microbatches)
@@ -140,7 +142,8 @@ class Program:
                 after = (Point(producer[action]),) if action.kind in SEND else previous
                 queues.setdefault(f"{action.stage}{action.kind}", []).append(Step(action, after))
         # A queue is ordered: the last sum is done when all are, and the world agrees on the norm after that.
-        queues["compute"].append(Step(UPDATE, (Point(reduces[-1].action),) if reduces else ()))
+        if updates:
+            queues["compute"].append(Step(UPDATE, (Point(reduces[-1].action),) if reduces else ()))
         queues |= {"reduce": list(reduces), "gather": list(gathers)}
         named = {name: tuple(queues[name]) for name in sorted(queues, key=_place) if queues[name]}
         return cls(replica=replica, stages=tuple(stages), queues=named)

@@ -74,6 +74,7 @@ def parse_args(argv: Sequence[str]) -> PretrainConfig:
             eval_iters=flags["--eval-iters"],
             exit_interval=flags["--exit-interval"],
             exit_duration_minutes=flags["--exit-duration-in-mins"],
+            check_for_nan=flags["--check-for-nan-in-loss-and-grad"],
         ),
         emulation=_emulation_config(flags) if emulates(flags) else None,
     )

@@ -10,7 +10,7 @@ from hetero.checkpoint.folder import find_checkpoint, latest_step, read_state
 from hetero.checkpoint.reader import LoadedCheckpoint, load_checkpoint
 from hetero.checkpoint.state import CheckpointState, LossScalerState
 from hetero.checkpoint.writer import CheckpointWriter
-from hetero.distributed.agreement import from_rank_0, on_all_ranks
+from hetero.distributed.agreement import AgreedError, from_rank_0, on_all_ranks
 from hetero.distributed.process_groups import ParallelContext
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
@@ -110,7 +110,8 @@ def saving(
     *,
     start_step: int,
 ) -> Iterator[Saver]:
-    """A saver whose last save is published when the block ends. Collective over the world at both ends.
+    """A saver whose last save is published when the block ends, also with what all ranks raise. Collective over the
+    world at both ends.
 
     Raises:
         CheckpointError: the folder cannot be written, or holds later checkpoints than ``start_step``.
@@ -124,7 +125,13 @@ def saving(
             keep_last=wanted.keep_last,
             asynchronous=wanted.asynchronous,
         )
-    yield Saver(config, context, trainer, scheduler, writer)
+    try:
+        yield Saver(config, context, trainer, scheduler, writer)
+    except AgreedError:
+        # What is being written in the background is from before, and where a later run goes on.
+        if writer is not None:
+            writer.wait()
+        raise
     if writer is not None:
         writer.wait()
 

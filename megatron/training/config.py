@@ -174,6 +174,7 @@ class RunConfig:
 
     eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
     exit_interval: leave at a step that is a multiple of it; ``exit_duration_minutes``: leave after that time.
+    check_for_nan: end with an error at a loss or a gradient that is not finite, unless a loss scale adapts to it.
     """
 
     train_iters: int
@@ -185,6 +186,7 @@ class RunConfig:
     eval_iters: int
     exit_interval: int | None
     exit_duration_minutes: float | None
+    check_for_nan: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

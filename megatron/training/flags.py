@@ -322,6 +322,14 @@ _RUN = (
     Flag("--eval-interval", COUNT, "Steps from one evaluation to the next.", default=1000),
     Flag("--exit-interval", COUNT, "Save and leave after a step that is a multiple of this."),
     Flag("--exit-duration-in-mins", POSITIVE, "Save and leave after this time. SIGTERM does so at once."),
+    Flag(
+        "--check-for-nan-in-loss-and-grad",
+        SWITCH,
+        "End with an error at a loss or a gradient that is not finite; a loss scale that adapts skips such steps. On "
+        "unless --no-check-for-nan-in-loss-and-grad is given, which skips them always.",
+        default=True,
+        off="--no-check-for-nan-in-loss-and-grad",
+    ),
     Flag("--log-interval", COUNT, "Steps from one log line to the next.", default=100),
     Flag("--tensorboard-dir", PATH, "Folder for TensorBoard's files; without it none are written."),
     _switch("--no-progress", "No progress bar."),

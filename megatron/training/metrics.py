@@ -1,7 +1,10 @@
 """What a training run tells: a line per interval, TensorBoard scalars, a progress line on a terminal."""
 
 import importlib.util
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,12 +90,20 @@ class Metrics:
             self._begin_interval()
         self._warms_up = False
 
-    def record_evaluation(self, step: int, split: str, loss: float, *, took_s: float) -> None:
-        """Report the loss on data of ``split``. The time that it took is no step's."""
+    @contextmanager
+    def outside_steps(self) -> Iterator[None]:
+        """Around saves and evaluations, whose time is no step's."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._started += time.perf_counter() - began_s
+
+    def record_evaluation(self, step: int, split: str, loss: float) -> None:
+        """Report the loss on data of ``split``."""
         self._console.print(f"step {step:>{len(str(self._train_iters))}}/{self._train_iters} | {split} loss {loss:.6f}")
         if self._writer is not None:
             self._writer.add_scalar(f"lm loss {split}", loss, step)
-        self._started += took_s
 
     def _begin_interval(self) -> None:
         self._started = time.perf_counter()
@@ -149,12 +160,20 @@ def check_tensorboard(folder: Path | None) -> None:
     """Fail before training if files are asked for that cannot be written.
 
     Raises:
-        ConfigError: TensorBoard is not installed.
+        ConfigError: TensorBoard is not installed, or the folder cannot be made.
     """
-    if folder is not None and importlib.util.find_spec("tensorboard") is None:
+    if folder is None:
+        return
+    if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             f"--tensorboard-dir {folder}: TensorBoard is not installed; pip install 'megatron-hetero[report]'"
         )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--tensorboard-dir {folder}: cannot be made: {error.strerror}; name another") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--tensorboard-dir {folder}: may not be written; name another, or change its permissions")
 
 
 def _summary_writer(folder: Path) -> "SummaryWriter":

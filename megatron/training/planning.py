@@ -9,7 +9,7 @@ from hetero.distributed.agreement import from_rank_0
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.runtime.layer_spec import may_split_backward
-from hetero.serialization import from_json, load, save, to_json
+from hetero.serialization import check_can_be_written, from_json, load, save, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from megatron.training.config import PlannerConfig, PretrainConfig
@@ -35,6 +35,8 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     from hetero.report.tables import result_lines  # noqa: PLC0415
     from hetero.spec.profile import Profile  # noqa: PLC0415
 
+    if planner.out is not None:
+        check_can_be_written(planner.out, asked_by="--hetero-plan-out")
     cluster = load(ClusterSpec, planner.cluster)
     if cluster.num_devices != dist.get_world_size():
         raise PlanError(

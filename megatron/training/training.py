@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import gc
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +20,9 @@ from hetero.distributed.watch import Watch
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
 from hetero.report.tables import StaticBytes, plan_picture, plan_table, static_memory_table
-from hetero.runtime.batch import Microbatch, to_device
-from hetero.runtime.optimizer import AdamOptions, StepResult
+from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions
+from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from megatron.training.arguments import model_spec
 from megatron.training.checkpointing import Saver, load, saving
@@ -72,11 +71,10 @@ def _pretrain(config: PretrainConfig, device: torch.device, watch: Watch, stop: 
     with _metrics(config, context, trainer, described) as metrics:
         watch.doing = "loading a checkpoint"
         start_step = load(config, context, trainer, scheduler)
-        data = read_ahead(config, context, dataset, start_step=start_step)
+        session = build_session(config, context, trainer, scheduler, dataset, start_step=start_step)
         # A second signal must not end the last save, which may still be written when the loop is over.
         with stop_on_sigterm(stop), saving(config, context, trainer, scheduler, start_step=start_step) as saver:
-            run = _Run(config, context, trainer, scheduler, data, evaluations, saver, stop, metrics, watch)
-            run.train(start_step=start_step)
+            _Run(config, context, session, evaluations, saver, stop, metrics, watch).train()
     watch.doing = "leaving"
 
 
@@ -136,19 +134,40 @@ def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> 
     return dataset, evaluations
 
 
-def read_ahead(
-    config: PretrainConfig, context: ParallelContext, dataset: Dataset[Any], *, start_step: int = 0
-) -> Iterator[list[Microbatch]] | None:
-    """This rank's microbatches after ``start_step``, one list per step; ``None`` if it needs none."""
-    if context.work is None or not reads_data(context):
-        return None
-    return microbatches(
-        dataset,
-        context.plan,
-        context.work.placement,
-        first_step=start_step,
-        num_steps=max(0, config.run.train_iters - start_step),
-        num_workers=config.data.num_workers,
+def start_session(config: PretrainConfig, context: ParallelContext, dataset: Dataset[Any]) -> TrainingSession:
+    """The steps of ``config`` from the first on, with initial weights."""
+    trainer = build_trainer(config, context)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    return build_session(config, context, trainer, scheduler, dataset)
+
+
+def build_session(
+    config: PretrainConfig,
+    context: ParallelContext,
+    trainer: Trainer,
+    scheduler: OptimizerParamScheduler,
+    dataset: Dataset[Any],
+    *,
+    start_step: int = 0,
+) -> TrainingSession:
+    """The steps of ``config`` after ``start_step``, whose state ``trainer`` and ``scheduler`` have; reads ahead."""
+    data = None
+    if context.work is not None and reads_data(context):
+        data = microbatches(
+            dataset,
+            context.plan,
+            context.work.placement,
+            first_step=start_step,
+            num_steps=max(0, config.run.train_iters - start_step),
+            num_workers=config.data.num_workers,
+        )
+    return TrainingSession(
+        context,
+        trainer,
+        data=data,
+        schedule=scheduler,
+        check_for_nan=config.run.check_for_nan,
+        start_step=start_step,
     )
 
 
@@ -233,18 +252,16 @@ class _Run:
 
     config: PretrainConfig
     context: ParallelContext
-    trainer: Trainer
-    scheduler: OptimizerParamScheduler
-    data: Iterator[list[Microbatch]] | None
+    session: TrainingSession
     evaluations: Sequence[Evaluation]
     saver: Saver
     stop: Stop
     metrics: Metrics | None
     watch: Watch
 
-    def train(self, *, start_step: int) -> None:
-        """The steps after ``start_step``; collective over the world."""
-        num_steps = self.config.run.train_iters
+    def train(self) -> None:
+        """The steps that are left; collective over the world."""
+        num_steps, start_step = self.config.run.train_iters, self.session.steps_done
         if start_step >= num_steps:
             self._say(f"step {start_step} is done and --train-iters is {num_steps}: nothing left to train")
         # What exists by now stays: looking through it for garbage again and again took a third of small steps.
@@ -252,38 +269,32 @@ class _Run:
         gc.freeze()
         for step in range(start_step + 1, num_steps + 1):
             self.watch.doing = f"training step {step}"
-            result = self._step(step)
+            lr = self.session.learning_rate
+            result = self.session.step(wants_stop=lambda: self.stop.wanted)
+            if self.metrics is not None:
+                self.metrics.record(step, result, lr=lr)
             last = result.stop or self.stop.is_last(step)
-            self.watch.doing = f"saving step {step}"
-            self.saver.after(step, last=last)
-            # Who sent a signal does not wait for long.
-            if not result.stop:
-                self._evaluate(step, last=last)
+            with self._outside_steps():
+                self.watch.doing = f"saving step {step}"
+                self.saver.after(step, last=last)
+                # Who sent a signal does not wait for long.
+                if not result.stop:
+                    self._evaluate(step, last=last)
             if last:
                 if step < num_steps:
                     self._say(f"stopped after step {step} of {num_steps}")
                 return
 
-    def _step(self, step: int) -> StepResult:
-        device, lr = self.context.device, self.trainer.torch_optimizer.param_groups[0]["lr"]
-        batches = [to_device(batch, device) for batch in next(self.data)] if self.data is not None else None
-        self.trainer.compute_gradients(batches)
-        result = self.trainer.update(wants_stop=self.stop.wanted)
-        if not result.skipped:
-            self.scheduler.step(increment=1)
-        if self.metrics is not None:
-            self.metrics.record(step, result, lr=lr)
-        return result
+    def _outside_steps(self) -> contextlib.AbstractContextManager[None]:
+        return self.metrics.outside_steps() if self.metrics is not None else contextlib.nullcontext()
 
     def _evaluate(self, step: int, *, last: bool) -> None:
         for evaluation in self.evaluations:
             if last or (evaluation.split == "valid" and step % self.config.run.eval_interval == 0):
                 self.watch.doing = f"evaluating after step {step}"
-                started_s = time.perf_counter()
-                loss = evaluation.loss(self.context, self.trainer)
+                loss = evaluation.loss(self.context, self.session.trainer)
                 if self.metrics is not None:
-                    took_s = time.perf_counter() - started_s
-                    self.metrics.record_evaluation(step, evaluation.split, loss, took_s=took_s)
+                    self.metrics.record_evaluation(step, evaluation.split, loss)
 
     def _say(self, message: str) -> None:
         if self.context.rank == 0:

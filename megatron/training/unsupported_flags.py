@@ -201,9 +201,9 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     ("the loss is always a mean over the tokens that count: leave it out", "--calculate-per-token-loss"),
     (
-        "checks of losses, gradients and weights cannot be chosen: leave it out",
+        "of the checks of losses, gradients and weights there is one, --check-for-nan-in-loss-and-grad: leave it out",
         """
-        --no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads
+        --check-for-spiky-loss --check-for-large-grads
         --result-rejected-tracker-filename --check-weight-hash-across-dp-replicas-interval --rerun-mode
         --error-injection-rate --error-injection-type
         """,

@@ -12,6 +12,7 @@ reduction wherever there is more than one replica.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import time
@@ -29,6 +30,7 @@ from hetero.plan.uniform import uniform_plan
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.models import llama_model
 from tests.helpers.ranks import run_ranks
@@ -175,8 +177,8 @@ def _ours(plan: Plan, data_parallel: DataParallelOptions, batches: list[Microbat
         seed=SEED,
         data_parallel=data_parallel,
     )
-    given = batches if reads_data(context) else None
-    return lambda: trainer.step(given).loss
+    session = TrainingSession(context, trainer, data=itertools.repeat(batches) if reads_data(context) else None)
+    return lambda: session.step().loss
 
 
 def _stock(plan: Plan, rank: int, data_parallel: DataParallelOptions, batches: list[Microbatch]) -> Callable[[], float]:

@@ -17,7 +17,7 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.runtime.options import StageOptions
-from hetero.runtime.stage import StageModel, build_stage
+from hetero.runtime.stage import StageModel, build_stages
 from hetero.runtime.weights import take_shard
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
@@ -61,8 +61,7 @@ def one_rank(model: ModelSpec) -> Plan:
 def built(plan: Plan, seed: int) -> tuple[StageModel, dict[str, object]]:
     """The layers of the local spec, and the description of their state that dist_checkpointing works from."""
     context = create_groups(plan, device=torch.device("cpu"))
-    assert context.work is not None
-    model = build_stage(context, context.work, options=StageOptions(transformer_impl="local"), seed=seed)
+    (model,) = build_stages(context, options=StageOptions(transformer_impl="local"), seed=seed)
     return model, model.module.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
 
 

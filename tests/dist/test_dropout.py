@@ -10,7 +10,7 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan, Recompute
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.options import StageOptions
-from hetero.runtime.stage import StageModel, build_stage
+from hetero.runtime.stage import StageModel, build_stages
 from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -73,8 +73,8 @@ def assert_shards_are_equal(traces: list[Trace]) -> None:
 
 def build(rank: int, plan: Plan) -> StageModel:
     context = create_groups(plan, device=torch.device("cpu"))
-    assert context.work is not None
-    return build_stage(context, context.work, options=DROPOUT, seed=7)
+    (model,) = build_stages(context, options=DROPOUT, seed=7)
+    return model
 
 
 def forward_twice(rank: int, plan: Plan, batch: Microbatch) -> list[np.ndarray]:

@@ -19,13 +19,14 @@ from hetero.emulation.setup import emulate
 from hetero.emulation.timeline import executed
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.runtime.options import DataParallelOptions, StageOptions
-from hetero.runtime.trainer import Trainer, reads_data
+from hetero.runtime.session import TrainingSession
+from hetero.runtime.trainer import Trainer
 from hetero.spec.cluster import ClusterSpec
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
-from tests.helpers.training import ADAM, microbatches, one_process_plan, train
+from tests.helpers.training import ADAM, data_of, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -68,10 +69,8 @@ def emulated_steps(
         seed=7,
         data_parallel=dataclasses.replace(data_parallel, bucket_numel=emulation.bucket_numel),
     )
-    losses = []
-    for step in range(NUM_STEPS):
-        batches = microbatches(emulation.plan, rank, step=step) if reads_data(context) else None
-        losses.append(trainer.step(batches).loss)
+    session = TrainingSession(context, trainer, data=data_of(context))
+    losses = [session.step().loss for _ in range(NUM_STEPS)]
     return tuple(emulation.pace.steps), losses
 
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.process_groups import ParallelContext, StageContext, create_groups
+from hetero.distributed.process_groups import StageContext, create_groups
 from hetero.plan.holders import gradient_buckets
 from hetero.plan.ir import Plan, Stage
+from hetero.plan.lowering import CollectiveOptions, lower_rank
 from hetero.runtime.buckets import local_buckets
 from hetero.runtime.grad_sync import GradientSync
+from hetero.schedule.actions import Action, Kind
 from hetero.spec.parameters import EMBEDDING, Parameter, parameters, shard_intervals, stage_parameters
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage
@@ -53,14 +55,27 @@ def bare_parameters(plan: Plan, work: StageContext) -> dict[str, tuple[Parameter
     return {p.name: (p, torch.nn.Parameter(torch.zeros(p.local_shape(tp), dtype=torch.float64))) for p in held}
 
 
-def start(plan: Plan, *, overlap: bool = True) -> tuple[ParallelContext, GradientSync, Tensors]:
+def start(rank: int, plan: Plan, *, overlap: bool = True) -> tuple[Action, GradientSync, Tensors]:
+    """The last backward of a rank's program, its gradient sums, and its tensors."""
     context = create_groups(plan, device=CPU)
     assert context.work is not None
     tensors = bare_parameters(plan, context.work)
-    buckets = local_buckets(context, context.work, tensors, bucket_numel=BUCKET_NUMEL, gradient_dtype=torch.float64)
-    sync = GradientSync(buckets, overlap=overlap)
+    buckets = local_buckets(context, tensors, bucket_numel=BUCKET_NUMEL, gradient_dtype=torch.float64)
+    program = lower_rank(
+        plan,
+        rank,
+        {local.number: local.bucket for local in buckets if local.number is not None},
+        options=CollectiveOptions(overlap_grad_reduce=overlap),
+    )
+    sync = GradientSync(buckets, program)
     sync.zero()
-    return context, sync, tensors
+    backwards = [step.action for step in program.queues["compute"] if step.action.kind == Kind.B]
+    return backwards[-1], sync, tensors
+
+
+def finish(sync: GradientSync, last: Action) -> None:
+    sync.ends(last)
+    sync.finish()
 
 
 def backward(tensor: torch.nn.Parameter, gradient: torch.Tensor) -> None:
@@ -117,15 +132,15 @@ def two_steps(rank: int, plan: Plan, overlap: bool) -> dict[str, np.ndarray] | N
     if plan.placement(rank) is None:
         create_groups(plan, device=CPU)
         return None
-    _, sync, tensors = start(plan, overlap=overlap)
+    last, sync, tensors = start(rank, plan, overlap=overlap)
     for seeds in ((1, 2), (3, 4, 5)):
         sync.zero()
         for seed in seeds:
             if seed == seeds[-1]:
-                sync.expect_last_backward()
+                sync.begins(last)
             for parameter, tensor in reversed(tensors.values()):
                 backward(tensor, torch.tensor(local_gradient(parameter, plan, rank, seed=seed)))
-        sync.finish()
+        finish(sync, last)
     return {name: tensor.grad.numpy().copy() for name, (_, tensor) in tensors.items()}
 
 
@@ -164,18 +179,18 @@ def recorded(launches: Launches) -> None:
 
 
 def launches_of_a_step(rank: int, plan: Plan, order: Callable[[int, Iterable[Any]], list[Any]]) -> tuple[Launches, int]:
-    """What a rank launches when its gradients come in ``order``, and how much of that before :meth:`finish`."""
+    """What a rank launches when its gradients come in ``order``, and how much of that before the backward's end."""
     launches: Launches = []
     if plan.placement(rank) is None:
         create_groups(plan, device=CPU)
         return launches, 0
-    _, sync, tensors = start(plan)
+    last, sync, tensors = start(rank, plan)
     recorded(launches)
-    sync.expect_last_backward()
+    sync.begins(last)
     for _, tensor in order(rank, tensors.values()):
         backward(tensor, torch.ones_like(tensor))
     before = len(launches)
-    sync.finish()
+    finish(sync, last)
     return launches, before
 
 
@@ -205,14 +220,14 @@ def test_all_ranks_launch_what_they_share_in_one_order(order: Callable[..., list
 def launches_by_gradient(rank: int, plan: Plan, overlap: bool) -> list[int]:
     """How many reductions have been launched after each gradient of a backward."""
     launches: Launches = []
-    _, sync, tensors = start(plan, overlap=overlap)
+    last, sync, tensors = start(rank, plan, overlap=overlap)
     recorded(launches)
-    sync.expect_last_backward()
+    sync.begins(last)
     counts = []
     for _, tensor in as_the_backward(rank, tensors.values()):
         backward(tensor, torch.ones_like(tensor))
         counts.append(len(launches))
-    sync.finish()
+    finish(sync, last)
     return [*counts, len(launches)]
 
 
@@ -229,15 +244,15 @@ def test_buckets_start_beside_the_backward() -> None:
 
 def without_one_gradient(rank: int, plan: Plan, name: str) -> dict[str, float]:
     """Two microbatches; in the last, rank 1 computes no gradient for ``name``, as of an expert without tokens."""
-    _, sync, tensors = start(plan)
+    last, sync, tensors = start(rank, plan)
     for _, tensor in tensors.values():
         backward(tensor, torch.full_like(tensor, 1.0 + rank))
-    sync.expect_last_backward()
+    sync.begins(last)
     for each, (_, tensor) in reversed(tensors.items()):
         if rank == 1 and each == name:
             continue
         backward(tensor, torch.full_like(tensor, 10.0 * (1 + rank)))
-    sync.finish()
+    finish(sync, last)
     return {each: tensor.grad.mean().item() for each, (_, tensor) in tensors.items()}
 
 

@@ -37,7 +37,7 @@ from hetero.runtime.trainer import Trainer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.training.arguments import parse_args
 from megatron.training.training import adam_options
-from tests.helpers import sessions
+from tests.helpers import sessions, training
 from tests.helpers.commands import command_line
 from tests.helpers.comparison import GRADIENT_BOUND, LOSS_BOUND, shard
 from tests.helpers.models import gpt2_model
@@ -212,7 +212,8 @@ def assert_there_and_back(first: Leg, second: Leg, folder: Path) -> list[Session
     return [started[0], there[0], back[0]]
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_goes_on_under_another_plan(precision: Precision, tmp_path: Path) -> None:
     """Tied embeddings cut by tp, half layers, unequal shares, an idle rank; in fp16 an overflow under each plan."""
     a, b = in_precision(FIRST, precision), in_precision(SECOND, precision)
@@ -326,8 +327,8 @@ def lose_the_clean_steps(trainer: Trainer, _: OptimizerParamScheduler) -> None:
 
 
 def train_on_the_batch_before(*_: Any) -> None:
-    now = sessions.microbatches
-    sessions.microbatches = lambda plan, rank, *, step: now(plan, rank, step=step - 1)
+    now = training.microbatches
+    training.microbatches = lambda plan, rank, *, step: now(plan, rank, step=step - 1)
 
 
 def leave_weights_unrounded(*_: Any) -> None:

@@ -12,13 +12,14 @@ from hetero.plan.ir import Plan, Precision
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.options import StageOptions
-from hetero.runtime.trainer import Trainer, reads_data
+from hetero.runtime.session import TrainingSession
+from hetero.runtime.trainer import Trainer
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import GRADIENT_BOUND, LOSS_BOUND, assembled, shard
 from tests.helpers.layouts import layouts
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, one_process_plan, train
+from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, data_of, microbatches, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -138,17 +139,17 @@ def overflow_on_one_rank(rank: int, plan: Plan, bad_rank: int) -> tuple[list[Ste
         data_parallel=SHARDED,
         loss_scale=LossScaleOptions(initial=2.0**12, window=1, hysteresis=2),
     )
+    session = TrainingSession(context, trainer, data=data_of(context))
     results, weights = [], []
     for step in range(4):
         hook = None
         if rank == bad_rank and step in (1, 2):
             _, tensor = next(iter(trainer.parameters.values()))
             hook = tensor.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
-        results.append(trainer.step(microbatches(plan, rank, step=step) if reads_data(context) else None))
+        results.append(session.step())
         if hook is not None:
             hook.remove()
-        trainer.finish_gather()
-        weights.append({n: tensor.detach().double().numpy() for n, (_, tensor) in trainer.parameters.items()})
+        weights.append({name: tensor.double().numpy() for name, tensor in session.weights().items()})
     return results, weights
 
 

@@ -128,7 +128,7 @@ def wait_twice(rank: int) -> tuple[bool, int]:
     pending.wait()
     tensor_SBH.add_(5)
     pending.wait()
-    return pending.is_done(), int(tensor_SBH.sum().item()) // tensor_SBH.numel()
+    return pending.finish_if_done(), int(tensor_SBH.sum().item()) // tensor_SBH.numel()
 
 
 def test_waiting_again_does_nothing() -> None:

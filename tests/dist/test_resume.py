@@ -116,8 +116,9 @@ def assert_same_state(ours: list[Session], theirs: list[Session]) -> None:
             np.testing.assert_array_equal(values, other.weights[name], name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "shares-and-depths" else pytest.mark.slow) for name in PAIRS]
+)
 def test_another_plan_goes_on(name: str, tmp_path: Path) -> None:
     """A -> B -> A is bit-exact; A's first half and B's second are the loss curve of an uninterrupted run."""
     case = PAIRS[name]

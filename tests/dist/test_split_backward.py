@@ -24,7 +24,7 @@ from hetero.plan.validate import validate
 from hetero.runtime import layer_spec, weight_gradients
 from hetero.runtime.layer_spec import uses_transformer_engine
 from hetero.runtime.options import DataParallelOptions, StageOptions
-from hetero.runtime.stage import build_stage
+from hetero.runtime.stage import build_stages
 from hetero.runtime.trainer import Trainer
 from hetero.runtime.weight_gradients import Product, WeightGradients
 from hetero.spec.devices import device_type
@@ -225,8 +225,7 @@ def test_no_more_microbatches_wait_than_the_lag_and_the_one_at_hand() -> None:
 def bytes_put_off(rank: int, plan: Plan) -> int:
     """What a backward of one microbatch leaves behind on a rank."""
     context = create_groups(plan, device=torch.device("cpu"))
-    assert context.work is not None
-    model = build_stage(context, context.work, options=StageOptions(), seed=7)
+    (model,) = build_stages(context, options=StageOptions(), seed=7)
     kept: list[Product] = []
     assert model.later is not None
     model.later.put_off = kept.append

@@ -5,6 +5,7 @@ for it. The store is the launcher's, as under torchrun, where nothing else is sa
 """
 
 import datetime
+import itertools
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,7 @@ from hetero.distributed.watch import EXIT_CODE, Watch, WatchOptions, bounded_exi
 from hetero.errors import MembershipError
 from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
+from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -75,13 +77,16 @@ def train_until_grief(rank: int, store: dist.Store, victim: int, grief: Grief, h
             watch.describe, watch.doing = PLACES.__getitem__, "training"
             context = create_groups(made, device=torch.device("cpu"))
             trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS)
+            # Always the same batch.
+            data = itertools.repeat(microbatches(made, rank, step=0)) if reads_data(context) else None
+            session = TrainingSession(context, trainer, data=data)
             for step in range(1000):
                 if rank == victim and step == 2:
                     if rank == IDLE:
                         suffer()
                     else:
                         next(iter(trainer.parameters.values()))[1].register_hook(suffer)
-                trainer.step(microbatches(made, rank, step=0) if reads_data(context) else None)
+                session.step()
     except MembershipError as error:
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
         sys.exit(EXIT_CODE)

@@ -2,15 +2,19 @@
 
 import functools
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hetero.checkpoint.folder import published_steps
 from hetero.plan.ir import Plan
 from hetero.serialization import load, save
-from tests.helpers.commands import MODEL, STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
+from tests.helpers.commands import MODEL, ROOT, STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
 from tests.helpers.synthetic_profiles import profile
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -141,3 +145,57 @@ def in_flight_column(run: Finished) -> list[str]:
     header = next(row for row in rows if "flight" in row)
     cells = [row[header.index("flight")] for row in rows if len(row) == len(header)]
     return [cell for cell in cells if cell.isdigit()]
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_loss_that_is_no_number_ends_the_run(in_background: bool, tmp_path: Path) -> None:
+    """On all ranks, with one message and exit code 2. What was saved before stays, also what was being written."""
+    run = launched(2, diverging(tmp_path, **({"async_save": ""} if in_background else {})))
+    assert run.returncode != 0
+    (said,) = [line for line in run.stderr.splitlines() if line.startswith("hetero: ")]
+    assert re.match(
+        r"hetero: step 2: the loss on ranks 1 and the gradient on ranks 0-1 is not finite, and training stopped before "
+        r"it could be saved; go on from the last checkpoint with a lower --lr",
+        said,
+    ), said
+    assert re.search(r"exitcode\s*: 2\b", run.stderr)
+    assert published_steps(tmp_path / "out") == [1]
+
+
+def test_steps_without_a_loss_are_skipped_where_that_is_asked_for(tmp_path: Path) -> None:
+    run = launched(2, [*diverging(tmp_path), "--no-check-for-nan-in-loss-and-grad"])
+    assert run.returncode == 0, run.stderr
+    assert "| skipped 2" in run.stdout
+    assert published_steps(tmp_path / "out") == [1, 2, 3]
+
+
+def diverging(folder: Path, **changes: str) -> list[str]:
+    """The first update throws the weights so far out that no loss can be computed with them."""
+    flags = {"micro_batch_size": "1", "pipeline_model_parallel_size": "2", "lr": "1e38"} | changes
+    return command_line(**flags, save=str(folder / "out"), save_interval="1")
+
+
+SLOW_SAVES = """
+import sys, time
+import pretrain_gpt
+from hetero.runtime import cpu_backend
+cpu_backend.install()
+from megatron.training.checkpointing import Saver
+Saver.after = lambda *_, **__: time.sleep(2)
+sys.exit(pretrain_gpt.main(sys.argv[1:]))
+"""
+
+
+def test_saves_are_no_steps(tmp_path: Path) -> None:
+    """A save takes two seconds here, a step some milliseconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_SAVES, *command_line(micro_batch_size="1")],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    lines = log_lines(Finished(done.returncode, done.stdout, done.stderr))
+    assert max(float(line["ms"]) for line in lines[1:]) < 1000

@@ -158,6 +158,10 @@ CASES = {
         message=f"{CLUSTER}: it describes 16 devices, the launch has 4 ranks; start one "
         "process per device, or correct gpus_per_node and count",
     ),
+    "a-plan-with-no-place-to-be-written": Case(
+        flags={"hetero_plan": "auto", "hetero_cluster": CLUSTER, "hetero_plan_out": "absent/plan.json"},
+        message="--hetero-plan-out absent/plan.json: there is no folder absent; make it first",
+    ),
     "another-precision": Case(
         flags={"bf16": ""},
         message="plan: precision is fp32, but --bf16 is given; leave that out or make a plan for bf16",

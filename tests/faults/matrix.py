@@ -71,7 +71,7 @@ PHASES = {
     "groups": Phase("torch.distributed", "new_group", number=3),
     "model": Phase("megatron.training.training", "Trainer"),
     "load": Phase("megatron.training.checkpointing", "load_checkpoint"),
-    "step": Phase("hetero.runtime.pipeline", "PipelineExecutor._backward", number=8),
+    "step": Phase("hetero.runtime.pipeline", "StageRunner.backward", number=8),
     "evaluation": Phase("megatron.training.evaluation", "Evaluation.loss"),
     "save": Phase("hetero.checkpoint.writer", "write_shard"),
     "leaving": Phase("torch.distributed", "destroy_process_group"),

@@ -11,7 +11,7 @@ from hetero.plan.ir import Plan
 from tests.helpers.layouts import STYLES
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, microbatches, train
+from tests.helpers.training import ADAM, data_of, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,8 +29,8 @@ def test_losses_equal_the_cpu(style: str, lag: int | None) -> None:
 
 
 def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
-    from hetero.runtime.batch import to_device  # noqa: PLC0415
     from hetero.runtime.options import DataParallelOptions, StageOptions  # noqa: PLC0415
+    from hetero.runtime.session import TrainingSession  # noqa: PLC0415
     from hetero.runtime.trainer import Trainer  # noqa: PLC0415
 
     device = torch.device("cuda", 0)
@@ -47,8 +47,8 @@ def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
         trainer = Trainer(
             context, options=options, adam=ADAM, seed=7, data_parallel=DataParallelOptions(bucket_numel=3000)
         )
-        batches = ([to_device(b, device) for b in microbatches(one, 0, step=s)] for s in range(num_steps))
-        return [trainer.step(batch).loss for batch in batches]
+        session = TrainingSession(context, trainer, data=data_of(context))
+        return [session.step().loss for _ in range(num_steps)]
     finally:
         dist.destroy_process_group()
 

@@ -8,12 +8,12 @@ import torch
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.optimizer import StepResult
-from hetero.runtime.trainer import Trainer, reads_data
+from hetero.runtime.session import TrainingSession
 from megatron.training.arguments import parse_args
 from megatron.training.checkpointing import load, saving
 from megatron.training.schedules import build_scheduler
 from megatron.training.training import build_trainer
-from tests.helpers.training import microbatches
+from tests.helpers.training import data_of
 
 
 @dataclass
@@ -44,20 +44,24 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     start_step = load(config, context, trainer, scheduler)
-    seen = Session(start_step, first_weights=_weights(trainer))
+    training = TrainingSession(
+        context,
+        trainer,
+        data=data_of(context, first_step=start_step),
+        schedule=scheduler,
+        check_for_nan=config.run.check_for_nan,
+        start_step=start_step,
+    )
+    seen = Session(start_step, first_weights=_weights(training))
     with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
         if start_step > 0:
             saver.after(start_step, last=True)
         for step in range(start_step + 1, end_step + 1):
-            result = trainer.step(microbatches(plan, rank, step=step - 1) if reads_data(context) else None)
-            if not result.skipped:
-                scheduler.step(increment=1)
-            seen.results.append(result)
+            seen.results.append(training.step())
             saver.after(step, last=step == end_step)
-    trainer.finish_gather()
-    seen.next_lr = trainer.torch_optimizer.param_groups[0]["lr"]
+    seen.next_lr = training.learning_rate
     seen.loss_scale = trainer.scaler.scale if trainer.scaler is not None else 1.0
-    seen.weights = _weights(trainer)
+    seen.weights = _weights(training)
     seen.state = {
         f"{each.name} from {each.offsets}": each.tensor.detach().double().numpy().copy()
         for each in trainer.optimizer.state(owned=False)
@@ -65,5 +69,5 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     return seen
 
 
-def _weights(trainer: Trainer) -> dict[str, np.ndarray]:
-    return {n: tensor.detach().double().numpy().copy() for n, (_, tensor) in trainer.parameters.items()}
+def _weights(training: TrainingSession) -> dict[str, np.ndarray]:
+    return {name: tensor.double().numpy().copy() for name, tensor in training.weights().items()}

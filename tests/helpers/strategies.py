@@ -219,3 +219,17 @@ def is_legal(drawn: Plan) -> bool:
     except PlanError:
         return False
     return True
+
+
+@st.composite
+def split_legal_plans(draw: st.DrawFn) -> Plan:
+    """:func:`legal_plans` of which some stages part their backward."""
+    whole = draw(legal_plans())
+    lags = st.one_of(st.none(), st.integers(0, 5))
+    replicas = [
+        dataclasses.replace(
+            replica, stages=tuple(dataclasses.replace(each, weight_lag=draw(lags)) for each in replica.stages)
+        )
+        for replica in whole.replicas
+    ]
+    return dataclasses.replace(whole, replicas=tuple(replicas))

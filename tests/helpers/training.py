@@ -1,17 +1,20 @@
 """A few training steps under a plan, small enough for a test, with everything that a comparison wants to see."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from hetero.distributed.process_groups import create_groups
+from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.runtime.batch import Microbatch
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 
 SMALL_BUCKETS = DataParallelOptions(bucket_numel=3000)
@@ -76,6 +79,13 @@ def microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:
     return batches
 
 
+def data_of(context: ParallelContext, *, first_step: int = 0) -> Iterator[list[Microbatch]] | None:
+    """The microbatches of this rank from ``first_step`` on; ``None`` if it needs none."""
+    if not reads_data(context):
+        return None
+    return (microbatches(context.plan, context.rank, step=step) for step in itertools.count(first_step))
+
+
 def one_process_plan(plan: Plan) -> Plan:
     """The same training on one rank."""
     return uniform_plan(
@@ -107,18 +117,18 @@ def train(
         data_parallel=data_parallel,
         loss_scale=loss_scale,
     )
+    session = TrainingSession(context, trainer, data=data_of(context))
     work = context.work
     trace = Trace(tp=work.stage.tp, tp_rank=work.placement.tp_rank) if work is not None else None
-    for step in range(num_steps):
-        trainer.compute_gradients(microbatches(plan, rank, step=step) if reads_data(context) else None)
+    for _ in range(num_steps):
+        session.compute_gradients()
         if trace is not None:
             trace.gradients.append(sums_of(trainer))
-        result = trainer.update()
+        result = session.update()
         if trace is not None:
             trace.losses.append(result.loss)
             trace.grad_norms.append(result.grad_norm)
-            trainer.finish_gather()
-            trace.weights.append({n: t.detach().double().numpy() for n, (_, t) in trainer.parameters.items()})
+            trace.weights.append({n: t.double().numpy() for n, t in session.weights().items()})
             trace.optimizer_bytes = trainer.optimizer.state_bytes()
     return trace
 

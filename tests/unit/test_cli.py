@@ -83,7 +83,7 @@ def test_show_prints_a_row_per_device_group(tmp_path: Path, capsys: pytest.Captu
     save(interleaved_plan(), tmp_path / "plan.json")
     assert main(["show", str(tmp_path / "plan.json"), "--schedule"]) == 0
     out = capsys.readouterr().out
-    assert "replica 0: stages 0 2 | 1 3 take turns" in out
+    assert "replica 0: stages 0,2 | 1,3 in turns" in out
     assert out.endswith(
         "\nreplica 0\n0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1\n\nreplica 1\n0F0 0B0\n"
     )

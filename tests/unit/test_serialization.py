@@ -260,6 +260,7 @@ def test_a_message_stays_short() -> None:
     assert len(str(error.value)) < 1000
 
 
+@pytest.mark.slow
 def test_the_largest_real_files_are_within_the_limits(tmp_path: Path) -> None:
     nodes = [
         NodeType(name=f"node-{i}", device="A100-40", gpus_per_node=1, zone=f"zone-{i % 4}", price_per_hour=2.5)

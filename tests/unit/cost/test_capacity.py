@@ -6,9 +6,10 @@ import re
 import pytest
 
 from hetero.cost.capacity import check_memory
-from hetero.cost.memory import memory_costs, plan_memory
+from hetero.cost.memory import device_memory, memory_costs, plan_memory
 from hetero.errors import PlanMemoryError
 from hetero.plan.ir import Plan
+from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.units import GIB
@@ -92,3 +93,60 @@ def test_where_no_single_change_helps() -> None:
     found = re.search(r"needs (\d+) bytes \([\d.]+ GiB\) and has (\d+) bytes", str(caught.value))
     assert found is not None, caught.value
     assert int(found[1]) > int(found[2]) == GIB
+
+
+def interleaved(**options: object) -> Plan:
+    """Two device groups of one rank with two stages of two layers each."""
+    model = dataclasses.replace(MODEL, num_layers=8, tied_embeddings=False)
+    given = {"world_size": 2, "pp": 2, "stages_per_rank": 2, "micro_batch_size": 1, "global_batch_size": 8, **options}
+    made = uniform_plan(model=model, seq_length=2048, device="A100-40", **given)  # type: ignore[arg-type]
+    validate(made)
+    return made
+
+
+def largest_gib(described: Plan) -> float:
+    devices = device_memory(described, plan_memory(described, memory_costs(described)))
+    return max(parts.total for parts in devices.values()) / GIB
+
+
+def two_nodes(gib: int) -> ClusterSpec:
+    node = NodeType(name="node", device="A100-40", gpus_per_node=1, count=2, memory_gib=gib)
+    return ClusterSpec(node_types=(node,))
+
+
+def test_stages_of_one_device_have_to_fit_it_together() -> None:
+    """Either would fit alone."""
+    made = interleaved()
+    gib = int(largest_gib(made))
+    assert max(parts.total for parts in plan_memory(made, memory_costs(made)).values()) < gib * GIB
+    check_memory(made, two_nodes(gib + 1))
+    with pytest.raises(PlanMemoryError, match=r"^replica 0 stages 0,2 together do not fit their devices: each A100-40"):
+        check_memory(made, two_nodes(gib))
+    with pytest.raises(PlanMemoryError, match=r"\(so do 2 more stages\)"):
+        check_memory(made, two_nodes(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "gib", "change", "fields"),
+    [
+        ({}, 8, "in_flight 2 and 2", {"in_flight": (2, 2)}),
+        ({"schedule": "gpipe"}, 11, "recompute full", {"recompute": ("full", "full")}),
+        ({"micro_batch_size": 6, "global_batch_size": 6}, 14, "recompute selective", {"recompute": ("selective",) * 2}),
+    ],
+    ids=["depths", "gpipe", "recompute"],
+)
+def test_the_change_is_one_of_all_stages_of_the_device(
+    options: dict[str, object], gib: int, change: str, fields: dict[str, tuple[object, object]]
+) -> None:
+    described = interleaved(**options)
+    with pytest.raises(PlanMemoryError, match=rf"it fits with {change}") as caught:
+        check_memory(described, two_nodes(gib))
+    (replica,) = described.replicas
+    stages = list(replica.stages)
+    first = 0 if "stages 0,2" in str(caught.value) else 1
+    for name, values in fields.items():
+        for s, value in zip((first, first + 2), values, strict=True):
+            stages[s] = dataclasses.replace(stages[s], **{name: value})  # type: ignore[arg-type]
+    changed = dataclasses.replace(described, replicas=(dataclasses.replace(replica, stages=tuple(stages)),))
+    validate(changed)
+    assert device_memory(changed, plan_memory(changed, memory_costs(changed)))[0, first].total <= gib * GIB

@@ -4,10 +4,23 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 
-from hetero.cost.memory import memory_of_stage, plan_memory, saved_bytes, stage_memory
+from hetero.cost import memory as memory_model
+from hetero.cost.memory import (
+    MemoryParts,
+    device_memory,
+    memory_of_stage,
+    plan_memory,
+    saved_bytes,
+    stage_memory,
+)
 from hetero.cost.traits import DEEPSPEED, HETERO
 from hetero.data import shipped_profiles
+from hetero.plan.ir import Plan
+from hetero.plan.uniform import uniform_plan
+from hetero.plan.validate import validate
+from hetero.schedule.residency import Held
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
@@ -15,6 +28,7 @@ from hetero.units import GIB
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.published_runs import published_model
+from tests.helpers.strategies import split_legal_plans
 from tests.helpers.synthetic_profiles import cost_model, profile
 
 MODEL = gpt2_model()
@@ -286,3 +300,106 @@ def test_weights_that_other_holders_cut_are_held_twice() -> None:
     assert beside[0, 0].weights == alone.weights + cut
     assert beside[0, 0].gradients == alone.gradients + cut
     assert beside[1, 0].weights == 4 * costs.sizes.held(first_layer=0, end_layer=6, tp=2), "its shards are whole pieces"
+
+
+def interleaved(*, layers: int = 8, v: int = 2, batch: int = 8, **options: Any) -> Plan:
+    """Two device groups of one rank with ``v`` stages each; the untied head is on the second."""
+    given: dict[str, Any] = {"world_size": 2, "pp": 2, "stages_per_rank": v, "micro_batch_size": 1, **options}
+    model = gpt2_model(num_layers=layers, tied_embeddings=False)
+    made = uniform_plan(model=model, global_batch_size=batch, seq_length=16, device="A100-40", **given)
+    validate(made)
+    return made
+
+
+def costs_of(described: Plan) -> Any:
+    return cost_model(described.model, [profile(described.model)])
+
+
+def test_a_device_with_two_stages_holds_their_layers_and_one_context() -> None:
+    """Two groups of four layers, in one stage each or in two: but for boundaries and depths they hold the same."""
+    made, whole = interleaved(), interleaved(v=1)
+    parts, alone = plan_memory(made, costs_of(made)), plan_memory(whole, costs_of(whole))
+    devices = device_memory(made, parts)
+    assert set(parts) == {(0, s) for s in range(4)}
+    assert set(devices) == {(0, 0), (0, 1)}
+    for g in (0, 1):
+        assert devices[0, g] == MemoryParts.sum_of([parts[0, g], parts[0, g + 2]])
+        assert devices[0, g].total == parts[0, g].total + parts[0, g + 2].total
+        for name in ("weights", "gradients", "optimizer", "context", "working"):
+            assert getattr(devices[0, g], name) == getattr(alone[0, g], name), name
+    assert parts[0, 2].context == parts[0, 2].working == 0, "they stand with the first stage"
+
+
+def test_communicators_of_a_device_are_those_of_its_boundaries_and_one_set_of_the_others() -> None:
+    """World and losses, and two for each neighbour: 1 and 2 of stages 0 and 2, 2 and 1 of stages 1 and 3."""
+    made = interleaved()
+    devices = device_memory(made, plan_memory(made, costs_of(made)))
+    each = costs_of(made).traits.communicator_bytes
+    assert [devices[0, g].communicators for g in (0, 1)] == [(2 + 2 * 3) * each] * 2
+
+
+def test_a_device_with_two_stages_holds_what_its_row_holds_at_its_worst() -> None:
+    """The warm-up 2 (p - r - 1) + (v - 1) p + 1, of whichever stage: five forwards and three, of two layers each."""
+    made = interleaved()
+    parts = plan_memory(made, costs_of(made))
+    block = 14 * ROW // 2
+    (replica,) = made.replicas
+    warm_up = [sum(replica.stages[s].in_flight for s in (g, g + 2)) for g in (0, 1)]
+    assert warm_up == [5, 3]
+    held = {s: parts[0, s].activations // (2 * block) for s in range(4)}
+    assert [held[0] + held[2], held[1] + held[3]] == warm_up
+    assert parts[0, 3].logits == held[3] * (2 * ROW + 2 * (4 * 2 * 16 * 64)) // 2
+
+
+def test_of_unlike_stages_the_costlier_one_decides_the_worst_moment() -> None:
+    """Where the moments of a row trade microbatches of one stage for those of another."""
+    made = interleaved(batch=4)
+    (replica,) = made.replicas
+    stages = list(replica.stages)
+    for s in (0, 2):
+        costly = list(stages)
+        costly[s ^ 2] = dataclasses.replace(costly[s ^ 2], recompute="full")
+        plan_of = dataclasses.replace(made, replicas=(dataclasses.replace(replica, stages=tuple(costly)),))
+        costs = costs_of(made)
+        each = {k: memory_of_stage(costly[k], costs, num_neighbours=1, begins_device=False) for k in (0, 2)}
+        found = device_memory(plan_of, plan_memory(plan_of, costs))[0, 0]
+        row = memory_model.step_rows(plan_of.replicas[0])[0]
+        moments = memory_model.worst_moments(row)
+        expected = max(sum(each[k].holding(moment[k]).activations for k in (0, 2)) for moment in moments)
+        assert found.activations == expected
+
+
+def test_optimizer_states_of_a_shared_device_count_once() -> None:
+    """Two interleaved replicas share the optimizer of every layer: half of it on either, whatever the stages."""
+    made = interleaved(world_size=4, batch=8)
+    whole, shared = plan_memory(made, costs_of(made)), plan_memory(sharded(made), costs_of(made))
+    for key in whole:
+        assert shared[key].optimizer == pytest.approx(whole[key].optimizer / 2, abs=2)
+
+
+def test_gpipe_keeps_every_microbatch_whatever_the_depths_say() -> None:
+    made = interleaved(v=1, batch=8)
+    (replica,) = made.replicas
+    all_first = dataclasses.replace(made, replicas=(dataclasses.replace(replica, schedule="gpipe"),))
+    costs = costs_of(made)
+    assert plan_memory(made, costs)[0, 1].activations == 4 * 7 * ROW
+    assert plan_memory(all_first, costs)[0, 1].activations == 8 * 4 * 7 * ROW
+
+
+def test_a_microbatch_that_is_run_again_keeps_its_input_until_then() -> None:
+    memory = stage_memory(COSTS, **STAGE)
+    kept = memory.holding(Held(in_flight=1, inputs=3))
+    assert kept.activations == memory.at(1).activations + 3 * ROW
+    assert kept.logits == memory.at(1).logits
+    first = stage_memory(COSTS, **{**STAGE, "first_layer": 0})
+    assert first.input_per_microbatch == 8 * 2 * 16, "of tokens, 8 bytes each"
+
+
+@given(split_legal_plans())
+@settings(max_examples=40, deadline=None)
+def test_the_closed_form_of_1f1b_is_what_the_rows_say(legal: Plan) -> None:
+    costs = cost_model(legal.model, [profile(legal.model)])
+    closed = plan_memory(legal, costs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_model, "FOLLOWS_DEPTHS", "none")
+        assert plan_memory(legal, costs) == closed

@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hetero.cost.basis import Basis
 from hetero.cost.engine import Pipeline, replay
 from hetero.cost.latency import StageCost
+from hetero.cost.layout import stage_rows
 from hetero.cost.network import Topology, TransferCost
 from hetero.cost.period import pipeline_s
-from hetero.cost.simulator import Simulation, simulate, stage_rows, with_gradient_sync
+from hetero.cost.simulator import Simulation, simulate, with_gradient_sync
 from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Kind
+from hetero.schedule.residency import worst_moments
 from hetero.spec.cluster import ClusterSpec, Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -118,7 +121,7 @@ def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
     """Seconds of the step in which an equal stage of the only replica does not compute, at other ``costs``."""
     (one,) = result.plan.replicas
     counts = tuple(one.num_microbatches(s) for s in range(len(costs)))
-    free = tuple((TransferCost(seconds=0.0, ports=(), num_bytes=0),) for _ in counts[1:])
+    free = tuple(({(0, 0): TransferCost(seconds=0.0, ports=(), num_bytes=0)},) for _ in counts[1:])
     replayed = Pipeline(
         rows=stage_rows(one, HETERO),
         num_microbatches=counts,
@@ -263,13 +266,13 @@ class TestGradients:
             assert all(start_s + 4.0 == pytest.approx(end_s) and end_s > first for start_s, end_s in intervals)
 
     def test_an_mlp_is_summed_before_the_attention_that_another_stage_has(self) -> None:
-        """Beside a replica of whole layers: each half with its own holder, as soon as it has the gradient."""
+        """Beside a replica of whole layers: each half when it has the gradient, layer 2's by holders of their own."""
         cut = (stage(layers=(0, 2.5), ranks=(1,), device=A100), stage(layers=(2.5, 6), ranks=(2,), device=A100))
         beside = plan(MODEL, [replica(stage(layers=(0, 6), ranks=(0,), device=A100)), replica(*cut)])
         result = run(beside, traits=dataclasses.replace(FAST_HOST, bucket_numel=1))
         sums = {sync.bucket.position: sync for sync in result.syncs}
         assert list(sums) == sorted(sums, reverse=True)
-        assert {position for position in sums if position % 1} == {2.5}
+        assert {position for position in sums if position % 1} == {layer + 0.5 for layer in range(6)}
         assert (sums[2.5].bucket.ranks, sums[2].bucket.ranks) == ((0, 2), (0, 1))
         assert sums[3].start_s < sums[2.5].start_s < sums[2].start_s < sums[1].start_s
 
@@ -306,10 +309,15 @@ def test_a_faster_network_is_never_much_slower(legal: Plan) -> None:
 def test_no_stage_holds_more_than_its_depth(legal: Plan) -> None:
     described = on_a100(legal)
     result = run_any(described)
-    for r, s, each in described.stages():
-        held = [count for _, count in result.in_flight(r, s)]
-        assert max(held) == min(each.in_flight, described.replicas[r].num_microbatches(s))
-        assert held[-1] == 0
+    for r, each in enumerate(described.replicas):
+        for group, row in zip(each.device_groups, step_rows(each), strict=True):
+            most = [[count for _, count in result.in_flight(r, s)] for s in group]
+            assert [held[-1] for held in most] == [0] * len(group)
+            if each.is_interleaved or each.schedule != "1f1b":
+                held_most = [max(moment[s].in_flight for moment in worst_moments(row)) for s in group]
+                assert [max(held) for held in most] == held_most
+            else:
+                assert max(most[0]) == min(each.stages[group[0]].in_flight, each.num_microbatches(group[0]))
 
 
 @given(legal_plans())

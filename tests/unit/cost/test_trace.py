@@ -4,9 +4,10 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from hetero.cost.memory import plan_memory
+from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.simulator import Simulation, simulate
 from hetero.cost.trace import chrome_trace
+from hetero.plan.uniform import uniform_plan
 from hetero.units import MIB
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -32,7 +33,7 @@ def simulated() -> Simulation:
 
 
 def events(phase: str) -> list[dict[str, Any]]:
-    trace = chrome_trace(simulated(), plan_memory(PLAN, COSTS))
+    trace = chrome_trace(simulated(), COSTS)
     return [event for event in json.loads(json.dumps(trace))["traceEvents"] if event["ph"] == phase]
 
 
@@ -79,10 +80,44 @@ def test_weights_gradients_are_computes_and_their_memory_falls_with_them() -> No
         stage(layers=(3, 6), ranks=(1,), device="A100-40", depth=1, lag=2),
     )
     split = plan(MODEL, [replica(*stages, num_samples=6)])
-    trace = chrome_trace(simulate(split, nodes(2), COSTS), plan_memory(split, COSTS))["traceEvents"]
+    trace = chrome_trace(simulate(split, nodes(2), COSTS), COSTS)["traceEvents"]
     weights = [e for e in trace if e["name"] == "W5"]
     assert [e["tid"] for e in sorted(weights, key=lambda e: e["tid"])] == [0, 4], "the compute lane of either stage"
     peak = plan_memory(split, COSTS)[0, 1]
     counters = [e["args"]["MiB"] for e in trace if e["name"] == "stage 1 MiB"]
     assert max(counters) == round(peak.total / MIB, 1)
     assert counters[-1] == round((peak.total - peak.activations - peak.logits - peak.deferred) / MIB, 1)
+
+
+def test_stages_of_one_device_group_share_their_lanes_and_their_counter() -> None:
+    model = gpt2_model(num_layers=8, tied_embeddings=False)
+    costs = cost_model(model, [profile(model, update_s=0.5)])
+    made = uniform_plan(
+        model=model,
+        world_size=4,
+        pp=2,
+        stages_per_rank=2,
+        micro_batch_size=1,
+        global_batch_size=8,
+        seq_length=16,
+        device="A100-40",
+    )
+    result = simulate(made, nodes(4, gb_per_s=1e-3), costs)
+    trace = chrome_trace(result, costs)["traceEvents"]
+    names = [e["args"]["name"] for e in trace if e["name"] == "thread_name" and e["pid"] == 1]
+    assert [name for name in names if name.endswith("compute")] == ["stages 0,2: compute", "stages 1,3: compute"]
+    for pid in (0, 1):
+        lanes: dict[int, list[tuple[float, float]]] = {}
+        for e in trace:
+            if e["ph"] == "X" and e["pid"] == pid:
+                lanes.setdefault(e["tid"], []).append((e["ts"], e["ts"] + e["dur"]))
+        assert len(lanes[0]) == len(lanes[4]) == 2 * 2 * 4, "four microbatches of two stages, forwards and backwards"
+        for tid in (0, 4):
+            assert all(end <= start + 0.002 for (_, end), (start, _) in pairwise(sorted(lanes[tid])))
+    assert {"0F0", "2F0", "3B3", "update"} <= {e["name"] for e in trace}
+    assert sum(e["name"] == "update" for e in trace) == 4, "one per device group"
+    devices = device_memory(made, plan_memory(made, costs))
+    for g, name in ((0, "stages 0,2 MiB"), (1, "stages 1,3 MiB")):
+        counters = [e["args"]["MiB"] for e in trace if e["ph"] == "C" and e["pid"] == 0 and e["name"] == name]
+        assert max(counters) == round(devices[0, g].total / MIB, 1)
+        assert counters[-1] == min(counters)

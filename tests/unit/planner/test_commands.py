@@ -142,7 +142,7 @@ def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
         assert run(files, "--out", str(files / "plan.json"), *more) == 0
         lags.append([stage.weight_lag for _, _, stage in load(Plan, files / "plan.json").stages()])
     assert lags[0][-1] is not None
-    assert lags[1] == [None, None]
+    assert set(lags[1]) == {None}
 
 
 def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,9 +157,28 @@ def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixtur
     [
         (["--objective", "money"], "node type 'fast' has no price_per_hour"),
         (["--precision", "bf16", "--time-limit", "-1"], "time limit is -1"),
-        (["--out", "/no/such/folder/plan.json"], "cannot be written"),
     ],
 )
 def test_mistakes_are_one_line(files: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
     assert run(files, *more) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--out", "--uniform-out", "--trace"])
+def test_a_path_that_cannot_be_written_is_told_before_any_work(
+    files: Path, flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planner may have searched for minutes by then, and its plan would be lost."""
+    for work in ("plan_cluster", "simulate"):
+        monkeypatch.delattr(f"hetero.commands.plan.{work}")
+    (files / "folder.json").mkdir()
+    for path, problem in (
+        (files / "absent" / "plan.json", f"there is no folder {files / 'absent'}; make it first"),
+        (files / "folder.json", "is a folder; name a file in it"),
+    ):
+        if flag == "--trace":
+            command = ["simulate", "plan.json", "--cluster", "cluster.yaml", flag, str(path)]
+            assert main(command) == 2
+        else:
+            assert run(files, flag, str(path)) == 2
+        assert capsys.readouterr().err == f"hetero: {flag} {path}: {problem}\n"

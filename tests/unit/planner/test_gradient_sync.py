@@ -101,6 +101,19 @@ def test_small_buckets_hide_behind_the_backward_of_the_layers_below() -> None:
     assert better.step_s < start.step_s
 
 
+def test_sizes_below_a_layer_are_told_apart() -> None:
+    """A layer has 8544 elements: 8000 hold back its MLP's until its attention has its gradients, 4000 do not."""
+    question = problem(zones(2, seconds=0.05))
+    whole = dataclasses.replace(data_parallel(4), gradient_sync=GradientSyncPlan(bucket_numel=8000))
+    start = score_of(whole, question)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetero.planner.gradient_sync.BUCKET_NUMELS", [4000])
+        better = synced(start, question, Clock(30))
+    assert better.plan.gradient_sync.bucket_numel == 4000
+    assert better.step_s < start.step_s
+    assert len(better.simulation.syncs) > len(start.simulation.syncs)
+
+
 def test_without_time_the_plan_stays() -> None:
     question = problem(zones(2))
     start = score_of(data_parallel(4), question)

@@ -109,8 +109,7 @@ def test_lags_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_lags
     first = dataclasses.replace(replica.stages[0], weight_lag=spare_lags)
     most = dataclasses.replace(whole, replicas=(dataclasses.replace(replica, stages=(first, *replica.stages[1:])),))
     capacity = max(parts.total for parts in plan_memory(most, problem.costs).values())
-    for module in (finalists, split):
-        monkeypatch.setattr(module, "capacity_bytes", lambda *_: capacity)
+    monkeypatch.setattr(finalists, "capacity_bytes", lambda *_: capacity)
     found = with_split_backwards([score_of(whole, problem)], problem, Clock(30))
     assert max(parts.total for parts in found.memory.values()) <= capacity
     assert found.step_s < score_of(whole, problem).step_s
@@ -134,8 +133,7 @@ def test_a_smaller_depth_does_not_help_a_stage_that_holds_only_what_waits(monkey
     )
     parts = plan_memory(made, problem.costs)[0, 1]
     assert (parts.activations, parts.deferred > 0) == (0, True)
-    monkeypatch.setattr(finalists, "capacity_bytes", lambda *_: parts.total - 1)
-    monkeypatch.setattr(finalists, "plan_memory", lambda *_: {(0, 1): parts})
+    monkeypatch.setattr(finalists, "capacity_bytes", lambda *of: {(0, 0): 2**60, (0, 1): parts.total - 1}[of[2]])
     assert finalists.scored_shallower(made, problem) is None
 
 

@@ -132,6 +132,26 @@ def split_report() -> Report:
     return report_of(cluster(("fast", "A100-40", 2, 1)), [replica(*stages, num_samples=6)])
 
 
+def interleaved_report() -> Report:
+    """Two replicas that are alike, of two device groups with two stages each, and one GPipe beside them."""
+    twins = [
+        replica(
+            *(
+                stage(layers=layers, ranks=(2 * r + s % 2,), device="A100-40", depth=depth)
+                for s, (layers, depth) in enumerate([((0, 2), 3), ((2, 3), 2), ((3, 5), 2), ((5, 6), 1)])
+            ),
+            num_samples=4,
+        )
+        for r in range(2)
+    ]
+    apart = (
+        stage(layers=(0, 3), ranks=(4,), depth=2, device="A100-40"),
+        stage(layers=(3, 6), ranks=(5,), device="A100-40"),
+    )
+    last = dataclasses.replace(replica(*apart, num_samples=2), schedule="gpipe")
+    return report_of(cluster(("fast", "A100-40", 6, 1)), [*twins, last])
+
+
 def many_sorts_report() -> Report:
     """Twelve replicas of which no two are alike, on nodes of one device."""
     replicas = [replica(stage(layers=(0, 6), ranks=(r,), device="A100-40"), num_samples=1 + r) for r in range(12)]

@@ -1,20 +1,13 @@
 """What a report says before it is drawn."""
 
-import dataclasses
-
-from hetero.report.cluster_figure import _run_texts as run_texts
 from hetero.report.content import NUM_HUES, named
-from hetero.report.nodes import node_boxes
 from hetero.units import GIB
-from tests.helpers.plans import plan, replica, stage
 from tests.unit.report.samples import (
-    MODEL,
-    cluster,
     compared_report,
     fleet_report,
+    interleaved_report,
     many_sorts_report,
     mixed_report,
-    report_of,
 )
 
 
@@ -36,24 +29,17 @@ def test_a_row_has_the_memory_of_its_fullest_member() -> None:
     ]
 
 
-def test_a_row_says_what_its_devices_hold_of_all_their_stages() -> None:
-    """And a box of the cluster, which stages its devices have."""
-    cuts = ((0, 1), (1, 3), (3, 4), (4, 6))
-    apart = [stage(layers=c, ranks=(s,), device="A100-40", depth=4) for s, c in enumerate(cuts)]
-    spec = cluster(("fast", "A100-40", 4, 1))
-    plain = report_of(spec, [replica(*apart, num_samples=4)])
-    turns = [dataclasses.replace(each, ranks=(s % 2,)) for s, each in enumerate(apart)]
-    made = plan(MODEL, [replica(*turns, num_samples=4)], idle_ranks=(2, 3))
-    report = dataclasses.replace(plain, simulation=dataclasses.replace(plain.simulation, plan=made))
-    held = [report.memory[0, s].total for s in range(4)]
-    assert [row.memory.total for row in report.rows] == held
-    assert [row.device_bytes for row in report.rows] == [held[0] + held[2], held[1] + held[3]] * 2
-    (box,) = node_boxes(report)
-    assert [(run.first, run.size, run.stage) for run in box.runs] == [(0, 1, 0), (1, 1, 1), (2, 2, None)]
-    assert run_texts(report, 0, 1)[:2] == [
-        ["replica 0 · stages 1 3", "r0 · stages 1 3", "r0 · s1 3"],
-        ["layers 1-2, 4-5", "L 1-2, 4-5", "1-2, 4-5"],
+def test_stages_that_the_same_devices_hold_share_a_row() -> None:
+    report = interleaved_report()
+    assert report.groups == ((0, 1), (2,))
+    assert [(row.members, row.indices, row.title) for row in report.rows] == [
+        ((0, 1), (0, 2), "stages 0,2"),
+        ((0, 1), (1, 3), "stages 1,3"),
+        ((2,), (0,), "stage 0"),
+        ((2,), (1,), "stage 1"),
     ]
+    assert [row.place for row in report.rows] == [(0, 2), (1, 2)] * 2
+    assert report.rows[0].memory.total == report.memory[0, 0].total + report.memory[0, 2].total
 
 
 def test_few_replicas_have_a_colour_each_and_many_one_per_group() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -12,12 +13,13 @@ from hetero.cost.memory import MemoryParts
 from hetero.report.bar_figures import PART_COLOURS
 from hetero.report.content import Report
 from hetero.report.figures import DRAWINGS, figure_bytes
-from hetero.report.sheet import HUES, INK, PAPER, fitting, ink_on, inline_svg, shade
+from hetero.report.sheet import HUES, INK, PAPER, fitting, ink_on, inline_svg, lighter, shade
 from hetero.report.timeline_figure import is_cut
 from tests.unit.report.samples import (
     compared_report,
     fleet_report,
     half_cut_report,
+    interleaved_report,
     long_report,
     many_sorts_report,
     mixed_report,
@@ -79,6 +81,22 @@ def test_the_timeline_has_a_row_per_stage_and_a_number_per_microbatch() -> None:
     assert {"forward", "backward", "activations sent", "exposed sync", "update"} <= set(found)
     assert {"0", "1", "2", "3", "4"} <= set(found)
     assert not is_cut(mixed_report())
+
+
+def test_stages_in_turns_share_a_row_of_the_timeline_a_bar_and_a_box() -> None:
+    report = interleaved_report()
+    found = texts(report, "timeline")
+    assert {"stages 0,2 · 1 × A100-40", "stages 1,3 · 1 × A100-40", "layers 0-1 | 3-4 · tp 1 · dp 1"} <= set(found)
+    assert sum(text.endswith("× A100-40") for text in found) == 4
+    assert sum(text == "3" for text in found) >= 2 * 2 * 2, "the last microbatch forward and backward on every stage"
+    assert "replicas 0-1 · stages 1,3 · A100-40" in texts(report, "memory")
+    assert {"0-1 | 3-4", "r0 · s0,2"} <= set(texts(report, "cluster"))
+
+
+def test_what_comes_in_a_later_turn_is_lighter() -> None:
+    assert lighter("#4f9bd0", 0) == "#4f9bd0"
+    channels = [[int(lighter("#4f9bd0", turn)[i : i + 2], 16) for i in (1, 3, 5)] for turn in range(4)]
+    assert all(a < b for before, after in pairwise(channels) for a, b in zip(before, after, strict=True))
 
 
 def test_split_backwards_have_a_colour_and_their_memory_too() -> None:

@@ -7,7 +7,15 @@ import pytest
 from hetero.report.content import Report
 from hetero.report.nodes import NodeBox, node_boxes
 from tests.helpers.plans import replica, stage
-from tests.unit.report.samples import cluster, fleet_report, long_report, many_sorts_report, mixed_report, report_of
+from tests.unit.report.samples import (
+    cluster,
+    fleet_report,
+    interleaved_report,
+    long_report,
+    many_sorts_report,
+    mixed_report,
+    report_of,
+)
 
 
 def held(box: NodeBox) -> list[tuple[int, int, int | None, int | None]]:
@@ -40,7 +48,12 @@ def test_one_stage_over_several_nodes_folds() -> None:
     assert box.nodes == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("make", [mixed_report, fleet_report, long_report, many_sorts_report])
+def test_a_device_with_several_stages_is_one_run() -> None:
+    (box,) = node_boxes(interleaved_report())
+    assert held(box) == [(0, 1, 0, 0), (1, 1, 0, 1), (2, 1, 1, 0), (3, 1, 1, 1), (4, 1, 2, 0), (5, 1, 2, 1)]
+
+
+@pytest.mark.parametrize("make", [mixed_report, fleet_report, long_report, many_sorts_report, interleaved_report])
 def test_every_device_is_in_one_box(make: Callable[[], Report]) -> None:
     report = make()
     boxes = node_boxes(report)

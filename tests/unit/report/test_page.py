@@ -15,6 +15,7 @@ from tests.unit.report.samples import (
     cpu_report,
     fleet_report,
     half_cut_report,
+    interleaved_report,
     long_report,
     many_sorts_report,
     mixed_report,
@@ -77,7 +78,9 @@ def cells(reader: Reader, section: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in reader.rows[section]][1:]
 
 
-REPORTS = [mixed_report, compared_report, fleet_report, half_cut_report, long_report, many_sorts_report]
+REPORTS = [
+    mixed_report, compared_report, fleet_report, half_cut_report, long_report, many_sorts_report, interleaved_report,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", REPORTS)
@@ -100,6 +103,19 @@ def test_the_plan_is_told_stage_by_stage() -> None:
     assert "Idle GPUs: 6-7." in read(html_page(report)).sections["plan"]
 
 
+def test_stages_in_turns_are_one_row_and_the_order_is_told() -> None:
+    report = interleaved_report()
+    reader = read(html_page(report))
+    first, second, *_ = cells(reader, "plan")
+    assert first[2:6] == ["0,2", "emb + 0-1 | 3-4", "A100-40", "0,2"]
+    assert first[11:13] == ["3 | 2", "-"]
+    assert second[2:4] == ["1,3", "2 | 5 + head"]
+    said = "Idle GPUs: none. Order: replicas 0-1: stages 0,2 | 1,3 in turns; replica 2: gpipe."
+    assert said in reader.sections["plan"]
+    assert "in turns share a row" in html_page(report)
+    assert "in turns share a row" not in html_page(mixed_report())
+
+
 def test_a_split_backward_is_told_beside_the_depth() -> None:
     page = html_page(split_report())
     assert "<th>in<br>flight<br>+ lag</th>" in page
@@ -108,9 +124,12 @@ def test_a_split_backward_is_told_beside_the_depth() -> None:
 
 
 def test_the_shares_of_the_step_add_up() -> None:
-    widths = [float(width) for width in re.findall(r"<i style=\"width:([\d.]+)%", html_page(mixed_report()))]
-    assert len(widths) == 10
-    assert sum(widths[:5]) == pytest.approx(100, abs=0.05)
+    bars = re.findall(r'<span class="bar">(.*?)</span>', html_page(mixed_report()))
+    assert len(bars) == 2
+    for bar in bars:
+        widths = [float(width) for width in re.findall(r"width:([\d.]+)%", bar)]
+        assert len(widths) > 1
+        assert sum(widths) == pytest.approx(100, abs=0.05)
 
 
 def test_every_part_of_the_memory_is_named_and_told() -> None:

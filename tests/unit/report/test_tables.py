@@ -8,21 +8,23 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from hetero.cost.memory import MemoryParts
-from hetero.plan.ir import GradientSyncPlan, Plan, Replica
+from hetero.cost.memory import device_memory
+from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.report.measurement import measurement_table
 from hetero.report.tables import (
     PICTURE_COLUMNS,
     StaticBytes,
     fullest,
     plan_picture,
     plan_table,
+    prediction_table,
     static_memory_table,
 )
-from hetero.report.wording import alike, shape_of
-from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.report.wording import orders_of, shape_of
 from hetero.units import GIB, MIB
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
+from tests.unit.report.samples import interleaved_report
 
 
 def uneven_plan() -> Plan:
@@ -97,65 +99,6 @@ def test_one_line_says_how_gradients_are_summed() -> None:
     caption = plan_table(dataclasses.replace(uneven_plan(), gradient_sync=many)).caption
     assert isinstance(caption, str)
     assert caption.endswith("inside 0 | 1 | 2 | 3 | 4 | 5 | 2 more first, then between them")
-
-
-def interleaved_plan() -> Plan:
-    def turns(*ranks: int) -> Replica:
-        cuts = ((0, 2), (2, 5), (5, 8), (8, 12))
-        held = (
-            stage(layers=c, ranks=(ranks[s % 2],), device="A100-40", depth=d)
-            for (s, c), d in zip(enumerate(cuts), (3, 2, 2, 1), strict=True)
-        )
-        return replica(*held, num_samples=4)
-
-    plain = [stage(layers=c, ranks=(4 + s,), device="A100-40", depth=4) for s, c in enumerate(((0, 6), (6, 12)))]
-    gpipe = replica(*plain, num_samples=4, schedule="gpipe")
-    return plan(llama_model(num_layers=12), [turns(0, 1), turns(2, 3), gpipe])
-
-
-def test_stages_that_take_turns_and_other_orders_are_told() -> None:
-    table = plan_table(interleaved_plan())
-    assert table.caption == "idle ranks: none\nreplicas 0-1: stages 0 2 | 1 3 take turns\nreplica 2: gpipe"
-    assert [row[4] for row in rows(table)[:4]] == ["0", "1", "0", "1"]
-    assert table.title == "12 layers, sequence 16, global batch 12, fp32, 6 ranks"
-
-
-def test_devices_with_several_stages_are_told_once_in_the_shape() -> None:
-    assert shape_of(interleaved_plan()) == "2x (A100-40: 2+3 | A100-40: 3+4), 1x (A100-40: 6 | A100-40: 6)"
-
-
-def test_replicas_are_alike_only_if_their_stages_take_turns_alike() -> None:
-    """Ranks do not count, but who sits with whom does, and the order of work."""
-    cuts = ((0, 4), (4, 8), (8, 12))
-    in_turns = replica(*(stage(layers=c, ranks=(s % 2,), depth=4) for s, c in enumerate(cuts)), num_samples=4)
-    apart = replica(*(stage(layers=c, ranks=(2 + s,), depth=4) for s, c in enumerate(cuts)), num_samples=4)
-    moved = replica(*(stage(layers=c, ranks=(8 + s % 2,), depth=4) for s, c in enumerate(cuts)), num_samples=4)
-    gpipe = dataclasses.replace(apart, schedule="gpipe")
-    assert alike(plan(llama_model(num_layers=12), [in_turns, apart, moved, gpipe])) == [[0, 2], [1], [3]]
-
-
-def parts(**gib: int) -> MemoryParts:
-    return MemoryParts(**{field.name: gib.get(field.name, 0) * GIB for field in dataclasses.fields(MemoryParts)})
-
-
-def test_memory_of_a_device_is_that_of_all_its_stages() -> None:
-    made = interleaved_plan()
-    memory = {(r, s): parts(weights=1 + s, gradients=2) for r, s, _ in made.stages()}
-    node = NodeType(name="node", device="A100-40", gpus_per_node=6, memory_gib=20)
-    # Ranks 1 and 3 have stages of 2 + 2 and 4 + 2 GiB.
-    assert fullest(memory, made, ClusterSpec(node_types=(node,))) == "50%"
-
-    measured = [StaticBytes(weights=5 * MIB, gradients=0, optimizer=rank * MIB) for rank in range(6)]
-    table = static_memory_table(made, measured, memory)
-    assert [row[:3] for row in rows(table)] == [
-        ["0", "0 2", "0"],
-        ["0", "1 3", "1"],
-        ["1", "0 2", "2"],
-        ["1", "1 3", "3"],
-        ["2", "0", "4"],
-        ["2", "1", "5"],
-    ]
-    assert rows(table)[1][3:] == ["5.00 | 6144.00", "0.00 | 4096.00", "1.00 | 0.00"]
 
 
 def test_the_picture_shows_where_each_replica_cuts() -> None:
@@ -240,3 +183,60 @@ def test_more_layers_than_columns() -> None:
     stages = [stage(layers=(s, s + 1), ranks=(s,)) for s in range(120)]
     picture = plan_picture(plan(llama_model(num_layers=120), [replica(*stages)]))
     assert box_widths(picture, 1) == [1] * 120
+
+
+def test_predictions_are_told_by_device_group() -> None:
+    report = interleaved_report()
+    table = prediction_table(report.simulation, report.memory, report.cluster)
+    cells = rows(table)
+    assert [row[2:5] for row in cells] == [
+        ["0,2", "emb + 0-1 | 3-4", "A100-40"],
+        ["1,3", "2 | 5 + head", "A100-40"],
+        ["0", "emb + 0-2", "A100-40"],
+        ["1", "3-5 + head", "A100-40"],
+    ]
+    assert cells[0][8] == "3 | 2"
+    total = report.memory[0, 0].total + report.memory[0, 2].total
+    assert cells[0][-1] == f"{total / GIB:.1f} of 40"
+    assert isinstance(table.caption, str)
+    assert table.caption.endswith("order: replicas 0-1: stages 0,2 | 1,3 in turns; replica 2: gpipe")
+
+
+def test_the_fullest_device_holds_all_of_its_stages() -> None:
+    report = interleaved_report()
+    devices = device_memory(report.plan, report.memory)
+    most = max(parts.total for parts in devices.values())
+    assert fullest(report.memory, report.plan, report.cluster) == f"{most / (40 * GIB):.0%}"
+
+
+def test_measured_memory_stands_beside_what_all_stages_of_a_device_take() -> None:
+    report = interleaved_report()
+    measured = [StaticBytes(weights=rank * MIB, gradients=0, optimizer=0) for rank in range(6)]
+    cells = rows(static_memory_table(report.plan, measured, report.memory))
+    assert [row[:3] for row in cells[:4]] == [
+        ["0", "0,2", "0"],
+        ["0", "1,3", "1"],
+        ["1", "0,2", "2"],
+        ["1", "1,3", "3"],
+    ]
+    weights = report.memory[0, 1].weights + report.memory[0, 3].weights
+    assert cells[1][3] == f"1.00 | {weights / MIB:.2f}"
+
+
+def test_seconds_stand_beside_one_another_by_device_group() -> None:
+    report = interleaved_report()
+    cells = rows(measurement_table(report.simulation, report.simulation))
+    assert [row[:3] for row in cells[:2]] == [["0", "0,2", "0-1 | 3-4"], ["0", "1,3", "2 | 5"]]
+    assert len(cells) == 6
+
+
+def test_the_shape_adds_up_what_devices_hold_in_turns() -> None:
+    assert shape_of(interleaved_report().plan) == "2x (A100-40: 2 + 2 | A100-40: 1 + 1), 1x (A100-40: 3 | A100-40: 3)"
+
+
+def test_the_usual_order_goes_without_saying() -> None:
+    assert orders_of(uneven_plan()) == ""
+    stages = [stage(layers=(s, s + 1), ranks=(s,)) for s in range(6)]
+    each = [replica(*stages, num_samples=4 + r) for r in range(5)]
+    many = plan(llama_model(), [dataclasses.replace(one, schedule="gpipe") for one in each])
+    assert orders_of(many) == "replica 0: gpipe; replica 1: gpipe; replica 2: gpipe; and 2 more sorts"

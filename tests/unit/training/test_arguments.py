@@ -217,6 +217,10 @@ EFFECTS = [
     Effect("--train-samples 400", "run.train_iters", 50, **SAMPLES),
     Effect("--seed 1", "run.seed", 1),
     Effect("--seed 1", "data.seed", 1),
+    Effect("--no-check-for-nan-in-loss-and-grad", "run.check_for_nan", False),
+    Effect(
+        "--check-for-nan-in-loss-and-grad", "run.check_for_nan", True, context="--no-check-for-nan-in-loss-and-grad"
+    ),
     Effect("--log-interval 1", "run.log_interval", 1),
     Effect("--tensorboard-dir logs", "run.tensorboard_dir", Path("logs")),
     Effect("--no-progress", "run.progress", False),

@@ -115,6 +115,7 @@ def test_weights_decide_the_blend(tmp_path: Path, cached: bool) -> None:
     assert Counter(tokens(dataset, i)[0] for i in range(400)) == {1: 300, 2: 100}
 
 
+@pytest.mark.slow
 def test_heavy_corpus_among_many_light_ones(tmp_path: Path) -> None:
     """Rounding up every light corpus asks the heavy one for more than its share of the samples."""
     heavy = write_corpus(tmp_path / "heavy", [[1] * (SEQ * 19 + 1)])

@@ -1,10 +1,11 @@
-"""Who waits for whom among the sums of a step, by hand."""
+"""Who waits for whom among the collectives of a step, by hand."""
 
 from collections.abc import Mapping, Sequence
 
+from hetero.cost.collectives import run_collectives
+from hetero.cost.exposure import Interval
 from hetero.cost.gradients import SyncBucket
 from hetero.cost.network import Port, SumCost, TransferCost
-from hetero.cost.sums import Interval, run_sums
 
 WIRE: Port = ("out", 0, 0)
 
@@ -26,13 +27,14 @@ def spans(
     ``late``: by rank and position, when gradients are complete that are not so at 0.
     """
     buckets = [SyncBucket(ranks, 1, len(costs) - 1 - i) for i, ranks in enumerate(costs)]
-    found = run_sums(
+    found = run_collectives(
         buckets,
         cost_of=lambda bucket: SumCost(tuple(costs[bucket.ranks])),
-        complete_s=lambda rank, position: (late or {}).get((rank, position), 0.0),
+        ready_s=lambda rank, position: (late or {}).get((rank, position), 0.0),
+        party_of={rank: rank for ranks in costs for rank in ranks},
         transfers={WIRE: transfers},
     )
-    return {span.bucket.ranks: (span.start_s, span.end_s) for span in found}
+    return {span.bucket.ranks: (span.start_s, span.end_s) for span in found.spans}
 
 
 def test_sums_of_one_rank_follow_one_another() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.distributed.reshard import Transfer, num_phases, transfers
 from hetero.plan.ir import Stage
+from hetero.plan.reshard import Transfer, num_phases, transfers
 from tests.helpers.cells import boxes, sample_of
 from tests.helpers.plans import stage
 
@@ -80,6 +80,17 @@ def test_a_slice_carries_its_own_samples_and_no_others(pair: tuple[Stage, Stage]
             for cell in held[t.sender, i * size // sender.samples_per_microbatch][t.sender_rows, t.sender_samples].flat
         }
         assert sent == set(range(i * size, (i + 1) * size))
+
+
+@given(neighbours())
+def test_a_message_knows_its_data_parallel_ranks_and_its_size(pair: tuple[Stage, Stage]) -> None:
+    sender, receiver = pair
+    for messages in all_slices(sender, receiver):
+        for t in messages:
+            assert t.sender in sender.tp_groups[t.sender_dp_rank]
+            assert t.receiver in receiver.tp_groups[t.receiver_dp_rank]
+            assert t.num_tokens == length(t.sender_rows) * length(t.sender_samples)
+            assert t.num_tokens == length(t.receiver_rows) * length(t.receiver_samples)
 
 
 @given(neighbours())

@@ -1,0 +1,133 @@
+"""Executes the program of a rank: the same that the simulator replays.
+
+The host walks through computes and transfers in the program's order. Nothing blocks but a compute that waits for its
+own input: a RECV only posts, a SEND only starts. Collectives run beside the computes: autograd, split backwards and
+modules report how far these are, and the queues of the program say what may start then, and what has to be there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
+
+from hetero.distributed.process_groups import ParallelContext
+from hetero.runtime.batch import Microbatch
+from hetero.runtime.grad_sync import GradientSync
+from hetero.runtime.pipeline import Keeps, StageRunner
+from hetero.runtime.weight_gather import WeightGather
+from hetero.schedule.actions import BACKWARD, RECEIVE, SEND, UPDATE, Action, Kind
+from hetero.schedule.program import Program
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """What the computes of a step are given.
+
+    microbatches: this rank's, in order; ``None`` where no stage is a first or last one.
+    loss_scale: what the sum of token losses is multiplied by, 1 / (loss tokens of the whole global batch); called by
+        backwards of last stages only, ``None`` without any.
+    aux_loss_scale: what an auxiliary loss of a layer is multiplied by, in the mean over samples.
+    """
+
+    microbatches: Sequence[Microbatch] | None
+    loss_scale: Callable[[], torch.Tensor] | None = None
+    aux_loss_scale: float = 1.0
+
+
+class Executor:
+    """Executes one program of this rank, of a training step or of an evaluation.
+
+    Args:
+        stages: by index, those that this rank holds.
+    """
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        program: Program,
+        *,
+        stages: Mapping[int, StageRunner],
+        sums: GradientSync,
+        gather: WeightGather,
+    ) -> None:
+        self._context = context
+        self._stages = stages
+        self._sums = sums
+        self._gather = gather
+        self._order = [action for action in program.host_order if action != UPDATE]
+        self._keeps = _kept_by_forwards(self._order)
+        self._trains = any(action.kind in BACKWARD for action in self._order)
+        self._depths = {work.placement.stage: work.stage.in_flight for work in context.stages}
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Everything before the update; gradients add up in the parameters.
+
+        Returns the sum of the token losses of this rank's samples, not scaled, in float64; 0 without a last stage.
+        Afterwards the gradients are summed, and no weight is on its way any more.
+        """
+        if self._trains:
+            self._sums.zero()
+        self._set_aux_loss_scale(inputs)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._context.device)
+        for action in self._order:
+            stage = self._stages[action.stage]
+            if action.kind in RECEIVE:
+                stage.post_receive(action)
+            elif action.kind in SEND:
+                stage.start_send(action, at_most=None if self._trains else self._depths[action.stage])
+            else:
+                loss_sum += self._compute(stage, action, inputs)
+        for stage in self._stages.values():
+            stage.finish_sends()
+        self._gather.finish()
+        if self._trains:
+            self._sums.finish()
+        return loss_sum
+
+    def update(self, apply: Callable[[], None]) -> None:
+        """UPDATE, which ``apply`` does, and the launch of all GATHERs behind it."""
+        with self._context.pace.compute(UPDATE):
+            apply()
+        self._gather.start()
+
+    def _compute(self, stage: StageRunner, action: Action, inputs: StepInputs) -> torch.Tensor | float:
+        """Returns what it adds to the loss."""
+        batch = None
+        if stage.reads_data:
+            assert inputs.microbatches is not None, "first stages read tokens, last stages labels"
+            batch = inputs.microbatches[action.number]
+        loss: torch.Tensor | float = 0.0
+        self._sums.begins(action)
+        match action.kind:
+            case Kind.F:
+                loss = stage.forward(action, batch, keeps=self._keeps[action])
+            case Kind.R:
+                stage.forward_again(action, batch)
+            case Kind.B | Kind.I:
+                stage.backward(action, inputs.loss_scale)
+            case Kind.W:
+                stage.weight_gradients(action)
+        self._sums.ends(action)
+        return loss
+
+    def _set_aux_loss_scale(self, inputs: StepInputs) -> None:
+        plan, work = self._context.plan, self._context.work
+        if plan.model.num_experts is not None and work is not None:
+            share = inputs.aux_loss_scale * work.stage.micro_batch_size / plan.global_batch_size
+            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(share, device=self._context.device))
+
+
+def _kept_by_forwards(order: Sequence[Action]) -> dict[Action, Keeps]:
+    """What each forward keeps, as what comes later needs it."""
+    again = {(a.stage, a.number) for a in order if a.kind == Kind.R}
+    with_backward = {(a.stage, a.number) for a in order if a.kind in BACKWARD}
+    return {
+        action: Keeps.INPUT
+        if (action.stage, action.number) in again
+        else Keeps.GRAPH
+        if (action.stage, action.number) in with_backward
+        else Keeps.NOTHING
+        for action in order
+        if action.kind == Kind.F
+    }

@@ -1,0 +1,124 @@
+"""Runs the steps of a training run on one rank, one after the other.
+
+The one loop body that everybody has who trains: the harness, the tools, the emulation and the tests. It knows neither
+checkpoints nor logs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from hetero.distributed.agreement import AgreedError
+from hetero.distributed.process_groups import ParallelContext
+from hetero.runtime.batch import Microbatch, to_device
+from hetero.runtime.optimizer import StepResult
+from hetero.runtime.trainer import Trainer
+from hetero.text import number_ranges
+
+
+class Schedule(Protocol):
+    """Sets the learning rate and the weight decay of the next update, as megatron-core's scheduler does."""
+
+    def step(self, increment: int) -> None:
+        """Move on by so many updates."""
+
+
+class NotFiniteError(AgreedError):
+    """A loss or a gradient is infinite or not a number; every rank raises it after the same step."""
+
+
+def _never() -> bool:
+    return False
+
+
+class TrainingSession:
+    """Trainer, data and schedule of one rank. An idle rank takes part in the decisions.
+
+    Args:
+        data: this rank's microbatches, in order, of one step after the other; ``None`` where
+            :func:`hetero.runtime.trainer.reads_data` is false.
+        schedule: moves on with every update, so not in a step that was skipped; ``None`` keeps the learning rate.
+        check_for_nan: raise where a loss or a gradient is not finite, as Megatron-LM's
+            ``--check-for-nan-in-loss-and-grad`` does. A loss scale that adapts finds its way by such steps: they are
+            skipped, whatever this says.
+        start_step: how many steps were done before.
+
+    Attributes:
+        steps_done: since the run began, skipped ones too.
+    """
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        trainer: Trainer,
+        *,
+        data: Iterator[Sequence[Microbatch]] | None,
+        schedule: Schedule | None = None,
+        check_for_nan: bool = True,
+        start_step: int = 0,
+    ) -> None:
+        self.trainer = trainer
+        self.steps_done = start_step
+        self._context = context
+        self._data = data
+        self._schedule = schedule
+        adapts_scale = trainer.scaler is not None and trainer.scaler.options.constant is None
+        self._check_for_nan = check_for_nan and not adapts_scale
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the next step."""
+        lr: float = self.trainer.torch_optimizer.param_groups[0]["lr"]
+        return lr
+
+    def step(self, *, wants_stop: Callable[[], bool] = _never) -> StepResult:
+        """The next step; collective over the world.
+
+        Args:
+            wants_stop: whether this rank has been told to end, asked when its gradients are there; all ranks hear of
+                it in the result.
+
+        Raises:
+            NotFiniteError: a loss or a gradient is not finite; on every rank, and before anybody can save.
+        """
+        self.compute_gradients()
+        return self.update(wants_stop=wants_stop())
+
+    def compute_gradients(self) -> None:
+        """The first half of :meth:`step`, after which the gradients can be looked at."""
+        device = self._context.device
+        batches = [to_device(batch, device) for batch in next(self._data)] if self._data is not None else None
+        self.trainer.compute_gradients(batches)
+
+    def update(self, *, wants_stop: bool = False) -> StepResult:
+        """The second half of :meth:`step`."""
+        result = self.trainer.update(wants_stop=wants_stop)
+        self.steps_done += 1
+        if self._check_for_nan and not result.is_finite:
+            self._raise_not_finite()
+        if self._schedule is not None and not result.skipped:
+            self._schedule.step(increment=1)
+        return result
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """This rank's shards by canonical name, as the last update left them."""
+        self.trainer.finish_gather()
+        return {name: tensor.detach() for name, (_, tensor) in self.trainer.parameters.items()}
+
+    def _raise_not_finite(self) -> None:
+        """Name the ranks; all-gather over the world.
+
+        Gradients have been summed by then: all ranks that share one have the same to show.
+        """
+        found = self.trainer.not_finite()
+        every = [found] * self._context.plan.world_size
+        dist.all_gather_object(every, found)
+        ranks_of = {what: [rank for rank, each in enumerate(every) if what in each] for what in ("loss", "gradient")}
+        where = [f"the {what} on ranks {number_ranges(ranks)}" for what, ranks in ranks_of.items() if ranks]
+        raise NotFiniteError(
+            f"step {self.steps_done}: {' and '.join(where) or 'the gradient norm'} is not finite, and training stopped "
+            "before it could be saved; go on from the last checkpoint with a lower --lr, a lower --clip-grad or other "
+            "data, or skip such steps with --no-check-for-nan-in-loss-and-grad"
+        )
