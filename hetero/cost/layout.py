@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hetero.cost.engine import LaneStart, Pipeline, Slice
-from hetero.cost.lanes import Lanes, lanes_of, messages_by_lanes, one_lane_each
+from hetero.cost.lanes import lanes_of, messages_by_lanes, one_lane_each
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.network import Topology, transfer_cost
 from hetero.cost.traits import RuntimeTraits
@@ -71,9 +71,7 @@ class Layout:
         self.groups: list[list[Group]] = []
         self.party_of: dict[int, Party] = {}
         self._rows: dict[object, Schedule] = {}
-        self._lanes: dict[object, Lanes] = {}
         self._points: dict[object, CollectivePoints] = {}
-        self._known: dict[tuple[int, str, float], Point] = {}
         for r, replica in enumerate(plan.replicas):
             self._add(r, replica)
 
@@ -94,14 +92,9 @@ class Layout:
         order = replica.schedule, counts, depths, device_groups if replica.is_interleaved else None
         if order not in self._rows:
             self._rows[order] = stage_rows(replica, traits)
-        shape = tuple((stage.dp, stage.micro_batch_size) for stage in stages), order[-1]
-        if shape not in self._lanes:
-            same = traits.blocking_transfers
-            self._lanes[shape] = one_lane_each(replica) if same else lanes_of(replica, seq_length=self.plan.seq_length)
+        of_groups = one_lane_each(replica) if traits.blocking_transfers else lanes_of(replica)
         groups = []
-        for g, (numbers, row, lanes) in enumerate(
-            zip(device_groups, self._rows[order], self._lanes[shape], strict=True)
-        ):
+        for g, (numbers, row, lanes) in enumerate(zip(device_groups, self._rows[order], of_groups, strict=True)):
             first = stages[numbers[0]]
             kind = first.device, first.tp, first.micro_batch_size
             cuts = order, numbers, kind, tuple((stages[s].start, stages[s].end) for s in numbers)

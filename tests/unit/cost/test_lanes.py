@@ -45,7 +45,7 @@ def pipeline(*shapes: tuple[int, int], num_samples: int) -> Replica:
     ],
 )
 def test_ranks_are_told_apart_by_slices_and_by_whom_they_meet(shapes: list[tuple[int, int]], lanes: list[str]) -> None:
-    found = lanes_of(pipeline(*shapes, num_samples=16), seq_length=16)
+    found = lanes_of(pipeline(*shapes, num_samples=16))
     assert ["".join(map(str, row)) for row in found] == lanes
 
 
@@ -61,17 +61,16 @@ def test_stages_on_the_same_ranks_share_their_lanes() -> None:
             stage(layers=(3, 4), **one),
         ),
     )
-    assert lanes_of(turns, seq_length=16) == ((0, 1), (0,))
+    assert lanes_of(turns) == ((0, 1), (0,))
 
 
 @given(legal_plans())
 @settings(max_examples=60, deadline=None)
 def test_ranks_of_a_lane_meet_the_same_lanes_in_every_slice(legal: Plan) -> None:
     for each in legal.replicas:
-        of_groups = lanes_of(each, seq_length=legal.seq_length)
-        lanes = [
-            of_groups[g] for s in range(len(each.stages)) for g, group in enumerate(each.device_groups) if s in group
-        ]
+        of_groups = lanes_of(each)
+        group_of = {s: g for g, group in enumerate(each.device_groups) for s in group}
+        lanes = [of_groups[group_of[s]] for s in range(len(each.stages))]
         for (here, lanes_here), (after, lanes_after) in pairwise(zip(each.stages, lanes, strict=True)):
             for phase in range(num_phases(here, after)):
                 alone = list(range(here.dp)), list(range(after.dp))
