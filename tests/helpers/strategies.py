@@ -21,7 +21,7 @@ from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import deep_enough, plan, replica, stage, with_in_flight
 
 # Six query groups allow tp 2 beside tp 3, so that shard edges interleave instead of nesting.
-_SIX = {
+SIX_HEADS = {
     "hidden_size": 24,
     "num_attention_heads": 6,
     "num_query_groups": 6,
@@ -36,7 +36,7 @@ def models() -> st.SearchStrategy[ModelSpec]:
     return st.builds(
         lambda family, sizes, num_layers, tied: family(num_layers=num_layers, tied_embeddings=tied, **sizes),
         st.sampled_from([gpt2_model, llama_model, moe_model]),
-        st.sampled_from([{}, _SIX]),
+        st.sampled_from([{}, SIX_HEADS]),
         st.integers(1, 6),
         st.booleans(),
     )
