@@ -13,6 +13,7 @@ from typing import Protocol
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, Kind, Row, Schedule
+from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 from hetero.schedule.program import Point, Program, Step
@@ -73,7 +74,7 @@ def lower(plan: Plan, buckets: Sequence[SharedBucket], *, options: CollectiveOpt
             options,
         )
         for r, replica in enumerate(plan.replicas)
-        for stages, row in zip(replica.device_groups, step_rows(replica), strict=True)
+        for stages, row in zip(replica.device_groups, _checked_rows(replica), strict=True)
     ]
 
 
@@ -94,7 +95,7 @@ def lower_rank(
     if place is None:
         return Program(replica=NO_REPLICA, stages=(), queues={"compute": (Step(UPDATE),)})
     replica = plan.replicas[place.replica]
-    stages, row = _own(replica, place.stage, step_rows(replica))
+    stages, row = _own(replica, place.stage, _checked_rows(replica))
     return _program(plan, place.replica, stages, row, buckets, options or CollectiveOptions())
 
 
@@ -144,7 +145,7 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     """Computes and transfers of a step, a row per device group of ``replica``, as the hosts of its ranks issue them.
 
     Raises:
-        ScheduleError: the depths deadlock.
+        ScheduleError: a count or a lag makes no schedule. Whether depths deadlock is not looked at.
     """
     counts = _counts(replica)
     rows = ORDERS[replica.schedule](
@@ -155,6 +156,12 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     rows = split_backward(rows, weight_lag=[stage.weight_lag for stage in replica.stages])
     rows = add_communication(rows, num_microbatches=counts)
     return post_receives_early(rows, computes_ahead=receives_ahead)
+
+
+def _checked_rows(replica: Replica) -> Schedule:
+    rows = step_rows(replica)
+    check_no_deadlock(rows, num_microbatches=_counts(replica))
+    return rows
 
 
 def evaluation_rows(replica: Replica) -> Schedule:

@@ -4,15 +4,16 @@ The planner calls :func:`validate` on its own answer, the launcher and every ran
 all ranks fail together and before the first collective. A message names the stage, the value, the limit and the fix.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
 from hetero.errors import PlanError, ScheduleError
 from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.lowering import step_rows
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS
-from hetero.schedule.passes import add_communication
 from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec, first_difference
 from hetero.spec.parameters import stage_parameters
@@ -246,21 +247,22 @@ def enough_in_flight(replica: Replica) -> list[int] | None:
     """
     counts = _counts(replica)
     depths = [stage.in_flight for stage in replica.stages]
-    while not _ends(replica, counts, depths):
+    while not _ends(replica, depths):
         if all(depth >= count for depth, count in zip(depths, counts, strict=True)):
             return None
         depths = [max(depth, min(depth + 1, count)) for depth, count in zip(depths, counts, strict=True)]
     return depths
 
 
-def _ends(replica: Replica, num_microbatches: list[int], in_flight: list[int]) -> bool:
-    """Whether the replica's schedule comes to an end at these depths."""
-    rows = ORDERS[replica.schedule](
-        num_microbatches=num_microbatches, in_flight=in_flight, groups=replica.device_groups
+def _ends(replica: Replica, in_flight: list[int]) -> bool:
+    """Whether the replica's schedule comes to an end at these depths. Whether backwards are split does not matter."""
+    stages = (
+        dataclasses.replace(stage, in_flight=depth, weight_lag=None)
+        for stage, depth in zip(replica.stages, in_flight, strict=True)
     )
+    tried = dataclasses.replace(replica, stages=tuple(stages))
     try:
-        lowered = add_communication(rows, num_microbatches=num_microbatches)
-        check_no_deadlock(lowered, num_microbatches=num_microbatches)
+        check_no_deadlock(step_rows(tried), num_microbatches=_counts(replica))
     except ScheduleError:
         return False
     return True
