@@ -1,6 +1,7 @@
 """A step from one agreement on the norm to the next: updates, gathers of weights, and interleaved stages, by hand."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 
@@ -69,13 +70,11 @@ class TestGathers:
         assert [gather.bucket.position for gather in result.gathers] == sorted(
             gather.bucket.position for gather in result.gathers
         )
-        here_s: dict[float, float] = {}
-        for gather in result.gathers:
-            here_s[gather.bucket.position] = gather.end_s
-        arrived_s, at_s = 0.0, 0.0
-        for position in sorted(here_s):
-            arrived_s = max(arrived_s, here_s[position])
-            at_s = max(at_s, arrived_s) + (0.5 if position % 1 else 1.0) * (0 <= position < 6)
+        # By position, when the last of its buckets is there; a layer of forward takes 1 s, embedding and head nothing.
+        here_s = {gather.bucket.position: gather.end_s for gather in result.gathers}
+        at_s = 0.0
+        for position, further in pairwise([*sorted(here_s), 6]):
+            at_s = max(at_s, here_s[position]) + max(0, min(further, 6) - max(position, 0))
         assert max(here_s.values()) == pytest.approx(8.0, rel=1e-2)
         assert here_s[0] < named(result)["0F0"].end_s - 6.0, "it does not wait for all of them"
         assert named(result)["0F0"].end_s == pytest.approx(at_s)
