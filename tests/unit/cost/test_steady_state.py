@@ -1,6 +1,7 @@
 """A step from one agreement on the norm to the next: updates, gathers of weights, and interleaved stages, by hand."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 
@@ -63,19 +64,17 @@ class TestGathers:
         assert times.rest_s == pytest.approx(0.0, abs=1e-9)
 
     def test_a_forward_stands_still_in_the_middle_for_the_weights_of_its_next_layer(self) -> None:
-        """The embedding first, then half layers, each 0.5 s of forward, as long as its weights are there."""
+        """The embedding first, then layer by layer, each 1 s of forward, as long as its weights are there."""
         overlapping = dataclasses.replace(TRAITS, overlaps_param_gather=True, bucket_numel=1)
         result = run(two_devices(), summing_in(16.0), traits=overlapping)
         assert [gather.bucket.position for gather in result.gathers] == sorted(
             gather.bucket.position for gather in result.gathers
         )
-        here_s: dict[float, float] = {}
-        for gather in result.gathers:
-            here_s[gather.bucket.position] = gather.end_s
-        arrived_s, at_s = 0.0, 0.0
-        for position in sorted(here_s):
-            arrived_s = max(arrived_s, here_s[position])
-            at_s = max(at_s, arrived_s) + 0.5 * (0 <= position < 6)
+        # By position, when the last of its buckets is there; a layer of forward takes 1 s, embedding and head nothing.
+        here_s = {gather.bucket.position: gather.end_s for gather in result.gathers}
+        at_s = 0.0
+        for position, further in pairwise([*sorted(here_s), 6]):
+            at_s = max(at_s, here_s[position]) + max(0, min(further, 6) - max(position, 0))
         assert max(here_s.values()) == pytest.approx(8.0, rel=1e-2)
         assert here_s[0] < named(result)["0F0"].end_s - 6.0, "it does not wait for all of them"
         assert named(result)["0F0"].end_s == pytest.approx(at_s)
