@@ -28,6 +28,7 @@ from hetero.cost.latency import CostModel  # noqa: E402
 from hetero.cost.network import Topology, boundary_s  # noqa: E402
 from hetero.cost.period import smallest_depths  # noqa: E402
 from hetero.cost.simulator import simulate  # noqa: E402
+from hetero.cost.traits import HETERO  # noqa: E402
 from hetero.data import shipped_profiles  # noqa: E402
 from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
@@ -66,7 +67,10 @@ class Case:
             cluster=self.cluster,
             costs=self.costs,
             options=EmulationOptions(time_scale=self.time_scale, seq_length=16),
-            data_parallel=DataParallelOptions(bucket_numel=self.costs.traits.bucket_numel),
+            data_parallel=DataParallelOptions(
+                bucket_numel=self.costs.traits.bucket_numel,
+                overlap_param_gather=self.costs.traits.overlaps_param_gather,
+            ),
             num_steps=num_steps,
         )
         return run_emulated(emulated, timeout_s=1200)
@@ -76,13 +80,20 @@ class Case:
         return simulate(self.plan, self.cluster, self.costs).step_s
 
 
-def priced(model: ModelSpec, *, seq_length: int | None = None, precision: Precision = "fp32") -> CostModel:
+def priced(
+    model: ModelSpec,
+    *,
+    seq_length: int | None = None,
+    precision: Precision = "fp32",
+    overlaps_param_gather: bool = False,
+) -> CostModel:
     return CostModel(
         model=model,
         seq_length=seq_length or model.max_position_embeddings,
         precision=precision,
         profiles=shipped_profiles(),
         data_sheets=precision != "fp32",
+        traits=dataclasses.replace(HETERO, overlaps_param_gather=overlaps_param_gather),
     )
 
 
@@ -197,6 +208,7 @@ def many_plans() -> Iterator[Case]:
         two,
         small,
     )
+    yield from interleaved(two, small)
     alike = cluster_of(("A100-40", 4, "a"))
     yield from planned("4 A100", alike, small, 32, others=())
     yield from planned("2 A100, 2 V100", two, small, 32, others=("uniform", "whale", "autohet"))
@@ -206,7 +218,49 @@ def many_plans() -> Iterator[Case]:
     for each in planned("two zones", zones, small, 32):
         yield each
         yield dataclasses.replace(each, name=f"{each.name}, plain 1F1B", plan=plain(each.plan))
-    yield from planned("three types, distributed optimizer", three, small, 48, others=(), distributed_optimizer=True)
+    for each in planned("three types, distributed optimizer", three, small, 48, others=(), distributed_optimizer=True):
+        yield each
+        beside = priced(small.model, overlaps_param_gather=True)
+        yield case("the same, weights gathered beside the forward", each.plan, three, beside)
+
+
+def interleaved(cluster: ClusterSpec, costs: CostModel) -> Iterator[Case]:
+    """Ranks that hold two stages each, with few microbatches; once as one of two replicas."""
+    yield case(
+        "interleaved, 2 x 2 stages",
+        by_hand(
+            costs,
+            replica(
+                stage(layers=(0, 8), ranks=(0, 1), device="A100-40", dp=2, depth=3, recompute="selective"),
+                stage(layers=(8, 12), ranks=(2, 3), device="V100-16", dp=2, depth=2),
+                stage(layers=(12, 20), ranks=(0, 1), device="A100-40", dp=2, depth=2, recompute="selective"),
+                stage(layers=(20, 24), ranks=(2, 3), device="V100-16", dp=2, depth=1),
+                num_samples=16,
+            ),
+        ),
+        cluster,
+        costs,
+    )
+    yield case(
+        "interleaved beside plain 1F1B",
+        by_hand(
+            costs,
+            replica(
+                stage(layers=(0, 8), ranks=(0,), device="A100-40", depth=3, recompute="selective"),
+                stage(layers=(8, 12), ranks=(2,), device="V100-16", depth=2),
+                stage(layers=(12, 20), ranks=(0,), device="A100-40", depth=2, recompute="selective"),
+                stage(layers=(20, 24), ranks=(2,), device="V100-16", depth=1),
+                num_samples=8,
+            ),
+            replica(
+                stage(layers=(0, 16), ranks=(1,), device="A100-40", depth=2, recompute="selective"),
+                stage(layers=(16, 24), ranks=(3,), device="V100-16", depth=1),
+                num_samples=8,
+            ),
+        ),
+        cluster,
+        costs,
+    )
 
 
 def by_hand(costs: CostModel, *replicas: Replica) -> Plan:
