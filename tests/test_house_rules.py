@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import module_map
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("hetero", "megatron", "tools") for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -140,6 +142,43 @@ def test_own_reads_are_found(tmp_path: Path, code: str, num_reads: int) -> None:
     path = tmp_path / "module.py"
     path.write_text(code)
     assert len(own_reads(path)) == num_reads
+
+
+def imports_of(path: Path) -> dict[str, set[str]]:
+    """By module, the names that ``path`` imports from it."""
+    found: dict[str, set[str]] = {}
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.setdefault(node.module, set()).update(alias.name for alias in node.names)
+    return found
+
+
+def test_one_lowering() -> None:
+    """Rows are made from a plan in one place; others know the names of the orders at most."""
+    makers = [
+        name(path)
+        for path in SOURCES
+        if "hetero.schedule.passes" in imports_of(path)
+        or imports_of(path).get("hetero.schedule.orders", set()) - {"ORDERS"}
+    ]
+    assert makers == ["hetero/plan/lowering.py"]
+
+
+def test_one_geometry_of_boundaries() -> None:
+    """Who sends whom which rows and samples is worked out in one place, of which everybody takes the messages."""
+    cutters = [
+        name(path)
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef) and node.name in ("transfers", "num_phases")
+    ]
+    assert cutters == ["hetero/plan/reshard.py"] * 2
+    takers = {name(path) for path in SOURCES if "transfers" in imports_of(path).get("hetero.plan.reshard", ())}
+    assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/wiring.py"} <= takers
+
+
+def test_the_architecture_page_has_every_module() -> None:
+    assert module_map.written() == module_map.module_map(), "run python -m tests.helpers.module_map"
 
 
 def test_megatron_stays_a_namespace_package() -> None:

@@ -13,10 +13,9 @@ from hetero.cost.network import Topology, transfer_cost
 from hetero.cost.traits import RuntimeTraits
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.lowering import CollectiveOptions, CollectivePoints, step_rows
+from hetero.plan.lowering import CollectiveOptions, CollectivePoints, lock_step_rows, step_rows
 from hetero.plan.reshard import num_phases
 from hetero.schedule.actions import Row, Schedule
-from hetero.schedule.orders import lock_step
 from hetero.schedule.program import Point
 
 StageKey = tuple[int, int]
@@ -178,7 +177,7 @@ def stage_rows(replica: Replica, traits: RuntimeTraits) -> Schedule:
         raise PlanError(f"{traits.name}: this runtime does not split backwards; set weight_lag to null")
     if replica.is_interleaved:
         raise PlanError(f"{traits.name}: this runtime does not interleave stages; give each stage ranks of its own")
-    return lock_step(num_stages=len(counts), num_microbatches=counts[0])
+    return lock_step_rows(replica)
 
 
 def _options(traits: RuntimeTraits) -> CollectiveOptions:
