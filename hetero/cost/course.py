@@ -161,9 +161,12 @@ def _sharing_interfaces(pipelines: Sequence[Pipeline]) -> list[list[int]]:
         return r
 
     for r, pipeline in enumerate(pipelines):
+        own = r
         for port in {port for cost in route_costs(pipeline) for port, _ in cost.ports}:
-            a, b = sorted((first_of(first_user.setdefault(port, r)), first_of(r)))
-            earlier[b] = a
+            user = first_user.setdefault(port, r)
+            if user != own and (other := first_of(user)) != own:
+                own, later = min(own, other), max(own, other)
+                earlier[later] = own
     groups: dict[int, list[int]] = defaultdict(list)
     for r in range(len(pipelines)):
         groups[first_of(r)].append(r)

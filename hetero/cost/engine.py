@@ -137,8 +137,8 @@ class Lane:
         return range(self.first, self.first + len(self.computes))
 
     def node(self, action: Action) -> int:
-        """The node of one of its computes."""
-        return self.first + self.computes.index(action)
+        """The node of one of its computes; of the last ones it is found at once."""
+        return next(n for n in reversed(self.nodes) if self.computes[n - self.first] == action)
 
 
 class Route(NamedTuple):

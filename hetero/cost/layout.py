@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hetero.cost.engine import LaneStart, Pipeline, Slice
-from hetero.cost.lanes import Lanes, lanes_of, messages_by_lanes, one_lane_each
+from hetero.cost.lanes import lanes_of, messages_by_lanes, one_lane_each
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.network import Topology, transfer_cost
 from hetero.cost.traits import RuntimeTraits
@@ -39,6 +39,7 @@ class Group:
     row: of the replica's rows, its own.
     lanes: of its data-parallel ranks.
     update_s: of the weights of all its stages.
+    points: the same object for groups of the same layers, devices and row.
     """
 
     stages: tuple[int, ...]
@@ -70,9 +71,7 @@ class Layout:
         self.groups: list[list[Group]] = []
         self.party_of: dict[int, Party] = {}
         self._rows: dict[object, Schedule] = {}
-        self._lanes: dict[object, Lanes] = {}
         self._points: dict[object, CollectivePoints] = {}
-        self._known: dict[tuple[int, str, float], Point] = {}
         for r, replica in enumerate(plan.replicas):
             self._add(r, replica)
 
@@ -93,28 +92,20 @@ class Layout:
         order = replica.schedule, counts, depths, device_groups if replica.is_interleaved else None
         if order not in self._rows:
             self._rows[order] = stage_rows(replica, traits)
-        shape = tuple((stage.dp, stage.micro_batch_size) for stage in stages), order[-1]
-        if shape not in self._lanes:
-            same = traits.blocking_transfers
-            self._lanes[shape] = one_lane_each(replica) if same else lanes_of(replica, seq_length=self.plan.seq_length)
+        of_groups = one_lane_each(replica) if traits.blocking_transfers else lanes_of(replica)
         groups = []
-        for g, (numbers, row, lanes) in enumerate(
-            zip(device_groups, self._rows[order], self._lanes[shape], strict=True)
-        ):
-            cuts = order, numbers, tuple((stages[s].start, stages[s].end) for s in numbers)
+        for g, (numbers, row, lanes) in enumerate(zip(device_groups, self._rows[order], of_groups, strict=True)):
+            first = stages[numbers[0]]
+            kind = first.device, first.tp, first.micro_batch_size
+            cuts = order, numbers, kind, tuple((stages[s].start, stages[s].end) for s in numbers)
             if cuts not in self._points:
                 self._points[cuts] = CollectivePoints(replica, numbers, row, _options(traits))
             update_s = sum(self.stage_costs[r, s].update_s for s in numbers)
             groups.append(Group(stages=numbers, row=row, lanes=lanes, update_s=update_s, points=self._points[cuts]))
-            tp = stages[numbers[0]].tp
             parties = [Party(r, g, lane) for lane in range(max(lanes) + 1)]
-            for i, rank in enumerate(stages[numbers[0]].ranks):
-                self.party_of[rank] = parties[lanes[i // tp]]
+            for i, rank in enumerate(first.ranks):
+                self.party_of[rank] = parties[lanes[i // first.tp]]
         self.groups.append(groups)
-
-    def gradients_ready(self, party: Party, position: float) -> Point:
-        """When a party has the gradients of everything from ``position`` on, as far as it holds that."""
-        return self.group(party).points.gradients_ready(position)
 
     def stage_of(self, party: Party, point: Point) -> Stage:
         return self.plan.replicas[party.replica].stages[point.action.stage]

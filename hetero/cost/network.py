@@ -28,6 +28,7 @@ class Topology:
         self._nics = [cluster.nic_of_rank(rank) for rank in range(cluster.num_devices)]
         self._types = [cluster.node_type_of_rank(rank) for rank in range(cluster.num_devices)]
         self._links: dict[tuple[str, str, bool], Link] = {}
+        self._messages: dict[tuple[str, str, bool, int], tuple[float, float]] = {}
 
     def node(self, rank: int) -> int:
         """The node that ``rank`` sits on."""
@@ -51,6 +52,20 @@ class Topology:
         if key not in self._links:
             self._links[key] = self.cluster.link_between(a, b)
         return self._links[key]
+
+    def message_s(self, sender: int, receiver: int, num_bytes: int) -> tuple[float, float]:
+        """How long a message is on its wires, and the latency that is added until it is there.
+
+        Raises:
+            ConfigError: as :meth:`link`.
+        """
+        nodes = self._nics[sender][0], self._nics[receiver][0]
+        key = self._types[sender].name, self._types[receiver].name, nodes[0] == nodes[1], num_bytes
+        known = self._messages.get(key)
+        if known is None:
+            link = self.link(sender, receiver)
+            known = self._messages[key] = num_bytes / link.bytes_per_s(num_bytes), link.latency_us / US_PER_S
+        return known
 
     def group_link(self, rank: int, size: int) -> GroupLink | None:
         """The measured all-reduce of ``size`` devices on the node of ``rank``, or of the next larger number."""
@@ -103,10 +118,9 @@ def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes
     latency_s = 0.0
     num_bytes = 0
     for message in messages:
-        link = topology.link(message.sender, message.receiver)
         message_bytes = message.num_tokens * row_bytes
-        seconds = message_bytes / link.bytes_per_s(message_bytes)
-        latency_s = max(latency_s, link.latency_us / US_PER_S)
+        seconds, own_latency_s = topology.message_s(message.sender, message.receiver, message_bytes)
+        latency_s = max(latency_s, own_latency_s)
         num_bytes += message_bytes
         devices["out", message.sender] += seconds
         devices["in", message.receiver] += seconds

@@ -127,6 +127,18 @@ class Simulation:
         """
         return self._spans_of_replica[self.alike[replica]]
 
+    def update_of(self, replica: int, stage: int) -> Interval:
+        """When the ranks of a stage update their weights for the step that follows."""
+        times = self.stages[replica, stage]
+        begin_s = self.begin_s(replica, stage) + times.busy_s + times.bubble_s + times.sync_s
+        return begin_s, begin_s + times.update_s
+
+    def begin_s(self, replica: int, stage: int) -> float:
+        """When the ranks of a stage had the update before; at 0 the first ones."""
+        if self.layout is not None and not self.layout.costs.traits.waits_for_all_before_update:
+            return 0.0
+        return self.stages[replica, stage].update_s - min(times.update_s for times in self.stages.values())
+
     def in_flight(self, replica: int, stage: int) -> list[tuple[float, int]]:
         """(second, microbatches whose activations are held from then on) of one stage, in order of time."""
         return self._held(replica, stage, until=BACKWARD)
@@ -261,7 +273,7 @@ def _prices(
                 whole = two_level_cost(num_bytes, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
             else:
                 whole = SumCost((all_reduce_cost(num_bytes, bucket.ranks, topology, host_gb_per_s=host_gb_per_s),))
-            known[key] = whole.part(part)
+            known[key] = whole if part == 1.0 else whole.part(part)
         return known[key]
 
     return price
@@ -289,9 +301,18 @@ def _sum_gradients(
         buckets,
         cost_of=_prices(layout, topology, bytes_per_element=layout.costs.gradient_bytes, part=1.0),
         ready_s=ready_s,
-        party_of=layout.party_of,
+        party_of=_alike_parties(layout, course),
         transfers=transfers,
     ).spans
+
+
+def _alike_parties(layout: Layout, course: Course) -> Mapping[int, Party]:
+    """By rank a party that has its gradients at the same times: the one whose course it shares, if it can be."""
+    found = {}
+    for party in layout.parties():
+        twin = party._replace(replica=course.alike[party.replica])
+        found[party] = twin if layout.group(twin).points is layout.group(party).points else party
+    return {rank: found[party] for rank, party in layout.party_of.items()}
 
 
 def _result(
@@ -330,13 +351,14 @@ def _result(
 
 def _summed(layout: Layout, computed: Mapping[Party, float], syncs: Sequence[SyncSpan]) -> Mapping[Party, float]:
     """When each party may update its weights."""
+    if layout.costs.traits.waits_for_all_before_update:
+        last_s = max([*computed.values(), *(sync.end_s for sync in syncs)])
+        return dict.fromkeys(computed, last_s)
     summed = dict(computed)
     holders = parties_of((sync.bucket for sync in syncs), layout.party_of)
     for sync in syncs:
         for party in holders[sync.bucket.ranks]:
             summed[party] = max(summed[party], sync.end_s)
-    if layout.costs.traits.waits_for_all_before_update:
-        summed = dict.fromkeys(summed, max(summed.values()))
     return summed
 
 
@@ -361,7 +383,8 @@ def _stage_times(
                 bubble_s=ended_s - begin_s[first] - busy_s,
                 sync_s=sync_s,
                 update_s=group.update_s,
-                rest_s=step_s - (ended_s - begin_s[first]) - sync_s - group.update_s,
+                # Nothing but rounding where all update together.
+                rest_s=max(0.0, step_s - (ended_s - begin_s[first]) - sync_s - group.update_s),
                 exposed_s=sum(weight * course.exposed_s(party) for party, weight in lanes),
             )
             found |= {(r, s): times for s in group.stages}

@@ -114,10 +114,8 @@ def _span(replica: int, group: int, span: Span, *, names_stage: bool, critical: 
 
 
 def _update(simulation: Simulation, replica: int, group: int, stage: int) -> Event:
-    """``stage`` is one of the group's; their times are those of the same ranks."""
-    times = simulation.stages[replica, stage]
-    end_s = simulation.step_s - times.rest_s
-    return _complete("update", replica, _thread(group, _SYNC_LANE), end_s - times.update_s, end_s)
+    """``stage`` is one of the group's, whose ranks update all of its stages at once."""
+    return _complete("update", replica, _thread(group, _SYNC_LANE), *simulation.update_of(replica, stage))
 
 
 def _syncs(simulation: Simulation) -> list[Event]:

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from hetero.plan.holders import Bucket
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import Action, Kind
+from hetero.schedule.program import Step
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
@@ -50,8 +51,9 @@ class Pace:
         """Start this rank's end of its messages of slice ``number``."""
         return start()
 
-    def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
-        """Start a collective among the holders of ``bucket``, all phases of it where ``bucket.domains`` has some."""
+    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+        """Start the collective ``step`` of the program among the holders of ``bucket``, all phases of it where
+        ``bucket.domains`` has some."""
         return start()
 
     def meet(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from hetero.cost.latency import CostModel, StageCost
-from hetero.cost.readiness import share_of_backward
+from hetero.cost.readiness import share_of_backward, share_of_forward
 from hetero.distributed.pace import Collective, Direction, Pace, Start, Waitable
 from hetero.emulation.board import Appointment, Board, Occupation
 from hetero.emulation.clock import Clock
@@ -21,14 +21,16 @@ from hetero.plan.holders import Bucket
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import UPDATE, Action, Kind
+from hetero.schedule.program import Point, Step
 
 
 @dataclass(slots=True)
 class _Step:
-    """A :class:`StepRecord` in the making."""
+    """A :class:`StepRecord` in the making. No sum of gradients is launched before ``launched_s``."""
 
     start_s: float
     wall_s: float
+    launched_s: float = 0.0
     update_s: float = 0.0
     computes: list[Compute] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
@@ -50,6 +52,20 @@ class _Step:
             arrivals=tuple(self.arrivals),
             reductions=tuple(self.reductions),
         )
+
+
+@dataclass(slots=True)
+class _Running:
+    """A compute that is under way; it ends later if weights come late."""
+
+    action: Action
+    start_s: float
+    seconds: float
+    end_s: float
+
+    def at_s(self, share: float) -> float:
+        """When so much of it is over."""
+        return self.start_s + (self.end_s - self.start_s) * share
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +118,7 @@ class EmulatedPace(Pace):
         self._board = board
         self._clock = clock
         self._meetings = 0
-        self._running: Compute | None = None
+        self._running: _Running | None = None
         self._tp_meetings = 0
         self._outside = False
         self._worked_s = 0.0
@@ -127,17 +143,16 @@ class EmulatedPace(Pace):
         self._device.memory.before(action)
         if not self._as_fast_as_it_can:
             self._wait_for_tensor_parallel_ranks()
-        start_s = self._clock.at_s
-        end_s = start_s + _seconds(self._device.costs[action.stage], action.kind)
-        self._running = running = Compute(action.stage, action.kind, action.number, start_s, end_s)
+        start_s, seconds = self._clock.at_s, _seconds(self._device.costs[action.stage], action.kind)
+        self._running = running = _Running(action, start_s, seconds, start_s + seconds)
         worked_s = time.process_time()
         yield
         self._worked_s += time.process_time() - worked_s
         self._running = None
         self._device.memory.after(action)
         if not self._as_fast_as_it_can:
-            self._clock.advance(end_s)
-            self._step.computes.append(running)
+            self._clock.advance(running.end_s)
+            self._step.computes.append(Compute(*action, running.start_s, running.end_s))
 
     def _update(self) -> None:
         if self._device is not None:
@@ -158,21 +173,32 @@ class EmulatedPace(Pace):
             return works
         return [_Arrivals(self, keys, works)]
 
-    def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
         if self._as_fast_as_it_can:
             return start()
         ready_s = self._clock.at_s
-        if self._running is not None and self._device is not None:
-            # The real backward is over in no time; the described one would only now have come to this bucket.
-            running = self._running
-            stage = self._device.stages[running.stage]
-            share = share_of_backward(self._costs, stage, bucket.position, running.kind)
-            ready_s = running.start_s + (running.end_s - running.start_s) * share
+        if step.action.kind == Kind.REDUCE:
+            # All ranks launch their sums in one order, and this one's turn came no sooner than the last one's.
+            ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, step.after))
             self._clock.sleep_until(ready_s)
         key = collective_key(operation, bucket)
         takes = self._wiring.collective(operation, bucket)
         self._board.come(key, self._meetings, ready_s=ready_s, takes=takes)
-        return [_Reduced(self, key, bucket.position, start())]
+        return [_Done(self, key, step, bucket.position, start())]
+
+    def _passed_s(self, point: Point) -> float:
+        """When the described device passes a point; the real backward is over in no time."""
+        running = self._running
+        if running is None:
+            return self._clock.at_s
+        if running.action != point.action:
+            # It has been passed before, and somebody else's turn came first.
+            return running.start_s
+        assert self._device is not None, "an idle rank computes nothing"
+        if point.position is None:
+            return running.end_s
+        stage = self._device.stages[point.action.stage]
+        return running.at_s(share_of_backward(self._costs, stage, point.position, point.action.kind))
 
     def meet(self) -> None:
         """The end of a step's gradients: nobody goes on before all are there."""
@@ -223,10 +249,21 @@ class EmulatedPace(Pace):
         direction = key.direction
         self._step.arrivals.append(Arrival(direction.boundary, direction.kind, key.number, found.start_s, found.end_s))
 
-    def reduced(self, key: CollectiveKey, position: float) -> None:
-        """A collective is really done; it counts as done when the described links have carried it."""
+    def done(self, key: CollectiveKey, step: Step, position: float) -> None:
+        """A collective is really done; it counts as done when the described links have carried it.
+
+        A forward that waited for weights in its middle has the rest of its layers still before it.
+        """
         found = self.appointment(key)
         self._step.reductions.append(Reduction(key.ranks, position, found.start_s, found.end_s))
+        running = self._running
+        if running is None or self._device is None:
+            return
+        for point in step.before:
+            if point.action == running.action and point.position is not None:
+                stage = self._device.stages[point.action.stage]
+                left = 1.0 - share_of_forward(self._costs, stage, point.position)
+                running.end_s = max(running.end_s, found.end_s + left * running.seconds)
 
     def _finish_warm_up(self) -> None:
         """Compare this machine's work with the emulated one, and start the clock; collective over the world.
@@ -269,19 +306,22 @@ class _Arrivals:
         return False
 
 
-class _Reduced:
+class _Done:
     """A collective under way."""
 
-    def __init__(self, pace: EmulatedPace, key: CollectiveKey, position: float, works: Sequence[Waitable]) -> None:
+    def __init__(
+        self, pace: EmulatedPace, key: CollectiveKey, step: Step, position: float, works: Sequence[Waitable]
+    ) -> None:
         self._pace = pace
         self._key = key
+        self._step = step
         self._position = position
         self._works = works
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._pace.reduced(self._key, self._position)
+        self._pace.done(self._key, self._step, self._position)
 
     def is_completed(self) -> bool:
         return False

@@ -90,8 +90,12 @@ def uniform_plan(
             recompute_num_layers=min(recompute_num_layers, layers) if recompute_num_layers is not None else None,
         )
 
-    stages = [tuple(stage(d, s) for s in range(num_stages)) for d in range(dp)]
-    replicas = tuple(_deep_enough(Replica(num_samples=num_samples, stages=each, schedule=schedule)) for each in stages)
+    first = Replica(num_samples=num_samples, stages=tuple(stage(0, s) for s in range(num_stages)), schedule=schedule)
+    if first.is_interleaved:
+        # Where the last round is not full, the warm-up may be too short. Megatron-LM refuses such batches.
+        depths = enough_in_flight(first) or depths
+    stages = (tuple(stage(d, s) for s in range(num_stages)) for d in range(dp))
+    replicas = tuple(dataclasses.replace(first, stages=each) for each in stages)
     return Plan(
         model=model,
         seq_length=seq_length,
@@ -100,14 +104,6 @@ def uniform_plan(
         distributed_optimizer=distributed_optimizer,
         replicas=replicas,
     )
-
-
-def _deep_enough(replica: Replica) -> Replica:
-    """``replica`` with deeper stages where a last round that is not full would deadlock; Megatron-LM refuses those."""
-    if not replica.is_interleaved or (enough := enough_in_flight(replica)) is None:
-        return replica
-    deep = (dataclasses.replace(each, in_flight=n) for each, n in zip(replica.stages, enough, strict=True))
-    return dataclasses.replace(replica, stages=tuple(deep))
 
 
 def _depths(pp: int, stages_per_rank: int, num_microbatches: int, *, warms_up: bool) -> list[int]:

@@ -207,9 +207,10 @@ def check_microbatches_can_be_listed(plan: Plan) -> None:
 
 
 def check_in_flight_is_deep_enough(plan: Plan) -> None:
+    known: dict[object, list[int] | None] = {}
     for r, replica in enumerate(plan.replicas):
         if replica.is_interleaved or replica.schedule != "1f1b":
-            _check_depths_by_dry_run(replica, r)
+            _check_depths_by_dry_run(replica, r, known)
             continue
         for s, stage in enumerate(replica.stages):
             needed = least_in_flight(replica, s)
@@ -220,8 +221,13 @@ def check_in_flight_is_deep_enough(plan: Plan) -> None:
                 )
 
 
-def _check_depths_by_dry_run(replica: Replica, r: int) -> None:
-    given, enough = [stage.in_flight for stage in replica.stages], enough_in_flight(replica)
+def _check_depths_by_dry_run(replica: Replica, r: int, known: dict[object, list[int] | None]) -> None:
+    """``known`` are the depths of replicas that ran before: in a plan of many, most are alike."""
+    given = [stage.in_flight for stage in replica.stages]
+    key = (replica.schedule, replica.device_groups, tuple(_counts(replica)), tuple(given))
+    if key not in known:
+        known[key] = enough_in_flight(replica)
+    enough = known[key]
     if enough is None:
         raise PlanError(
             f"replica {r}: its stages deadlock at any in_flight; let the ranks "
@@ -238,7 +244,7 @@ def enough_in_flight(replica: Replica) -> list[int] | None:
 
     Tells by dry runs: of plain 1F1B, :func:`least_in_flight` knows without.
     """
-    counts = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    counts = _counts(replica)
     depths = [stage.in_flight for stage in replica.stages]
     while not _ends(replica, counts, depths):
         if all(depth >= count for depth, count in zip(depths, counts, strict=True)):
@@ -463,6 +469,10 @@ def validate_launch(plan: Plan, *, world_size: int, model: ModelSpec, seq_length
             raise PlanError(
                 f"plan: {name} is {getattr(plan, name)}, but --{name.replace('_', '-')} is {value}; make them equal"
             )
+
+
+def _counts(replica: Replica) -> list[int]:
+    return [replica.num_microbatches(s) for s in range(len(replica.stages))]
 
 
 def _name(replica: int, stage: int) -> str:

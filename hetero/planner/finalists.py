@@ -211,7 +211,7 @@ def better(a: Scored | None, b: Scored | None, problem: Problem) -> Scored | Non
 
 def price_per_hour(plan: Plan, problem: Problem) -> float:
     """Of the devices that work; a node of which a part works counts with that part."""
-    working = [rank for _, _, stage in plan.stages() for rank in stage.ranks]
+    working = set(plan.ranks()).difference(plan.idle_ranks)
     return sum(
         (kind.price_per_hour or 0.0)
         / kind.gpus_per_node

@@ -72,7 +72,7 @@ def _better(best: Scored, sync: GradientSyncPlan, problem: Problem, clock: Clock
 
 def _domains(plan: Plan, problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
     """The working ranks by node and by zone, as far as that makes several domains, and one of several ranks."""
-    working = sorted(rank for _, _, stage in plan.stages() for rank in stage.ranks)
+    working = sorted(set(plan.ranks()).difference(plan.idle_ranks))
     nodes: dict[int, list[int]] = {}
     zones: dict[str, list[int]] = {}
     for rank in working:

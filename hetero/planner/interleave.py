@@ -4,30 +4,27 @@ A pipeline of p device groups is filled when a microbatch has been through p - 1
 group holds v stages in turns instead of one, that is the way through stages of a v-th of the length; v times as much
 crosses boundaries for it, and activations of more microbatches are held. So it pays where there are few microbatches,
 and links that are fast. The search prices pipelines with one stage per group. Here a few numbers of stages and depths
-are tried on the best plans, as far as their memory allows, and from the best of them a few small changes more.
+are tried on the best plans, as far as their memory allows; :mod:`hetero.planner.refine` goes on from what is best then.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored, scored, worth
+from hetero.planner.finalists import Scored, better, scored, worth
 from hetero.planner.problem import Problem
-from hetero.planner.refine import ENOUGH, refined
+from hetero.planner.refine import ENOUGH
 from hetero.spec.parameters import HALF
 
 MOST_STARTS = 4
 """Plans that are interleaved, the best first."""
 
-MOST_CHANGES = 20
-"""Plans that are looked at from the best interleaved one on."""
-
 STAGES_PER_GROUP = (2, 3, 4)
 
-APART = (2, 3, 1)
+USUAL, DEEP, SHALLOW = 2, 3, 1
 """So many forwards more than the next one does a device group begin with. Two are Megatron's: a microbatch passes on,
 and its gradient comes back, one stage after the other. A third hides a link, and with one alone a group waits, but
 holds least."""
@@ -43,20 +40,27 @@ def with_interleaving(finalists: Sequence[Scored], problem: Problem, clock: Cloc
     if not problem.interleaves or problem.costs.traits.blocking_transfers:
         return best
     enough = ENOUGH * worth(best, problem)
-    tried: set[Plan] = set()
-    for start, v in itertools.product(finalists[:MOST_STARTS], STAGES_PER_GROUP):
-        if _least_worth(start, problem, v) >= WORTHWHILE * worth(best, problem):
-            continue
-        for plan in _interleaved(start.plan, v):
-            if clock.is_over():
-                break
-            if plan in tried:
+    starts = {start.plan: start for start in finalists[:MOST_STARTS]}.values()
+    for start in starts:
+        for v in STAGES_PER_GROUP:
+            if _least_worth(start, problem, v) >= WORTHWHILE * worth(best, problem):
                 continue
-            tried.add(plan)
-            found = _scored(plan, problem, clock)
-            if found is not None and worth(found, problem) < min(enough, worth(best, problem)):
+            found = _with_depths(start, v, problem, clock)
+            if found is None or worth(found, problem) >= worth(start, problem):
+                break  # More stages would take more memory, and more of the links.
+            if worth(found, problem) < min(enough, worth(best, problem)):
                 best = found
-    return best if best is finalists[0] else refined(best, problem, clock, most=MOST_CHANGES)
+    return best
+
+
+def _with_depths(start: Scored, v: int, problem: Problem, clock: Clock) -> Scored | None:
+    """``start`` with ``v`` stages per device group, in whichever depths fit and are best."""
+    found = _scored(start.plan, v, USUAL, problem, clock)
+    if found is None:
+        return _scored(start.plan, v, SHALLOW, problem, clock)
+    if worth(found, problem) >= worth(start, problem):
+        return found
+    return better(found, _scored(start.plan, v, DEEP, problem, clock), problem)
 
 
 def _least_worth(start: Scored, problem: Problem, v: int) -> float:
@@ -66,19 +70,16 @@ def _least_worth(start: Scored, problem: Problem, v: int) -> float:
     return worth(start, problem) * (busy_s + (start.step_s - busy_s) / v) / start.step_s
 
 
-def _scored(plan: Plan, problem: Problem, clock: Clock) -> Scored | None:
+def _scored(plan: Plan, v: int, apart: int, problem: Problem, clock: Clock) -> Scored | None:
+    """``plan`` with ``v`` stages per device group in every pipeline that can have them; ``None`` if there is no such
+    pipeline, if that does not fit, or if ``clock`` is over."""
+    replicas = tuple(interleaved(replica, v, apart=apart) or replica for replica in plan.replicas)
+    if replicas == plan.replicas or clock.is_over():
+        return None
     try:
-        return scored(plan, problem, clock)
+        return scored(dataclasses.replace(plan, replicas=replicas), problem, clock)
     except (PlanError, ConfigError):
         return None  # Depths of unlike microbatches that deadlock, or a part of a layer that nobody measured.
-
-
-def _interleaved(plan: Plan, v: int) -> Iterator[Plan]:
-    """``plan`` with ``v`` stages per device group in every pipeline that can have them, with several depths."""
-    for apart in APART:
-        replicas = tuple(interleaved(replica, v, apart=apart) or replica for replica in plan.replicas)
-        if replicas != plan.replicas:
-            yield dataclasses.replace(plan, replicas=replicas)
 
 
 def interleaved(replica: Replica, v: int, *, apart: int) -> Replica | None:

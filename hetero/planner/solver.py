@@ -40,14 +40,13 @@ FINALIST_SHARE = 0.5
 """Of what is left for the last round; the rest refines the winner."""
 
 REFINE_SHARE = 0.9
-"""Of what is left for refining the winner; the rest is for split backwards, interleaved stages, and how it sums its
-gradients."""
+"""Of what is left for refining the winner; the rest is for split backwards and for how it sums its gradients."""
 
 SPLIT_SHARE = 0.5
 """Of that rest, for split backwards."""
 
-INTERLEAVE_SHARE = 0.5
-"""Of what these leave, for interleaved stages."""
+INTERLEAVE_SHARE = 0.15
+"""Of what is left for refining the winner, for several stages per device group before that."""
 
 FIRST_SHARE = 0.08
 """Of the time limit, after which a first plan that was found is enough."""
@@ -212,12 +211,13 @@ def _search(
 
 
 def _refined(best: Scored, found: _Round, problem: Problem, clock: Clock) -> Scored:
-    """``best``, or what small changes, half layers, split backwards, several stages per device group and other gradient
+    """``best``, or what several stages per device group, small changes, half layers, split backwards and other gradient
     sums make of it."""
-    best = refined(synced(best, problem, clock), problem, clock.part(REFINE_SHARE))
+    best = synced(best, problem, clock)
+    best = with_interleaving([best, *found.finalists], problem, clock.part(INTERLEAVE_SHARE))
+    best = refined(best, problem, clock.part(REFINE_SHARE))
     level = best_levelled(found.covers[:FINALISTS], problem, clock, below_s=best.step_s)
     if level is not None and worth(level, problem) < worth(best, problem):
         best = refined(level, problem, clock.part(REFINE_SHARE))
     best = with_split_backwards([best, *found.finalists], problem, clock.part(SPLIT_SHARE))
-    best = with_interleaving([best, *found.finalists], problem, clock.part(INTERLEAVE_SHARE))
     return synced(best, problem, clock)

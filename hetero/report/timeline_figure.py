@@ -159,10 +159,9 @@ def _blocks(report: Report, rows: Sequence[DeviceRow]) -> list[list[_Block]]:
             for span in simulation.spans_of(row.members[0])
             if span.stage in row.indices
         ]
-        last_s = row.times.busy_s + row.times.bubble_s
-        updated_s = simulation.step_s - row.times.rest_s
-        own.append(_Block(WAIT, last_s, last_s + row.times.sync_s))
-        own.append(_Block(UPDATE, updated_s - row.times.update_s, updated_s))
+        update_s, updated_s = simulation.update_of(row.members[0], row.index)
+        own.append(_Block(WAIT, update_s - row.times.sync_s, update_s))
+        own.append(_Block(UPDATE, update_s, updated_s))
         blocks.append(own + summed)
     return blocks
 

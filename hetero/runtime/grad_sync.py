@@ -99,11 +99,11 @@ class GradientSync:
 
     def _launch(self) -> None:
         while self._launched < len(self._queue) and self._may_launch(self._launched):
-            _, local = self._queue[self._launched]
+            step, local = self._queue[self._launched]
             self._launched += 1
             local.collect_gradients()
             start = partial(local.collectives.sum, local.gradients)
-            self._pending += self._pace.collective(local.collectives.summing, local.bucket, start)
+            self._pending += self._pace.collective(step, local.collectives.summing, local.bucket, start)
 
     def _may_launch(self, place: int) -> bool:
         step, _ = self._queue[place]

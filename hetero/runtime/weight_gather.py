@@ -34,7 +34,7 @@ class WeightGather:
         by_number = {local.number: local for local in buckets if local.number is not None}
         steps = program.queues.get("gather", ())
         self._pace = pace or Pace()
-        self._queue = [by_number[step.action.number] for step in steps]
+        self._queue = [(step, by_number[step.action.number]) for step in steps]
         self._waited_for_at_once = [
             step.action.number for step in steps if any(point.position is None for point in step.before)
         ]
@@ -49,10 +49,10 @@ class WeightGather:
         """
         for local in self._at_hand:
             local.return_weights()
-        for local in self._queue:
-            assert local.number is not None, "a bucket that nobody else holds is not gathered"
+        for step, local in self._queue:
             start = partial(local.collectives.gather, local.weights)
-            self._pending[local.number] = local, self._pace.collective("all_gather", local.bucket, start)
+            works = self._pace.collective(step, "all_gather", local.bucket, start)
+            self._pending[step.action.number] = local, works
         for number in self._waited_for_at_once:
             self._wait(number)
 

@@ -60,7 +60,8 @@ class _Run:
         self._done: set[Action] = set()
         self._recomputed = {(s, m) for row in schedule for s, kind, m in row if kind == Kind.R}
         self._producer = {send: action for row in schedule for action in row for send in sent_by(action, self._edges)}
-        self._issued: dict[tuple[int, Kind], list[int]] = defaultdict(list)
+        self._place: dict[tuple[int, Kind], dict[int, int]] = defaultdict(dict)
+        """Of the slices of a direction on one side, in the order in which they were issued."""
         self._at_first_contact: set[Action] = set()
 
     def is_unfinished(self) -> bool:
@@ -83,7 +84,8 @@ class _Run:
     def _run(self, action: Action) -> None:
         self._done.add(action)
         if action.kind in SEND | RECEIVE:
-            self._issued[action.stage, action.kind].append(action.number)
+            issued = self._place[action.stage, action.kind]
+            issued[action.number] = len(issued)
 
     def _can_run(self, action: Action) -> bool:
         if not self._needed(action) <= self._done:
@@ -109,14 +111,14 @@ class _Run:
             return False
         if self._transport == Transport.BUFFERED:
             return True
-        received, sent = self._issued[receive.stage, receive.kind], self._issued[send.stage, send.kind]
-        if sent.index(send.number) != received.index(receive.number):
+        received, sent = self._place[receive.stage, receive.kind], self._place[send.stage, send.kind]
+        if sent[send.number] != received[receive.number]:
             raise ScheduleError(f"{send} and {receive} are not the same transfer of their direction, counted from 0")
         return True
 
     def _meets(self, action: Action) -> bool:
         """Whether a transfer need not wait for the other side to come to its first one."""
-        if self._issued[action.stage, action.kind]:
+        if self._place[action.stage, action.kind]:
             return True
         other = _other_side(action)
         self._at_first_contact.add(Action(action.stage, action.kind, 0))

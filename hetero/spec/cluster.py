@@ -81,6 +81,8 @@ class Link:
         table = self._table
         if num_bytes <= table[0][0]:
             return table[0][1] * GB
+        if num_bytes > table[-1][0]:
+            return table[-1][1] * GB
         for (small, slower), (large, faster) in pairwise(table):
             if num_bytes <= large:
                 share = math.log(num_bytes / small) / math.log(large / small)

@@ -80,5 +80,10 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         precision=plan.precision,
         profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
         data_sheets=emulation.data_sheets,
-        traits=dataclasses.replace(HETERO, bucket_numel=config.parallel.bucket_size),
+        traits=dataclasses.replace(
+            HETERO,
+            bucket_numel=config.parallel.bucket_size,
+            overlaps_gradient_sync=config.parallel.overlap_grad_reduce,
+            overlaps_param_gather=config.parallel.overlap_param_gather,
+        ),
     )

@@ -86,7 +86,12 @@ def run(
     costs = cost_model(
         described.model,
         [profile(described.model, **{"block_s": BLOCK_S, "update_s": 0.001, **profiled})],
-        traits=dataclasses.replace(HETERO, bucket_numel=data_parallel.bucket_numel),
+        traits=dataclasses.replace(
+            HETERO,
+            bucket_numel=data_parallel.bucket_numel,
+            overlaps_gradient_sync=data_parallel.overlap_grad_reduce,
+            overlaps_param_gather=data_parallel.overlap_param_gather,
+        ),
     )
     answers = run_ranks(
         emulated_steps,

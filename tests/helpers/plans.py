@@ -73,6 +73,11 @@ def _with_enough_in_flight(replica: Replica) -> Replica:
         return replica
     for s, stage in enumerate(replica.stages):
         replica = with_in_flight(replica, s, max(stage.in_flight, 1))
+    return deep_enough(replica)
+
+
+def deep_enough(replica: Replica) -> Replica:
+    """``replica``, whose stages are interleaved, with deeper ones if it takes that to end."""
     for s, depth in enumerate(enough_in_flight(replica) or ()):
         replica = with_in_flight(replica, s, depth)
     return replica
@@ -119,4 +124,6 @@ def with_batch(plan: Plan, global_batch_size: int) -> Plan:
     *others, last = plan.replicas
     more = global_batch_size - plan.global_batch_size
     last = dataclasses.replace(last, num_samples=last.num_samples + more)
+    if last.is_interleaved:
+        last = deep_enough(last)
     return dataclasses.replace(plan, replicas=(*others, last), global_batch_size=global_batch_size)

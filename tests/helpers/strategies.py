@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from hetero.errors import PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
-from hetero.plan.validate import enough_in_flight, least_in_flight, validate
+from hetero.plan.validate import least_in_flight, validate
 from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import plan, replica, stage, with_in_flight
+from tests.helpers.plans import deep_enough, plan, replica, stage, with_in_flight
 
 # Six query groups allow tp 2 beside tp 3, so that shard edges interleave instead of nesting.
 _SIX = {
@@ -64,10 +64,7 @@ def with_random_in_flight(draw: st.DrawFn, deadlocking: Replica) -> Replica:
     for s in reversed(range(len(legal.stages))):
         least = 1 if legal.is_interleaved else least_in_flight(legal, s)
         legal = with_in_flight(legal, s, least + draw(st.integers(0, 2)))
-    if legal.is_interleaved:
-        for s, depth in enumerate(enough_in_flight(legal) or ()):
-            legal = with_in_flight(legal, s, depth)
-    return legal
+    return deep_enough(legal) if legal.is_interleaved else legal
 
 
 def orders() -> st.SearchStrategy[str]:

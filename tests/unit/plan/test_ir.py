@@ -1,6 +1,7 @@
 """The plan as data: who sits where, and how many of what."""
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,13 @@ def test_each_stage_counts_its_own_microbatches() -> None:
 
 def test_replicas_take_consecutive_samples() -> None:
     assert [PLAN.first_sample(r) for r in (0, 1)] == [0, 12]
+
+
+def test_a_plan_file_of_before_is_in_the_order_of_before() -> None:
+    text = to_json(PLAN)
+    before = re.sub(r',\s*"schedule": "1f1b"', "", text)
+    assert before != text
+    assert from_json(Plan, before, source="plan") == PLAN
 
 
 def test_a_plan_file_of_before_shares_no_optimizer_state() -> None:

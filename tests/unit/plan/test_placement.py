@@ -27,14 +27,26 @@ def two_stages(fast: tuple[int, ...], slow: tuple[int, ...], *, tp: int, idle_ra
     return plan(gpt2_model(), [replica(*stages)], idle_ranks=idle_ranks)
 
 
+def in_turns(fast: tuple[int, int], slow: tuple[int]) -> Plan:
+    """Four stages on two groups, the other devices idle."""
+    idle = sorted(set(range(5)) - {*fast, *slow})
+    groups = ((fast, "A100-40"), (slow, "V100-16")) * 2
+    stages = (
+        stage(layers=(s, s + 1 if s < 3 else 6), ranks=ranks, tp=len(ranks), device=device)
+        for s, (ranks, device) in enumerate(groups)
+    )
+    return plan(gpt2_model(), [replica(*stages)], idle_ranks=idle)
+
+
 @pytest.mark.parametrize(
     "fitting",
     [
         two_stages((0, 1, 2, 3), (4,), tp=2),
         two_stages((2, 3, 1, 0), (4,), tp=2),
         two_stages((0, 2), (4,), tp=1, idle_ranks=(1, 3)),
+        in_turns((2, 3), (4,)),
     ],
-    ids=["tp inside nodes", "in another order", "dp across nodes"],
+    ids=["tp inside nodes", "in another order", "dp across nodes", "in turns"],
 )
 def test_fits(fitting: Plan) -> None:
     check_plan_on_cluster(fitting, CLUSTER)
@@ -57,6 +69,8 @@ def test_fits(fitting: Plan) -> None:
             two_stages((0, 2, 1, 3), (4,), tp=2),
             r"replica 0 stage 0: the tp 2 group of ranks \[0, 2\] spans nodes \[0, 1\]",
         ),
+        (in_turns((1, 2), (4,)), r"replica 0 stage 0: the tp 2 group of ranks \[1, 2\] spans nodes \[0, 1\]"),
+        (in_turns((0, 1), (3,)), r"replica 0 stage 1: it wants V100-16, but rank 3 is a A100-40"),
         (two_stages((0, 1, 2, 3), (4,), tp=4), r"the tp 4 group of ranks \[0, 1, 2, 3\] spans nodes \[0, 1\]"),
     ],
 )

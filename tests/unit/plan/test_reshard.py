@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.plan.ir import Stage
@@ -50,6 +50,7 @@ def neighbours(draw: st.DrawFn) -> tuple[Stage, Stage]:
 
 
 @given(neighbours())
+@settings(deadline=None)
 def test_every_receiver_gets_each_cell_of_its_box_once(pair: tuple[Stage, Stage]) -> None:
     sender, receiver = pair
     size, slices = slice_size(sender, receiver), all_slices(sender, receiver)
@@ -69,6 +70,7 @@ def test_every_receiver_gets_each_cell_of_its_box_once(pair: tuple[Stage, Stage]
 
 
 @given(neighbours())
+@settings(deadline=None)
 def test_a_slice_carries_its_own_samples_and_no_others(pair: tuple[Stage, Stage]) -> None:
     sender, receiver = pair
     size, slices = slice_size(sender, receiver), all_slices(sender, receiver)
@@ -83,6 +85,7 @@ def test_a_slice_carries_its_own_samples_and_no_others(pair: tuple[Stage, Stage]
 
 
 @given(neighbours())
+@settings(deadline=None)
 def test_a_message_knows_its_data_parallel_ranks_and_its_size(pair: tuple[Stage, Stage]) -> None:
     sender, receiver = pair
     for messages in all_slices(sender, receiver):
@@ -94,6 +97,7 @@ def test_a_message_knows_its_data_parallel_ranks_and_its_size(pair: tuple[Stage,
 
 
 @given(neighbours())
+@settings(deadline=None)
 def test_two_ranks_exchange_one_message_per_slice_at_most(pair: tuple[Stage, Stage]) -> None:
     sender, receiver = pair
     for messages in all_slices(sender, receiver):
@@ -103,6 +107,7 @@ def test_two_ranks_exchange_one_message_per_slice_at_most(pair: tuple[Stage, Sta
 
 
 @given(neighbours())
+@settings(deadline=None)
 def test_nothing_is_sent_that_no_one_needs(pair: tuple[Stage, Stage]) -> None:
     """The volume of a slice is what its receivers lack: all tp ranks' rows of each of its samples."""
     sender, receiver = pair
@@ -115,6 +120,7 @@ def test_nothing_is_sent_that_no_one_needs(pair: tuple[Stage, Stage]) -> None:
 
 
 @given(neighbours())
+@settings(deadline=None)
 def test_senders_that_hold_the_same_share_the_work(pair: tuple[Stage, Stage]) -> None:
     """Without sequence parallelism the tp ranks of a sender have the same rows: each serves its part of the
     receivers, and none more than its part."""
@@ -241,6 +247,7 @@ def test_only_those_data_parallel_ranks_take_part_that_hold_samples_of_the_slice
 
 
 @given(neighbours())
+@settings(deadline=None)
 def test_both_directions_have_the_same_slices(pair: tuple[Stage, Stage]) -> None:
     """A gradient travels back in the slices in which its activation came."""
     sender, receiver = pair

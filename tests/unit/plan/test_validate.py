@@ -517,6 +517,27 @@ def test_the_least_depths(sizes: tuple[int, ...], in_flight: tuple[int, ...]) ->
     assert tuple(each.in_flight for each in deepened.stages) == in_flight
 
 
+def test_replicas_that_run_alike_are_dry_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a plan of many, most are."""
+    asked: list[Replica] = []
+    enough = rules.enough_in_flight
+
+    def counted(each: Replica) -> list[int] | None:
+        asked.append(each)
+        return enough(each)
+
+    def turns(first: int, depth: int) -> Replica:
+        ranks = (first, first + 1, first, first + 1)
+        cuts = pairwise((0, 1, 3, 4, 6))
+        stages = (stage(layers=c, ranks=(r,), depth=depth) for c, r in zip(cuts, ranks, strict=True))
+        return replica(*stages, num_samples=4)
+
+    many = plan(gpt2_model(), [turns(0, 2), turns(2, 2), turns(4, 3), turns(6, 2)])
+    monkeypatch.setattr(rules, "enough_in_flight", counted)
+    rules.check_in_flight_is_deep_enough(many)
+    assert asked == [many.replicas[0], many.replicas[2]]
+
+
 def test_no_more_than_the_whole_batch_is_needed() -> None:
     """All four forwards behind come first; a + 3 a' = 5 samples for the first backward are more than there are."""
     stages = [stage(layers=(0, 3), ranks=(0,), mbs=2, depth=1), stage(layers=(3, 6), ranks=(1,), depth=4)]

@@ -139,10 +139,23 @@ def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
     (files / "model.yaml").write_text(MODEL, encoding="utf-8")
     lags = []
     for more in ((), ("--no-split-backward",)):
-        assert run(files, "--out", str(files / "plan.json"), *more) == 0
+        assert run(files, "--out", str(files / "plan.json"), "--no-interleave", *more) == 0
         lags.append([stage.weight_lag for _, _, stage in load(Plan, files / "plan.json").stages()])
     assert lags[0][-1] is not None
     assert set(lags[1]) == {None}
+
+
+def test_stages_are_interleaved_unless_that_is_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that needs both nodes makes a pipeline, which waits for its first and its last microbatches."""
+    (files / "cluster.yaml").write_text(CLUSTER.replace("gpus_per_node: 2", "gpus_per_node: 1"), encoding="utf-8")
+    (files / "model.yaml").write_text(MODEL, encoding="utf-8")
+    said = {}
+    for more in ((), ("--no-interleave",)):
+        assert run(files, "--out", str(files / "plan.json"), *more) == 0
+        made = load(Plan, files / "plan.json")
+        said[more] = "in turns" in capsys.readouterr().out
+        assert any(each.is_interleaved for each in made.replicas) == said[more]
+    assert said == {(): True, ("--no-interleave",): False}
 
 
 def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

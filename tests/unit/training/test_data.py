@@ -322,6 +322,14 @@ def uneven_plan() -> Plan:
     return plan(gpt2_model(), [coarse, replica(stage(layers=(0, 6), ranks=(3,)), num_samples=4)], seq_length=SEQ)
 
 
+def interleaved_plan() -> Plan:
+    """Ranks 0 and 1 have the first stage and the last one."""
+    there, back = (stage(layers=held, ranks=(0, 1), dp=2, mbs=3) for held in ((0, 1), (4, 6)))
+    between = stage(layers=(1, 4), ranks=(2,), mbs=6)
+    model = gpt2_model(tied_embeddings=False)
+    return plan(model, [replica(there, between, back, num_samples=12)], seq_length=SEQ)
+
+
 def one_rank_plan() -> Plan:
     return plan(gpt2_model(), [replica(stage(layers=(0, 6), ranks=(0,), mbs=3), num_samples=12)], seq_length=SEQ)
 
@@ -341,7 +349,12 @@ def test_plans_read_the_same_samples_at_the_same_step(corpus: str) -> None:
     dataset = build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=36)
     expected = [sorted(tuple(tokens(dataset, i)) for i in range(n * 12, n * 12 + 12)) for n in range(3)]
     first_stages, last_stages = (0, 1, 3), (2, 3)
-    for a_plan, ranks in ((one_rank_plan(), (0,)), (uneven_plan(), first_stages), (uneven_plan(), last_stages)):
+    for a_plan, ranks in (
+        (one_rank_plan(), (0,)),
+        (uneven_plan(), first_stages),
+        (uneven_plan(), last_stages),
+        (interleaved_plan(), (0, 1)),
+    ):
         assert rows_of_steps(dataset, a_plan, ranks, first_step=0, num_steps=3) == expected
         assert rows_of_steps(dataset, a_plan, ranks, first_step=2, num_steps=1) == expected[2:]
 

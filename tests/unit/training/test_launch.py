@@ -1,5 +1,7 @@
 """The uniform plan that a launch's flags stand for."""
 
+import dataclasses
+
 import pytest
 
 from hetero.errors import PlanError
@@ -7,6 +9,7 @@ from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from megatron.training.arguments import model_spec
 from megatron.training.launch import _plan_of_flags
+from megatron.training.training import describe_rank
 from tests.unit.training.test_arguments import parse
 
 
@@ -25,6 +28,14 @@ def test_virtual_stages_are_dealt_out_in_turns(flag: str) -> None:
     for replica, (first, second) in zip(made.replicas, [(0, 2), (1, 3)], strict=True):
         assert [stage.ranks for stage in replica.stages] == [(first,), (second,), (first,), (second,)]
         assert [stage.num_layers for stage in replica.stages] == [1, 1, 1, 1]
+
+
+def test_a_rank_is_told_with_all_its_stages() -> None:
+    made = plan_of("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", world_size=2)
+    assert describe_rank(made, 1) == "rank 1 (replica 0 stages 1 3, cpu)"
+    plain = dataclasses.replace(plan_of("--pipeline-model-parallel-size 2", world_size=2), idle_ranks=(2,))
+    assert describe_rank(plain, 1) == "rank 1 (replica 0 stage 1, cpu)"
+    assert describe_rank(plain, 2) == "rank 2 (idle)"
 
 
 @pytest.mark.parametrize("order", ["1f1b", "gpipe"])
