@@ -15,7 +15,6 @@ from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.loss_scaler import LossScaler
 from hetero.runtime.state import TensorSlice
-from hetero.runtime.weight_gather import WeightGather
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +83,6 @@ class Optimizer:
     """The optimizer of one rank; without buckets on an idle one, which still joins the decisions.
 
     Args:
-        gather: brings weights that were loaded to all that hold them.
         scaler: of the loss, in fp16.
     """
 
@@ -94,13 +92,11 @@ class Optimizer:
         buckets: Sequence[LocalBucket],
         options: AdamOptions,
         *,
-        gather: WeightGather,
         scaler: LossScaler | None = None,
     ) -> None:
         self._context = context
         self._buckets = buckets
         self._options = options
-        self._gather = gather
         self._scaler = scaler
         self._segments = [segment for local in buckets for segment in _segments(local)]
         self.torch_optimizer = _adamw(self._segments, options)
@@ -156,12 +152,13 @@ class Optimizer:
         return slices
 
     def finish_loading(self, *, num_updates: int) -> None:
-        """The tensors of :meth:`state` have been written: make weights, masters and parameters agree with them."""
+        """The tensors of :meth:`state` have been written: make weights and masters agree with them.
+
+        What others own is gathered by :meth:`hetero.runtime.trainer.Trainer.finish_loading`.
+        """
         for segment in self._segments:
             self.torch_optimizer.state[segment.main]["step"].fill_(num_updates)
         self._set_weights()
-        self._gather.start()
-        self._gather.finish()
 
     def state_bytes(self) -> int:
         """Bytes of master weights and moments on this rank."""

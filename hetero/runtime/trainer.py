@@ -72,7 +72,7 @@ class Trainer:
             Executor(context, each, stages=runners, sums=self._sums, gather=self._gather)
             for each in (program, evaluation_program(plan, context.rank))
         )
-        self.optimizer = Optimizer(context, self._buckets, adam, gather=self._gather, scaler=self.scaler)
+        self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
 
@@ -93,6 +93,15 @@ class Trainer:
 
     def finish_gather(self) -> None:
         """Wait for weights that are still on their way from the last update, before anyone looks at them."""
+        self._gather.finish()
+
+    def finish_loading(self, *, num_updates: int) -> None:
+        """The tensors of the optimizer's state have been written: let every holder have the weights that they make.
+
+        Gathers as those behind an update; collective over the holders of each bucket.
+        """
+        self.optimizer.finish_loading(num_updates=num_updates)
+        self._gather.start()
         self._gather.finish()
 
     def gradient_sums(self) -> list[TensorSlice]:

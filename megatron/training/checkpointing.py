@@ -38,7 +38,7 @@ def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, sch
     loaded = on_all_ranks(lambda: _fill(config, context, trainer, step))
     for note in [*loaded.notes, *([] if wanted.finetune else _notes(loaded.state, config))]:
         _say(context, note)
-    trainer.optimizer.finish_loading(num_updates=0 if wanted.finetune else loaded.state.adam_step)
+    trainer.finish_loading(num_updates=0 if wanted.finetune else loaded.state.adam_step)
     if wanted.finetune:
         _say(context, f"loaded the weights of {loaded.path}; training starts at step 1")
         return 0

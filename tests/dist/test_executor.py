@@ -14,7 +14,7 @@ from hetero.plan.lowering import CollectiveOptions, lower_rank
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.schedule.actions import Action
-from hetero.schedule.program import Program
+from hetero.schedule.program import Program, Step
 from tests.dist.test_interleaved import PLANS
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
@@ -43,7 +43,7 @@ class Recording(Pace):
         yield
         self._runs = False
 
-    def collective(self, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
         if operation == "all_gather":
             self.gathers.append((bucket.ranks, bucket.position))
         else:

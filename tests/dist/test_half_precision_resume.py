@@ -342,10 +342,10 @@ def gather_nothing(trainer: Trainer, _: OptimizerParamScheduler) -> None:
     start = gather.start
 
     def start_and_undo() -> None:
-        before = [local.weights.clone() for local in gather._queue]
+        before = [local.weights.clone() for _, local in gather._queue]
         start()
         gather.finish()
-        for local, old in zip(gather._queue, before, strict=True):
+        for (_, local), old in zip(gather._queue, before, strict=True):
             old[local.owned] = local.weights[local.owned]
             local.weights.copy_(old)
 
