@@ -178,6 +178,19 @@ def all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology, *,
     return TransferCost(seconds=latency_s + busy_s, ports=ports, num_bytes=num_bytes)
 
 
+def sum_cost(
+    num_bytes: int, ranks: Sequence[int], domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
+) -> SumCost:
+    """A sum of ``num_bytes`` on each of ``ranks``: in two levels where they lie in ``domains``, else in one ring.
+
+    Raises:
+        ConfigError: two of the ranks have no link.
+    """
+    if domains:
+        return two_level_cost(num_bytes, domains, topology, host_gb_per_s=host_gb_per_s)
+    return SumCost((all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s),))
+
+
 def two_level_cost(
     num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
 ) -> SumCost:

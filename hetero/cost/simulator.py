@@ -24,7 +24,7 @@ from hetero.cost.exposure import Interval
 from hetero.cost.gradients import SyncBucket, sync_buckets
 from hetero.cost.latency import CostModel, StageCost
 from hetero.cost.layout import Layout, Party, StageKey
-from hetero.cost.network import Port, SumCost, Topology, all_reduce_cost, two_level_cost
+from hetero.cost.network import Port, SumCost, Topology, sum_cost
 from hetero.cost.readiness import share_of_backward, share_of_forward
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.schedule.actions import BACKWARD, SEND, Action, Kind
@@ -220,12 +220,17 @@ def _begins(layout: Layout) -> dict[Party, float]:
     return {party: update_s - first_s for party, update_s in updates.items()}
 
 
+def _gathers(layout: Layout) -> bool:
+    """Whether each rank updates a shard of what it holds, and gets the rest from others."""
+    return layout.plan.distributed_optimizer and layout.costs.traits.waits_for_all_before_update
+
+
 def _gather_weights(
     layout: Layout, topology: Topology, buckets: Sequence[SyncBucket], begin_s: Mapping[Party, float]
 ) -> CollectiveRun:
     """Bring the updated weights to all that hold them. All gathers are launched behind the update, before anything of
     the pipeline."""
-    if not (layout.plan.distributed_optimizer and layout.costs.traits.waits_for_all_before_update):
+    if not _gathers(layout):
         return CollectiveRun((), {})
     return run_collectives(
         reversed(buckets),
@@ -269,10 +274,7 @@ def _prices(
         key = bucket.numel, bucket.ranks
         if key not in known:
             num_bytes = bucket.numel * bytes_per_element
-            if bucket.domains:
-                whole = two_level_cost(num_bytes, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
-            else:
-                whole = SumCost((all_reduce_cost(num_bytes, bucket.ranks, topology, host_gb_per_s=host_gb_per_s),))
+            whole = sum_cost(num_bytes, bucket.ranks, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
             known[key] = whole if part == 1.0 else whole.part(part)
         return known[key]
 
@@ -299,7 +301,10 @@ def _sum_gradients(
 
     return run_collectives(
         buckets,
-        cost_of=_prices(layout, topology, bytes_per_element=layout.costs.gradient_bytes, part=1.0),
+        # What is gathered after the update need only be scattered now, each shard to who updates it.
+        cost_of=_prices(
+            layout, topology, bytes_per_element=layout.costs.gradient_bytes, part=0.5 if _gathers(layout) else 1.0
+        ),
         ready_s=ready_s,
         party_of=_alike_parties(layout, course),
         transfers=transfers,

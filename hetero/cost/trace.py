@@ -21,11 +21,11 @@ COLOURS = {Kind.F: "good", Kind.R: "good", Kind.B: "bad", Kind.I: "bad", Kind.W:
 """Names that Chrome's viewer knows; Perfetto takes its own."""
 
 LANES_PER_GROUP = 4
-"""Compute, activations to the next stage, gradients to the previous one, sums of gradients."""
+"""Compute, activations to the next stage, gradients to the previous one, collectives and the update."""
 
 _LANE = {**dict.fromkeys(COMPUTE, 0), Kind.SEND_F: 1, Kind.SEND_B: 2}
 _SYNC_LANE = 3
-_LANE_NAMES = ("compute", "sends activations", "sends gradients", "sums gradients, updates")
+_LANE_NAMES = ("compute", "sends activations", "sends gradients", "sums gradients, updates, gathers weights")
 
 Event = dict[str, Any]
 
@@ -55,14 +55,14 @@ def chrome_trace(
 def _events(simulation: Simulation, label: str) -> list[Event]:
     """The events of one step; the process is the replica."""
     events: list[Event] = []
-    on_path = {id(span) for span in simulation.critical_path()}
+    on_path = {_key(span) for span in simulation.critical_path()}
     for r, replica in enumerate(simulation.plan.replicas):
         groups = replica.device_groups
         events += _names(r, groups, label)
         lanes = {s: (g, len(group) > 1) for g, group in enumerate(groups) for s in group}
         for span in simulation.spans_of(r):
             g, several = lanes[span.stage]
-            events.append(_span(r, g, span, names_stage=several, critical=id(span) in on_path))
+            events.append(_span(r, g, span, names_stage=several, critical=_key(span) in on_path))
         events += [_update(simulation, r, g, group[0]) for g, group in enumerate(groups)]
     return events + _syncs(simulation)
 
@@ -113,6 +113,11 @@ def _span(replica: int, group: int, span: Span, *, names_stage: bool, critical: 
     return event
 
 
+def _key(span: Span) -> object:
+    """The same for what several ranks of a stage do at the same point of their rows, which is shown once."""
+    return span.replica, span.stage, span.kind, span.number
+
+
 def _update(simulation: Simulation, replica: int, group: int, stage: int) -> Event:
     """``stage`` is one of the group's, whose ranks update all of its stages at once."""
     return _complete("update", replica, _thread(group, _SYNC_LANE), *simulation.update_of(replica, stage))
@@ -126,9 +131,10 @@ def _syncs(simulation: Simulation) -> list[Event]:
         for rank in replica.stages[group[0]].ranks
     }
     events = []
-    for sync in simulation.syncs:
+    named = [("sum", sync) for sync in simulation.syncs] + [("gather", gather) for gather in simulation.gathers]
+    for what, sync in named:
         for r, g in sorted({place[rank] for rank in sync.bucket.ranks}):
-            name = f"sum from layer {sync.bucket.position}"
+            name = f"{what} from layer {sync.bucket.position}"
             thread = _thread(g, _SYNC_LANE)
             events.append(_complete(name, r, thread, sync.start_s, sync.end_s, ranks=list(sync.bucket.ranks)))
     return events

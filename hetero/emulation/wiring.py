@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetero.cost.latency import CostModel
-from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost, two_level_cost
+from hetero.cost.network import Port, Topology, TransferCost, sum_cost
 from hetero.distributed.pace import Collective, Direction
 from hetero.emulation.board import Occupation
 from hetero.plan.holders import Bucket, gradient_buckets
@@ -126,9 +126,7 @@ class Wiring:
             self._described[piece.parameter.name] * piece.numel / piece.parameter.numel for piece in bucket.pieces
         )
         num_bytes, host_gb_per_s = int(numel * element), self._costs.traits.sync_host_gb_per_s
-        if bucket.domains:
-            return two_level_cost(num_bytes, bucket.domains, self._topology, host_gb_per_s=host_gb_per_s).phases
-        return (all_reduce_cost(num_bytes, bucket.ranks, self._topology, host_gb_per_s=host_gb_per_s),)
+        return sum_cost(num_bytes, bucket.ranks, bucket.domains, self._topology, host_gb_per_s=host_gb_per_s).phases
 
     def _wires_between(self, key: MessageKey) -> list[Hashable]:
         own: list[Hashable] = [("out", key.direction, key.sender), ("in", key.direction, key.receiver)]

@@ -26,7 +26,7 @@ HEAD_MICROBATCHES, TAIL_MICROBATCHES = 10, 6
 ROW_IN, TITLE_IN, LABEL_IN, AXIS_IN, LEGEND_IN, CUT_IN = 0.4, 0.27, 2.35, 0.45, 0.3, 0.34
 
 FORWARD, BACKWARD, WEIGHTS, SEND_F, SEND_B, SUM, WAIT, UPDATE = (
-    "forward", "backward", "weights' gradients", "activations sent", "gradients sent", "gradients summed",
+    "forward", "backward", "weights' gradients", "activations sent", "gradients sent", "sums and gathers",
     "exposed sync", "update",
 )  # fmt: skip
 
@@ -167,10 +167,10 @@ def _blocks(report: Report, rows: Sequence[DeviceRow]) -> list[list[_Block]]:
 
 
 def _sums(report: Report, rows: Sequence[DeviceRow]) -> list[list[_Block]]:
-    """The sums of gradients that each row's devices take part in."""
+    """The sums of gradients, and gathers of updated weights, that each row's devices take part in."""
     row_of = {rank: i for i, row in enumerate(rows) for rank in row.stage.ranks}
     sums: list[list[_Block]] = [[] for _ in rows]
-    for sync in report.simulation.syncs:
+    for sync in (*report.simulation.syncs, *report.simulation.gathers):
         for i in sorted({row_of[rank] for rank in sync.bucket.ranks if rank in row_of}):
             sums[i].append(_Block(SUM, sync.start_s, sync.end_s))
     return sums

@@ -42,7 +42,7 @@ def two_devices() -> Plan:
 
 
 def summing_in(seconds: float) -> ClusterSpec:
-    """Two nodes that take so long to sum all gradients; weights are gathered in half of it."""
+    """Two nodes that take so long to sum all gradients everywhere; to scatter sums, or to gather weights, is half."""
     return nodes(2, gb_per_s=4 * NUMEL / 1e9 / seconds)
 
 
@@ -52,15 +52,15 @@ def named(result: Simulation) -> dict[str, Span]:
 
 class TestGathers:
     def test_all_weights_come_before_the_first_forward(self) -> None:
-        """Update 4 s, gathers 5 s, forward 6 s, backward 12 s, sums 10 s."""
+        """Update 4 s, gathers 5 s, forward 6 s, backward 12 s, sums 5 s: each shard has one owner."""
         result = run(two_devices(), summing_in(10.0), update_s=0.5)
         (gather,) = result.gathers
         assert (gather.start_s, gather.end_s) == pytest.approx((0.0, 5.0))
         assert gather.bucket.ranks == (0, 1)
         assert named(result)["0F0"].start_s == pytest.approx(5.0)
-        assert result.step_s == pytest.approx(4.0 + 5.0 + 18.0 + 10.0)
+        assert result.step_s == pytest.approx(4.0 + 5.0 + 18.0 + 5.0)
         times = result.stages[0, 0]
-        assert (times.busy_s, times.bubble_s, times.sync_s, times.update_s) == pytest.approx((18.0, 5.0, 10.0, 4.0))
+        assert (times.busy_s, times.bubble_s, times.sync_s, times.update_s) == pytest.approx((18.0, 5.0, 5.0, 4.0))
         assert times.rest_s == pytest.approx(0.0, abs=1e-9)
 
     def test_a_forward_stands_still_in_the_middle_for_the_weights_of_its_next_layer(self) -> None:
