@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from typing import NamedTuple
 
 from hetero.cost.basis import Basis
 from hetero.cost.collectives import CollectiveRun, SyncSpan, parties_of, run_collectives
@@ -52,6 +53,40 @@ class StageTimes:
     update_s: float
     rest_s: float
     exposed_s: float
+
+
+class RankTimes(NamedTuple):
+    """A rank's moments of a step, and how long it computed and stood still for the wire, in seconds.
+
+    begin_s: the end of the update before.
+    computed_s: the end of its last backward.
+    summed_s: when its next update may start.
+    """
+
+    begin_s: float
+    computed_s: float
+    summed_s: float
+    busy_s: float
+    update_s: float
+    exposed_s: float
+
+
+def mean_times(ranks: Sequence[tuple[float, RankTimes]], *, step_s: float) -> StageTimes:
+    """The account of ranks that each stand for a share of a device group; the shares add up to 1."""
+    ((_, mean), *others) = ranks
+    if others:
+        mean = RankTimes(*(sum(share * times[i] for share, times in ranks) for i in range(len(RankTimes._fields))))
+    bubble_s = mean.computed_s - mean.begin_s - mean.busy_s
+    sync_s = mean.summed_s - mean.computed_s
+    return StageTimes(
+        busy_s=mean.busy_s,
+        bubble_s=bubble_s,
+        sync_s=sync_s,
+        update_s=mean.update_s,
+        # Nothing but rounding where all update together.
+        rest_s=max(0.0, step_s - mean.busy_s - bubble_s - sync_s - mean.update_s),
+        exposed_s=mean.exposed_s,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,19 +413,18 @@ def _stage_times(
     found: dict[StageKey, StageTimes] = {}
     for r, groups in enumerate(layout.groups):
         for g, group in enumerate(groups):
-            lanes = [(Party(r, g, lane), weight) for lane, weight in enumerate(group.weights)]
-            first = lanes[0][0]
-            busy_s = course.busy_s(first)
-            ended_s = sum(weight * computed[party] for party, weight in lanes)
-            sync_s = sum(weight * (summed[party] - computed[party]) for party, weight in lanes)
-            times = StageTimes(
-                busy_s=busy_s,
-                bubble_s=ended_s - begin_s[first] - busy_s,
-                sync_s=sync_s,
-                update_s=group.update_s,
-                # Nothing but rounding where all update together.
-                rest_s=max(0.0, step_s - (ended_s - begin_s[first]) - sync_s - group.update_s),
-                exposed_s=sum(weight * course.exposed_s(party) for party, weight in lanes),
-            )
-            found |= {(r, s): times for s in group.stages}
+            lanes = []
+            for lane, share in enumerate(group.weights):
+                party = Party(r, g, lane)
+                times = RankTimes(
+                    begin_s=begin_s[party],
+                    computed_s=computed[party],
+                    summed_s=summed[party],
+                    busy_s=course.busy_s(party),
+                    update_s=group.update_s,
+                    exposed_s=course.exposed_s(party),
+                )
+                lanes.append((share, times))
+            account = mean_times(lanes, step_s=step_s)
+            found |= {(r, s): account for s in group.stages}
     return found

@@ -15,7 +15,7 @@ from hetero.emulation.board import Appointment, Board, Occupation
 from hetero.emulation.clock import Clock
 from hetero.emulation.keeping_up import check_keeps_up
 from hetero.emulation.memory import DeviceMemory
-from hetero.emulation.records import Arrival, Compute, Reduction, StepRecord
+from hetero.emulation.records import Arrival, BucketCollective, Compute, StepRecord
 from hetero.emulation.wiring import WORLD, CollectiveKey, MessageKey, TensorParallelKey, Wiring, collective_key
 from hetero.plan.holders import Bucket
 from hetero.plan.ir import Stage
@@ -34,7 +34,7 @@ class _Step:
     update_s: float = 0.0
     computes: list[Compute] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
-    reductions: list[Reduction] = field(default_factory=list)
+    collectives: list[BucketCollective] = field(default_factory=list)
 
     def pause(self, seconds: float) -> None:
         """This time is none of the step's, on either clock."""
@@ -50,7 +50,7 @@ class _Step:
             lateness_s=lateness_s,
             computes=tuple(self.computes),
             arrivals=tuple(self.arrivals),
-            reductions=tuple(self.reductions),
+            collectives=tuple(self.collectives),
         )
 
 
@@ -255,7 +255,8 @@ class EmulatedPace(Pace):
         A forward that waited for weights in its middle has the rest of its layers still before it.
         """
         found = self.appointment(key)
-        self._step.reductions.append(Reduction(key.ranks, position, found.start_s, found.end_s))
+        ran = BucketCollective(step.action.kind, key.ranks, position, found.start_s, found.end_s)
+        self._step.collectives.append(ran)
         running = self._running
         if running is None or self._device is None:
             return

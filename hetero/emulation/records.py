@@ -41,11 +41,16 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
-    """A collective on gradients or weights as it ran; ``position`` is the lowest layer in its bucket."""
+class BucketCollective:
+    """A collective on a bucket as it ran.
+
+    kind: REDUCE of gradients, or GATHER of weights.
+    position: the lowest layer in the bucket.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    kind: Kind
     ranks: tuple[int, ...]
     position: float
     start_s: float
@@ -70,7 +75,7 @@ class StepRecord:
     lateness_s: float
     computes: tuple[Compute, ...]
     arrivals: tuple[Arrival, ...]
-    reductions: tuple[Reduction, ...]
+    collectives: tuple[BucketCollective, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

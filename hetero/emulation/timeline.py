@@ -1,16 +1,15 @@
 """An emulated step in the terms in which the simulator predicts one, so that both can be laid side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hetero.cost.collectives import SyncSpan
 from hetero.cost.engine import NO_CAUSE, Span
 from hetero.cost.exposure import exposed_s
 from hetero.cost.gradients import SyncBucket
 from hetero.cost.latency import CostModel
-from hetero.cost.layout import StageKey
-from hetero.cost.simulator import Simulation, StageTimes
-from hetero.emulation.records import Arrival, EmulatedRun, Reduction, StepRecord
-from hetero.plan.ir import Plan, Stage
+from hetero.cost.simulator import RankTimes, Simulation, StageTimes, mean_times
+from hetero.emulation.records import Arrival, EmulatedRun, StepRecord
+from hetero.plan.ir import Stage
 from hetero.schedule.actions import COMPUTE, Kind
 
 
@@ -28,19 +27,19 @@ def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
         records = [last[rank] for rank in stage.ranks]
         spans += _computes(r, s, records[0], begin_s)
         spans += _transfers(r, s, records, begin_s)
-    syncs = _syncs(last, begin_s)
     costs_of = {(r, s): costs.of(stage) for r, s, stage in plan.stages()}
     return Simulation(
         plan=plan,
         step_s=run.step_s,
         compute_end_s=max(span.end_s for span in spans if span.kind in COMPUTE),
         basis=max(cost.basis for cost in costs_of.values()),
-        stages=_stage_times(plan, last, run.step_s),
+        stages={(r, s): _times(stage, last, run.step_s) for r, s, stage in plan.stages()},
         costs=costs_of,
         spans=tuple(sorted(spans, key=lambda span: span.start_s)),
         alike=tuple(range(len(plan.replicas))),
-        syncs=syncs,
+        syncs=_collectives(Kind.REDUCE, last, begin_s),
         transfers={},
+        gathers=_collectives(Kind.GATHER, last, begin_s),
     )
 
 
@@ -67,46 +66,30 @@ def _transfers(replica: int, stage: int, records: Sequence[StepRecord], begin_s:
     return spans
 
 
-def _syncs(records: Sequence[StepRecord], begin_s: float) -> tuple[SyncSpan, ...]:
-    every: dict[Reduction, None] = {reduction: None for record in records for reduction in record.reductions}
+def _collectives(kind: Kind, records: Sequence[StepRecord], begin_s: float) -> tuple[SyncSpan, ...]:
+    every = {each: None for record in records for each in record.collectives if each.kind == kind}
     return tuple(
         SyncSpan(SyncBucket(x.ranks, 0, x.position), x.start_s - begin_s, x.end_s - begin_s)
         for x in sorted(every, key=lambda x: (x.start_s, x.ranks))
     )
 
 
-def _stage_times(plan: Plan, records: Sequence[StepRecord], step_s: float) -> Mapping[StageKey, StageTimes]:
-    return {(r, s): _times(stage, records, step_s) for r, s, stage in plan.stages()}
-
-
 def _times(stage: Stage, records: Sequence[StepRecord], step_s: float) -> StageTimes:
-    count = len(stage.ranks)
-    own = [records[rank] for rank in stage.ranks]
-    busy_s = sum(c.end_s - c.start_s for record in own for c in record.computes) / count
-    update_s = sum(record.update_s for record in own) / count
-    bubble_s = sum(_last_compute_s(record) - record.start_s - record.update_s for record in own) / count - busy_s
-    sync_s = sum(
-        max([_last_compute_s(record), *(x.end_s for x in record.reductions)]) - _last_compute_s(record)
-        for record in own
-    )
-    sync_s /= count
-    return StageTimes(
-        busy_s=busy_s,
-        bubble_s=bubble_s,
-        sync_s=sync_s,
-        update_s=update_s,
-        rest_s=step_s - busy_s - bubble_s - sync_s - update_s,
-        exposed_s=sum(_exposed_s(record) for record in own) / count,
-    )
+    share = 1 / len(stage.ranks)
+    return mean_times([(share, _of_rank(records[rank])) for rank in stage.ranks], step_s=step_s)
 
 
-def _exposed_s(record: StepRecord) -> float:
+def _of_rank(record: StepRecord) -> RankTimes:
+    """All ranks agree on the gradients' norm at the end of a record, and update then."""
     begin_s = record.start_s + record.update_s
-    return exposed_s(
-        [(c.start_s - begin_s, c.end_s - begin_s) for c in record.computes],
-        [(a.start_s - begin_s, a.end_s - begin_s) for a in record.arrivals],
+    return RankTimes(
+        begin_s=begin_s,
+        computed_s=max(c.end_s for c in record.computes),
+        summed_s=record.end_s,
+        busy_s=sum(c.end_s - c.start_s for c in record.computes),
+        update_s=record.update_s,
+        exposed_s=exposed_s(
+            [(c.start_s - begin_s, c.end_s - begin_s) for c in record.computes],
+            [(a.start_s - begin_s, a.end_s - begin_s) for a in record.arrivals],
+        ),
     )
-
-
-def _last_compute_s(record: StepRecord) -> float:
-    return max(c.end_s for c in record.computes)
