@@ -48,7 +48,8 @@ def logits_of(rank: int, made: Plan, argv: list[str], tokens_BS: torch.Tensor) -
     context = create_groups(made, device=torch.device("cpu"))
     trainer: Trainer = build_trainer(config, context)
     load(config, context, trainer, build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=STEPS))
-    model = trainer._executor._model
+    (runner,) = trainer._executor._stages.values()
+    model = runner._model
     model.module.eval()
     positions = torch.arange(tokens_BS.shape[1]).expand_as(tokens_BS)
     with torch.no_grad():
