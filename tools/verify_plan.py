@@ -161,18 +161,24 @@ def _report(
             f"{ours.grad_norm:.6f}",
             f"{abs(ours.grad_norm - theirs.grad_norm):.1e}",
         )
-    losses, expected = (np.array([result.loss for result in each]) for each in (results, alone))
-    # What is no number differs from everything, itself too; max() would pass over it.
-    worst_loss = float(np.abs(losses - expected).max())
-    agrees = error <= tolerance and worst_loss <= tolerance * float(np.abs(expected).max())
+    worst_loss, largest_loss = _worst([r.loss for r in results], [r.loss for r in alone])
+    worst_norm, largest_norm = _worst([r.grad_norm for r in results], [r.grad_norm for r in alone])
+    agrees = error <= tolerance and worst_loss <= tolerance * largest_loss and worst_norm <= tolerance * largest_norm
     console = Console(highlight=False, width=LOG_COLUMNS)
     console.print(table)
     console.print(
-        f"largest difference after {len(results)} steps: loss {worst_loss:.1e}, weights {error:.1e} of the largest "
+        f"largest difference after {len(results)} steps: loss {worst_loss:.1e}, grad norm {worst_norm:.1e}, "
+        f"weights {error:.1e} of the largest "
         f"in {name} (limit {tolerance:.0e}): {'they agree' if agrees else 'THEY DO NOT AGREE'}",
         soft_wrap=True,
     )
     return agrees
+
+
+def _worst(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """The largest difference, and the largest value. What is no number differs from everything, itself too; ``max()``
+    would pass over it."""
+    return float(np.abs(np.array(ours) - np.array(theirs)).max()), float(np.abs(np.array(theirs)).max())
 
 
 def _worst_weight(by_name: dict[str, Parameter], shards: list[Shards], whole: Weights) -> tuple[str, float]:

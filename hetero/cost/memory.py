@@ -12,7 +12,7 @@ The term with a, the attention scores, is absent with flash attention and with s
 recomputation keeps the input, e b s h / t', alone, of each half where a stage has only one of them. A published profile
 has what its own layers saved; halves are by the formula in any case.
 
-A stage that splits its backward (arXiv 2401.10241) holds, between a microbatch's B and its W, the inputs of its linear
+A stage that splits its backward (arXiv 2401.10241) holds, between a microbatch's I and its W, the inputs of its linear
 layers and the gradients of their outputs. In a block those are, for the projections of attention and the MLP's,
 
     inputs     e b s ((h / t' + q / t) + (h / t' + f / t))
@@ -414,7 +414,7 @@ def _saved_by_megatron_core(
 
 
 def deferred_bytes(costs: CostModel, kind: Part, *, tp: int, micro_batch_size: int, sequence_ways: int) -> int:
-    """Bytes that a block, or half of one, holds of one microbatch between B and W on one device: the sums at the head
+    """Bytes that a block, or half of one, holds of one microbatch between I and W on one device: the sums at the head
     of this file."""
     shape = costs.shape
     rows, whole = shape.hidden // sequence_ways, shape.hidden

@@ -12,7 +12,7 @@ evaluation and checkpoints are not in it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -28,7 +28,8 @@ from hetero.cost.layout import Layout, Party, StageKey
 from hetero.cost.network import Port, SumCost, Topology, sum_cost
 from hetero.cost.readiness import share_of_backward, share_of_forward
 from hetero.plan.ir import GradientSyncPlan, Plan
-from hetero.schedule.actions import BACKWARD, SEND, Action, Kind
+from hetero.plan.lowering import launch_order
+from hetero.schedule.actions import SEND, Action, Kind
 from hetero.spec.cluster import ClusterSpec
 
 
@@ -174,28 +175,6 @@ class Simulation:
             return 0.0
         return self.stages[replica, stage].update_s - min(times.update_s for times in self.stages.values())
 
-    def in_flight(self, replica: int, stage: int) -> list[tuple[float, int]]:
-        """(second, microbatches whose activations are held from then on) of one stage, in order of time."""
-        return self._held(replica, stage, until=BACKWARD)
-
-    def held(self, replica: int, stage: int) -> list[tuple[float, int]]:
-        """As :meth:`in_flight`, with those that wait for their weights' gradients after a split backward."""
-        splits = self.plan.replicas[replica].stages[stage].weight_lag is not None
-        return self._held(replica, stage, until={Kind.W} if splits else BACKWARD)
-
-    def _held(self, replica: int, stage: int, *, until: Collection[Kind]) -> list[tuple[float, int]]:
-        changes = [
-            (span.start_s, 1) if span.kind == Kind.F else (span.end_s, -1)
-            for span in self.spans_of(replica)
-            if span.stage == stage and (span.kind == Kind.F or span.kind in until)
-        ]
-        held = 0
-        timeline = []
-        for at_s, change in sorted(changes):
-            held += change
-            timeline.append((at_s, held))
-        return timeline
-
     def critical_path(self) -> list[Span]:
         """The chain of computes and transfers without slack that ends with the last compute, first to last."""
         last = max(range(len(self.spans)), key=lambda i: self.spans[i].end_s)
@@ -255,9 +234,9 @@ def _begins(layout: Layout) -> dict[Party, float]:
     return {party: update_s - first_s for party, update_s in updates.items()}
 
 
-def _gathers(layout: Layout) -> bool:
-    """Whether each rank updates a shard of what it holds, and gets the rest from others."""
-    return layout.plan.distributed_optimizer and layout.costs.traits.waits_for_all_before_update
+def _gathered(layout: Layout, buckets: Sequence[SyncBucket]) -> Sequence[SyncBucket]:
+    """What is gathered behind the update, where all update at once."""
+    return launch_order(layout.plan, buckets)[1] if layout.costs.traits.waits_for_all_before_update else ()
 
 
 def _gather_weights(
@@ -265,10 +244,8 @@ def _gather_weights(
 ) -> CollectiveRun:
     """Bring the updated weights to all that hold them. All gathers are launched behind the update, before anything of
     the pipeline."""
-    if not _gathers(layout):
-        return CollectiveRun((), {})
     return run_collectives(
-        reversed(buckets),
+        _gathered(layout, buckets),
         cost_of=_prices(layout, topology, bytes_per_element=layout.costs.element_bytes, part=0.5),
         ready_s=lambda party, _: begin_s[party],
         party_of=layout.party_of,
@@ -325,6 +302,9 @@ def _sum_gradients(
 ) -> tuple[SyncSpan, ...]:
     """Run every sum of gradients on what the pipeline's transfers leave of the wires."""
 
+    # What is gathered after the update need only be scattered now, each shard to who updates it.
+    part = 0.5 if _gathered(layout, buckets) else 1.0
+
     @cache
     def ready_s(party: Party, position: float) -> float:
         point = layout.group(party).points.gradients_ready(position)
@@ -336,10 +316,7 @@ def _sum_gradients(
 
     return run_collectives(
         buckets,
-        # What is gathered after the update need only be scattered now, each shard to who updates it.
-        cost_of=_prices(
-            layout, topology, bytes_per_element=layout.costs.gradient_bytes, part=0.5 if _gathers(layout) else 1.0
-        ),
+        cost_of=_prices(layout, topology, bytes_per_element=layout.costs.gradient_bytes, part=part),
         ready_s=ready_s,
         party_of=_alike_parties(layout, course),
         transfers=transfers,

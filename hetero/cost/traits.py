@@ -6,6 +6,7 @@ held against measurements of somebody else's runtime and still predict ours.
 
 from dataclasses import dataclass
 
+from hetero.plan.lowering import RECEIVES_AHEAD
 from hetero.units import MIB
 
 
@@ -55,7 +56,7 @@ CONTEXT_GIB = (("GH200", 3.9),)
 HETERO = RuntimeTraits(
     name="megatron-hetero",
     blocking_transfers=False,
-    receives_ahead=2,
+    receives_ahead=RECEIVES_AHEAD,
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,

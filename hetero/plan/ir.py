@@ -155,6 +155,18 @@ class Replica:
         """Some ranks hold several stages."""
         return len(self.device_groups) < len(self.stages)
 
+    @property
+    def shape(self) -> "Replica":
+        """The same on the ranks 0, 1, ...: what replicas have in common that differ in their ranks only."""
+        first: dict[tuple[int, ...], int] = {}
+        for stage in self.stages:
+            first.setdefault(stage.ranks, sum(map(len, first)))
+        stages = (
+            dataclasses.replace(stage, ranks=tuple(range(first[stage.ranks], first[stage.ranks] + len(stage.ranks))))
+            for stage in self.stages
+        )
+        return dataclasses.replace(self, stages=tuple(stages))
+
     def num_microbatches(self, stage: int) -> int:
         """Microbatches that ``stage`` counts in one step."""
         return self.num_samples // self.stages[stage].samples_per_microbatch
@@ -242,6 +254,13 @@ class Plan:
     def placement(self, rank: int) -> Placement | None:
         """The first place of ``rank``, ``None`` if it idles."""
         return next(iter(self.placements(rank)), None)
+
+    def alike(self) -> list[list[int]]:
+        """The replicas, those that differ in their ranks only together."""
+        found: dict[Replica, list[int]] = {}
+        for r, replica in enumerate(self.replicas):
+            found.setdefault(replica.shape, []).append(r)
+        return list(found.values())
 
     def first_sample(self, replica: int) -> int:
         """Offset of a replica's block within the global batch."""

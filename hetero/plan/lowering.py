@@ -9,7 +9,7 @@ forwards of the next step.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, Kind, Row, Schedule
@@ -35,6 +35,9 @@ class CollectiveOptions:
 
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+
+
+Bucket = TypeVar("Bucket")
 
 
 class SharedBucket(Protocol):
@@ -114,6 +117,15 @@ def _own(replica: Replica, stage: int, rows: Schedule) -> tuple[tuple[int, ...],
     return next(pair for pair in zip(replica.device_groups, rows, strict=True) if stage in pair[0])
 
 
+def launch_order(plan: Plan, shared: Sequence[Bucket]) -> tuple[Sequence[Bucket], Sequence[Bucket]]:
+    """What is summed and what is gathered of the buckets of several ranks, each in the order of its launch.
+
+    A backward is done with the head first, a forward asks for the embedding first. Without a distributed optimizer
+    every holder updates all weights, and nothing is gathered.
+    """
+    return shared, tuple(reversed(shared)) if plan.distributed_optimizer else ()
+
+
 def _program(
     plan: Plan,
     r: int,
@@ -123,13 +135,13 @@ def _program(
     options: CollectiveOptions,
 ) -> Program:
     points = CollectivePoints(plan.replicas[r], stages, row, options)
+    summed, gathered = launch_order(plan, list(buckets.items()))
     reduces = [
-        Step(Action(NO_STAGE, Kind.REDUCE, n), after=(points.gradients_ready(bucket.position),))
-        for n, bucket in buckets.items()
+        Step(Action(NO_STAGE, Kind.REDUCE, n), after=(points.gradients_ready(bucket.position),)) for n, bucket in summed
     ]
     gathers = [
         Step(Action(NO_STAGE, Kind.GATHER, n), after=(Point(UPDATE),), before=(points.weights_needed(bucket.position),))
-        for n, bucket in reversed(list(buckets.items()))
+        for n, bucket in gathered
     ]
     return Program.of_row(
         row,
@@ -137,7 +149,7 @@ def _program(
         stages=stages,
         num_microbatches=_counts(plan.replicas[r]),
         reduces=reduces,
-        gathers=gathers if plan.distributed_optimizer else [],
+        gathers=gathers,
     )
 
 

@@ -68,13 +68,9 @@ def scored(plan: Plan, problem: Problem, clock: Clock | None = None) -> Scored |
 def scoring_s(plan: Plan) -> float:
     """How long checks and simulator take for ``plan``, about: every microbatch of replicas that are not alike is
     replayed."""
-    unlike = {
-        (replica.num_samples, *(dataclasses.replace(stage, ranks=()) for stage in replica.stages)): r
-        for r, replica in enumerate(plan.replicas)
-    }
     seconds = STAGE_S * sum(len(replica.stages) for replica in plan.replicas)
-    for r in unlike.values():
-        replica = plan.replicas[r]
+    for first, *_ in plan.alike():
+        replica = plan.replicas[first]
         each_s = REPLAY_S + REPLAY_MESSAGES_S * (len(replica.stages) > 1)
         seconds += each_s * sum(replica.num_microbatches(s) for s in range(len(replica.stages)))
     return seconds

@@ -21,7 +21,8 @@ SHARE = 0.1
 """Of what is left of a time limit, for one plan."""
 
 SUMS_SHARE = 0.5
-"""Of the time of a whole replay, for the sums alone: who has what when is collected from all of its spans."""
+"""Of the time of a whole replay, for the sums alone: who has what when is collected from all of its spans. Where
+weights are gathered, everything is replayed."""
 
 ENOUGH = 0.9998
 """A change has to better the goal by this factor."""
@@ -51,12 +52,15 @@ def in_domains(best: Scored, problem: Problem, clock: Clock) -> Scored:
 def _could_be_shorter(best: Scored, problem: Problem) -> bool:
     nodes = {problem.topology.node(rank) for _, _, stage in best.plan.stages() for rank in stage.ranks}
     summed_s = max((sync.end_s for sync in best.simulation.syncs), default=0.0)
-    return len(nodes) > 1 and summed_s > best.simulation.compute_end_s
+    # The first forwards wait for what is gathered.
+    shows = summed_s > best.simulation.compute_end_s or any(gather.end_s > 0 for gather in best.simulation.gathers)
+    return len(nodes) > 1 and shows
 
 
 def _better(best: Scored, sync: GradientSyncPlan, problem: Problem, clock: Clock) -> Scored:
     """``best``, or the same plan with ``sync`` if that is better and fits."""
-    if clock.is_over() or sync == best.plan.gradient_sync or not clock.has(SUMS_SHARE * scoring_s(best.plan)):
+    share = 1.0 if best.simulation.gathers else SUMS_SHARE
+    if clock.is_over() or sync == best.plan.gradient_sync or not clock.has(share * scoring_s(best.plan)):
         return best
     simulation = with_gradient_sync(best.simulation, sync, problem.topology, problem.costs)
     changed = dataclasses.replace(best, plan=simulation.plan, simulation=simulation)

@@ -24,21 +24,6 @@ MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full", "f
 """What to recompute where memory is short."""
 
 Stages = tuple[Stage, ...]
-Shape = tuple[object, ...]
-
-
-def shape_of(replica: Replica) -> Shape:
-    """Everything but the ranks."""
-    stages = (dataclasses.replace(stage, ranks=()) for stage in replica.stages)
-    return replica.num_samples, replica.schedule, replica.device_groups, *stages
-
-
-def alike(plan: Plan) -> list[list[int]]:
-    """The replicas by their shape."""
-    shapes: dict[Shape, list[int]] = {}
-    for r, replica in enumerate(plan.replicas):
-        shapes.setdefault(shape_of(replica), []).append(r)
-    return list(shapes.values())
 
 
 def like(replica: Replica, stages: Stages) -> Replica:
@@ -58,7 +43,7 @@ def with_halves_moved(plan: Plan, problem: Problem) -> Iterator[Plan]:
     """Plans worth a simulation: :func:`levelled`, and single halves moved between stages of one shape of replica."""
     if (level := levelled(plan, problem)) is not None:
         yield level
-    for members in alike(plan):
+    for members in plan.alike():
         stages = plan.replicas[members[0]].stages
         if plan.replicas[members[0]].is_interleaved:
             continue  # What is long there is a device, not a stage.
@@ -72,13 +57,13 @@ def with_halves_moved(plan: Plan, problem: Problem) -> Iterator[Plan]:
 
 def longest_stage_s(plan: Plan, problem: Problem) -> float:
     """Forward and backward per sample of the longest stage."""
-    return max(_seconds(stage, problem.costs) for members in alike(plan) for stage in plan.replicas[members[0]].stages)
+    return max(_seconds(stage, problem.costs) for members in plan.alike() for stage in plan.replicas[members[0]].stages)
 
 
 def levelled(plan: Plan, problem: Problem) -> Plan | None:
     """``plan`` with the stages of every replica as even as halves of layers make them; ``None`` if none is shorter."""
     found = plan
-    for members in alike(plan):
+    for members in plan.alike():
         stages = plan.replicas[members[0]].stages
         if plan.replicas[members[0]].is_interleaved:
             continue

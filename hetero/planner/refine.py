@@ -15,7 +15,7 @@ from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.clock import Clock
 from hetero.planner.finalists import Scored, fitted, worth
-from hetero.planner.halves import Stages, alike, layers_moved, like, with_halves_moved
+from hetero.planner.halves import Stages, layers_moved, like, with_halves_moved
 from hetero.planner.problem import Problem
 
 ENOUGH = 0.9998
@@ -25,7 +25,7 @@ ENOUGH = 0.9998
 def neighbours(plan: Plan) -> Iterator[Plan]:
     """All plans that one small change makes of ``plan``."""
     yield from changed(plan, _changes)
-    for giving, taking in itertools.permutations(alike(plan), 2):
+    for giving, taking in itertools.permutations(plan.alike(), 2):
         if (moved := _samples_moved(plan, giving, taking)) is not None:
             yield moved
 
@@ -65,7 +65,7 @@ def _scored(plan: Plan, problem: Problem, clock: Clock) -> Scored | None:
 
 def changed(plan: Plan, changes: Callable[[Replica], Iterator[Stages]]) -> Iterator[Plan]:
     """``plan`` with other stages in all replicas of one shape."""
-    for members in alike(plan):
+    for members in plan.alike():
         for stages in changes(plan.replicas[members[0]]):
             yield _with(plan, {r: like(plan.replicas[r], stages) for r in members})
 

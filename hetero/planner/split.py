@@ -29,7 +29,7 @@ Lag = Callable[[Replica, int], int]
 
 
 def _by_position(replica: Replica, stage: int) -> int:
-    """ZB-H1: the later a stage, the more W's it has time for after its last B."""
+    """ZB-H1: the later a stage, the more W's it has time for after its last I."""
     return stage
 
 

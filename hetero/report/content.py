@@ -12,7 +12,6 @@ from hetero.planner.baselines import Yardstick
 from hetero.planner.finalists import Scored
 from hetero.planner.solver import PlanResult
 from hetero.report.tables import Memory
-from hetero.report.wording import alike
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -118,7 +117,7 @@ class Report:
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Replicas that differ in their ranks only, together."""
-        return tuple(tuple(members) for members in alike(self.plan))
+        return tuple(tuple(members) for members in self.plan.alike())
 
     @cached_property
     def group_of(self) -> dict[int, int]:

@@ -12,7 +12,6 @@ from hetero.cost.memory import MemoryParts, device_memory
 from hetero.cost.simulator import Simulation
 from hetero.plan.ir import Plan, Stage
 from hetero.report.wording import (
-    alike,
     degrees,
     depth_of,
     depth_title,
@@ -158,7 +157,7 @@ def prediction_table(simulation: Simulation, memory: Memory, cluster: ClusterSpe
     for header in ("busy", "bubble", "sync", "memory GiB"):
         table.add_column(header, justify="right")
     devices = device_memory(plan, memory)
-    for members in alike(plan):
+    for members in plan.alike():
         first = members[0]
         replica = plan.replicas[first]
         for group in replica.device_groups:

@@ -1,9 +1,8 @@
 """Wording of plans that tables, figures and the page share."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Stage
 from hetero.text import in_halves, number_ranges
 
 USUAL_ORDER = "1f1b"
@@ -16,24 +15,11 @@ DOMAINS_SHOWN = 6
 """Domains that one line of text tells."""
 
 
-def alike(plan: Plan) -> list[list[int]]:
-    """The replicas, those that differ in their ranks only together."""
-
-    def sort_of(replica: Replica) -> object:
-        stages = tuple(dataclasses.replace(stage, ranks=()) for stage in replica.stages)
-        return replica.num_samples, replica.schedule, replica.device_groups, stages
-
-    sorts: dict[object, list[int]] = {}
-    for r, replica in enumerate(plan.replicas):
-        sorts.setdefault(sort_of(replica), []).append(r)
-    return list(sorts.values())
-
-
 def shape_of(plan: Plan) -> str:
     """``4x (V100-16 tp2: 5 | A100-40: 7 + 6)``: layers per stage of each sort of replica; stages that the same devices
     hold in turns are added up."""
     sorts = []
-    for members in alike(plan):
+    for members in plan.alike():
         replica = plan.replicas[members[0]]
         groups = [[replica.stages[s] for s in group] for group in replica.device_groups]
         devices = " | ".join(
@@ -50,7 +36,7 @@ def orders_of(plan: Plan) -> str:
     """``replicas 0-3: stages 0,2 | 1,3 in turns``, and the schedule where it is not 1F1B; empty if there is nothing of
     the kind."""
     said = []
-    for members in alike(plan):
+    for members in plan.alike():
         replica = plan.replicas[members[0]]
         parts = [replica.schedule] if replica.schedule != USUAL_ORDER else []
         if replica.is_interleaved:

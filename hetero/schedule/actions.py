@@ -46,7 +46,6 @@ BACKWARD = frozenset({Kind.B, Kind.I})
 
 SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECEIVE = frozenset({Kind.RECV_F, Kind.RECV_B})
-COLLECTIVE = frozenset({Kind.REDUCE, Kind.GATHER})
 
 NO_STAGE = -1
 """In place of the stage of what belongs to a device group as a whole."""
@@ -134,14 +133,6 @@ class Boundary(NamedTuple):
         """The slices that make up ``microbatch`` of the stage after the boundary."""
         per = self.num_slices // self.microbatches_after
         return range(microbatch * per, (microbatch + 1) * per)
-
-    def microbatch_before(self, slice_number: int) -> int:
-        """The microbatch of the stage before the boundary that ``slice_number`` is a part of."""
-        return slice_number * self.microbatches_before // self.num_slices
-
-    def microbatch_after(self, slice_number: int) -> int:
-        """The microbatch of the stage after the boundary that ``slice_number`` is a part of."""
-        return slice_number * self.microbatches_after // self.num_slices
 
 
 def boundaries(num_microbatches: Sequence[int]) -> list[Boundary]:

@@ -5,7 +5,6 @@ import dataclasses
 import torch.distributed as dist
 
 from hetero.cost.latency import CostModel
-from hetero.cost.traits import HETERO
 from hetero.data import shipped_profiles
 from hetero.distributed.agreement import on_all_ranks
 from hetero.emulation.setup import Emulation, emulate
@@ -14,6 +13,7 @@ from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.profile import Profile
 from megatron.training.config import EmulationConfig, PretrainConfig
+from megatron.training.planning import runtime_traits
 from megatron.training.tokenizer import Tokenizer
 
 CHECKPOINTS = "emulated"
@@ -80,10 +80,5 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         precision=plan.precision,
         profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
         data_sheets=emulation.data_sheets,
-        traits=dataclasses.replace(
-            HETERO,
-            bucket_numel=config.parallel.bucket_size,
-            overlaps_gradient_sync=config.parallel.overlap_grad_reduce,
-            overlaps_param_gather=config.parallel.overlap_param_gather,
-        ),
+        traits=runtime_traits(config),
     )

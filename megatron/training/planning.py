@@ -5,6 +5,7 @@ import sys
 
 import torch.distributed as dist
 
+from hetero.cost.traits import HETERO, RuntimeTraits
 from hetero.distributed.agreement import from_rank_0
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
@@ -28,7 +29,6 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
     from hetero.cost.latency import CostModel  # noqa: PLC0415
-    from hetero.cost.traits import HETERO  # noqa: PLC0415
     from hetero.data import shipped_profiles  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
     from hetero.planner.solver import plan_cluster  # noqa: PLC0415
@@ -49,7 +49,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         precision=config.parallel.precision or "fp32",
         profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
         data_sheets=planner.data_sheets,
-        traits=dataclasses.replace(HETERO, bucket_numel=config.parallel.bucket_size),
+        traits=runtime_traits(config),
     )
     problem = Problem(
         cluster=cluster,
@@ -66,3 +66,14 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         print(line)
     sys.stdout.flush()
     return result.plan
+
+
+def runtime_traits(config: PretrainConfig) -> RuntimeTraits:
+    """How this launch executes a plan, as the cost model sees it."""
+    parallel = config.parallel
+    return dataclasses.replace(
+        HETERO,
+        bucket_numel=parallel.bucket_size,
+        overlaps_gradient_sync=parallel.overlap_grad_reduce,
+        overlaps_param_gather=parallel.overlap_param_gather,
+    )

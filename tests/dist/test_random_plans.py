@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(100)]
 Ranks = tuple[int, ...]
 NUM_STEPS = 2
 TOLERANCE = 1e-9
-IN_THE_SUITE = 100
+IN_THE_SUITE, IN_THE_FAST_RUN = 100, 3
 
 
 def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) -> None:
@@ -40,8 +40,9 @@ def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) ->
     assert_same_training(made, traces, alone, tolerance=TOLERANCE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(IN_THE_SUITE))
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=() if n < IN_THE_FAST_RUN else pytest.mark.slow) for n in range(IN_THE_SUITE)]
+)
 def test_a_random_plan_equals_one_process(number: int) -> None:
     assert_equals_one_process(*random_plan(number))
 

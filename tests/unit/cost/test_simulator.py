@@ -19,8 +19,8 @@ from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.lowering import step_rows
-from hetero.schedule.actions import Kind
-from hetero.schedule.residency import worst_moments
+from hetero.schedule.actions import COMPUTE, Action, Kind
+from hetero.schedule.residency import Held, Residency, worst_moments
 from hetero.spec.cluster import ClusterSpec, Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -134,6 +134,23 @@ def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
     return max(span.end_s for span in replay([replayed], blocking=False)) - counts[0] * costs[0].microbatch_s
 
 
+def held_by(result: Simulation, r: int, group: tuple[int, ...]) -> dict[int, list[Held]]:
+    """What the stages of a device group hold while their computes run and behind each of them."""
+    actions = [
+        Action(span.stage, span.kind, span.number)
+        for span in sorted(result.spans_of(r), key=lambda span: span.start_s)
+        if span.stage in group and span.kind in COMPUTE
+    ]
+    residency = Residency.of_row(actions)
+    found: dict[int, list[Held]] = {s: [] for s in group}
+    for action in actions:
+        for change in (residency.begin, residency.end):
+            change(action)
+            for s in group:
+                found[s].append(residency.held.get(s, Held()))
+    return found
+
+
 def test_a_split_stage_is_as_busy_and_holds_more() -> None:
     whole = pipeline(3, num_samples=6)
     lagging = split(whole, [None, 1, 2])
@@ -142,8 +159,9 @@ def test_a_split_stage_is_as_busy_and_holds_more() -> None:
         assert after.stages[0, s].busy_s == pytest.approx(before.stages[0, s].busy_s)
     assert after.step_s < before.step_s
     assert after.basis == Basis.ESTIMATED
-    assert [max(n for _, n in after.in_flight(0, s)) for s in range(3)] == [3, 2, 1]
-    assert [max(n for _, n in after.held(0, s)) for s in range(3)] == [3, 3, 3]
+    held = [held_by(after, 0, (s,))[s] for s in range(3)]
+    assert [max(each.in_flight for each in of_stage) for of_stage in held] == [3, 2, 1]
+    assert [max(each.in_flight + each.deferred for each in of_stage) for of_stage in held] == [3, 3, 3]
 
 
 def test_gradients_of_a_split_stage_are_summed_after_its_last_weights_gradients() -> None:
@@ -311,11 +329,12 @@ def test_no_stage_holds_more_than_its_depth(legal: Plan) -> None:
     result = run_any(described)
     for r, each in enumerate(described.replicas):
         for group, row in zip(each.device_groups, step_rows(each), strict=True):
-            most = [[count for _, count in result.in_flight(r, s)] for s in group]
-            assert [held[-1] for held in most] == [0] * len(group)
+            held = held_by(result, r, group)
+            assert [of_stage[-1] for of_stage in held.values()] == [Held()] * len(group)
+            most = [[each.in_flight for each in held[s]] for s in group]
             if each.is_interleaved or each.schedule != "1f1b":
                 held_most = [max(moment[s].in_flight for moment in worst_moments(row)) for s in group]
-                assert [max(held) for held in most] == held_most
+                assert list(map(max, most)) == held_most
             else:
                 assert max(most[0]) == min(each.stages[group[0]].in_flight, each.num_microbatches(group[0]))
 

@@ -12,7 +12,7 @@ from hetero.plan.validate import validate
 from hetero.planner import finalists, interleave
 from hetero.planner.clock import Clock
 from hetero.planner.finalists import Scored, scored
-from hetero.planner.halves import levelled, shape_of, with_halves_moved
+from hetero.planner.halves import levelled, with_halves_moved
 from hetero.planner.interleave import interleaved, with_interleaving
 from hetero.planner.problem import Problem
 from hetero.planner.solver import plan_cluster
@@ -176,7 +176,7 @@ def test_an_interleaved_replica_has_another_shape() -> None:
     made = interleaved(pipeline, 2, apart=2)
     assert made is not None
     apart = [dataclasses.replace(each, ranks=(s,)) for s, each in enumerate(made.stages)]
-    assert shape_of(made) != shape_of(dataclasses.replace(made, stages=tuple(apart)))
+    assert made.shape != dataclasses.replace(made, stages=tuple(apart)).shape
 
 
 @pytest.mark.parametrize("interleaves", [True, False])

@@ -4,7 +4,6 @@ import pytest
 
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import (
-    COLLECTIVE,
     COMPUTE,
     NO_STAGE,
     RECEIVE,
@@ -55,12 +54,12 @@ def test_other_words_are_no_actions(text: str) -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_kind_parses(kind: Kind) -> None:
-    action = UPDATE if kind == Kind.UPDATE else Action(NO_STAGE if kind in COLLECTIVE else 3, kind, 7)
+    action = UPDATE if kind == Kind.UPDATE else Action(NO_STAGE if kind in {Kind.REDUCE, Kind.GATHER} else 3, kind, 7)
     assert Action.parse(str(action)) == action
 
 
 def test_every_kind_is_of_one_sort() -> None:
-    sorts = [COMPUTE, SEND, RECEIVE, COLLECTIVE, {Kind.UPDATE}]
+    sorts = [COMPUTE, SEND, RECEIVE, {Kind.REDUCE, Kind.GATHER}, {Kind.UPDATE}]
     assert sorted(kind for sort in sorts for kind in sort) == sorted(Kind)
 
 
@@ -86,14 +85,6 @@ def test_the_coarser_microbatch_is_several_slices(
     boundary = Boundary.between(before, after)
     assert [list(boundary.slices_before(m)) for m in range(before)] == slices_before
     assert [list(boundary.slices_after(m)) for m in range(after)] == slices_after
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 3), (2, 6), (4, 2), (1, 8), (8, 1)])
-def test_a_slice_knows_its_microbatch_on_either_side(before: int, after: int) -> None:
-    boundary = Boundary.between(before, after)
-    for number in range(boundary.num_slices):
-        assert number in boundary.slices_before(boundary.microbatch_before(number))
-        assert number in boundary.slices_after(boundary.microbatch_after(number))
 
 
 def test_counts_that_do_not_divide_are_refused() -> None:
