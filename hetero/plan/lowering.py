@@ -16,10 +16,7 @@ from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action,
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only, lock_step
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
-from hetero.schedule.program import Point, Program, Step
-
-NO_REPLICA = -1
-"""In place of the replica of a rank that idles."""
+from hetero.schedule.program import NO_REPLICA, Point, Program, Step
 
 RECEIVES_AHEAD = 2
 """Computes that a receive is posted ahead of its own: one hides the transfer, another the neighbour's jitter."""

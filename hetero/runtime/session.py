@@ -116,9 +116,14 @@ class TrainingSession:
         every = [found] * self._context.plan.world_size
         dist.all_gather_object(every, found)
         ranks_of = {what: [rank for rank, each in enumerate(every) if what in each] for what in ("loss", "gradient")}
-        where = [f"the {what} on ranks {number_ranges(ranks)}" for what, ranks in ranks_of.items() if ranks]
+        where = [
+            f"the {what} on rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
+            for what, ranks in ranks_of.items()
+            if ranks
+        ]
+        verb = "are" if len(where) > 1 else "is"
         raise NotFiniteError(
-            f"step {self.steps_done}: {' and '.join(where) or 'the gradient norm'} is not finite, and training stopped "
+            f"step {self.steps_done}: {' and '.join(where) or 'the gradient norm'} {verb} not finite, and training stopped "
             "before it could be saved; go on from the last checkpoint with a lower --lr, a lower --clip-grad or other "
             "data, or skip such steps with --no-check-for-nan-in-loss-and-grad"
         )

@@ -97,6 +97,9 @@ def _points(text: str | None) -> tuple[Point, ...]:
     return tuple(Point.parse(word) for word in text.split(",")) if text else ()
 
 
+NO_REPLICA, IDLE = -1, "idle"
+"""Of the program of a rank that holds nothing."""
+
 Queues = Mapping[str, tuple[Step, ...]]
 """By name: ``compute``, ``reduce`` and ``gather``, and the transfers of each direction of a boundary by the stage that
 takes part and the kind, such as ``1RECV_B``."""
@@ -168,9 +171,10 @@ class Program:
 
     def __str__(self) -> str:
         """A line that names the group, and one per queue."""
-        width = max(map(len, self.queues))
+        width = max(map(len, self.queues), default=0)
         lines = [f"{name:{width}}  {' '.join(map(str, steps))}" for name, steps in self.queues.items()]
-        return "\n".join([f"replica {self.replica}, stages {' '.join(map(str, self.stages))}", *lines])
+        head = f"replica {self.replica}, stages {' '.join(map(str, self.stages))}" if self.stages else IDLE
+        return "\n".join([head, *lines])
 
 
 def _place(queue: str) -> tuple[int, str]:
@@ -190,6 +194,9 @@ def parse_programs(text: str) -> list[Program]:
         if not line.strip() or line.startswith("#"):
             continue
         head = re.fullmatch(r"replica (\d+), stages (\d+(?: \d+)*)", line)
+        if line == IDLE:
+            programs.append((NO_REPLICA, (), {}))
+            continue
         if head is not None:
             programs.append((int(head[1]), tuple(map(int, head[2].split())), {}))
             continue
@@ -197,4 +204,7 @@ def parse_programs(text: str) -> list[Program]:
         if not programs or not re.fullmatch(r"compute|reduce|gather|\d+(SEND|RECV)_[FB]", name):
             raise ScheduleError(f"not a queue of a program: {line!r}, expected e.g. compute 0F0 0B0 UPDATE")
         programs[-1][2][name] = tuple(map(Step.parse, steps))
+    for r, stages, queues in programs:
+        if stages and "compute" not in queues:
+            raise ScheduleError(f"the program of replica {r}, stages {list(stages)} has no queue compute")
     return [Program(replica=r, stages=stages, queues=queues) for r, stages, queues in programs]

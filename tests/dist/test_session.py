@@ -82,7 +82,7 @@ def spoil_the_second_step(rank: int, plan: Plan, what: str, check: bool, scale: 
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        ("loss", f"the loss on ranks {LAST} and the gradient on ranks 0-{LAST} is not finite"),
+        ("loss", f"the loss on rank {LAST} and the gradient on ranks 0-{LAST} are not finite"),
         # Word embeddings are tied: the last stage has the sum, too.
         ("gradient", f"the gradient on ranks 1-{LAST} is not finite"),
     ],

@@ -154,7 +154,7 @@ def test_a_loss_that_is_no_number_ends_the_run(in_background: bool, tmp_path: Pa
     assert run.returncode != 0
     (said,) = [line for line in run.stderr.splitlines() if line.startswith("hetero: ")]
     assert re.match(
-        r"hetero: step 2: the loss on ranks 1 and the gradient on ranks 0-1 is not finite, and training stopped before "
+        r"hetero: step 2: the loss on rank 1 and the gradient on ranks 0-1 are not finite, and training stopped before "
         r"it could be saved; go on from the last checkpoint with a lower --lr",
         said,
     ), said

@@ -3,8 +3,8 @@
 import pytest
 
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import Action, Kind, parse_row
-from hetero.schedule.program import Point, Program, Step, parse_programs
+from hetero.schedule.actions import UPDATE, Action, Kind, parse_row
+from hetero.schedule.program import NO_REPLICA, Point, Program, Step, parse_programs
 
 TEXT = """\
 replica 1, stages 0 2
@@ -76,3 +76,15 @@ def test_the_update_waits_for_the_last_sum() -> None:
     alone = Program.of_row(row, replica=0, stages=(0,), num_microbatches=[1])
     assert set(alone.queues) == {"compute"}
     assert alone.queues["compute"][-1] == Step.parse("UPDATE")
+
+
+def test_a_rank_that_idles_has_a_program_too() -> None:
+    idle = Program(replica=NO_REPLICA, stages=(), queues={"compute": (Step.parse("UPDATE"),)})
+    assert str(idle) == "idle\ncompute  UPDATE"
+    assert parse_programs(str(idle)) == [idle]
+    assert idle.host_order == (UPDATE,)
+
+
+def test_a_program_that_computes_nothing_is_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"the program of replica 0, stages \[0, 2\] has no queue compute"):
+        parse_programs("replica 0, stages 0 2\n0SEND_F  0SEND_F0")
