@@ -124,6 +124,6 @@ class TrainingSession:
         verb = "are" if len(where) > 1 else "is"
         raise NotFiniteError(
             f"step {self.steps_done}: {' and '.join(where) or 'the gradient norm'} {verb} not finite, and training "
-            "stopped before it could be saved; go on from the last checkpoint with a lower --lr, a lower --clip-grad or "
+            "stopped before it could be saved; go on from the last checkpoint with a lower --lr, a lower --clip-grad, "
             "other data, or skip such steps with --no-check-for-nan-in-loss-and-grad"
         )
