@@ -88,8 +88,8 @@ CASES = {
     ),
     "a-rank-twice": Case(
         change=in_stage(1, 0, ranks=[2]),
-        message="plan: ranks [2] are named more than once; a rank is in one stage or in idle_ranks, or in several stages "
-        "of one replica that list the same ranks",
+        message="plan: ranks [2] are named more than once; a rank is in one stage or in idle_ranks, or in several "
+        "stages of one replica that list the same ranks",
     ),
     "overlapping-layers": Case(
         change=in_stage(0, 1, first_layer=2),
