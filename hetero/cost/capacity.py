@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.cost.latency import CostModel
-from hetero.cost.memory import FOLLOWS_DEPTHS, MemoryParts, device_memory, memory_costs, plan_memory
+from hetero.cost.memory import MemoryParts, device_memory, memory_costs, plan_memory
 from hetero.errors import PlanError, PlanMemoryError
 from hetero.plan.ir import Plan, Stage
 from hetero.plan.validate import validate
+from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -127,10 +128,10 @@ def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> It
         yield "distributed_optimizer true in the plan", dataclasses.replace(plan, distributed_optimizer=True)
     if any(stage.weight_lag is not None for stage in held.values()):
         yield "weight_lag null", with_each(weight_lag=[None] * len(held))
-    if replica.schedule != FOLLOWS_DEPTHS:
-        in_turns = dataclasses.replace(replica, schedule=FOLLOWS_DEPTHS)
+    if replica.schedule != BY_DEPTHS:
+        in_turns = dataclasses.replace(replica, schedule=BY_DEPTHS)
         yield (
-            f"schedule {FOLLOWS_DEPTHS}",
+            f"schedule {BY_DEPTHS}",
             dataclasses.replace(plan, replicas=(*plan.replicas[:r], in_turns, *plan.replicas[r + 1 :])),
         )
     shallower = [

@@ -454,8 +454,3 @@ def _by_microbatch(slices: Sequence[tuple[int, ...]], count: int) -> list[tuple[
     """The transfers of each of ``count`` microbatches."""
     per = len(slices) // count
     return [tuple(chain.from_iterable(slices[m * per : (m + 1) * per])) for m in range(count)]
-
-
-def replay(pipelines: Sequence[Pipeline], *, blocking: bool, free_s: Mapping[Port, float] | None = None) -> list[Span]:
-    """The spans of a :class:`Replay`."""
-    return Replay(pipelines, blocking=blocking, free_s=free_s).spans()

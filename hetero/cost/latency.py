@@ -21,6 +21,7 @@ from hetero.cost.sizes import LayerSizes
 from hetero.cost.traits import HETERO, RuntimeTraits
 from hetero.cost.work import Work, layer_work, parameters_of
 from hetero.plan.ir import Precision, Recompute, Stage
+from hetero.schedule.actions import Kind
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LAYER_KINDS, Arithmetic, LayerKind, LayerShape, LayerTime, Profile, ProfileStore
 from hetero.units import BYTES_OF_PRECISION
@@ -58,8 +59,18 @@ class StageCost:
 
     @property
     def at_once_s(self) -> float:
-        """Of a B: the backward without what a split one leaves for later."""
+        """Of a B or an I: the backward without what a split one leaves for later."""
         return self.backward_s - self.weight_s
+
+    def seconds_of(self, kind: Kind) -> float:
+        """Of one compute of this kind."""
+        match kind:
+            case Kind.F | Kind.R:
+                return self.forward_s
+            case Kind.W:
+                return self.weight_s
+            case _:
+                return self.at_once_s
 
 
 class CostModel:

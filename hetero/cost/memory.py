@@ -40,6 +40,7 @@ from hetero.cost.parts import Part, modules_of
 from hetero.cost.traits import RuntimeTraits
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.plan.lowering import step_rows
+from hetero.schedule.orders import BY_DEPTHS
 from hetero.schedule.residency import Held, Moment, worst_moments
 from hetero.spec.profile import ProfileStore
 from hetero.units import GIB
@@ -52,9 +53,6 @@ TOKEN_BYTES = 8
 
 BUFFERS_PER_NEIGHBOUR = 2
 """One slice on its way in, one on its way out, per direction that has data in flight at the same time."""
-
-FOLLOWS_DEPTHS = "1f1b"
-"""The order whose stages hold, one per device, as many microbatches as their depths and lags say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,7 +287,7 @@ class _WorstMoments:
     def of(self, replica: Replica) -> Mapping[tuple[int, ...], list[Moment]]:
         """By device group, from its row; empty where depths and lags say what is held at most."""
         groups = replica.device_groups
-        if replica.schedule == FOLLOWS_DEPTHS and len(groups) == len(replica.stages):
+        if replica.schedule == BY_DEPTHS and len(groups) == len(replica.stages):
             return {}
         counts = tuple(replica.num_microbatches(s) for s in range(len(replica.stages)))
         orders = tuple((stage.in_flight, stage.weight_lag) for stage in replica.stages)

@@ -73,14 +73,14 @@ class Device:
     """The described device of a working rank.
 
     stages: by index, those that it holds.
-    num_microbatches: of each of them.
+    computes: of a step, in order.
     """
 
     stages: Mapping[int, Stage]
     costs: Mapping[int, StageCost]
     tp_group: tuple[int, ...]
     memory: DeviceMemory
-    num_microbatches: int
+    computes: Sequence[Action]
 
     @property
     def update_s(self) -> float:
@@ -89,8 +89,8 @@ class Device:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of all its computes in one step."""
-        return self.num_microbatches * sum(cost.microbatch_s for cost in self.costs.values()) + self.update_s
+        """Seconds of all its computes in one step, and of the update."""
+        return sum(self.costs[stage].seconds_of(kind) for stage, kind, _ in self.computes) + self.update_s
 
 
 class EmulatedPace(Pace):
@@ -143,7 +143,7 @@ class EmulatedPace(Pace):
         self._device.memory.before(action)
         if not self._as_fast_as_it_can:
             self._wait_for_tensor_parallel_ranks()
-        start_s, seconds = self._clock.at_s, _seconds(self._device.costs[action.stage], action.kind)
+        start_s, seconds = self._clock.at_s, self._device.costs[action.stage].seconds_of(action.kind)
         self._running = running = _Running(action, start_s, seconds, start_s + seconds)
         worked_s = time.process_time()
         yield
@@ -277,16 +277,6 @@ class EmulatedPace(Pace):
         dist.all_gather_object(every, own)
         check_keeps_up(every, num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
         self._clock.at_s = self._clock.wall_s()
-
-
-def _seconds(cost: StageCost, kind: Kind) -> float:
-    match kind:
-        case Kind.F | Kind.R:
-            return cost.forward_s
-        case Kind.W:
-            return cost.weight_s
-        case _:
-            return cost.at_once_s
 
 
 class _Arrivals:

@@ -23,6 +23,7 @@ from hetero.plan.ir import Plan
 from hetero.plan.lowering import step_rows
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
+from hetero.schedule.actions import COMPUTE
 from hetero.schedule.residency import Residency
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.parameters import parameters
@@ -125,29 +126,21 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
     first = places[0]
     replica = plan.replicas[first.replica]
     stages = {place.stage: replica.stages[place.stage] for place in places}
-    return Device(
-        stages,
-        {s: costs.of(stage) for s, stage in stages.items()},
-        stages[first.stage].tp_groups[first.dp_rank],
-        _memory(plan, cluster, costs, rank),
-        replica.num_microbatches(first.stage),
-    )
-
-
-def _memory(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> DeviceMemory:
-    """Of a working rank's device, with all stages that it holds."""
-    places = plan.placements(rank)
-    r, group = places[0].replica, tuple(place.stage for place in places)
-    replica = plan.replicas[r]
+    row = step_rows(replica)[replica.device_groups.index(tuple(stages))]
+    numbers = f"stage{'s' if len(stages) > 1 else ''} {number_ranges(tuple(stages))}"
     capacity_gib = cluster.device_of_rank(rank).memory_gib
-    row = step_rows(replica)[replica.device_groups.index(group)]
-    stages = f"stage{'s' if len(group) > 1 else ''} {number_ranges(group)}"
-    return DeviceMemory(
-        f"rank {rank} (replica {r} {stages}, {replica.stages[group[0]].device})",
-        peak=device_memory(plan, plan_memory(plan, costs))[r, group[0]],
-        stages={s: memory_of_stage(replica.stages[s], costs) for s in group},
-        residency=Residency.of_row(row),
-        capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
+    return Device(
+        stages=stages,
+        costs={s: costs.of(stage) for s, stage in stages.items()},
+        tp_group=stages[first.stage].tp_groups[first.dp_rank],
+        memory=DeviceMemory(
+            f"rank {rank} (replica {first.replica} {numbers}, {stages[first.stage].device})",
+            peak=device_memory(plan, plan_memory(plan, costs))[first.replica, first.stage],
+            stages={s: memory_of_stage(stage, costs) for s, stage in stages.items()},
+            residency=Residency.of_row(row),
+            capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
+        ),
+        computes=[action for action in row if action.kind in COMPUTE],
     )
 
 

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from hetero.schedule.orders import BY_DEPTHS
 from hetero.serialization import STRICT
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
@@ -136,7 +137,7 @@ class Replica:
 
     num_samples: int
     stages: tuple[Stage, ...]
-    schedule: str = "1f1b"
+    schedule: str = BY_DEPTHS
 
     @property
     def device_groups(self) -> tuple[tuple[int, ...], ...]:

@@ -5,6 +5,7 @@ import dataclasses
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.validate import enough_in_flight
+from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.model import ModelSpec
 
 
@@ -20,7 +21,7 @@ def uniform_plan(
     device: str,
     sequence_parallel: bool = False,
     stages_per_rank: int = 1,
-    schedule: str = "1f1b",
+    schedule: str = BY_DEPTHS,
     precision: Precision = "fp32",
     recompute: Recompute = "none",
     recompute_num_layers: int | None = None,
@@ -73,7 +74,7 @@ def uniform_plan(
     num_samples = global_batch_size // dp
     num_microbatches = num_samples // micro_batch_size
     layers = model.num_layers // num_stages
-    depths = _depths(pp, stages_per_rank, num_microbatches, warms_up=schedule == "1f1b")
+    depths = _depths(pp, stages_per_rank, num_microbatches, warms_up=schedule == BY_DEPTHS)
 
     def stage(d: int, s: int) -> Stage:
         first_rank = (s % pp * dp + d) * tp

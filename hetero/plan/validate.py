@@ -13,7 +13,7 @@ from hetero.errors import PlanError, ScheduleError
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import step_rows
 from hetero.schedule.dry_run import check_no_deadlock
-from hetero.schedule.orders import ORDERS
+from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec, first_difference
 from hetero.spec.parameters import stage_parameters
@@ -210,7 +210,7 @@ def check_microbatches_can_be_listed(plan: Plan) -> None:
 def check_in_flight_is_deep_enough(plan: Plan) -> None:
     known: dict[object, list[int] | None] = {}
     for r, replica in enumerate(plan.replicas):
-        if replica.is_interleaved or replica.schedule != "1f1b":
+        if replica.is_interleaved or replica.schedule != BY_DEPTHS:
             _check_depths_by_dry_run(replica, r, known)
             continue
         for s, stage in enumerate(replica.stages):

@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from hetero.plan.ir import Plan, Stage
+from hetero.schedule.orders import BY_DEPTHS
 from hetero.text import in_halves, number_ranges
-
-USUAL_ORDER = "1f1b"
-"""The schedule that goes without saying."""
 
 SORTS_SHOWN = 3
 """Sorts of replica that one line of text tells."""
@@ -38,7 +36,7 @@ def orders_of(plan: Plan) -> str:
     said = []
     for members in plan.alike():
         replica = plan.replicas[members[0]]
-        parts = [replica.schedule] if replica.schedule != USUAL_ORDER else []
+        parts = [replica.schedule] if replica.schedule != BY_DEPTHS else []
         if replica.is_interleaved:
             parts.append(f"stages {' | '.join(map(number_ranges, replica.device_groups))} in turns")
         if parts:

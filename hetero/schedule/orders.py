@@ -64,7 +64,11 @@ def gpipe(
     return one_f_one_b(num_microbatches=num_microbatches, in_flight=num_microbatches, groups=groups)
 
 
-ORDERS: Mapping[str, Callable[..., Schedule]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
+BY_DEPTHS = "1f1b"
+"""What a plan has that says nothing else, and the one order in which stages hold as many microbatches as ``in_flight``
+says."""
+
+ORDERS: Mapping[str, Callable[..., Schedule]] = {BY_DEPTHS: one_f_one_b, "gpipe": gpipe}
 """What a replica of a plan may name as its ``schedule``. Each takes what :func:`one_f_one_b` takes."""
 
 

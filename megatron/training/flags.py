@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hetero.errors import ConfigError
-from hetero.schedule.orders import ORDERS
+from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from hetero.serialization import near_match
 from megatron.training.flag_kinds import (
     BELOW_1,
@@ -230,7 +230,7 @@ _PARALLELISM = (
         "--hetero-schedule",
         one_of(*ORDERS),
         "Without a plan: few microbatches in flight, or all of a step.",
-        default="1f1b",
+        default=BY_DEPTHS,
     ),
     Flag("--tensor-model-parallel-size", COUNT, "Without a plan: ranks that share each layer.", default=1),
     Flag("--pipeline-model-parallel-size", COUNT, "Without a plan: groups of ranks that share the layers.", default=1),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetero.cost.engine import Pipeline, Span, replay
+from hetero.cost.engine import Pipeline, Replay, Span
 from hetero.cost.network import TransferCost
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Schedule, format_schedule, parse_schedule
@@ -47,7 +47,7 @@ def times(spans: list[Span]) -> dict[str, tuple[float, float]]:
 
 
 def test_two_stages_and_a_link() -> None:
-    spans = replay(
+    spans = Replay(
         [
             pipeline(
                 rows_of((2, 2), (2, 1)),
@@ -58,7 +58,7 @@ def test_two_stages_and_a_link() -> None:
             )
         ],
         blocking=False,
-    )
+    ).spans()
     assert times(spans) == {
         "0F0": (0.0, 1.0),
         "0SEND_F0": (1.0, 1.5),
@@ -87,7 +87,7 @@ def test_weights_gradients_fill_the_wait_for_the_next_backward() -> None:
         weight_s=(1.0, 0.5),
         transfers=(cost(0.5),),
     )
-    assert times(replay([described], blocking=False)) == {
+    assert times(Replay([described], blocking=False).spans()) == {
         "0F0": (0.0, 1.0),
         "0SEND_F0": (1.0, 1.5),
         "0F1": (1.0, 2.0),
@@ -109,10 +109,10 @@ def test_weights_gradients_fill_the_wait_for_the_next_backward() -> None:
 
 def test_each_span_names_what_let_it_start() -> None:
     rows = rows_of((1, 1), (1, 1))
-    spans = replay(
+    spans = Replay(
         [pipeline(rows, counts=(1, 1), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(0.5),))],
         blocking=False,
-    )
+    ).spans()
     names = [f"{span.stage}{span.kind}" for span in spans]
     causes = [names[span.cause] if span.cause >= 0 else None for span in spans]
     assert dict(zip(names, causes, strict=True)) == {
@@ -128,10 +128,10 @@ def test_each_span_names_what_let_it_start() -> None:
 def test_slices_of_one_direction_take_turns_on_the_link() -> None:
     """A coarse microbatch leaves as two slices; the finer stage starts with the first."""
     rows = rows_of((1, 2), (1, 2))
-    spans = replay(
+    spans = Replay(
         [pipeline(rows, counts=(1, 2), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(2.0),))],
         blocking=False,
-    )
+    ).spans()
     found = times(spans)
     assert found["0SEND_F0"] == (1.0, 3.0)
     assert found["0SEND_F1"] == (3.0, 5.0)
@@ -146,8 +146,8 @@ def test_a_receive_that_is_posted_late_holds_the_transfer_up() -> None:
         "backward_s": (1.0, 3.0),
         "transfers": (cost(1.0),),
     }
-    late = times(replay([pipeline(rows_of((2, 2), (2, 1), ahead=0), **arguments)], blocking=False))
-    early = times(replay([pipeline(rows_of((2, 2), (2, 1), ahead=2), **arguments)], blocking=False))
+    late = times(Replay([pipeline(rows_of((2, 2), (2, 1), ahead=0), **arguments)], blocking=False).spans())
+    early = times(Replay([pipeline(rows_of((2, 2), (2, 1), ahead=2), **arguments)], blocking=False).spans())
     assert late["0SEND_F1"] == (8.0, 9.0), "after the backward of microbatch 0"
     assert early["0SEND_F1"] == (2.0, 3.0)
     assert early["1F1"][0] == late["1F1"][0] - 1.0
@@ -161,7 +161,7 @@ def test_replicas_take_turns_on_a_shared_interface() -> None:
         backward_s=(1.0, 1.0),
         transfers=(cost(2.0, out_0=2.0),),
     )
-    spans = replay([one, one], blocking=False)
+    spans = Replay([one, one], blocking=False).spans()
     first = [(span.replica, span.start_s, span.end_s) for span in spans if span.kind == "SEND_F"]
     assert first == [(0, 1.0, 3.0), (1, 3.0, 5.0)]
 
@@ -175,12 +175,12 @@ def test_an_interface_is_free_again_before_a_slow_transfer_ends() -> None:
         backward_s=(1.0, 1.0),
         transfers=(cost(5.0, out_0=2.0),),
     )
-    spans = replay([slow, slow], blocking=False)
+    spans = Replay([slow, slow], blocking=False).spans()
     assert [span.start_s for span in spans if span.kind == "SEND_F"] == [1.0, 3.0]
 
 
 def test_blocking_transfers_hold_both_sides() -> None:
-    spans = replay(
+    spans = Replay(
         [
             pipeline(
                 lock_step(num_stages=2, num_microbatches=2),
@@ -191,7 +191,7 @@ def test_blocking_transfers_hold_both_sides() -> None:
             )
         ],
         blocking=True,
-    )
+    ).spans()
     found = times(spans)
     assert found["0SEND_F0"] == (1.0, 1.5)
     assert found["0F1"] == (1.5, 2.5), "not beside the transfer"
@@ -204,10 +204,10 @@ def test_blocking_transfers_hold_both_sides() -> None:
 def test_a_replay_that_stands_still_says_so() -> None:
     rows = parse_schedule("0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1B0 1RECV_F0 1SEND_B0")
     with pytest.raises(ScheduleError, match=r"the replay stands still before 0B0, 1F0"):
-        replay(
+        Replay(
             [pipeline(rows, counts=(1, 1), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(0.5),))],
             blocking=False,
-        )
+        ).spans()
 
 
 def test_lock_step_is_deepspeeds_train_schedule() -> None:
@@ -221,7 +221,7 @@ def test_lock_step_is_deepspeeds_train_schedule() -> None:
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (2, 1), (4, 2), (4, 9), (5, 5)])
 def test_lock_step_finishes_and_meets_every_transfer(num_stages: int, num_microbatches: int) -> None:
     counts = (num_microbatches,) * num_stages
-    spans = replay(
+    spans = Replay(
         [
             pipeline(
                 lock_step(num_stages=num_stages, num_microbatches=num_microbatches),
@@ -232,5 +232,5 @@ def test_lock_step_finishes_and_meets_every_transfer(num_stages: int, num_microb
             )
         ],
         blocking=True,
-    )
+    ).spans()
     assert len(spans) == 2 * num_microbatches * (2 * num_stages - 1)

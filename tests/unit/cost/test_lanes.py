@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from hetero.cost.engine import LaneStart, Pipeline, replay
+from hetero.cost.engine import LaneStart, Pipeline, Replay
 from hetero.cost.lanes import lanes_of, messages_by_lanes
 from hetero.cost.network import TransferCost, num_phases
 from hetero.cost.simulator import Simulation, simulate
@@ -148,7 +148,7 @@ def cost(seconds: float) -> TransferCost:
 
 def test_a_device_sends_to_one_lane_after_the_other() -> None:
     """Rank 0's only microbatch goes to two lanes, 2 s each."""
-    spans = replay(
+    spans = Replay(
         [
             Pipeline(
                 rows=parse_schedule("0F0 0SEND_F0\n1RECV_F0 1F0"),
@@ -161,14 +161,14 @@ def test_a_device_sends_to_one_lane_after_the_other() -> None:
             )
         ],
         blocking=False,
-    )
+    ).spans()
     assert [(s.start_s, s.end_s) for s in spans if s.kind == Kind.SEND_F] == [(1.0, 3.0), (3.0, 5.0)]
     assert [(s.lane, s.start_s) for s in spans if s.kind == Kind.F][1:] == [(0, 3.0), (1, 5.0)]
 
 
 def test_a_device_receives_from_one_lane_after_the_other() -> None:
     """Rank 1's microbatch comes from two lanes of which one starts a second later; both are needed."""
-    spans = replay(
+    spans = Replay(
         [
             Pipeline(
                 rows=parse_schedule("0F0 0SEND_F0\n1RECV_F0 1F0"),
@@ -181,7 +181,7 @@ def test_a_device_receives_from_one_lane_after_the_other() -> None:
             )
         ],
         blocking=False,
-    )
+    ).spans()
     assert [(s.lane, s.start_s) for s in spans if s.kind == Kind.SEND_F] == [(0, 1.0), (1, 3.0)]
     assert [s.start_s for s in spans if s.kind == Kind.F and s.stage == 1] == [5.0]
 

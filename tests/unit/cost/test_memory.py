@@ -401,5 +401,5 @@ def test_the_closed_form_of_1f1b_is_what_the_rows_say(legal: Plan) -> None:
     costs = cost_model(legal.model, [profile(legal.model)])
     closed = plan_memory(legal, costs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_model, "FOLLOWS_DEPTHS", "none")
+        patch.setattr(memory_model, "BY_DEPTHS", "none")
         assert plan_memory(legal, costs) == closed

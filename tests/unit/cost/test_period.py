@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hetero.cost.engine import Pipeline, replay
+from hetero.cost.engine import Pipeline, Replay
 from hetero.cost.network import TransferCost
 from hetero.cost.period import pipeline_s, smallest_depths, steady_period_s
 from hetero.errors import ScheduleError
@@ -59,7 +59,7 @@ def simulated_period_s(
         forward=slices,
         backward=slices,
     )
-    spans = replay([pipeline], blocking=False)
+    spans = Replay([pipeline], blocking=False).spans()
     ends = [span.end_s for span in spans if span.kind == Kind.B and span.stage == 0]
     return (ends[WARM_UP + window] - ends[WARM_UP]) / window
 

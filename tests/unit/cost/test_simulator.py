@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from hetero.cost.basis import Basis
-from hetero.cost.engine import Pipeline, replay
+from hetero.cost.engine import Pipeline, Replay
 from hetero.cost.latency import StageCost
 from hetero.cost.layout import stage_rows
 from hetero.cost.network import Topology, TransferCost
@@ -131,7 +131,7 @@ def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
         forward=free,
         backward=free,
     )
-    return max(span.end_s for span in replay([replayed], blocking=False)) - counts[0] * costs[0].microbatch_s
+    return max(span.end_s for span in Replay([replayed], blocking=False).spans()) - counts[0] * costs[0].microbatch_s
 
 
 def held_by(result: Simulation, r: int, group: tuple[int, ...]) -> dict[int, list[Held]]:

@@ -1,47 +1,28 @@
 """Several stages per device group of finished plans: tried where they can help, kept where they do and fit."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.traits import DEEPSPEED
-from hetero.plan.ir import Plan, Replica
+from hetero.plan.ir import Replica
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
 from hetero.planner import finalists, interleave
 from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored, scored
 from hetero.planner.halves import levelled, with_halves_moved
 from hetero.planner.interleave import interleaved, with_interleaving
-from hetero.planner.problem import Problem
 from hetero.planner.solver import plan_cluster
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
+from tests.unit.planner import line
+from tests.unit.planner.line import MODEL, score_of
 
-MODEL = gpt2_model(num_layers=8, tied_embeddings=False)
-
-
-def line_problem(**options: object) -> Problem:
-    """Four equal devices, and links that cost next to nothing."""
-    link = Link(bandwidth_gb_per_s=1e6, latency_us=0.0)
-    node = NodeType(name="node", device="A100-40", gpus_per_node=1, count=4, inside_node=link)
-    cluster = ClusterSpec(node_types=(node,), links=Links(between_nodes=link))
-    costs = cost_model(MODEL, [profile(MODEL)])
-    return Problem(**{"cluster": cluster, "costs": costs, "global_batch_size": 8, **options})  # type: ignore[arg-type]
-
-
-def uniform(**shape: object) -> Plan:
-    arguments = {"model": MODEL, "world_size": 4, "micro_batch_size": 1, "global_batch_size": 8, "seq_length": 16}
-    return uniform_plan(**{**arguments, "device": "A100-40", **shape})  # type: ignore[arg-type]
-
-
-def score_of(plan: Plan, problem: Problem) -> Scored:
-    found = scored(plan, problem)
-    assert found is not None
-    return found
+line_problem, uniform = partial(line.line_problem, batch=8), partial(line.uniform, batch=8)
 
 
 def layers_of(pipeline: Replica) -> list[float]:

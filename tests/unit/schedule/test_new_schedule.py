@@ -29,7 +29,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> str:
     """The golden rows of the page; its schedule is in the table."""
     (code,) = re.findall(r"```python\n(def gpipe_recompute_last.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (golden,) = re.findall(r"```\n(0F0 0F1.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, Any] = {"gpipe": orders.gpipe, "one_f_one_b": orders.one_f_one_b, "Kind": Kind}
+    names: dict[str, Any] = {**vars(orders)}
     exec(code, names)
     assert list(names["ORDERS"]) == [*orders.ORDERS, NAME]
     monkeypatch.setitem(orders.ORDERS, NAME, names["ORDERS"][NAME])  # type: ignore[arg-type]
