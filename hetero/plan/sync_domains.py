@@ -7,7 +7,7 @@ the bucket across the slow links, so that these see every byte once per domain a
 
 from collections.abc import Sequence
 
-Ranks = tuple[int, ...]
+from hetero.plan.ir import Ranks
 
 
 class Domains:

@@ -17,10 +17,9 @@ import torch.distributed as dist
 
 from hetero.distributed.timing import Collective, Waitable
 from hetero.plan.gradient_groups import ALIGNMENT, Bucket
+from hetero.plan.ir import Ranks
 from hetero.plan.sync_domains import rails_of
 from hetero.runtime.collective_sequencer import CollectiveSequencer, Phase
-
-Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.timing import Collective, Timing, Start, Waitable
-from hetero.distributed.process_groups import create_groups, gradient_groups, level_groups
+from hetero.distributed.process_groups import create_groups, flat_sync_ranks, hierarchical_sync_ranks
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
@@ -134,7 +134,7 @@ def oracle(made: Plan) -> Trace:
 @pytest.mark.parametrize(("made", "options"), _cases())
 def test_the_sums_are_those_of_one_process(made: Plan, options: DataParallelOptions) -> None:
     validate(made)
-    assert level_groups(made)
+    assert hierarchical_sync_ranks(made)
     traces = run_ranks(train, made.world_size, made, NUM_STEPS, options)
     assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
 
@@ -168,7 +168,7 @@ def collectives_of_a_step(rank: int, made: Plan) -> list[tuple[str, tuple[int, .
     for name in ("all_reduce", "reduce", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor"):
         setattr(dist, name, _recording(name, getattr(dist, name), started))
     train(rank, made, 1, AFTER)
-    return [(name, ranks) for name, ranks in started if ranks in {*gradient_groups(made), *level_groups(made)}]
+    return [(name, ranks) for name, ranks in started if ranks in {*flat_sync_ranks(made), *hierarchical_sync_ranks(made)}]
 
 
 def _recording(name: str, collective: Any, started: list[tuple[str, tuple[int, ...]]]) -> Any:
@@ -231,7 +231,7 @@ def test_every_rank_creates_the_groups_of_both_levels_in_one_order() -> None:
     made = three_domains(gpt2_model())
     first, *others = run_ranks(created_groups, made.world_size, made)
     assert all(groups == first for groups in others)
-    last = [tuple(sorted(ranks)) for ranks in level_groups(made)]
+    last = [tuple(sorted(ranks)) for ranks in hierarchical_sync_ranks(made)]
     assert first[-len(last) :] == last
 
 

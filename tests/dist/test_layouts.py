@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.distributed.process_groups import gradient_groups
+from hetero.distributed.process_groups import flat_sync_ranks
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
@@ -66,7 +66,7 @@ def test_layout_equals_one_process(style: str, plan: Plan) -> None:
 def _sharded_cases() -> Iterator[Any]:
     """Every layout that has something to share. In every other style, shares are unequal where stages share."""
     for name, style, plan in LAYOUTS:
-        groups = gradient_groups(plan)
+        groups = flat_sync_ranks(plan)
         marks = () if (name, style) == ("everything", "llama-gqa") else pytest.mark.slow
         if groups and style != "gpt2-tied":
             yield pytest.param(style, plan, id=f"{name}-{style}-equal", marks=marks)
