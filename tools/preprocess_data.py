@@ -16,12 +16,12 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from rich.console import Console
@@ -196,7 +196,8 @@ class DatasetWriter:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_tokens * np.dtype(self._builder.dtype).itemsize
+        item_bytes: int = np.dtype(self._builder.dtype).itemsize
+        return self.num_tokens * item_bytes
 
     def add(self, tokens: Tokens) -> None:
         start = 0
@@ -421,7 +422,7 @@ def _texts(content: bytes | OSError, format: Format, keys: tuple[str, ...]) -> d
 
 def _tokenized(
     recipe: Recipe, chunks: Iterator[tuple[Chunk, ...]], *, workers: int
-) -> Iterator[tuple[dict[str, Tokens], Counts]]:
+) -> Generator[tuple[dict[str, Tokens], Counts], None, None]:
     """Results in the order of ``chunks``, few enough at a time that memory does not grow with the input."""
     if workers == 1:
         yield from (tokenize_chunk(recipe, chunk) for chunk in chunks)
@@ -485,7 +486,7 @@ def _summary(writer: DatasetWriter, counts: Counts, *, elapsed_s: float) -> str:
     return line
 
 
-def _count_newlines(file: Any, end: int) -> int:
+def _count_newlines(file: BinaryIO, end: int) -> int:
     """Newlines in the first ``end`` bytes."""
     count = 0
     while end > 0:

@@ -87,7 +87,7 @@ class FailureDetector:
         hosts_store: bool = False,
     ) -> None:
         # A connection of its own: the main thread may be blocked in another.
-        self._store = dist.PrefixStore("hetero-watch", store.clone())
+        self._store = dist.PrefixStore("failure-detector", store.clone())  # type: ignore[attr-defined]  # not in torch's stubs
         self._rank = rank
         self._world_size = world_size
         self._options = options or FailureDetectorOptions()
@@ -98,8 +98,8 @@ class FailureDetector:
         self._main_is_ending = threading.Event()
         self._answers = 0
         self._report = ""
-        self._ring = threading.Thread(target=self._watch_neighbour, name="hetero-watch", daemon=True)
-        self._guard = threading.Thread(target=self._watch_store, name="hetero-watch-store", daemon=True)
+        self._ring = threading.Thread(target=self._monitor_neighbour, name="failure-detector", daemon=True)
+        self._guard = threading.Thread(target=self._monitor_store, name="failure-detector-store", daemon=True)
 
     def __enter__(self) -> "FailureDetector":
         self._ring.start()
@@ -188,7 +188,7 @@ class FailureDetector:
                 deadline = min(deadline, time.monotonic() + self._options.roll_call_s + self._options.beat_s)
             time.sleep(self._options.beat_s / 10)
 
-    def _watch_neighbour(self) -> None:
+    def _monitor_neighbour(self) -> None:
         """Silence is counted in this rank's own beats: who stood still itself, as on a host that did, cannot judge."""
         neighbour = (self._rank + 1) % self._world_size
         last_beat, beats, missed = b"", 0, 0
@@ -196,7 +196,7 @@ class FailureDetector:
             try:
                 beats += 1
                 self._store.set(f"beat/{self._rank}", f"{beats} {self.doing}")
-                # Who has left watches nobody any more.
+                # Who has left monitors nobody any more.
                 while neighbour != self._rank and self._has(f"done/{neighbour}"):
                     neighbour = (neighbour + 1) % self._world_size
                 beat = self._read(f"beat/{neighbour}")
@@ -210,7 +210,7 @@ class FailureDetector:
             except dist.DistError as error:
                 self._end(self._store_is_lost(error))
 
-    def _watch_store(self) -> None:
+    def _monitor_store(self) -> None:
         """A store whose host stands still, or whose network is cut, blocks its callers without an error."""
         answers, missed = self._answers, 0
         while not self._stop.wait(self._options.beat_s):

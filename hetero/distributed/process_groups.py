@@ -104,7 +104,7 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
 
     def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
         members = sorted(ranks)
-        group = dist.new_group(members)
+        group: dist.ProcessGroup = dist.new_group(members)
         if device.type == "cuda" and rank in members:
             dist.all_reduce(torch.zeros(1, device=device), group=group)
         return group

@@ -75,7 +75,9 @@ class _Recorded:
     event: torch.cuda.Event
 
     def wait(self) -> object:
-        return torch.cuda.current_stream().wait_event(self.event)
+        torch.cuda.current_stream().wait_event(self.event)
+        return None
 
     def is_completed(self) -> bool:
-        return self.event.query()
+        done: bool = self.event.query()
+        return done

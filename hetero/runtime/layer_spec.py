@@ -32,7 +32,8 @@ class Norm(torch.nn.Module):
     that its gradient is partial; :mod:`.gradient_groups` accounts for that by the parameter's name.
     """
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:  # type: ignore[misc]
+        # megatron-core's specs take classes, and call them.
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
         return kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
 
@@ -122,7 +123,7 @@ def _local_layer(model: ModelSpec) -> ModuleSpec:
 def _with_bias(linear: type) -> type:
     """``linear`` with a bias, whatever megatron-core asks for: one of its settings serves this layer and the MLP."""
 
-    class WithBias(linear):
+    class WithBias(linear):  # type: ignore[misc]  # known only when the layer is built
         def __init__(self, *args: object, bias: bool, **options: object) -> None:
             super().__init__(*args, bias=True, **options)
 

@@ -187,7 +187,7 @@ class Optimizer:
 
     def _scale_gradients(self, factor: float) -> None:
         if factor != 1.0 and self._segments:
-            torch._foreach_mul_([segment.main.grad for segment in self._segments], factor)
+            torch._foreach_mul_([each.main.grad for each in self._segments if each.main.grad is not None], factor)
 
 
 def _segments(local: LocalBucket) -> Iterator[_UpdatedRange]:
@@ -211,8 +211,8 @@ def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
     """
     row = 1024
     whole_rows = flat.numel() // row * row
-    norms = torch.linalg.vector_norm(flat[:whole_rows].view(-1, row), dim=1).double()
-    rest = torch.linalg.vector_norm(flat[whole_rows:]).double()
+    norms: torch.Tensor = torch.linalg.vector_norm(flat[:whole_rows].view(-1, row), dim=1).double()
+    rest: torch.Tensor = torch.linalg.vector_norm(flat[whole_rows:]).double()
     return norms.square().sum() + rest.square()
 
 

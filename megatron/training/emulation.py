@@ -2,12 +2,10 @@
 
 import dataclasses
 
-import torch.distributed as dist
-
 from hetero.cost.layers.latency import CostModel
 from hetero.data import shipped_profiles
 from hetero.distributed.rank_consensus import on_all_ranks
-from hetero.emulation.setup import Emulation, emulate
+from hetero.emulation.ranks.setup import Emulation, emulate
 from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -37,7 +35,6 @@ def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) ->
         options=emulation.options,
         vocab_size=tokenizer.vocab_size,
         bucket_numel=config.parallel.bucket_size,
-        rank=dist.get_rank(),
     )
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from hetero.cost.layers.latency import CostModel
 from hetero.cost.network import Port, Topology, TransferCost, sum_cost
 from hetero.distributed.timing import Collective, TransferDirection
-from hetero.emulation.shared_timetable import Occupation
+from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import Plan
 from hetero.plan.reshard import Transfer, num_phases, transfers

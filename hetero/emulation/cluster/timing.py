@@ -3,25 +3,33 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import torch.distributed as dist
 
 from hetero.cost.layers.latency import CostModel, StageCost
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.distributed.timing import Collective, Start, Timing, TransferDirection, Waitable
-from hetero.emulation.device_memory import DeviceMemory
-from hetero.emulation.emulated_clock import EmulatedClock
-from hetero.emulation.link_model import WORLD, CollectiveKey, LinkModel, MessageKey, TensorParallelKey, collective_key
-from hetero.emulation.real_time_check import check_keeps_up
+from hetero.emulation.cluster.device_memory import DeviceMemory
+from hetero.emulation.cluster.emulated_clock import EmulatedClock
+from hetero.emulation.cluster.link_model import (
+    WORLD,
+    CollectiveKey,
+    LinkModel,
+    MessageKey,
+    TensorParallelKey,
+    collective_key,
+)
+from hetero.emulation.cluster.real_time_check import check_keeps_up
+from hetero.emulation.cluster.shared_timetable import Appointment, Occupation, SharedTimetable
 from hetero.emulation.records import Arrival, BucketCollective, Compute, StepRecord
-from hetero.emulation.shared_timetable import Appointment, Occupation, SharedTimetable
 from hetero.plan.gradient_groups import Bucket
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import UPDATE, Action, ActionKind
 from hetero.schedule.program import Point, Step
+
+WarmUp = tuple[float, float]
+"""Of the first step of a rank: processor seconds of its real work, and emulated seconds of computing."""
 
 
 @dataclass(slots=True)
@@ -94,11 +102,13 @@ class Device:
 
 
 class EmulatedTiming(Timing):
-    """
+    """Lets a rank take as long as the described device and its links would, and records what it did when.
+
     The first step runs as fast as this machine can and tells whether it can keep up; all later ones are emulated.
 
     Args:
         device: ``None`` on an idle rank.
+        all_gather: collective over the world; what every rank gives, by rank.
     """
 
     def __init__(
@@ -110,6 +120,7 @@ class EmulatedTiming(Timing):
         link_model: LinkModel,
         timetable: SharedTimetable,
         clock: EmulatedClock,
+        all_gather: Callable[[WarmUp], Sequence[WarmUp]],
     ) -> None:
         self._rank = rank
         self._device = device
@@ -117,6 +128,7 @@ class EmulatedTiming(Timing):
         self._link_model = link_model
         self._timetable = timetable
         self._clock = clock
+        self._all_gather = all_gather
         self._meetings = 0
         self._running: _Running | None = None
         self._tp_meetings = 0
@@ -273,9 +285,7 @@ class EmulatedTiming(Timing):
             ConfigError: this machine cannot keep up; on every rank.
         """
         own = self._worked_s, self._device.busy_s if self._device is not None else 0.0
-        every = [own] * dist.get_world_size()
-        dist.all_gather_object(every, own)
-        check_keeps_up(every, num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
+        check_keeps_up(self._all_gather(own), num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
         self._clock.at_s = self._clock.wall_s()
 
 
