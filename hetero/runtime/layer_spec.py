@@ -32,8 +32,9 @@ class Norm(torch.nn.Module):
     that its gradient is partial; :mod:`.gradient_groups` accounts for that by the parameter's name.
     """
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:  # type: ignore[misc]
-        # megatron-core's specs take classes, and call them.
+    def __new__(  # type: ignore[misc]  # a spec names a class, which makes one of torch's
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
+    ) -> torch.nn.Module:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
         return kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
 
