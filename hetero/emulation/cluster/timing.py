@@ -1,4 +1,4 @@
-"""The time of a rank whose device is emulated: real work, and then sleep until the described device were done."""
+"""Makes a rank take as long as an emulated device would: real work, then sleep until that device would be done."""
 
 import contextlib
 import os
@@ -78,7 +78,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The described device of a working rank.
+    """The described device of a working rank: its stages, and what they take.
 
     stages: by index, those that it holds.
     computes: of a step, in order.
