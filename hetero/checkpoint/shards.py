@@ -1,4 +1,4 @@
-"""Shard files: safetensors, written with checksums and read against them, box by box."""
+"""Writes and reads shard files: safetensors, of which every block is checked by its checksum."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -49,8 +49,11 @@ _ARRIVALS, _DEPARTURES = "arrivals", "departures"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureDetectorOptions:
-    """beat_s: seconds between touches. lost_after_s: silence that counts as death. roll_call_s: time to answer.
+    """How long a rank may be silent before it counts as lost, in seconds.
 
+    beat_s: between two signs of life.
+    lost_after_s: of silence that counts as death.
+    roll_call_s: time to answer when all ranks are asked whether they are there.
     arrive_within_s: how long the first rank to arrive waits for the last: hosts start at different speeds.
     """
 
@@ -61,7 +64,7 @@ class FailureDetectorOptions:
 
 
 class FailureDetector:
-    """Context manager around everything that waits for other ranks, from the first collective to the last.
+    """Context manager that notices lost ranks, around everything from the first collective to the last.
 
     A rank that is killed is reported by the others within ``lost_after_s + roll_call_s + 2 * beat_s`` seconds, and
     within ``roll_call_s + 2 * beat_s`` where a broken connection betrays it at once, as on gloo. Its

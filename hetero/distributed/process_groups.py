@@ -1,4 +1,4 @@
-"""The process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
+"""Creates the process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
 
 A group exists per tensor-parallel group, per direction of each boundary, and per distinct set of ranks that sum
 gradients, be it all holders or, where they are summed hierarchically, those of a domain or a rail: their

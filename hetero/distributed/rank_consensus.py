@@ -1,4 +1,4 @@
-"""All ranks succeed at a step of start-up, or all fail with the same message, before anyone waits for anyone."""
+"""Lets all ranks succeed at a step of start-up, or fail with the same message, before any waits for another."""
 
 import hashlib
 from collections.abc import Callable

@@ -88,7 +88,7 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class EqualShards:
-    """Sums by one reduce-scatter and gathers by one all-gather, where the shards that holders update are equally long."""
+    """Sums by one reduce-scatter and gathers by one all-gather, where all shards are equally long."""
 
     summed: slice
     group: dist.ProcessGroup

@@ -31,6 +31,8 @@ class CollectiveSequencer:
 
 
 class _ThreadRunner:
+    """Runs sequences on one thread, which waits for each phase."""
+
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collective-sequencer")
 
@@ -39,6 +41,8 @@ class _ThreadRunner:
 
 
 class _StreamRunner:
+    """Runs sequences on one CUDA stream, on which each phase waits for the one before."""
+
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 

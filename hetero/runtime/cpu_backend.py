@@ -1,4 +1,4 @@
-"""Stand-ins for the few CUDA calls that megatron-core 0.16's layers make, for machines without CUDA.
+"""Replaces the few CUDA calls that megatron-core 0.16's layers make, so that they run on machines without CUDA.
 
 Everything that is replaced is listed here, with the places in megatron-core that need it. With CUDA present
 :func:`install` replaces nothing. It has to run before the first import of ``megatron.core``, whose fused functions

@@ -13,7 +13,7 @@ from hetero.schedule.program import Program, Step
 
 
 class GradientSync:
-    """The reduce queue of one rank's program.
+    """Launches the REDUCEs of one rank's program, each as soon as the gradients that it sums are there.
 
     A step is: :meth:`zero`; :meth:`begins` and :meth:`ends` around each compute; :meth:`finish`. A REDUCE is launched
     as soon as its program lets it: behind those before it in the queue, which all ranks share, and once the action that

@@ -1,4 +1,4 @@
-"""Which of megatron-core's modules make up a layer on this device."""
+"""Chooses the modules of megatron-core that a stage's layers are made of on this device."""
 
 import copy
 import dataclasses
@@ -26,7 +26,7 @@ from hetero.spec.model import ModelSpec
 
 
 class Norm(torch.nn.Module):
-    """LayerNorm or RMSNorm of torch for the local spec.
+    """Makes torch's LayerNorm or RMSNorm, for the local spec.
 
     The stock ``WrappedTorchNorm`` refuses sequence parallelism (torch_norm.py:32), whose only effect on a norm is
     that its gradient is partial; :mod:`.gradient_groups` accounts for that by the parameter's name.

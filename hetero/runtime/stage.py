@@ -1,4 +1,4 @@
-"""A pipeline stage: megatron-core's ``GPTModel`` with exactly the layers that the plan gives it.
+"""Builds pipeline stages: megatron-core's ``GPTModel`` with exactly the layers that the plan gives it.
 
 Tensor shapes: S sequence rows on this rank, B samples of a microbatch, H hidden size, V vocabulary rows on this rank.
 """

@@ -26,7 +26,7 @@ class Keeps(Enum):
 
 
 class StageRunner:
-    """A rank's stage with what its microbatches have left here for later.
+    """Runs forwards and backwards of a rank's stage, and keeps between them what its microbatches need later.
 
     Args:
         ready: told each weight that a split backward has added a gradient to, which autograd's hooks know nothing of.

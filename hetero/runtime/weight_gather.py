@@ -11,7 +11,7 @@ from hetero.schedule.program import Program
 
 
 class WeightGather:
-    """The gather queue of one rank's program, which is empty where every holder updates everything.
+    """Launches the GATHERs of one rank's program, of which there are none where every holder updates everything.
 
     A gather that has to be there before a position inside a forward is waited for by the modules that have a part of
     it, right before they run, and by :meth:`finish`; one that has to be there before a whole compute, at once.

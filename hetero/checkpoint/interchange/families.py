@@ -1,4 +1,4 @@
-"""Tensor by tensor, how Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral and GPT-2 hold the same weights.
+"""Maps our parameters to the tensors of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral and GPT-2.
 
 Every rearrangement is linear and has an inverse, so that it serves gradients as it serves weights, and a round trip
 is exact.

@@ -22,6 +22,8 @@ from hetero.serialization import read_bytes
 
 
 class _Named(Protocol):
+    """A class, or a function."""
+
     @property
     def __name__(self) -> str: ...
 
@@ -61,6 +63,8 @@ _DATA_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.distcp")
 
 
 class _RecordUnpickler(pickle.Unpickler):
+    """Refuses every name that is not on the list."""
+
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}")

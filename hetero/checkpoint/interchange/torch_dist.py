@@ -1,4 +1,4 @@
-"""megatron-core's ``torch_dist`` checkpoints: what ``dist_checkpointing`` saves of a GPTModel, weights only.
+"""Reads and writes megatron-core's ``torch_dist`` checkpoints, as ``dist_checkpointing`` saves a GPTModel's weights.
 
 A tensor has one name for all layers, with the layer as its first dimension and the expert as its second, or, where
 layers differ, one name per layer. Norms before a linear layer carry TransformerEngine's names under either spec.

@@ -105,7 +105,7 @@ class LinkModel:
         )
 
     def collective(self, operation: Collective, bucket: Bucket) -> Occupation:
-        """Price a collective: half of an all-reduce is to scatter the sums, the other half to gather what became of them.
+        """Price a collective: half of an all-reduce scatters the sums, the other half gathers what became of them.
 
         One at a time of a rank's collectives is on its wire inside the node.
         """

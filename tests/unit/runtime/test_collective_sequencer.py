@@ -38,7 +38,9 @@ def test_each_phase_starts_after_the_one_before_has_ended() -> None:
     running = [sequencer.start([log.phase(f"{sequence}{phase}") for phase in "xyz"]) for sequence in "ab"]
     for each in running:
         each.wait()
-    assert log.seen == [f"{what} {sequence}{phase}" for sequence in "ab" for phase in "xyz" for what in ("start", "end")]
+    assert log.seen == [
+        f"{what} {sequence}{phase}" for sequence in "ab" for phase in "xyz" for what in ("start", "end")
+    ]
     assert all(each.is_completed() for each in running)
 
 
