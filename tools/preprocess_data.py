@@ -119,9 +119,7 @@ def find_input(inputs: Sequence[str], *, input_format: str, pattern: str) -> lis
         ConfigError: something matches no file.
     """
     paths = dict.fromkeys(path for item in inputs for path in _expand(item, pattern))
-    return [
-        FileRange(path=path, format=_format_of(path, input_format), start=0, end=path.stat().st_size) for path in paths
-    ]
+    return [FileRange(path=p, format=_format_of(p, input_format), start=0, end=p.stat().st_size) for p in paths]
 
 
 def cut_into_chunks(files: Sequence[FileRange], *, chunk_bytes: int) -> Iterator[tuple[FileRange, ...]]:
@@ -200,8 +198,7 @@ class DatasetWriter:
 
     @property
     def num_bytes(self) -> int:
-        item_bytes: int = np.dtype(self._builder.dtype).itemsize
-        return self.num_tokens * item_bytes
+        return self.num_tokens * int(np.dtype(self._builder.dtype).itemsize)
 
     def add(self, tokens: Tokens) -> None:
         start = 0
@@ -464,8 +461,7 @@ class _Bar(Progress):
         self._task = self.add_task("", total=num_bytes, documents=0, rate=0.0)
 
     def show(self, num_bytes: int, num_documents: int) -> None:
-        elapsed_s = self.tasks[0].elapsed or 0.0
-        rate = num_documents / elapsed_s if elapsed_s else 0.0
+        rate = num_documents / (self.tasks[0].elapsed or float("inf"))
         self.update(self._task, completed=num_bytes, documents=num_documents, rate=rate)
 
 
