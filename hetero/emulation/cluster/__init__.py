@@ -1,1 +1,1 @@
-"""The emulated cluster: when its devices and links would be done, and what its devices would hold. No torch."""
+"""Tells when devices and links of the emulated cluster would be done, and what they would hold, without torch."""

@@ -54,6 +54,7 @@ class TensorParallelKey:
 
 
 def collective_key(operation: Collective, bucket: Bucket) -> CollectiveKey:
+    """The name of that collective on ``bucket``, which no other bucket has."""
     first = bucket.segments[0]
     return CollectiveKey(operation, bucket.ranks, first.parameter.name, first.start)
 

@@ -1,1 +1,1 @@
-"""The processes that compute, one per rank of the emulated cluster, with torch."""
+"""Runs the processes that compute, one per rank of the emulated cluster, with torch."""
