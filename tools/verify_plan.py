@@ -36,8 +36,8 @@ from hetero.plan.uniform import uniform_plan
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.weights import take_shard
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
-from megatron.training.arguments import parse_args
-from megatron.training.config import PretrainConfig
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.config import PretrainConfig
 from megatron.training.launch import exit_code, joined, launch_from
 from megatron.training.training import (
     LOG_COLUMNS,

@@ -16,7 +16,8 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.trainer import Trainer
-from megatron.training.config import CheckpointConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.training_config import CheckpointConfig
 
 
 def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> int:

@@ -33,7 +33,7 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Placement, Plan
 from hetero.plan.samples import microbatch_indices
 from hetero.runtime.batch import Microbatch
-from megatron.training.config import DataConfig
+from megatron.training.cli.training_config import DataConfig
 from megatron.training.index_cache import built_completely
 from megatron.training.tokenizer import Tokenizer
 

@@ -12,7 +12,8 @@ from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.profile import Profile
-from megatron.training.config import EmulationConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import EmulationConfig
 from megatron.training.planning import runtime_traits
 from megatron.training.tokenizer import Tokenizer
 

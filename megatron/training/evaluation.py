@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.batch import Microbatch, to_device
 from hetero.runtime.trainer import Trainer, reads_data
-from megatron.training.config import PretrainConfig
+from megatron.training.cli.config import PretrainConfig
 from megatron.training.data import Split, microbatches
 
 

@@ -24,7 +24,8 @@ from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DEVICE_TYPES, device_type_of_cuda_name
 from hetero.spec.model import ModelSpec
-from megatron.training.config import ParallelConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import ParallelConfig
 from megatron.training.planning import plan_on_rank_0
 
 _SECONDS_TO_REPORT = 30.0

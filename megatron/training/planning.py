@@ -13,7 +13,8 @@ from hetero.runtime.layer_spec import may_split_backward
 from hetero.serialization import check_can_be_written, from_json, load, save, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
-from megatron.training.config import PlannerConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import PlannerConfig
 
 
 def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:

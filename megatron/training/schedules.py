@@ -3,7 +3,7 @@
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from megatron.training.config import OptimizerConfig
+from megatron.training.cli.training_config import OptimizerConfig
 
 
 def build_scheduler(

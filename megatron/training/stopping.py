@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from megatron.training.config import RunConfig
+from megatron.training.cli.training_config import RunConfig
 
 
 class Stop:

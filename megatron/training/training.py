@@ -24,9 +24,10 @@ from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
-from megatron.training.arguments import model_spec
 from megatron.training.checkpointing import Saver, load, saving
-from megatron.training.config import OptimizerConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.model_config import model_spec
+from megatron.training.cli.training_config import OptimizerConfig
 from megatron.training.data import build_dataset, microbatches
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits

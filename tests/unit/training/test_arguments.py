@@ -11,9 +11,10 @@ import torch
 
 from hetero.errors import ConfigError
 from hetero.spec.model import RotaryScaling
-from megatron.training.arguments import default_backend, model_spec, parse_args
-from megatron.training.config import PretrainConfig
-from megatron.training.flags import FLAGS
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.config import FLAGS, PretrainConfig
+from megatron.training.cli.derived import default_backend
+from megatron.training.cli.model_config import model_spec
 
 BASE = {
     "--num-layers": "4",
@@ -588,7 +589,7 @@ def test_backend_follows_cuda(cuda: bool, backend: str, monkeypatch: pytest.Monk
 
 def test_flags_with_a_stated_backend_need_no_torch() -> None:
     program = (
-        "import sys; from megatron.training.arguments import parse_args; parse_args(sys.argv[1:]); "
+        "import sys; from megatron.training.cli.arguments import parse_args; parse_args(sys.argv[1:]); "
         "assert 'torch' not in sys.modules"
     )
     root = Path(__file__).parents[3]

@@ -3,8 +3,8 @@
 import pytest
 
 from hetero.errors import ConfigError
-from megatron.training.flags import FLAGS
-from megatron.training.unsupported_flags import _GROUPS, UNSUPPORTED_FLAGS
+from megatron.training.cli.config import FLAGS
+from megatron.training.cli.unsupported import _GROUPS, UNSUPPORTED_FLAGS
 from tests.unit.training.test_arguments import parse
 
 
