@@ -5,7 +5,7 @@ import pytest
 from hetero.errors import ConfigError
 from megatron.training.cli.config import FLAGS
 from megatron.training.cli.unsupported import _GROUPS, UNSUPPORTED_FLAGS
-from tests.unit.training.test_arguments import parse
+from tests.helpers.flags import parse
 
 
 def test_no_flag_is_both_supported_and_unsupported() -> None:
