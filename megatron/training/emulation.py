@@ -14,7 +14,7 @@ from hetero.spec.cluster import ClusterSpec
 from hetero.spec.profile import Profile
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import EmulationConfig
-from megatron.training.planning import runtime_runtime
+from megatron.training.planning import launched_runtime
 from megatron.training.tokenizer import Tokenizer
 
 CHECKPOINTS = "emulated"
@@ -81,5 +81,5 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         precision=plan.precision,
         profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
         data_sheets=emulation.data_sheets,
-        runtime=runtime_runtime(config),
+        runtime=launched_runtime(config),
     )

@@ -50,7 +50,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         precision=config.parallel.precision or "fp32",
         profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
         data_sheets=planner.data_sheets,
-        runtime=runtime_runtime(config),
+        runtime=launched_runtime(config),
     )
     problem = Problem(
         cluster=cluster,
@@ -69,7 +69,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     return result.plan
 
 
-def runtime_runtime(config: PretrainConfig) -> RuntimeModel:
+def launched_runtime(config: PretrainConfig) -> RuntimeModel:
     """How this launch executes a plan, as the cost model sees it."""
     parallel = config.parallel
     return dataclasses.replace(
