@@ -1,4 +1,4 @@
-"""Tokens for training: megatron-core's dataset over Megatron's ``.bin`` and ``.idx`` files, cut into microbatches.
+"""Reads tokens for training: megatron-core's dataset over ``.bin`` and ``.idx`` files, cut into microbatches.
 
 Tensor shapes: B samples of a microbatch on this rank, S the whole sequence.
 
@@ -80,7 +80,7 @@ _SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
 def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num_samples: int) -> Dataset[Any]:
-    """A dataset; item i is sample i of the run, the same on every rank and under every plan.
+    """Build a dataset whose item i is sample i of the run, the same on every rank and under every plan.
 
     One corpus repeats in epochs, each in its own order, until it fills ``train_samples``; so does a blend with
     weights, whose samples come in proportion to them. A blend without weights reads each corpus once. The order
@@ -137,7 +137,7 @@ def microbatches(
     num_steps: int,
     num_workers: int,
 ) -> Iterator[list[Microbatch]]:
-    """This rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
+    """Yield this rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
 
     About one step is kept ready beyond the one in hand. Only ranks of first and last stages need it.
 
@@ -178,9 +178,7 @@ def _by_step(loader: Iterable[Microbatch], per_step: int) -> Iterator[list[Micro
 
 
 def _start_reader(parent: int, worker: int) -> None:
-    """A launcher sends SIGTERM to a rank's whole group. The rank saves and leaves; its readers live until then, and
-    no longer.
-    """
+    """Keep a reader process alive while its rank saves after the launcher's SIGTERM to the whole group, and no longer."""
     os.setpgid(0, 0)
     end_with_parent(parent)
 
@@ -258,7 +256,7 @@ def _cache_error(folder: str, error: Exception) -> ConfigError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """megatron-core warns that it keeps no index cache where it is told to keep none."""
+    """Silence megatron-core, which warns that it keeps no index cache where it is told to keep none."""
     logger = logging.getLogger("megatron.core.datasets")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -269,7 +267,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _blend(config: DataConfig, split: Split) -> _Blend | None:
-    """Where the data of ``split`` comes from, ``None`` for mock data."""
+    """Find where the data of ``split`` comes from; ``None`` for mock data."""
     if config.mock_data:
         return None
     if not config.data_path:
@@ -287,7 +285,7 @@ def _blend(config: DataConfig, split: Split) -> _Blend | None:
 
 
 def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]:
-    """Shares of training, validation and test such that ``share`` is that of ``split``."""
+    """Return shares of training, validation and test such that ``share`` is that of ``split``."""
     start, end = share
     i = _SPLITS.index(split)
     edges = [0.0] * i + [start] + [end] * (len(_SPLITS) - i)
@@ -296,7 +294,7 @@ def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]
 
 
 def _parse_blend(items: tuple[str, ...], *, flag: str) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
-    """Prefixes and their weights; a single prefix needs none."""
+    """Split the words of a flag into prefixes and their weights; a single prefix needs none."""
     if not items:
         raise ConfigError(f"data: nothing to read; give {flag}, --data-path or --mock-data")
     numbers = [_number(item) for item in items]
@@ -349,7 +347,7 @@ def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer)
 
 
 def _open_corpus(prefix: str) -> _Corpus:
-    """Read the header of ``prefix.idx`` and hold both files against it."""
+    """Read the header of ``prefix.idx`` and check both files against it."""
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
     for file in (index, data):
         if not file.is_file():
@@ -406,7 +404,7 @@ def _check_index(index: Path, corpus: _Corpus, num_documents: int) -> None:
 
 
 def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> None:
-    """Are there enough tokens for one sample, and does the beginning keep to the vocabulary?"""
+    """Check that there are enough tokens for one sample, and that the first ones are of the vocabulary."""
     # Rounded as megatron-core does it.
     first, end = (round(edge * float(len(corpus.lengths))) for edge in blend.share)
     num_tokens = int(corpus.lengths[first:end].sum(dtype=np.int64))
@@ -426,7 +424,7 @@ def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer:
 
 
 def _digest(corpora: list[_Corpus]) -> str:
-    """Tells datasets apart by their sizes and the lengths of their first documents, without reading them whole."""
+    """Hash the sizes of datasets and the lengths of their first documents: tells them apart without reading them whole."""
     digest = hashlib.sha256()
     for corpus in corpora:
         digest.update(f"{corpus.dtype} {len(corpus.lengths)} {Path(corpus.prefix + '.bin').stat().st_size} ".encode())

@@ -1,4 +1,4 @@
-"""A plan made at start: rank 0 asks the planner, and all ranks get its answer."""
+"""Plans at start: rank 0 asks the planner, and all ranks get its answer."""
 
 import dataclasses
 import sys
@@ -18,7 +18,7 @@ from megatron.training.cli.parallel_config import PlannerConfig
 
 
 def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
-    """The planner's plan for the cluster file, the same on every rank; collective over the world (broadcast).
+    """Plan for the cluster file on rank 0 and hand the plan to every rank; collective over the world (broadcast).
 
     Raises:
         ConfigError: rank 0 found no plan, or cannot read the cluster or a profile; on every rank.
@@ -70,7 +70,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
 
 
 def launched_runtime(config: PretrainConfig) -> RuntimeModel:
-    """How this launch executes a plan, as the cost model sees it."""
+    """Describe to the cost model how this launch executes a plan."""
     parallel = config.parallel
     return dataclasses.replace(
         HETERO,

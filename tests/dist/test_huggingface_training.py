@@ -13,7 +13,7 @@ from hetero.plan.ir import Plan
 from hetero.runtime.trainer import Trainer
 from megatron.training.cli.arguments import parse_args
 from megatron.training.checkpointing import load
-from megatron.training.schedules import build_scheduler
+from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
 from tests.helpers.commands import command_line
 from tests.helpers.plans import plan, replica, sharded, stage

@@ -11,7 +11,7 @@ from hetero.runtime.optimizer import StepResult
 from hetero.runtime.session import TrainingSession
 from megatron.training.checkpointing import load, saving
 from megatron.training.cli.arguments import parse_args
-from megatron.training.schedules import build_scheduler
+from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
 from tests.helpers.training import data_of
 

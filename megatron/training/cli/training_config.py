@@ -19,6 +19,7 @@ from megatron.training.cli.value_types import (
     SEED,
     SPLIT,
     TOKENIZER,
+    TokenizerType,
     only,
 )
 
@@ -46,10 +47,11 @@ class DataConfig:
     split: str = flag("Shares of training, validation and test.", SPLIT, default="969, 30, 1")
     data_cache_path: Path | None = flag("Folder that keeps the sample indices between runs.", default=None)
     mock_data: bool = flag("Made-up tokens instead of files.", default=False)
-    tokenizer_type: Literal["ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"] = flag(
+    tokenizer_type: TokenizerType = flag(
         "Bytes as tokens; the tokenizer.json of a Hugging Face model, behind --tokenizer-model; or none, only "
         "--vocab-size many numbers.",
         TOKENIZER,
+        TokenizerType,
     )
     tokenizer_model: str | None = flag("A tokenizer.json, or the folder that has it.", PATH_AS_GIVEN, default=None)
     eod_mask_loss: bool = flag("Leave the end of a document out of the loss.", default=False)

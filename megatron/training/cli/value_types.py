@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
 from hetero.serialization import near_match
 
 T = TypeVar("T")
+
+TokenizerType = Literal["ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"]
 
 MAX_SHOWN = 60
 """Characters of a wrong value that a message repeats."""
@@ -140,7 +142,7 @@ PATH = text("PATH", Path)
 PATH_AS_GIVEN = text("PATH", str)
 PREFIXES = text("PREFIX", str)
 TOKENIZER = dataclasses.replace(
-    one_of("ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"),
+    one_of(*get_args(TokenizerType)),
     limit="ByteLevelTokenizer, HuggingFaceTokenizer (which reads any model's tokenizer.json) or NullTokenizer",
     choices=(),  # the nearest name to another of Megatron-LM's tokenizers would be a wrong advice
 )
