@@ -178,7 +178,7 @@ def _by_step(loader: Iterable[Microbatch], per_step: int) -> Iterator[list[Micro
 
 
 def _start_reader(parent: int, worker: int) -> None:
-    """Keep a reader process alive while its rank saves after the launcher's SIGTERM to the whole group, and no longer."""
+    """Keep a reader process alive as long as its rank, which saves after the launcher's SIGTERM to the whole group."""
     os.setpgid(0, 0)
     end_with_parent(parent)
 
@@ -424,7 +424,7 @@ def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer:
 
 
 def _digest(corpora: list[_Corpus]) -> str:
-    """Hash the sizes of datasets and the lengths of their first documents: tells them apart without reading them whole."""
+    """Hash the sizes of datasets and the lengths of their first documents, to tell them apart by reading little."""
     digest = hashlib.sha256()
     for corpus in corpora:
         digest.update(f"{corpus.dtype} {len(corpus.lengths)} {Path(corpus.prefix + '.bin').stat().st_size} ".encode())

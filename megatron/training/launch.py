@@ -1,4 +1,4 @@
-"""Turns a launched process into a rank: reads torchrun's variables, joins the world, and agrees with all on the plan."""
+"""Turns a process into a rank: reads torchrun's variables, joins the world, and agrees with all on the plan."""
 
 import contextlib
 import datetime
@@ -188,7 +188,7 @@ def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
 
 
 def _connected(address: StoreAddress, timeout: datetime.timedelta) -> dist.Store:
-    """Connect to the store, once somebody listens: before that torch waits up to three times as long as it is told to."""
+    """Connect to the store, once somebody listens: before, torch waits up to three times as long as it is told to."""
     socket.create_connection((address.host, address.port), timeout=_CONNECT_S).close()
     within = datetime.timedelta(seconds=_CONNECT_S)
     store = dist.TCPStore(address.host, address.port, is_master=False, timeout=within, wait_for_workers=False)

@@ -9,7 +9,7 @@ from megatron.training.cli.training_config import OptimizerConfig
 def build_scheduler(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, train_iters: int
 ) -> OptimizerParamScheduler:
-    """Build a scheduler that counts optimizer steps. Call ``step(increment=1)`` after each step that was not skipped."""
+    """Build a scheduler of optimizer steps. Call ``step(increment=1)`` after each step that was not skipped."""
     decay_iters = config.lr_decay_iters if config.lr_decay_iters is not None else train_iters
     warmup_iters = config.lr_warmup_iters
     if config.lr_warmup_fraction is not None:

@@ -151,7 +151,7 @@ def build_session(
     *,
     start_step: int = 0,
 ) -> TrainingSession:
-    """Build a session that goes on after ``start_step``, whose state ``trainer`` and ``scheduler`` have; reads ahead."""
+    """Build a session that goes on after ``start_step``, the state of ``trainer`` and ``scheduler``; it reads ahead."""
     data = None
     if context.work is not None and reads_data(context):
         data = microbatches(
@@ -212,7 +212,7 @@ def describe_rank(plan: Plan, rank: int) -> str:
 def _metrics(
     config: PretrainConfig, context: ParallelContext, trainer: Trainer, described: Plan
 ) -> contextlib.AbstractContextManager[Metrics | None]:
-    """Print the plan and make the reporter on rank 0: all ranks know its numbers after a step. Collective over the world."""
+    """Print the plan and make the reporter, on rank 0: every rank knows its numbers. Collective over the world."""
     measured = _static_bytes(context, trainer) if config.emulation is None else None
     if context.rank != 0:
         return contextlib.nullcontext()
