@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -75,11 +75,23 @@ class _Corpus:
     lengths: np.ndarray
 
 
+Sample = dict[str, torch.Tensor]
+"""Tokens, position ids, labels and loss mask, each of shape [S]."""
+
+
+class SampleDataset(Protocol):
+    """Gives the samples of a run by their number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+
 Split = Literal["train", "valid", "test"]
 _SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
-def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num_samples: int) -> Dataset[Any]:
+def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num_samples: int) -> SampleDataset:
     """Build a dataset whose item i is sample i of the run, the same on every rank and under every plan.
 
     One corpus repeats in epochs, each in its own order, until it fills ``train_samples``; so does a blend with
@@ -129,7 +141,7 @@ def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num
 
 
 def microbatches(
-    dataset: Dataset[Any],
+    dataset: SampleDataset,
     plan: Plan,
     placement: Placement,
     *,
@@ -158,8 +170,8 @@ def microbatches(
     per_step = plan.replicas[placement.replica].num_microbatches(placement.stage)
     steps = range(first_step, first_step + num_steps)
     loader = DataLoader(
-        dataset,
-        batch_sampler=(indices for step in steps for indices in microbatch_indices(plan, placement, step=step)),
+        cast("Dataset[Sample]", dataset),
+        batch_sampler=(list(indices) for step in steps for indices in microbatch_indices(plan, placement, step=step)),
         collate_fn=_collate,
         worker_init_fn=partial(_start_reader, os.getpid()),
         num_workers=num_workers,
@@ -183,7 +195,7 @@ def _start_reader(parent: int, worker: int) -> None:
     end_with_parent(parent)
 
 
-def _collate(samples: list[dict[str, torch.Tensor]]) -> Microbatch:
+def _collate(samples: list[Sample]) -> Microbatch:
     return Microbatch(
         tokens_BS=torch.stack([sample["tokens"] for sample in samples]),
         position_ids_BS=torch.stack([sample["position_ids"] for sample in samples]),
@@ -192,7 +204,7 @@ def _collate(samples: list[dict[str, torch.Tensor]]) -> Microbatch:
     )
 
 
-class _Builder(BlendedMegatronDatasetBuilder):
+class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]  # megatron-core has no types
     """Builds indices with errors that say what to do.
 
     A blend's own index is not cached but computed by each rank, which takes milliseconds: BlendedDataset asks
@@ -225,13 +237,14 @@ def _cached_in(config: GPTDatasetConfig, folder: Path | None) -> GPTDatasetConfi
     return changed
 
 
-def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, split: Split, num_samples: int) -> Dataset[Any]:
+def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, split: Split, num_samples: int) -> SampleDataset:
     # Without this the builder makes the other splits as well, and one without documents is an endless loop.
     wanted = _SPLITS.index(split)
     core.split_matrix = [core.split_matrix[i] if i == wanted else None for i in range(len(_SPLITS))]
     sizes = [num_samples if i == wanted else 0 for i in range(len(_SPLITS))]
     with _quiet():
-        return _Builder(cls, sizes, lambda: True, core).build()[wanted]
+        built: SampleDataset = _Builder(cls, sizes, lambda: True, core).build()[wanted]
+    return built
 
 
 def _core_config(config: DataConfig, tokenizer: Tokenizer, **source: Any) -> GPTDatasetConfig:
@@ -349,9 +362,9 @@ def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer)
 def _open_corpus(prefix: str) -> _Corpus:
     """Read the header of ``prefix.idx`` and check both files against it."""
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
-    for file in (index, data):
-        if not file.is_file():
-            raise ConfigError(f"{file}: no such file; tools/preprocess_data.py makes it, data paths end before .bin")
+    for path in (index, data):
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; tools/preprocess_data.py makes it, data paths end before .bin")
     with index.open("rb") as file:
         header = file.read(_INDEX_HEADER.size)
     if len(header) < _INDEX_HEADER.size or not header.startswith(_INDEX_MAGIC):

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from torch.utils.data import Dataset
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.microbatch import Microbatch, to_device
 from hetero.runtime.trainer import Trainer, reads_data
 from megatron.training.cli.config import PretrainConfig
-from megatron.training.data import Split, microbatches
+from megatron.training.data import SampleDataset, Split, microbatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +19,7 @@ class Evaluation:
     """
 
     split: Split
-    dataset: Dataset[Any]
+    dataset: SampleDataset
     num_batches: int
     num_workers: int
 

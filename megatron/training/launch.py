@@ -322,6 +322,7 @@ def _check_no_flag_asks_for_a_distributed_optimizer(parallel: ParallelConfig) ->
 
 def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
     parallel = config.parallel
+    assert parallel.micro_batch_size is not None, "required without a plan"
     kinds = sorted(set(devices))
     if len(kinds) > 1:
         raise PlanError(

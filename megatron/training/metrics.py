@@ -64,6 +64,7 @@ class Metrics:
         )
         self._task = self._progress.add_task("train", total=train_iters, loss="-")
         self._skipped_total = 0
+        self._steps = 0
         self._begin_interval()
 
     def __enter__(self) -> "Metrics":

@@ -5,13 +5,11 @@ import functools
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rich.console import Console
-from torch.utils.data import Dataset
 
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.failure_detector import FailureDetector
@@ -28,7 +26,7 @@ from megatron.training.checkpointing import Saver, load, saving
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.model_config import model_spec
 from megatron.training.cli.training_config import OptimizerConfig
-from megatron.training.data import build_dataset, microbatches
+from megatron.training.data import SampleDataset, build_dataset, microbatches
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.launch import Launch, agree_on_plan, joined
@@ -113,7 +111,7 @@ def agree_on_plan_and_tokenizer(config: PretrainConfig, device: torch.device) ->
     return agree_on_plan(config, model, device), tokenizer
 
 
-def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> tuple[Dataset[Any], list[Evaluation]]:
+def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> tuple[SampleDataset, list[Evaluation]]:
     """Build the training data and what is evaluated on; collective over the world.
 
     Raises:
@@ -135,7 +133,7 @@ def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> 
     return dataset, evaluations
 
 
-def start_session(config: PretrainConfig, context: ParallelContext, dataset: Dataset[Any]) -> TrainingSession:
+def start_session(config: PretrainConfig, context: ParallelContext, dataset: SampleDataset) -> TrainingSession:
     """Build a session with initial weights that runs the steps of ``config`` from the first on."""
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
@@ -147,7 +145,7 @@ def build_session(
     context: ParallelContext,
     trainer: Trainer,
     scheduler: OptimizerParamScheduler,
-    dataset: Dataset[Any],
+    dataset: SampleDataset,
     *,
     start_step: int = 0,
 ) -> TrainingSession:

@@ -51,7 +51,6 @@ class DataConfig:
         "Bytes as tokens; the tokenizer.json of a Hugging Face model, behind --tokenizer-model; or none, only "
         "--vocab-size many numbers.",
         TOKENIZER,
-        TokenizerType,
     )
     tokenizer_model: str | None = flag("A tokenizer.json, or the folder that has it.", PATH_AS_GIVEN, default=None)
     eod_mask_loss: bool = flag("Leave the end of a document out of the loss.", default=False)
