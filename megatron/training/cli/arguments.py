@@ -1,4 +1,4 @@
-"""The command line as a :class:`PretrainConfig`."""
+"""Reads the command line into a :class:`PretrainConfig`."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from megatron.training.cli.rules import check_flags
 
 
 def parse_args(argv: Sequence[str]) -> PretrainConfig:
-    """The configuration that a command line (without the program's name) describes.
+    """Read a command line, without the program's name, into a configuration.
 
     ``--help`` prints and exits.
 

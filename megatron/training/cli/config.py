@@ -1,9 +1,9 @@
-"""The configuration of a run, and with it the table of all flags."""
+"""Holds the configuration of a run, and with it the table of all flags."""
 
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from megatron.training.cli import derived
-from megatron.training.cli.fields import Flag, config_dataclass, inputs_of, part
+from megatron.training.cli.fields import Flag, config_dataclass, flag_reader, part
 from megatron.training.cli.model_config import STAGE_OPTIONS, ModelConfig
 from megatron.training.cli.parallel_config import PLAN, PRECISION, EmulationConfig, ParallelConfig
 from megatron.training.cli.training_config import (
@@ -25,8 +25,9 @@ GROUPS = (MODEL, REGULARIZATION, DATA, OPTIMIZER, LEARNING_RATE, PLAN, PARALLELI
 
 @config_dataclass
 class PretrainConfig:
-    """Everything that a run is told, a part for each who is concerned. Names and defaults are Megatron-LM's, if any.
+    """Holds everything that a run is told, a part for each who is concerned.
 
+    Names and defaults are Megatron-LM's where it has them.
     emulation: ``None`` where the devices are what they are.
     """
 
@@ -41,7 +42,7 @@ class PretrainConfig:
     emulation: EmulationConfig | None = part(PLAN, when=derived.emulates)
 
 
-PRETRAIN = inputs_of(PretrainConfig)
+PRETRAIN = flag_reader(PretrainConfig)
 """All flags, and how a configuration is made of their values."""
 
 FLAGS: tuple[Flag, ...] = PRETRAIN.flags

@@ -1,4 +1,4 @@
-"""Values that follow from several flags: sizes that have a default in others, sample counts in steps, who plans.
+"""Computes values that follow from several flags: sizes with a default in others, samples in steps, who plans.
 
 These functions take flags that :mod:`megatron.training.cli.rules` has accepted.
 """

@@ -1,4 +1,4 @@
-"""Flags as metadata of config fields: declare them there, list them all, and fill a config with their values.
+"""Declares flags as metadata of config fields, lists them all, and fills a config with their values.
 
 A config is a frozen dataclass whose every field says where its value comes from: :func:`flag` (one flag, called like
 the field), :func:`off_switch` (a flag that makes it false), :func:`computed` (a function of all flags) or :func:`part`
@@ -38,7 +38,7 @@ _SOURCE = "source"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag of the command line.
+    """Describes one flag of the command line.
 
     type: of its value, ``None`` for a switch.
     many: takes one value or more.
@@ -65,13 +65,13 @@ class Flag:
 
 
 def switch(name: str, help: str, group: str = "") -> Flag:
-    """A flag without a value, for :func:`computed`: true where it is given."""
+    """Make a flag without a value, for :func:`computed`: true where it is given."""
     return Flag(name, help, default=False, group=group)
 
 
 @dataclass(frozen=True, slots=True)
 class FlagValues:
-    """The value of every flag by its name, and which of them the user gave."""
+    """Holds the value of every flag by its name, and which of them the user gave."""
 
     values: Mapping[str, Any]
     given: frozenset[str]
@@ -80,7 +80,7 @@ class FlagValues:
         return self.values[name]
 
     def shown(self, name: str) -> str:
-        """The flag as the user wrote it, for messages."""
+        """Write the flag as the user did, for messages."""
         value = self.values[name]
         if isinstance(value, bool):
             return name
@@ -88,8 +88,8 @@ class FlagValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs(Generic[T]):
-    """The flags that decide a field or a whole config, and how their values become its value."""
+class FlagReader(Generic[T]):
+    """Knows the flags that decide a field or a whole config, and makes it of their values."""
 
     flags: tuple[Flag, ...]
     read: Callable[[FlagValues], T]
@@ -97,7 +97,7 @@ class Inputs(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Declared:
-    """A field of a config class: its name, its type without ``None``, its default, and its config's group."""
+    """Describes a field of a config class: its name, its type without ``None``, its default, and its config's group."""
 
     name: str
     type: Any
@@ -105,8 +105,8 @@ class _Declared:
     group: str
 
 
-_Source = Callable[[_Declared], Inputs[Any]]
-"""What a field's metadata holds: the inputs of the field, as soon as its name and type are known."""
+_Source = Callable[[_Declared], FlagReader[Any]]
+"""What a field's metadata holds: makes the reader of the field, whose name and type it is told."""
 
 
 def _field(source: _Source, default: Any = MISSING) -> Any:
@@ -136,7 +136,7 @@ def flag(
     off: str | None = None,
     group: str = "",
 ) -> Any:
-    """A field with the value of one flag. Without a default, the field's own or this one, the flag is required.
+    """Declare a field with the value of one flag. Without a default, the field's own or this one, the flag is required.
 
     Args:
         type: of the value. It need not be given where the field's type says it: a switch for ``bool``, the choices of
@@ -146,7 +146,7 @@ def flag(
         group: of ``--help``, where it is not the one of the config.
     """
 
-    def source(field: _Declared) -> Inputs[Any]:
+    def source(field: _Declared) -> FlagReader[Any]:
         many = get_origin(field.type) is tuple
         found = Flag(
             name or _flag_name(field.name),
@@ -158,26 +158,26 @@ def flag(
             required=field.default is MISSING,
             group=group or field.group,
         )
-        return Inputs((found,), lambda flags: flags[found.name])
+        return FlagReader((found,), lambda flags: flags[found.name])
 
     return _field(source, default)
 
 
 def off_switch(name: str, help: str) -> bool:
-    """A field that is true unless the switch ``name`` is given."""
+    """Declare a field that is true unless the switch ``name`` is given."""
 
-    def source(field: _Declared) -> Inputs[Any]:
-        return Inputs((Flag(name, help, default=False, group=field.group),), lambda flags: not flags[name])
+    def source(field: _Declared) -> FlagReader[Any]:
+        return FlagReader((Flag(name, help, default=False, group=field.group),), lambda flags: not flags[name])
 
     found: bool = _field(source, True)
     return found
 
 
 def computed(compute: Callable[[FlagValues], T], *flags: Flag) -> T:
-    """A field that follows from several flags, of which ``flags`` are declared here."""
+    """Declare a field that follows from several flags, of which ``flags`` are declared here."""
 
-    def source(field: _Declared) -> Inputs[T]:
-        return Inputs(tuple(dataclasses.replace(flag, group=flag.group or field.group) for flag in flags), compute)
+    def source(field: _Declared) -> FlagReader[T]:
+        return FlagReader(tuple(dataclasses.replace(flag, group=flag.group or field.group) for flag in flags), compute)
 
     found: T = _field(source)
     return found
@@ -186,43 +186,43 @@ def computed(compute: Callable[[FlagValues], T], *flags: Flag) -> T:
 def part(
     group: str = "", fields: Mapping[str, Any] | None = None, *, when: Callable[[FlagValues], bool] | None = None
 ) -> Any:
-    """A field with a config of its own, ``None`` unless ``when`` holds.
+    """Declare a field with a config of its own, ``None`` unless ``when`` holds.
 
     Args:
         group: of its flags in ``--help``; without it, that of the config around it.
         fields: where the values of its fields come from, for a class of a layer that knows no flags.
     """
 
-    def source(field: _Declared) -> Inputs[Any]:
-        whole = inputs_of(field.type, group or field.group, fields)
+    def source(field: _Declared) -> FlagReader[Any]:
+        whole = flag_reader(field.type, group or field.group, fields)
         if when is None:
             return whole
-        return Inputs(whole.flags, lambda flags: whole.read(flags) if when(flags) else None)
+        return FlagReader(whole.flags, lambda flags: whole.read(flags) if when(flags) else None)
 
     return _field(source)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(flag, off_switch, computed, part))
 def config_dataclass(cls: type[T]) -> type[T]:
-    """A frozen dataclass whose fields say which flags they come from."""
+    """Make a frozen dataclass whose fields say which flags they come from."""
     return dataclass(frozen=True, kw_only=True, slots=True)(cls)
 
 
-def inputs_of(cls: type[C], group: str = "", fields: Mapping[str, Any] | None = None) -> Inputs[C]:
-    """All flags of a config class in the order of its fields, and how it is made of their values.
+def flag_reader(cls: type[C], group: str = "", fields: Mapping[str, Any] | None = None) -> FlagReader[C]:
+    """Collect all flags of a config class, in the order of its fields, and how it is made of their values.
 
     Args:
         fields: where its fields come from if they do not say so themselves.
     """
     annotations, own = get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
-    inputs: dict[str, Inputs[Any]] = {}
+    readers: dict[str, FlagReader[Any]] = {}
     for name, field in (own if fields is None else fields).items():
         default = own[name].default if field.default is MISSING else field.default
         declared = _Declared(name=name, type=_without_none(annotations[name]), default=default, group=group)
-        inputs[name] = field.metadata[_SOURCE](declared)
-    return Inputs(
-        tuple(flag for source in inputs.values() for flag in source.flags),
-        lambda flags: cls(**{name: source.read(flags) for name, source in inputs.items()}),
+        readers[name] = field.metadata[_SOURCE](declared)
+    return FlagReader(
+        tuple(flag for reader in readers.values() for flag in reader.flags),
+        lambda flags: cls(**{name: reader.read(flags) for name, reader in readers.items()}),
     )
 
 
@@ -238,7 +238,7 @@ def _without_none(annotation: Any) -> Any:
 
 
 def _type_of(annotation: Any) -> ValueType[Any] | None:
-    """The type of values that a field's type tells; ``None`` for a switch."""
+    """Find the type of values that a field's type tells; ``None`` for a switch."""
     if annotation is bool:
         return None
     if annotation is Path:

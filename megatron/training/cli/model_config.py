@@ -1,4 +1,4 @@
-"""Flags of the model: its shape, and the options with which its layers are built."""
+"""Declares the flags of the model: its shape, and the options with which its layers are built."""
 
 import dataclasses
 from typing import Literal
@@ -12,7 +12,7 @@ from megatron.training.cli.value_types import BELOW_1, COUNT, FRACTION, FROM_1, 
 
 @config_dataclass
 class ModelConfig:
-    """The model, except for its vocabulary, which may come from the tokenizer.
+    """Describes the model, except for its vocabulary, which may come from the tokenizer.
 
     vocab_size: ``None`` takes the tokenizer's.
     """
@@ -97,7 +97,7 @@ class ModelConfig:
 
 
 def model_spec(config: ModelConfig, *, tokenizer_vocab_size: int) -> ModelSpec:
-    """The model with its vocabulary: the configured size, else the tokenizer's, padded.
+    """Complete the model with its vocabulary: the configured size, else the tokenizer's, padded.
 
     Raises:
         ConfigError: the configured vocabulary is smaller than the tokenizer's.

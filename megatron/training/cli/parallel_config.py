@@ -1,4 +1,4 @@
-"""Flags of parallelism: where the plan comes from, the uniform plan, communication, and the emulated cluster."""
+"""Declares the flags of parallelism: the plan's source, the uniform plan, communication, the emulated cluster."""
 
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +26,7 @@ PLAN, PRECISION = "parallelism: plan", "precision"
 
 @config_dataclass
 class PlannerConfig:
-    """What rank 0 plans from at start.
+    """Tells rank 0 what to plan from at start.
 
     profiles: files beside the shipped ones.
     data_sheets: price devices without any profile by their data sheets.
@@ -52,7 +52,7 @@ class PlannerConfig:
 
 @config_dataclass
 class ParallelConfig:
-    """A plan file, or a cluster to plan for at start, or the degrees of the uniform plan.
+    """Names a plan file, or a cluster to plan for at start, or the degrees of the uniform plan.
 
     With a plan of the first two kinds, it states degrees, schedule, microbatches and recompute: the fields here then
     hold defaults and ``micro_batch_size`` is ``None``.
@@ -125,15 +125,15 @@ class ParallelConfig:
     recompute_num_layers: int | None = flag(
         "With --recompute-granularity full: layers of each stage; without it all.", COUNT, default=None
     )
-    context_parallel_size: str = flag(
+    context_parallel_size: int = flag(
         "Accepted for Megatron-LM's scripts.",
-        only("1", "context parallelism is not there yet; share long sequences with --sequence-parallel"),
-        default="1",
+        only(1, "context parallelism is not there yet; share long sequences with --sequence-parallel"),
+        default=1,
     )
-    expert_model_parallel_size: str = flag(
+    expert_model_parallel_size: int = flag(
         "Accepted for Megatron-LM's scripts.",
-        only("1", "expert parallelism is not there yet; share experts with --tensor-model-parallel-size"),
-        default="1",
+        only(1, "expert parallelism is not there yet; share experts with --tensor-model-parallel-size"),
+        default=1,
     )
     overlap_grad_reduce: bool = flag(
         "Sum gradients over replicas while the backward goes on. On unless --no-overlap-grad-reduce is given.",
@@ -177,7 +177,7 @@ class ParallelConfig:
 
 @config_dataclass
 class EmulationConfig:
-    """The cluster that is emulated, and what its devices are priced from."""
+    """Names the cluster that is emulated, and what its devices are priced from."""
 
     cluster: Path = computed(
         itemgetter("--hetero-emulate"),

@@ -1,4 +1,4 @@
-"""The step from a command line to one value per flag, with a message for every word that is none."""
+"""Parses a command line into one value per flag, and says what is wrong with a word that is none."""
 
 import argparse
 import functools
@@ -15,7 +15,7 @@ from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
 
 
 def read_flags(argv: Sequence[str]) -> FlagValues:
-    """The command line as one value per flag. A flag given twice has its last value.
+    """Parse the command line into one value per flag. A flag given twice has its last value.
 
     ``--help`` prints and exits.
 
@@ -36,7 +36,7 @@ def read_flags(argv: Sequence[str]) -> FlagValues:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """argparse would print and exit with 2; a wrong flag is an error like any other here."""
+        """Raise what argparse would print before it exits with 2: a wrong flag is an error like any other here."""
         raise ConfigError(message.removeprefix("argument "))
 
 
@@ -102,7 +102,7 @@ def _check_names(argv: Sequence[str]) -> None:
 
 
 def _with_negative_numbers_joined(argv: Sequence[str]) -> list[str]:
-    """``--lr -1e-4`` as ``--lr=-1e-4``: argparse takes the first for two flags."""
+    """Write ``--lr -1e-4`` as ``--lr=-1e-4``: argparse takes the first for two flags."""
     valued = {flag.name for flag in FLAGS if not flag.is_switch and not flag.many}
     tokens: list[str] = []
     for token in argv:

@@ -1,9 +1,10 @@
-"""Which flags go together: what is required, what excludes what, what has an effect only beside another, what must fit.
+"""Checks which flags go together: what is required, excludes another, has an effect only beside another, or must fit.
 
 A flag that would change nothing is refused like a contradiction: its user expects an effect.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hetero.errors import ConfigError
 from megatron.training.cli.config import FLAGS
@@ -64,75 +65,86 @@ _COUNTS = (
 )
 """Lengths that have a flag in steps and one in samples."""
 
-_NEEDS: tuple[tuple[tuple[str, ...], Callable[[FlagValues], bool], str], ...] = (
-    (("--num-query-groups",), lambda flags: flags["--group-query-attention"], "--group-query-attention"),
+
+class _Condition(NamedTuple):
+    """Says what must hold for a flag to have an effect, and what the user adds to make it hold."""
+
+    holds: Callable[[FlagValues], bool]
+    fix: str
+
+
+def _on(name: str) -> _Condition:
+    """The flag is given: a switch, a path, or paths."""
+    return _Condition(lambda flags: bool(flags[name]), name)
+
+
+def _equal(name: str, value: str) -> _Condition:
+    return _Condition(lambda flags: bool(flags[name] == value), f"{name} {value}")
+
+
+_NEEDS: tuple[tuple[_Condition, tuple[str, ...]], ...] = (
+    (_on("--group-query-attention"), ("--num-query-groups",)),
     (
+        _Condition(is_rope, "--position-embedding-type rope"),
         ("--rotary-base", "--rotary-percent", "--rotary-seq-len-interpolation-factor", "--use-rope-scaling"),
-        is_rope,
-        "--position-embedding-type rope",
     ),
     (
+        _on("--use-rope-scaling"),
         (
             "--rope-scaling-factor",
             "--hetero-rope-low-freq-factor",
             "--hetero-rope-high-freq-factor",
             "--hetero-rope-original-max-positions",
         ),
-        lambda flags: flags["--use-rope-scaling"],
-        "--use-rope-scaling",
     ),
-    (("--hetero-add-proj-bias",), lambda flags: flags["--disable-bias-linear"], "--disable-bias-linear"),
+    (_on("--disable-bias-linear"), ("--hetero-add-proj-bias",)),
     (
+        _on("--num-experts"),
         ("--moe-router-topk", "--moe-ffn-hidden-size", "--moe-router-load-balancing-type", "--moe-aux-loss-coeff"),
-        has_experts,
-        "--num-experts",
+    ),
+    (_equal("--moe-router-load-balancing-type", "aux_loss"), ("--moe-aux-loss-coeff",)),
+    (
+        _equal("--lr-decay-style", "WSD"),
+        ("--lr-wsd-decay-style", "--lr-wsd-decay-iters", "--lr-wsd-decay-samples"),
     ),
     (
-        ("--moe-aux-loss-coeff",),
-        lambda flags: flags["--moe-router-load-balancing-type"] == "aux_loss",
-        "--moe-router-load-balancing-type aux_loss",
-    ),
-    (("--lr-wsd-decay-style", "--lr-wsd-decay-iters", "--lr-wsd-decay-samples"), is_wsd, "--lr-decay-style WSD"),
-    (
+        _Condition(
+            lambda flags: flags["--weight-decay-incr-style"] != "constant", "--weight-decay-incr-style linear or cosine"
+        ),
         ("--start-weight-decay", "--end-weight-decay"),
-        lambda flags: flags["--weight-decay-incr-style"] != "constant",
-        "--weight-decay-incr-style linear or cosine",
     ),
+    (_equal("--weight-decay-incr-style", "constant"), ("--weight-decay",)),
+    (_on("--train-data-path"), ("--valid-data-path", "--test-data-path")),
+    (_Condition(plans_at_start, "a cluster and no plan file"), ("--hetero-plan-time-limit", "--hetero-plan-out")),
     (
-        ("--weight-decay",),
-        lambda flags: flags["--weight-decay-incr-style"] == "constant",
-        "--weight-decay-incr-style constant",
-    ),
-    (("--valid-data-path", "--test-data-path"), lambda flags: flags["--train-data-path"] != (), "--train-data-path"),
-    (("--hetero-plan-time-limit", "--hetero-plan-out"), plans_at_start, "a cluster and no plan file"),
-    (
+        _Condition(
+            lambda flags: plans_at_start(flags) or emulates(flags),
+            "--hetero-emulate, or --hetero-cluster and no plan file",
+        ),
         ("--hetero-profile", "--hetero-data-sheets"),
-        lambda flags: plans_at_start(flags) or emulates(flags),
-        "--hetero-emulate, or --hetero-cluster and no plan file",
     ),
-    (("--hetero-emulate-time-scale", "--hetero-emulate-seq-length"), emulates, "--hetero-emulate"),
+    (_on("--hetero-emulate"), ("--hetero-emulate-time-scale", "--hetero-emulate-seq-length")),
     (
+        _on("--fp16"),
         ("--loss-scale", "--initial-loss-scale", "--min-loss-scale", "--loss-scale-window", "--hysteresis"),
-        lambda flags: flags["--fp16"],
-        "--fp16",
     ),
+    (_equal("--recompute-granularity", "full"), ("--recompute-num-layers",)),
     (
-        ("--recompute-num-layers",),
-        lambda flags: flags["--recompute-granularity"] == "full",
-        "--recompute-granularity full",
-    ),
-    (
+        _Condition(
+            lambda flags: flags["--use-distributed-optimizer"] or has_plan_file(flags), "--use-distributed-optimizer"
+        ),
         ("--overlap-param-gather",),
-        lambda flags: flags["--use-distributed-optimizer"] or has_plan_file(flags),
-        "--use-distributed-optimizer",
     ),
-    (("--save-interval", "--async-save", "--hetero-keep-last"), lambda flags: flags["--save"] is not None, "--save"),
-    (("--ckpt-step", "--finetune"), lambda flags: flags["--load"] is not None, "--load"),
-    (("--eval-interval",), lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0"),
-    (("--split",), lambda flags: flags["--data-path"] != (), "--data-path"),
-    (("--data-cache-path",), lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),
+    (_on("--save"), ("--save-interval", "--async-save", "--hetero-keep-last")),
+    (_on("--load"), ("--ckpt-step", "--finetune")),
+    (_Condition(lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0"), ("--eval-interval",)),
+    (_on("--data-path"), ("--split",)),
+    (
+        _Condition(lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),
+        ("--data-cache-path",),
+    ),
 )
-"""Flags, what must hold for them to have an effect, and the flag that makes it hold."""
+"""Conditions, and the flags that have an effect only where they hold."""
 
 
 def check_flags(flags: FlagValues) -> None:
@@ -165,10 +177,12 @@ def _check_flags_go_together(flags: FlagValues) -> None:
             raise ConfigError(f"{flags.shown(first)} and {flags.shown(second)} exclude each other: leave one out")
     _check_plan_flags(flags)
     _check_counts_have_one_unit(flags)
-    for names, holds, fix in _NEEDS:
+    for condition, names in _NEEDS:
         for name in names:
-            if name in flags.given and not holds(flags):
-                raise ConfigError(f"{flags.shown(name)} has no effect without {fix}: add that, or leave {name} out")
+            if name in flags.given and not condition.holds(flags):
+                raise ConfigError(
+                    f"{flags.shown(name)} has no effect without {condition.fix}: add that, or leave {name} out"
+                )
 
 
 def _check_plan_flags(flags: FlagValues) -> None:

@@ -1,4 +1,4 @@
-"""Flags of a training run: its data, optimizer, loss scale, checkpoints, and when it evaluates and ends."""
+"""Declares the flags of a run: data, optimizer, loss scale, checkpoints, and when it evaluates and ends."""
 
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +29,7 @@ REGULARIZATION, OPTIMIZER = "regularization", "optimizer"
 
 @config_dataclass
 class DataConfig:
-    """Where the tokens come from. ``data_path`` is prefixes, or weights and prefixes in turn, as Megatron has it.
+    """Says where the tokens come from. ``data_path`` is prefixes, or weights and prefixes in turn, as Megatron has it.
 
     Exactly one of ``data_path``, ``train_data_path`` and ``mock_data`` is set.
     tokenizer_model: a ``tokenizer.json`` or its folder for ``HuggingFaceTokenizer``, else ``None``.
@@ -60,7 +60,7 @@ class DataConfig:
 
 @config_dataclass
 class OptimizerConfig:
-    """AdamW and its schedules. Counts are optimizer steps; ``clip_grad`` 0 switches clipping off.
+    """Sets AdamW and its schedules. Counts are optimizer steps; ``clip_grad`` 0 switches clipping off.
 
     optimizer: of Megatron-LM's scripts, with one legal value.
     lr_decay_iters: ``None`` decays until the last step.
@@ -137,7 +137,7 @@ LOSS_SCALE_OPTIONS = {
 
 @config_dataclass
 class CheckpointConfig:
-    """Where state is saved and loaded. Without ``save`` nothing is; without ``load`` weights are drawn from the seed.
+    """Says where state is saved and loaded; without ``save`` nothing is, without ``load`` weights come from the seed.
 
     save_interval: steps; ``None`` saves at the end alone.
     keep_last: checkpoints that stay; ``None`` keeps all.
@@ -166,7 +166,7 @@ class CheckpointConfig:
 
 @config_dataclass
 class RunConfig:
-    """How long to train, from which seed, what to tell, and when to evaluate.
+    """Says how long to train, from which seed, what to tell, and when to evaluate.
 
     eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
     exit_interval: leave at a step that is a multiple of it; ``exit_duration_minutes``: leave after that time.

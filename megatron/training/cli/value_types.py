@@ -1,4 +1,4 @@
-"""Types of flag values: how the text of a value becomes the value, and the message for a text that cannot."""
+"""Converts the text of a flag's value: a type for each sort of value, with its limits and its message."""
 
 import argparse
 import dataclasses
@@ -21,7 +21,7 @@ MAX_SHOWN = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueType(Generic[T]):
-    """How a flag's text becomes a value; ``parse`` raises ValueError for text that is not ``limit``.
+    """Converts a flag's text into its value; ``parse`` raises ValueError for text that is not ``limit``.
 
     shown: what stands for the value in ``--help``.
     """
@@ -32,7 +32,7 @@ class ValueType(Generic[T]):
     choices: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> T:
-        """The value of ``text``, as argparse asks for it.
+        """Convert ``text``, as argparse asks for it.
 
         Raises:
             argparse.ArgumentTypeError: there is none.
@@ -51,7 +51,7 @@ products of two counts stay below that."""
 
 
 def integer(minimum: int, maximum: int = MOST) -> ValueType[int]:
-    """Whole numbers from ``minimum`` to ``maximum``."""
+    """Accept whole numbers from ``minimum`` to ``maximum``."""
 
     def parse(text: str) -> int:
         value = int(text)
@@ -63,7 +63,7 @@ def integer(minimum: int, maximum: int = MOST) -> ValueType[int]:
 
 
 def number(limit: str, accepts: Callable[[float], bool]) -> ValueType[float]:
-    """Finite numbers that ``accepts`` lets pass, which ``limit`` puts into words."""
+    """Accept finite numbers that ``accepts`` lets pass; ``limit`` puts that into words."""
 
     def parse(text: str) -> float:
         value = float(text)
@@ -75,7 +75,7 @@ def number(limit: str, accepts: Callable[[float], bool]) -> ValueType[float]:
 
 
 def text(shown: str, convert: Callable[[str], T]) -> ValueType[T]:
-    """Any text but an empty one: that is an unset variable of the calling script, and as a path the current folder."""
+    """Accept any text but an empty one: that is an unset variable of the script, and as a path the current folder."""
 
     def parse(text: str) -> T:
         if not text.strip():
@@ -86,7 +86,7 @@ def text(shown: str, convert: Callable[[str], T]) -> ValueType[T]:
 
 
 def one_of(*choices: str) -> ValueType[str]:
-    """One of some names."""
+    """Accept some names."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -98,13 +98,13 @@ def one_of(*choices: str) -> ValueType[str]:
     )
 
 
-def only(value: str, why: str) -> ValueType[str]:
-    """The one legal value of a flag that scripts carry along."""
+def only(value: T, why: str) -> ValueType[T]:
+    """Accept the one legal value of a flag that scripts carry along."""
 
-    def parse(text: str) -> str:
-        if text != value:
+    def parse(text: str) -> T:
+        if text != str(value):
             raise ValueError
-        return text
+        return value
 
     return ValueType(shown=f"{{{value}}}", limit=f"{value}, the only value supported: {why}", parse=parse)
 

@@ -13,7 +13,7 @@ from megatron.training.cli.fields import (
     computed,
     config_dataclass,
     flag,
-    inputs_of,
+    flag_reader,
     off_switch,
     part,
     switch,
@@ -46,7 +46,7 @@ class Outer:
     inner: Inner | None = part("inner", when=lambda flags: bool(flags["--size"]))
 
 
-OUTER = inputs_of(Outer, "outer")
+OUTER = flag_reader(Outer, "outer")
 BY_NAME = {flag.name: flag for flag in OUTER.flags}
 
 
@@ -108,7 +108,7 @@ def test_a_number_must_say_its_limits() -> None:
         count: int = flag("A count.")
 
     with pytest.raises(TypeError, match="a flag of type <class 'int'> has limits"):
-        inputs_of(Unlimited)
+        flag_reader(Unlimited)
 
 
 def test_a_switch_is_off_unless_given() -> None:
