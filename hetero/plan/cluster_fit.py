@@ -1,6 +1,7 @@
 """Checks that a plan fits a cluster: the number of ranks, their devices, and tensor parallelism inside nodes.
 
-One rule per function, as in :mod:`hetero.plan.validate`. Rank r of the plan runs on device r of the cluster. Each rank checks its own device again when it starts.
+One rule per function, as in :mod:`hetero.plan.validate`. Rank r of the plan runs on device r of the cluster. Each rank
+checks its own device again when it starts.
 """
 
 from hetero.errors import PlanError

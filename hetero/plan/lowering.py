@@ -19,7 +19,7 @@ from hetero.schedule.passes import add_communication, post_receives_early, split
 from hetero.schedule.program import NO_REPLICA, Point, Program, QueuedAction
 
 RECEIVES_AHEAD = 2
-"""By how many computes a receive is posted early; a heuristic: one hides the transfer, another the neighbour's jitter."""
+"""By how many computes a receive is posted early. Heuristic: one hides the transfer, another the neighbour's jitter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
