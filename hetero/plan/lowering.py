@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
-from hetero.schedule.orders import ORDERS, deepspeed_1f1b, forward_only
+from hetero.schedule.orders import ORDERS, forward_only, lock_step
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 from hetero.schedule.program import NO_REPLICA, Point, Program, QueuedAction
 
@@ -179,12 +179,10 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     return post_receives_early(rows, computes_ahead=receives_ahead)
 
 
-def deepspeed_rows(replica: Replica) -> Schedule:
-    """As :func:`step_rows`, but in the order of DeepSpeed's pipeline engine.
-
-    All stages must have the same number of microbatches and ranks of their own.
-    """
-    return deepspeed_1f1b(num_stages=len(replica.stages), num_microbatches=replica.num_microbatches(0))
+def lock_step_rows(replica: Replica) -> Schedule:
+    """As :func:`step_rows` under DeepSpeed's pipeline engine; its stages count the same microbatches, on ranks of their
+    own."""
+    return lock_step(num_stages=len(replica.stages), num_microbatches=replica.num_microbatches(0))
 
 
 def _checked_rows(replica: Replica) -> Schedule:

@@ -77,13 +77,13 @@ def forward_only(*, num_microbatches: Sequence[int], groups: Groups | None = Non
     return [[action for action in row if action.kind == ActionKind.F] for row in whole]
 
 
-def deepspeed_1f1b(*, num_stages: int, num_microbatches: int) -> Schedule:
-    """The order of DeepSpeed's ``TrainSchedule``, to check the cost model against runs of it that others measured.
+def lock_step(*, num_stages: int, num_microbatches: int) -> Schedule:
+    """The order of DeepSpeed's ``TrainSchedule``, to hold the cost model against runs of it that others measured.
 
-    It is 1F1B in lock step, with communication: in every time slot a stage first exchanges with one neighbour and then
+    It is 1F1B in lock step, with communication: in every slot a stage first exchanges with one neighbour and then
     computes. A forward's output leaves only in the next slot of the same stage, and every exchange blocks both sides.
     """
-    return [_deepspeed_row(stage, num_stages, num_microbatches) for stage in range(num_stages)]
+    return [_lock_step_row(stage, num_stages, num_microbatches) for stage in range(num_stages)]
 
 
 def _checked(num_microbatches: Sequence[int], in_flight: Sequence[int], groups: Groups | None) -> Groups:
@@ -118,7 +118,7 @@ def _alternating(forwards: Row, backwards: Row, *, warm_up: int) -> Row:
     return order + backwards[steady:]
 
 
-def _deepspeed_row(stage: int, num_stages: int, num_microbatches: int) -> Row:
+def _lock_step_row(stage: int, num_stages: int, num_microbatches: int) -> Row:
     row: Row = []
     previous = -1
     for slot in range(2 * (num_microbatches + num_stages - 1)):

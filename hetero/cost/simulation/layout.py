@@ -13,7 +13,7 @@ from hetero.cost.simulation.engine import LaneStart, Pipeline, Slice
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes, one_lane_each
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.lowering import CollectiveOptions, CollectivePoints, deepspeed_rows, step_rows
+from hetero.plan.lowering import CollectiveOptions, CollectivePoints, lock_step_rows, step_rows
 from hetero.plan.reshard import num_phases
 from hetero.schedule.actions import Row, Schedule
 from hetero.schedule.program import Point
@@ -179,7 +179,7 @@ def stage_rows(replica: Replica, runtime: RuntimeModel) -> Schedule:
         raise PlanError(f"{runtime.name}: this runtime does not split backwards; set wgrad_delay to null")
     if replica.is_interleaved:
         raise PlanError(f"{runtime.name}: this runtime does not interleave stages; give each stage ranks of its own")
-    return deepspeed_rows(replica)
+    return lock_step_rows(replica)
 
 
 def _options(runtime: RuntimeModel) -> CollectiveOptions:

@@ -6,7 +6,7 @@ from hetero.cost.network import TransferCost
 from hetero.cost.simulation.engine import Pipeline, Replay, Span
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Schedule, format_schedule, parse_schedule
-from hetero.schedule.orders import deepspeed_1f1b, one_f_one_b
+from hetero.schedule.orders import lock_step, one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 
 
@@ -183,7 +183,7 @@ def test_blocking_transfers_hold_both_sides() -> None:
     spans = Replay(
         [
             pipeline(
-                deepspeed_1f1b(num_stages=2, num_microbatches=2),
+                lock_step(num_stages=2, num_microbatches=2),
                 counts=(2, 2),
                 forward_s=(1.0, 1.0),
                 backward_s=(2.0, 2.0),
@@ -210,21 +210,21 @@ def test_a_replay_that_stands_still_says_so() -> None:
         ).spans()
 
 
-def test_deepspeed_1f1b_is_its_train_schedule() -> None:
+def test_lock_step_is_deepspeeds_train_schedule() -> None:
     """A forward's output leaves in the next slot, after which the stage turns to its other neighbour."""
-    assert format_schedule(deepspeed_1f1b(num_stages=2, num_microbatches=2)).splitlines() == [
+    assert format_schedule(lock_step(num_stages=2, num_microbatches=2)).splitlines() == [
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1SEND_B1",
     ]
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (2, 1), (4, 2), (4, 9), (5, 5)])
-def test_deepspeed_1f1b_finishes_and_meets_every_transfer(num_stages: int, num_microbatches: int) -> None:
+def test_lock_step_finishes_and_meets_every_transfer(num_stages: int, num_microbatches: int) -> None:
     counts = (num_microbatches,) * num_stages
     spans = Replay(
         [
             pipeline(
-                deepspeed_1f1b(num_stages=num_stages, num_microbatches=num_microbatches),
+                lock_step(num_stages=num_stages, num_microbatches=num_microbatches),
                 counts=counts,
                 forward_s=(1.0,) * num_stages,
                 backward_s=(2.0,) * num_stages,
