@@ -101,7 +101,7 @@ def read_profiles(folder: Path) -> list[Profile]:
     Raises:
         ConfigError: a file is missing, has not the expected columns, or a cell is no number that can be.
     """
-    with _naming(folder):
+    with _errors_name(folder):
         return _profiles(folder)
 
 
@@ -270,7 +270,7 @@ def read_links(folder: Path) -> PublishedLinks:
     Raises:
         ConfigError: as :func:`read_profiles`.
     """
-    with _naming(folder):
+    with _errors_name(folder):
         return _links(folder)
 
 
@@ -333,7 +333,7 @@ def _rounded(value: float) -> float:
 
 
 @contextmanager
-def _naming(folder: Path) -> Iterator[None]:
+def _errors_name(folder: Path) -> Iterator[None]:
     """Turns the exceptions of cells that are no numbers, or impossible ones, into an error that names the folder."""
     try:
         yield

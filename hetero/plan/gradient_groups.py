@@ -138,9 +138,15 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     def close(ranks: tuple[int, ...]) -> None:
         segments = sorted(open_buckets.pop(ranks), key=lambda segment: not segment.parameter.decays)
         position = min(segment.parameter.position for segment in segments)
-        taken = tuple(shares[rank] for rank in ranks)
-        parts = domains.parts(ranks)
-        closed.append(Bucket(ranks=ranks, segments=tuple(segments), position=position, shares=taken, domains=parts))
+        closed.append(
+            Bucket(
+                ranks=ranks,
+                segments=tuple(segments),
+                position=position,
+                shares=tuple(shares[rank] for rank in ranks),
+                domains=domains.parts(ranks),
+            )
+        )
 
     for segments in _segments_backward(plan):
         for segment, ranks in segments:

@@ -61,25 +61,17 @@ def lower(plan: Plan, buckets: Sequence[SharedBucket], *, options: CollectiveOpt
         ScheduleError: the depths deadlock.
     """
     options = options or CollectiveOptions()
-    held: dict[int, list[int]] = {}
+    numbers_of: dict[int, list[int]] = {}
     for number, bucket in enumerate(buckets):
         for rank in bucket.ranks:
-            held.setdefault(rank, []).append(number)
-    return [
-        _program(
-            plan,
-            r,
-            stages,
-            row,
-            {
-                n: buckets[n]
-                for n in sorted({n for rank in replica.stages[stages[0]].ranks for n in held.get(rank, ())})
-            },
-            options,
-        )
-        for r, replica in enumerate(plan.replicas)
-        for stages, row in zip(replica.device_groups, _checked_rows(replica), strict=True)
-    ]
+            numbers_of.setdefault(rank, []).append(number)
+    programs = []
+    for r, replica in enumerate(plan.replicas):
+        for stages, row in zip(replica.device_groups, _checked_rows(replica), strict=True):
+            ranks = replica.stages[stages[0]].ranks
+            held = sorted({number for rank in ranks for number in numbers_of.get(rank, ())})
+            programs.append(_program(plan, r, stages, row, {n: buckets[n] for n in held}, options))
+    return programs
 
 
 def lower_rank(
@@ -99,7 +91,7 @@ def lower_rank(
     if place is None:
         return Program(replica=NO_REPLICA, stages=(), queues={"compute": (QueuedAction(UPDATE),)})
     replica = plan.replicas[place.replica]
-    stages, row = _own(replica, place.stage, _checked_rows(replica))
+    stages, row = _group_and_row(replica, place.stage, _checked_rows(replica))
     return _program(plan, place.replica, stages, row, buckets, options or CollectiveOptions())
 
 
@@ -109,11 +101,13 @@ def evaluation_program(plan: Plan, rank: int) -> Program:
     if place is None:
         return Program(replica=NO_REPLICA, stages=(), queues={"compute": ()})
     replica = plan.replicas[place.replica]
-    stages, row = _own(replica, place.stage, evaluation_rows(replica))
-    return Program.of_row(row, replica=place.replica, stages=stages, num_microbatches=_counts(replica), updates=False)
+    stages, row = _group_and_row(replica, place.stage, evaluation_rows(replica))
+    return Program.of_row(
+        row, replica=place.replica, stages=stages, num_microbatches=_microbatch_counts(replica), updates=False
+    )
 
 
-def _own(replica: Replica, stage: int, rows: Schedule) -> tuple[tuple[int, ...], Row]:
+def _group_and_row(replica: Replica, stage: int, rows: Schedule) -> tuple[tuple[int, ...], Row]:
     """The device group of ``stage`` and its row."""
     return next(pair for pair in zip(replica.device_groups, rows, strict=True) if stage in pair[0])
 
@@ -156,7 +150,7 @@ def _program(
         row,
         replica=r,
         stages=stages,
-        num_microbatches=_counts(plan.replicas[r]),
+        num_microbatches=_microbatch_counts(plan.replicas[r]),
         reduces=reduces,
         gathers=gathers,
     )
@@ -168,7 +162,7 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     Raises:
         ScheduleError: a count or a delay makes no schedule. Whether depths deadlock is not checked here.
     """
-    counts = _counts(replica)
+    counts = _microbatch_counts(replica)
     rows = ORDERS[replica.schedule](
         num_microbatches=counts,
         in_flight=[stage.in_flight for stage in replica.stages],
@@ -187,13 +181,13 @@ def lock_step_rows(replica: Replica) -> Schedule:
 
 def _checked_rows(replica: Replica) -> Schedule:
     rows = step_rows(replica)
-    check_no_deadlock(rows, num_microbatches=_counts(replica))
+    check_no_deadlock(rows, num_microbatches=_microbatch_counts(replica))
     return rows
 
 
 def evaluation_rows(replica: Replica) -> Schedule:
     """The rows of an evaluation: forwards alone, with their communication, per device group of ``replica``."""
-    counts = _counts(replica)
+    counts = _microbatch_counts(replica)
     rows = forward_only(num_microbatches=counts, groups=replica.device_groups)
     return post_receives_early(add_communication(rows, num_microbatches=counts), computes_ahead=RECEIVES_AHEAD)
 
@@ -249,5 +243,5 @@ class CollectivePoints:
         return Point(last, position)
 
 
-def _counts(replica: Replica) -> list[int]:
+def _microbatch_counts(replica: Replica) -> list[int]:
     return [replica.num_microbatches(s) for s in range(len(replica.stages))]

@@ -60,7 +60,7 @@ class _Run:
         self._done: set[Action] = set()
         self._recomputed = {(s, m) for row in schedule for s, kind, m in row if kind == ActionKind.R}
         self._producer = {send: action for row in schedule for action in row for send in sent_by(action, self._edges)}
-        self._place: dict[tuple[int, ActionKind], dict[int, int]] = defaultdict(dict)
+        self._issue_order: dict[tuple[int, ActionKind], dict[int, int]] = defaultdict(dict)
         """By stage and kind of transfer: the place of each slice in the order in which they were issued."""
         self._at_first_contact: set[Action] = set()
 
@@ -84,7 +84,7 @@ class _Run:
     def _run(self, action: Action) -> None:
         self._done.add(action)
         if action.kind in SEND | RECEIVE:
-            issued = self._place[action.stage, action.kind]
+            issued = self._issue_order[action.stage, action.kind]
             issued[action.number] = len(issued)
 
     def _can_run(self, action: Action) -> bool:
@@ -113,14 +113,14 @@ class _Run:
             return False
         if self._transport == Transport.BUFFERED:
             return True
-        received, sent = self._place[receive.stage, receive.kind], self._place[send.stage, send.kind]
+        received, sent = self._issue_order[receive.stage, receive.kind], self._issue_order[send.stage, send.kind]
         if sent[send.number] != received[receive.number]:
             raise ScheduleError(f"{send} and {receive} are not the same transfer of their direction, counted from 0")
         return True
 
     def _meets(self, action: Action) -> bool:
         """Whether a transfer need not wait for the other side to come to its first one."""
-        if self._place[action.stage, action.kind]:
+        if self._issue_order[action.stage, action.kind]:
             return True
         other = _other_side(action)
         self._at_first_contact.add(Action(action.stage, action.kind, 0))

@@ -150,7 +150,7 @@ class Program:
         if updates:
             queues["compute"].append(QueuedAction(UPDATE, (Point(reduces[-1].action),) if reduces else ()))
         queues |= {"reduce": list(reduces), "gather": list(gathers)}
-        named = {name: tuple(queues[name]) for name in sorted(queues, key=_place) if queues[name]}
+        named = {name: tuple(queues[name]) for name in sorted(queues, key=_reading_order) if queues[name]}
         return cls(replica=replica, stages=tuple(stages), queues=named)
 
     @cached_property
@@ -179,7 +179,7 @@ class Program:
         return "\n".join([head, *lines])
 
 
-def _place(queue: str) -> tuple[int, str]:
+def _reading_order(queue: str) -> tuple[int, str]:
     """Sorts queues as a reader follows them: compute, sends and receives by stage, collectives."""
     fixed = {"compute": 0, "reduce": 2, "gather": 3}
     return fixed.get(queue, 1), queue
