@@ -16,6 +16,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="verify_plan.py")
+
 from hetero.runtime import cpu_backend
 
 # Before megatron.core is imported by anyone.

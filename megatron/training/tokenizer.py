@@ -15,15 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hetero.errors import ConfigError
+from hetero.extras import require
 from hetero.serialization import near_match, parse_json, read_text
 
-try:
+if TYPE_CHECKING:
     import tokenizers
-except ModuleNotFoundError:  # an optional dependency: byte-level and mock runs need none
-    tokenizers = None
 
 TOKENIZER_TYPES = ("ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer")
 
@@ -155,10 +154,12 @@ class HuggingFaceTokenizer(Tokenizer):
         """Read ``tokenizer.json``, or the file of that name in a folder.
 
         Raises:
-            ConfigError: there is no such file, it is no tokenizer, or its vocabulary has no end of document.
+            ConfigError: there is no such file, it is no tokenizer, its vocabulary has no end of document, or the
+                tokenizers library is not installed.
         """
-        if tokenizers is None:
-            raise ConfigError("HuggingFaceTokenizer: the tokenizers package is missing; run: pip install tokenizers")
+        require("tokenizers", asked_by="HuggingFaceTokenizer")
+        import tokenizers  # noqa: PLC0415  (optional: byte-level and mock runs need none)
+
         file = path / "tokenizer.json" if path.is_dir() else path
         text = read_text(file)
         _check_is_tokenizer(file, text)
