@@ -492,12 +492,7 @@ def _summary(writer: DatasetWriter, counts: Counts, *, elapsed_s: float) -> str:
 
 def _count_newlines(file: Any, end: int) -> int:
     """Newlines in the first ``end`` bytes."""
-    count = 0
-    while end > 0:
-        block = file.read(min(end, MIB))
-        count += block.count(b"\n")
-        end -= len(block)
-    return count
+    return sum(file.read(min(MIB, end - start)).count(b"\n") for start in range(0, end, MIB))
 
 
 if __name__ == "__main__":

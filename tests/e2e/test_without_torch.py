@@ -63,7 +63,7 @@ def test_the_planner_works(tmp_path: Path) -> None:
         ["profile", "import", tmp_path, "--out", tmp_path / "imported"],
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("planned in", f"ok, fits {CLUSTER}", "\n0F0 ", "\ncompute  0F0 ", "s per step", "imported/links.json: "):
+    for said in ("planned in", f"ok, fits {CLUSTER}", "\n0F0 ", "\ncompute  0F0 ", "s per step", "links.json: "):
         assert said in done.stdout
     assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert "<svg" in report.read_text(encoding="utf-8")
