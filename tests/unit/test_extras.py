@@ -62,7 +62,7 @@ def distributions_imported(*folders: str) -> set[str]:
 
 def test_every_package_that_the_sources_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
     without_test = set().union(*(names for extra, names in asked_for.items() if extra != "test"))
-    assert distributions_imported("hetero", "megatron", "tools") == without_test - ONLY_ASKED_FOR
+    assert distributions_imported("hetero", "megatron", "tools", "examples") == without_test - ONLY_ASKED_FOR
 
 
 def test_every_package_that_the_tests_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
