@@ -15,7 +15,7 @@ from hetero.extras import exit_without
 # Before torch is imported by anyone.
 exit_without("train", program="pretrain_gpt.py")
 
-from hetero.distributed.watch import bounded_exit
+from hetero.distributed.failure_detector import bounded_exit
 from hetero.errors import HeteroError
 from hetero.runtime import cpu_backend
 

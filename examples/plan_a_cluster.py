@@ -8,7 +8,7 @@ Four A100 with 40 GB in one node and four V100 with 16 GB in another; `hetero pl
 import sys
 from pathlib import Path
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.data import shipped_links, shipped_profiles
 from hetero.planner.baselines import best_uniform
 from hetero.planner.problem import Problem

@@ -9,15 +9,15 @@ import json
 import sys
 from pathlib import Path
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import simulate
-from hetero.cost.trace import chrome_trace
+from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.validate import validate
 from hetero.report.content import Report
-from hetero.report.figures import figure_bytes
+from hetero.report.figures.catalogue import figure_bytes
+from hetero.report.trace import chrome_trace
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from hetero.spec.model_import import load_model
 

@@ -13,7 +13,9 @@ import pytest
 from tests.helpers import module_map
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for folder in ("hetero", "megatron", "tools", "examples") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("hetero", "megatron", "tools", "examples") for path in (ROOT / folder).rglob("*.py")
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT / "hetero") and path.name != "cli.py"]
 
@@ -174,7 +176,7 @@ def test_one_geometry_of_boundaries() -> None:
     ]
     assert cutters == ["hetero/plan/reshard.py"] * 2
     takers = {name(path) for path in SOURCES if "transfers" in imports_of(path).get("hetero.plan.reshard", ())}
-    assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/wiring.py"} <= takers
+    assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/link_model.py"} <= takers
 
 
 def test_the_architecture_page_has_every_module() -> None:
