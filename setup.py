@@ -14,7 +14,7 @@ TENSORBOARD = ["tensorboard>=2.16"]
 
 setup(
     name="megatron-hetero",
-    version="0.1.0",
+    version="0.2.0.dev0",
     description="Train one large language model on GPUs that are not alike",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
