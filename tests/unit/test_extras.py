@@ -18,8 +18,8 @@ from hetero.extras import EXTRAS, exit_without, require
 
 ROOT = Path(__file__).parents[2]
 
-OWN = {"hetero", "megatron", "tests", "tools"}
-"""Packages of the repository; ``megatron.core`` is megatron-core's."""
+OWN = {"hetero", "megatron", "tests", "tools", "_typeshed"}
+"""Packages of the repository, though ``megatron.core`` is megatron-core's, and the one that only type checkers see."""
 
 CALLED = {"yaml": "pyyaml", "PIL": "pillow"}
 """Distributions that are not called like the package that they bring."""
