@@ -14,7 +14,9 @@ import pytest
 from tests.helpers import module_map
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for folder in ("hetero", "megatron", "tools") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("hetero", "megatron", "tools", "examples") for path in (ROOT / folder).rglob("*.py")
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT / "hetero") and path.name != "cli.py"]
 

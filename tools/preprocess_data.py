@@ -23,6 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="preprocess_data.py")
+
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -488,12 +493,7 @@ def _summary(writer: DatasetWriter, counts: Counts, *, elapsed_s: float) -> str:
 
 def _count_newlines(file: BinaryIO, end: int) -> int:
     """Newlines in the first ``end`` bytes."""
-    count = 0
-    while end > 0:
-        block = file.read(min(end, MIB))
-        count += block.count(b"\n")
-        end -= len(block)
-    return count
+    return sum(file.read(min(MIB, end - start)).count(b"\n") for start in range(0, end, MIB))
 
 
 if __name__ == "__main__":

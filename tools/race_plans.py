@@ -14,6 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="race_plans.py")
+
 from hetero.runtime import cpu_backend
 
 # Before megatron.core is imported by anyone.

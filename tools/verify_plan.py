@@ -15,6 +15,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="verify_plan.py")
+
 from hetero.runtime import cpu_backend
 
 # Before megatron.core is imported by anyone.

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_block import LayerNormImpl, Transform
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.errors import ConfigError
+from hetero.extras import pip_install
 from hetero.plan.ir import Stage
 from hetero.runtime.delayed_wgrad import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.runtime.options import StageOptions
@@ -52,9 +53,13 @@ def uses_transformer_engine(options: StageOptions, device: DeviceType, *, splits
         )
     possible = HAVE_TE and device.has_transformer_engine
     if options.transformer_impl == "transformer_engine" and not possible:
-        reason = "is not installed" if device.has_transformer_engine else f"does not run on {device.name}"
+        reason = (
+            f"is not installed; run: {pip_install('transformer-engine')}, or"
+            if device.has_transformer_engine
+            else f"does not run on {device.name};"
+        )
         raise ConfigError(
-            f"--transformer-impl transformer_engine: TransformerEngine {reason}; "
+            f"--transformer-impl transformer_engine: TransformerEngine {reason} "
             "choose auto, which takes the local layers where it is missing"
         )
     return possible and options.transformer_impl != "local" and not splits_backward
