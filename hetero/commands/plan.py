@@ -20,10 +20,10 @@ from hetero.data import shipped_profiles
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
 from hetero.plan.placement import check_plan_on_cluster
-from hetero.planner.baselines import Yardstick, best_uniform, yardsticks
+from hetero.planner.cover.search import SearchProgress
+from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
-from hetero.planner.search import Progress
-from hetero.planner.solver import PlanResult, plan_cluster
+from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.report.content import Execution, Report
 from hetero.report.measurement import measurement_lines, measurement_table
 from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
@@ -188,7 +188,7 @@ def _with_progress(problem: Problem) -> PlanResult:
         return plan_cluster(problem)
     with Status("looking at replica templates ...", console=watched) as status:
 
-        def report(progress: Progress) -> None:
+        def report(progress: SearchProgress) -> None:
             status.update(
                 f"{progress.elapsed_s:.0f} s: best {progress.best_s:.4g} s per step, "
                 f"none below {progress.bound_s:.4g} s"

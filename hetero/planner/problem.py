@@ -1,4 +1,4 @@
-"""What is to be planned: a cluster seen as kinds of node, a model with its costs, and what counts as best."""
+"""What is to be planned: a cluster seen as node types, a model with its costs, and what counts as best."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +17,8 @@ Goal = Literal["time", "money"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeKind:
-    """All nodes of one node type: the planner tells nodes of a kind apart only when it hands out ranks.
+class PlannerNodeType:
+    """All nodes of one node type: the planner tells nodes of a node type apart only when it hands out ranks.
 
     memory_bytes: of one device.
     first_rank: of the first node; the others follow.
@@ -39,7 +39,7 @@ class NodeKind:
         return self.gpus_per_node * self.count
 
     def ranks_of_node(self, node: int) -> range:
-        """The ranks of the ``node``-th node of this kind."""
+        """The ranks of the ``node``-th node of this node type."""
         first = self.first_rank + node * self.gpus_per_node
         return range(first, first + self.gpus_per_node)
 
@@ -82,7 +82,7 @@ class Problem:
         if self.budget_per_hour is not None and self.budget_per_hour <= 0:
             raise ConfigError(f"planner: the budget is {self.budget_per_hour} per hour, must be above 0")
         if self.goal == "money" or self.budget_per_hour is not None:
-            unpriced = [kind.name for kind in self.kinds if kind.price_per_hour is None]
+            unpriced = [node_type.name for node_type in self.node_types if node_type.price_per_hour is None]
             if unpriced:
                 raise ConfigError(
                     f"cluster: node type {unpriced[0]!r} has no price_per_hour, which planning by money needs"
@@ -109,9 +109,9 @@ class Problem:
         return Topology(self.cluster)
 
     @cached_property
-    def kinds(self) -> tuple[NodeKind, ...]:
-        """The kinds of node in file order."""
-        kinds = []
+    def node_types(self) -> tuple[PlannerNodeType, ...]:
+        """The node types in file order."""
+        node_types = []
         first_rank = 0
         for index, node_type in enumerate(self.cluster.node_types):
             memory_gib = self.cluster.device_of_rank(first_rank).memory_gib
@@ -120,8 +120,8 @@ class Problem:
                     f"cluster: node type {node_type.name!r} has devices of type {node_type.device!r}, whose memory is "
                     "unknown; set memory_gib"
                 )
-            kinds.append(
-                NodeKind(
+            node_types.append(
+                PlannerNodeType(
                     index=index,
                     name=node_type.name,
                     device=node_type.device,
@@ -134,4 +134,4 @@ class Problem:
                 )
             )
             first_rank += node_type.num_devices
-        return tuple(kinds)
+        return tuple(node_types)

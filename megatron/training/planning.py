@@ -30,8 +30,8 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
     from hetero.cost.latency import CostModel  # noqa: PLC0415
     from hetero.data import shipped_profiles  # noqa: PLC0415
+    from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
-    from hetero.planner.solver import plan_cluster  # noqa: PLC0415
     from hetero.report.tables import result_lines  # noqa: PLC0415
     from hetero.spec.profile import Profile  # noqa: PLC0415
 

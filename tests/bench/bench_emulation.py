@@ -34,9 +34,9 @@ from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
 from hetero.emulation.records import EmulatedRun  # noqa: E402
 from hetero.plan.ir import Plan, Precision, Replica  # noqa: E402
-from hetero.planner.baselines import yardsticks  # noqa: E402
+from hetero.planner.plan_cluster import plan_cluster  # noqa: E402
 from hetero.planner.problem import Problem  # noqa: E402
-from hetero.planner.solver import plan_cluster  # noqa: E402
+from hetero.planner.reference.yardsticks import yardsticks  # noqa: E402
 from hetero.runtime.options import DataParallelOptions  # noqa: E402
 from hetero.serialization import load  # noqa: E402
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType, ZonePair  # noqa: E402

@@ -17,10 +17,10 @@ if __package__ in (None, ""):
 from hetero.cost.simulator import Simulation, with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan
 from hetero.planner import solver
-from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored
-from hetero.planner.gradient_sync import in_domains, synced
+from hetero.planner.deadline import Deadline
+from hetero.planner.improve.gradient_sync import in_domains, synced
 from hetero.planner.problem import Problem
+from hetero.planner.scoring import ScoredPlan
 from hetero.report.wording import gradient_sync_of
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -44,8 +44,8 @@ def main() -> None:
         )
         choosing_s = 0.0
 
-        def timed(choose: Callable[..., Scored]) -> Callable[..., Scored]:
-            def choosing(best: Scored, problem: Problem, clock: Clock) -> Scored:
+        def timed(choose: Callable[..., ScoredPlan]) -> Callable[..., ScoredPlan]:
+            def choosing(best: ScoredPlan, problem: Problem, clock: Deadline) -> ScoredPlan:
                 nonlocal choosing_s
                 started_s = time.perf_counter()
                 found = choose(best, problem, clock)
