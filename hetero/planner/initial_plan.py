@@ -1,9 +1,11 @@
-"""The first plan: made in a moment, so that there is one to return whatever time runs out later.
+"""Makes an initial plan in a moment, so that there is one to return whenever time runs out later.
 
 Whole replicas come first: of each node type the fastest small pipeline that holds the model, as many copies as there is
 room for, on one node type or on all of them with the samples shared out by speed. Where no node type holds the model
 alone, the pipeline that needs the least memory (:mod:`hetero.planner.replica.least_memory`) is a plan, if there is any.
-The uniform plans of Megatron's flags follow.
+The uniform plans of Megatron's flags follow. All of these are heuristics.
+
+Two shapes of published planners, which the template space may not hold, are looked at as well.
 """
 
 import itertools
@@ -11,29 +13,30 @@ from collections.abc import Iterator, Sequence
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
-from hetero.planner.cover.constraints import milli_price
-from hetero.planner.cover.cover import Copies, Cover, CoverScore, score_cover
+from hetero.planner.cover.cover import Copies, Cover, CoverScore, divide_batch, score_cover
 from hetero.planner.cover.expand import expand
-from hetero.planner.cover.hill_climbing import divide_batch
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.reference.yardsticks import best_plan, every_uniform
+from hetero.planner.reference.yardsticks import autohet_plans, best_plan, every_uniform, harp_plans
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptions
 from hetero.planner.replica.template_space import TemplateSpace
-from hetero.planner.replica.templates import Template
+from hetero.planner.replica.templates import Template, milli_price
 from hetero.planner.scoring import ScoredPlan, better_of, price_per_hour, score_fitted
+from hetero.planner.time_shares import TimeShare
 
 MOST_SCORED = 4
 """Covers by whole replicas that are simulated, the best by the formula first."""
 
-TEMPLATE_SHARE, MOST_TEMPLATES_SHARE = 0.4, 0.5
-"""Of the time for the first plan, for enumerating pipelines, and of all the time if none has been found by then."""
 
-
-def first_plan(
-    problem: Problem, stage_options: StageOptions, sync_tiers: SyncTiers, deadline: Deadline, *, share: float
+def initial_plan(
+    problem: Problem,
+    stage_options: StageOptions,
+    sync_tiers: SyncTiers,
+    deadline: Deadline,
+    *,
+    share: float = TimeShare.INITIAL_PLAN.share,
 ) -> ScoredPlan | None:
     """The best plan of those that are quick to make; ``None`` if none fits, or ``deadline`` is over before one is
     found.
@@ -42,14 +45,15 @@ def first_plan(
     """
     enough = deadline.part(share)
     best: ScoredPlan | None = None
-    longest = deadline.part(MOST_TEMPLATES_SHARE)
-    for plan in _by_whole_replicas(problem, stage_options, sync_tiers, longest, enough.part(TEMPLATE_SHARE)):
+    longest = TimeShare.FIRST_PIPELINE.of(deadline)
+    templates_enough = TimeShare.INITIAL_TEMPLATES.of(enough)
+    for plan in _by_whole_replicas(problem, stage_options, sync_tiers, longest, templates_enough):
         if best is not None and enough.is_over():
             break
-        best = better_of(best, _scored(plan, problem, deadline), problem)
+        best = better_of(best, _score(plan, problem, deadline), problem)
     if best is None:
-        thriftiest = LeastMemoryPipeline(problem, StageOptions(problem, num_gradient_groups=0)).plan()
-        best = _scored(thriftiest, problem, deadline) if thriftiest is not None else None
+        smallest = LeastMemoryPipeline(problem, StageOptions(problem, num_gradient_groups=0)).plan()
+        best = _score(smallest, problem, deadline) if smallest is not None else None
     if problem.goal == "time" and problem.budget_per_hour is None:
         uniform = best_plan(
             itertools.chain.from_iterable(every_uniform(problem, stage_options).values()),
@@ -60,8 +64,21 @@ def first_plan(
     return best
 
 
-def _scored(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
-    """As :func:`score_fitted`, within the budget."""
+def published_shape(problem: Problem, stage_options: StageOptions, deadline: Deadline) -> ScoredPlan | None:
+    """The best plan of two shapes that published planners make: one replica over all nodes with data parallelism across
+    them (HARP), and equal replicas of one tp (AutoHet).
+
+    Returns:
+        ``None`` if none fits, or if the problem is about money, which neither planner knows.
+    """
+    if problem.goal == "money" or problem.budget_per_hour is not None:
+        return None
+    best = best_plan(harp_plans(problem, stage_options), problem, TimeShare.HARP.of(deadline))
+    return better_of(best, best_plan(autohet_plans(problem, stage_options), problem, deadline.part(1.0)), problem)
+
+
+def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+    """Score a plan within the budget; ``None`` if it does not fit or cannot be made."""
     if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
         return None
     try:

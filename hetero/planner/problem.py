@@ -1,5 +1,6 @@
-"""What is to be planned: a cluster seen as node types, a model with its costs, and what counts as best."""
+"""The question to the planner: a cluster as its node types, a model with its costs, and what is minimised."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -7,7 +8,7 @@ from typing import Literal
 from hetero.cost.latency import CostModel
 from hetero.cost.network import Topology
 from hetero.errors import ConfigError
-from hetero.plan.ir import Precision
+from hetero.plan.ir import Plan, Precision, Replica
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.units import GIB
@@ -18,8 +19,10 @@ Goal = Literal["time", "money"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannerNodeType:
-    """All nodes of one node type: the planner tells nodes of a node type apart only when it hands out ranks.
+    """All nodes of one node type of the cluster file; which of them a stage gets is settled only when ranks are handed
+    out.
 
+    index: among the node types of the problem.
     memory_bytes: of one device.
     first_rank: of the first node; the others follow.
     """
@@ -37,6 +40,11 @@ class PlannerNodeType:
     @property
     def num_devices(self) -> int:
         return self.gpus_per_node * self.count
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of all nodes."""
+        return range(self.first_rank, self.first_rank + self.num_devices)
 
     def ranks_of_node(self, node: int) -> range:
         """The ranks of the ``node``-th node of this node type."""
@@ -135,3 +143,21 @@ class Problem:
             )
             first_rank += node_type.num_devices
         return tuple(node_types)
+
+    def node_type_of(self, rank: int) -> PlannerNodeType:
+        """The node type whose nodes ``rank`` is on."""
+        return next(node_type for node_type in self.node_types if rank in node_type.ranks)
+
+    def plan_of(self, replicas: Iterable[Replica]) -> Plan:
+        """The plan of this problem with these pipelines; ranks in none of them idle."""
+        pipelines = tuple(replicas)
+        working = {rank for replica in pipelines for stage in replica.stages for rank in stage.ranks}
+        return Plan(
+            model=self.model,
+            seq_length=self.seq_length,
+            global_batch_size=self.global_batch_size,
+            precision=self.precision,
+            distributed_optimizer=self.distributed_optimizer,
+            replicas=pipelines,
+            idle_ranks=tuple(rank for rank in range(self.cluster.num_devices) if rank not in working),
+        )

@@ -1,26 +1,20 @@
-"""The last round: plans that the search found, checked by the validator and scored by the simulator.
+"""Scores plans: checked by the validator and the memory model, timed by the simulator, compared by the problem's goal.
 
-The search prices a step by a formula; among covers that are close together the simulator has the last word. It also
-decides whether depths beyond the smallest ones pay where memory holds them.
+A plan that is short of memory by a little may fit with smaller depths, or with more recomputation; the same is tried
+everywhere.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.memory import MemoryParts, device_memory, plan_memory
 from hetero.cost.simulator import Simulation, simulate
-from hetero.plan.ir import Plan, Replica
+from hetero.plan.ir import Plan, Recompute, Replica
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import least_in_flight, validate
-from hetero.planner.cover.cover import Cover, CoverScore
-from hetero.planner.cover.expand import expand
 from hetero.planner.deadline import Deadline
-from hetero.planner.improve.half_layers import levelled, longest_stage_s, recomputing_more
 from hetero.planner.problem import Problem
-
-EXTRA_DEPTHS = (0, 1, 2)
 
 REPLAY_S, REPLAY_MESSAGES_S = 2e-5, 4e-5
 """Of one stage and one microbatch, as seen on one core, and what is added where there are neighbours."""
@@ -28,8 +22,14 @@ REPLAY_S, REPLAY_MESSAGES_S = 2e-5, 4e-5
 STAGE_S = 4e-4
 """Of one stage, for what does not depend on its microbatches."""
 
-FORMULA_ERROR = 1.03
-"""The formula's step is mostly within this factor of the simulator's."""
+MORE_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full", "full": "full"}
+"""What to recompute where memory is short."""
+
+ENOUGH = 0.9998
+"""A change has to better the goal by this factor: what is less is not worth another plan."""
+
+StageKey = tuple[int, int]
+"""Indices of a replica and of its stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +41,56 @@ class ScoredPlan:
 
     plan: Plan
     simulation: Simulation
-    memory: Mapping[tuple[int, int], MemoryParts]
+    memory: Mapping[StageKey, MemoryParts]
 
     @property
     def step_s(self) -> float:
         return self.simulation.step_s
 
 
+@dataclass(frozen=True, slots=True)
+class EstimatedPlan:
+    """A plan that is made only if the estimate of its step is among the best.
+
+    step_s: by a formula, not by the simulator.
+    """
+
+    step_s: float
+    make: Callable[[], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The plans that are left for improvement.
+
+    best: of all plans so far.
+    others: other good ones, the best first; ``best`` may be among them.
+    estimated: plans of good covers, the best by the formula first.
+    """
+
+    best: ScoredPlan
+    others: tuple[ScoredPlan, ...] = ()
+    estimated: tuple[EstimatedPlan, ...] = ()
+
+    def starts(self, most: int) -> tuple[ScoredPlan, ...]:
+        """The first plans to start from, ``best`` ahead of all; at most so many, none of them twice."""
+        return tuple({start.plan: start for start in (self.best, *self.others)[:most]}.values())
+
+    def led_by(self, best: ScoredPlan) -> "Shortlist":
+        """The same list with another best plan."""
+        return dataclasses.replace(self, best=best)
+
+
 def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
-    """``plan`` with its prediction; ``None`` if a stage takes more memory than its device has, or if to look at it
-    would take longer than is left of ``deadline``.
+    """``plan`` with its prediction.
+
+    Returns:
+        ``None`` if a stage takes more memory than its device has, or if to look at it would take longer than is left of
+        ``deadline``.
 
     Raises:
         PlanError: the plan is not legal, or not for this cluster.
+        ConfigError: a price is missing, such as that of a link.
     """
     if deadline is not None and not deadline.has(scoring_s(plan)):
         return None
@@ -66,7 +103,7 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
 
 
 def scoring_s(plan: Plan) -> float:
-    """How long checks and simulator take for ``plan``, about: every microbatch of replicas that are not alike is
+    """Estimate how long checks and simulator take for ``plan``: every microbatch of replicas that are not alike is
     replayed."""
     seconds = STAGE_S * sum(len(replica.stages) for replica in plan.replicas)
     for first, *_ in plan.alike():
@@ -76,123 +113,72 @@ def scoring_s(plan: Plan) -> float:
     return seconds
 
 
-def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
-    """Memory of a device of stage ``key``, replica and stage."""
-    rank = plan.replicas[key[0]].stages[key[1]].ranks[0]
-    return next(
-        node_type.memory_bytes
-        for node_type in problem.node_types
-        if node_type.first_rank <= rank < node_type.first_rank + node_type.num_devices
-    )
-
-
-def bytes_over_capacity(
-    plan: Plan, problem: Problem, memory: Mapping[tuple[int, int], MemoryParts]
-) -> dict[tuple[int, int], int]:
-    """How much the devices lack that do not hold their stages, by replica and the first of these stages."""
-    over = {key: parts.total - capacity_bytes(plan, problem, key) for key, parts in device_memory(plan, memory).items()}
-    return {key: num_bytes for key, num_bytes in over.items() if num_bytes > 0}
-
-
-def ranked(
-    covers: Iterable[Cover], problem: Problem, deadline: Deadline, *, finish: Callable[[ScoredPlan], ScoredPlan]
-) -> list[ScoredPlan]:
-    """Plans of the covers that fit, the best simulated goal first: of each cover its best one, unless another cover's
-    is better than its compute alone.
-
-    ``finish`` makes the most of a plan before it is compared, without a change to its compute.
-    """
-    of_covers: list[ScoredPlan] = []
-    least = math.inf
-    for cover in covers:
-        seen: set[Plan] = set()
-        best: ScoredPlan | None = None
-        for extra_depth in EXTRA_DEPTHS:
-            if deadline.is_over():
-                break
-            plan = expand(cover, problem, extra_depth=extra_depth)
-            if plan in seen:
-                continue
-            seen.add(plan)
-            candidate = score_fitted(plan, problem, deadline)
-            if candidate is None or _least_worth(candidate, problem) >= least:
-                continue
-            candidate = finish(candidate)
-            if best is None or goal_value(candidate, problem) < goal_value(best, problem):
-                best = candidate
-                least = min(least, goal_value(best, problem))
-        if best is not None:
-            of_covers.append(best)
-    return sorted(of_covers, key=lambda each: goal_value(each, problem))
-
-
-def _least_worth(candidate: ScoredPlan, problem: Problem) -> float:
-    """What its goal would be if nothing but the compute took time."""
-    return goal_value(candidate, problem) * candidate.simulation.compute_end_s / candidate.step_s
-
-
-def best_levelled(
-    covers: Iterable[tuple[Cover, CoverScore]], problem: Problem, deadline: Deadline, *, below_s: float
-) -> ScoredPlan | None:
-    """The best plan of the covers whose stages half layers level; ``None`` if there are none.
-
-    Only those are simulated whose step by the formula, shorter as the longest stage gets, may be below ``below_s``.
-    """
-    best: ScoredPlan | None = None
-    for cover, score in covers:
-        if deadline.is_over():
-            break
-        plan = expand(cover, problem)
-        level = levelled(plan, problem)
-        if level is None:
-            continue
-        shorter = longest_stage_s(level, problem) / longest_stage_s(plan, problem)
-        if shorter * score.step_s < FORMULA_ERROR * below_s:
-            candidate = score_fitted(level, problem, deadline)
-            if candidate is not None and (best is None or goal_value(candidate, problem) < goal_value(best, problem)):
-                best = candidate
-    return best
-
-
 def score_fitted(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
-    """As :func:`score_plan`; where memory is short, with smaller depths, or with more recomputation if a stage has half
-    a layer, since the search chose the recomputation for whole ones. ``None`` if that does not help.
+    """Score ``plan``; where memory is short, with smaller depths, or with more recomputation if a stage has half a
+    layer, since the search chose the recomputation for whole ones.
+
+    Returns:
+        ``None`` if that does not help, or if ``deadline`` leaves too little time.
 
     Raises:
         PlanError: the plan is not legal, or not for this cluster.
+        ConfigError: a price is missing.
     """
     found = score_plan(plan, problem, deadline) or score_with_smaller_depths(plan, problem, deadline)
     if found is None and any(stage.ends_with_attention for _, _, stage in plan.stages()):
-        more = recomputing_more(plan, problem, lambda key: capacity_bytes(plan, problem, key))
+        more = with_more_recompute(plan, problem)
         found = score_plan(more, problem, deadline) if more is not None else None
     return found
 
 
 def score_with_smaller_depths(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
-    """As :func:`score_plan`, with smaller depths where a stage is short of memory; ``None`` if that does not help."""
+    """Score ``plan`` with smaller depths where a stage is short of memory; ``None`` if that does not help."""
     if deadline is not None and not deadline.has(scoring_s(plan)):
         return None
     memory = plan_memory(plan, problem.costs)
-    replicas = list(plan.replicas)
+    changed: dict[int, Replica] = {}
     for (r, s), over in bytes_over_capacity(plan, problem, memory).items():
-        if replicas[r].is_interleaved:
+        replica = changed.get(r, plan.replicas[r])
+        if replica.is_interleaved:
             return None  # Its depths are chosen with its stages.
         parts = memory[r, s]
-        each = (parts.activations + parts.logits) / replicas[r].stages[s].in_flight
+        each = (parts.activations + parts.logits) / replica.stages[s].in_flight
         if not each:
             return None  # At its peak the stage holds nothing but what waits for its weights' gradients.
-        depth = replicas[r].stages[s].in_flight - max(1, -int(-over // each))
-        if depth < least_in_flight(replicas[r], s):
+        depth = replica.stages[s].in_flight - max(1, -int(-over // each))
+        if depth < least_in_flight(replica, s):
             return None
-        replicas[r] = _with_depth(replicas[r], s, depth)
-    shallower = dataclasses.replace(plan, replicas=tuple(replicas))
-    return score_plan(shallower, problem, deadline) if shallower != plan else None
+        changed[r] = replica.with_stage(s, in_flight=depth)
+    return score_plan(plan.with_replicas(changed), problem, deadline) if changed else None
 
 
-def _with_depth(replica: Replica, stage: int, depth: int) -> Replica:
-    stages = list(replica.stages)
-    stages[stage] = dataclasses.replace(stages[stage], in_flight=depth)
-    return dataclasses.replace(replica, stages=tuple(stages))
+def with_more_recompute(plan: Plan, problem: Problem) -> Plan | None:
+    """``plan`` with more recomputation where memory is short, until it fits; ``None`` if all of it is too little."""
+    for _ in MORE_RECOMPUTE:
+        over = bytes_over_capacity(plan, problem, plan_memory(plan, problem.costs))
+        if not over:
+            return plan
+        changed: dict[int, Replica] = {}
+        for r, first in over:
+            replica = changed.get(r, plan.replicas[r])
+            for s in replica.group_of(first):
+                # What is computed again in full has no backward that could be split.
+                recompute = MORE_RECOMPUTE[replica.stages[s].recompute]
+                replica = replica.with_stage(s, recompute=recompute, weight_lag=None)
+            changed[r] = replica
+        plan = plan.with_replicas(changed)
+    return None
+
+
+def capacity_bytes(plan: Plan, problem: Problem, key: StageKey) -> int:
+    """Memory of a device of stage ``key``."""
+    return problem.node_type_of(plan.replicas[key[0]].stages[key[1]].ranks[0]).memory_bytes
+
+
+def bytes_over_capacity(plan: Plan, problem: Problem, memory: Mapping[StageKey, MemoryParts]) -> dict[StageKey, int]:
+    """Bytes that the devices lack which do not hold their stages, by replica and the first of these stages."""
+    over = {key: parts.total - capacity_bytes(plan, problem, key) for key, parts in device_memory(plan, memory).items()}
+    return {key: num_bytes for key, num_bytes in over.items() if num_bytes > 0}
 
 
 def goal_value(candidate: ScoredPlan, problem: Problem) -> float:
@@ -202,17 +188,20 @@ def goal_value(candidate: ScoredPlan, problem: Problem) -> float:
     return price_per_hour(candidate.plan, problem) * candidate.step_s / 3600
 
 
+def is_better(found: ScoredPlan, best: ScoredPlan, problem: Problem) -> bool:
+    """Whether the goal of ``found`` is enough below that of ``best`` to take it instead."""
+    return goal_value(found, problem) < ENOUGH * goal_value(best, problem)
+
+
 def better_of(a: ScoredPlan | None, b: ScoredPlan | None, problem: Problem) -> ScoredPlan | None:
-    """The one that is worth more, the first if they are alike; ``None`` if there is none."""
+    """The one with the smaller goal, the first if they are alike; ``None`` if there is none."""
     return min((each for each in (a, b) if each is not None), key=lambda each: goal_value(each, problem), default=None)
 
 
 def price_per_hour(plan: Plan, problem: Problem) -> float:
-    """Of the devices that work; a node of which a part works counts with that part."""
+    """Price per hour of the devices that work; a node of which a part works counts with that part."""
     working = set(plan.ranks()).difference(plan.idle_ranks)
     return sum(
-        (node_type.price_per_hour or 0.0)
-        / node_type.gpus_per_node
-        * sum(node_type.first_rank <= rank < node_type.first_rank + node_type.num_devices for rank in working)
+        (node_type.price_per_hour or 0.0) / node_type.gpus_per_node * sum(rank in node_type.ranks for rank in working)
         for node_type in problem.node_types
     )

@@ -1,1 +1,1 @@
-"""Which copies of which templates cover the cluster: the CP-SAT model, the search with its proof, and the plan of a cover."""
+"""Covers of a cluster by copies of templates: the CP-SAT model, the search with its proof, the plan of a cover."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hetero.planner.cover.cover import Cover, CoverScore, score_cover
 from hetero.planner.cover.master_problem import columns_within, find_cover
-from hetero.planner.cover.search import FINALISTS
+from hetero.planner.cover.search import MOST_COVERS
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
@@ -37,7 +37,7 @@ def cheaper_covers(
     while limit_s < longest_s and not deadline.is_over():
         limit_s *= STEP
         columns = columns_within(templates, problem, compute_s=limit_s)
-        answer = find_cover(columns, problem, sync_tiers, sync_s=None, seconds=deadline.left_s, cheapest=True)
+        answer = find_cover(columns, problem, sync_tiers, sync_s=None, deadline=deadline, cheapest=True)
         if answer.verdict == "found":
             found[answer.cover] = score_cover(answer.cover, problem, sync_tiers)
-    return tuple(sorted(found.items(), key=lambda item: item[1].money)[:FINALISTS])
+    return tuple(sorted(found.items(), key=lambda item: item[1].money)[:MOST_COVERS])

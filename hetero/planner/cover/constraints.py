@@ -1,4 +1,4 @@
-"""The rules of a cover of the cluster by templates, one per function, each with its formula.
+"""The constraints of the master problem, one per function, each with its formula.
 
 t          a column: a template
 x[t]       copies of it;  u[t] whether there is one;  y[t] microbatches of all copies
@@ -16,11 +16,11 @@ from ortools.sat.python import cp_model
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import ColumnVars, MasterVars, Segment, SegmentVars
 from hetero.planner.problem import Problem
-from hetero.planner.replica.templates import NodeLayers, Template
+from hetero.planner.replica.templates import NodeLayers, Template, milli_price
 from hetero.units import US_PER_S
 
 NEVER_US = 10**10
-"""Stands for a ring over a link that does not exist."""
+"""Stands for a sum of gradients over a link that does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def holders_are_present(model: cp_model.CpModel, master: MasterVars, limits: Lim
 
     sum_t nodes[t, g, k] x[t] <= 1, unless several[g, k]: two nodes of one node type that hold g.
     """
-    for segment_vars in master.sync_tiers:
+    for segment_vars in master.segments:
         for k, present in segment_vars.present.items():
             counts = [(nodes_holding(c.template, segment_vars.segment, k, limits.problem), c) for c in master.columns]
             for count, column in counts:
@@ -92,18 +92,18 @@ def holders_are_present(model: cp_model.CpModel, master: MasterVars, limits: Lim
 
 
 def segments_sync_at_their_slowest_link(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """present[g, k] and present[g, k'] => slower[g, level(k, k')];  several[g, k] => slower[g, level(k, k)];
+    """present[g, k] and present[g, k'] => slower[g, tier(k, k')];  several[g, k] => slower[g, tier(k, k)];
     slower[g, j] => slower[g, j - 1]."""
-    for segment_vars in master.sync_tiers:
+    for segment_vars in master.segments:
         for a, b in combinations(segment_vars.present, 2):
             tier = limits.sync_tiers.tier_between(a, b)
-            assert tier is not None, "different kinds have a level"
+            assert tier is not None, "different node types have a tier"
             model.add_bool_or(
                 segment_vars.present[a].negated(), segment_vars.present[b].negated(), segment_vars.slower[tier]
             )
         for k, several in segment_vars.several.items():
             tier = limits.sync_tiers.tier_between(k, k)
-            assert tier is not None, "a kind with several nodes has a level"
+            assert tier is not None, "a node type with several nodes has a tier"
             model.add_implication(several, segment_vars.slower[tier])
         for faster, slower in zip(segment_vars.slower, segment_vars.slower[1:], strict=False):
             model.add_implication(slower, faster)
@@ -112,10 +112,10 @@ def segments_sync_at_their_slowest_link(model: cp_model.CpModel, master: MasterV
 def sync_stays_within_its_limit(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
     """u[t] => sum_{g on a node} bytes[g] x (inside[k] + sum_j step[k, j] slower[g, j]) <= limit + hidden, each node.
 
-    step[k, j] is what level j costs beyond level j - 1, on a node whose inside costs inside[k]. Nodes with the same
+    step[k, j] is what tier j costs beyond tier j - 1, on a node whose inside costs inside[k]. Nodes with the same
     layers share one constraint, and all nodes of a node type one running sum over the segments.
     """
-    if limits.sync_s is None or not master.sync_tiers:
+    if limits.sync_s is None or not master.segments:
         return
     limit_us = int(limits.sync_s * US_PER_S)
     users: dict[NodeLayers, list[ColumnVars]] = {}
@@ -138,12 +138,12 @@ def sync_stays_within_its_limit(model: cp_model.CpModel, master: MasterVars, lim
 def _running_sums(
     model: cp_model.CpModel, master: MasterVars, node_layers: NodeLayers, limits: Limits
 ) -> dict[int, Microseconds]:
-    """Microseconds of all segments before a position, on a node of ``node_layers``'s node type, by position."""
+    """Microseconds of all segments before a position, by position, on nodes like that of ``node_layers``."""
     steps = tier_steps(node_layers, limits.sync_tiers)
     inside = limits.sync_tiers.inside_s_per_byte[node_layers.node_type] * node_layers.inside
     sums: dict[int, Microseconds] = {-1: 0}
     most = 0
-    for segment_vars in master.sync_tiers:
+    for segment_vars in master.segments:
         num_bytes = limits.sync_tiers.bytes_of(segment_vars.segment.first, segment_vars.segment.end)
         costs = [_us(num_bytes, step) for step in steps]
         most += _us(num_bytes, inside) + sum(costs)
@@ -161,7 +161,7 @@ def _counted_twice(master: MasterVars, node_layers: NodeLayers, limits: Limits) 
     model = limits.problem.model
     if not (model.tied_embeddings and node_layers.holds(-1) and node_layers.holds(model.num_layers)):
         return 0
-    head = next(segment_vars for segment_vars in master.sync_tiers if segment_vars.segment.first == model.num_layers)
+    head = next(segment_vars for segment_vars in master.segments if segment_vars.segment.first == model.num_layers)
     num_bytes = limits.sync_tiers.word_embedding_bytes
     inside_us = _us(num_bytes, limits.sync_tiers.inside_s_per_byte[node_layers.node_type] * node_layers.inside)
     steps = tier_steps(node_layers, limits.sync_tiers)
@@ -178,15 +178,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     segments_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
 )
-
-
-def milli_price(template: Template, problem: Problem) -> int:
-    """Thousandths of the currency per hour of the nodes, or parts of nodes, that a copy takes; rounded up."""
-    price = sum(
-        devices / node_type.gpus_per_node * (node_type.price_per_hour or 0.0)
-        for devices, node_type in zip(template.devices, problem.node_types, strict=True)
-    )
-    return int(-(-price * 1000 // 1))
 
 
 def segments(templates: Sequence[Template], problem: Problem) -> tuple[Segment, ...]:
@@ -233,14 +224,14 @@ def segment_bytes(segment: Segment, node_layers: NodeLayers, limits: Limits) -> 
 
 
 def tier_steps(node_layers: NodeLayers, sync_tiers: SyncTiers) -> tuple[float, ...]:
-    """Seconds per byte that each level costs beyond the one before, the first beyond the ring inside the node."""
+    """Seconds per byte that each tier costs beyond the one before, the first beyond the ring inside the node."""
     inside = sync_tiers.inside_s_per_byte[node_layers.node_type] * node_layers.inside
     paces = [max(inside, tier) for tier in sync_tiers.tiers]
     return tuple(pace - before for before, pace in zip([inside, *paces], paces, strict=False))
 
 
 def unlike(node_layers: Sequence[NodeLayers]) -> Iterator[NodeLayers]:
-    """One of those that differ in their number only."""
+    """One of those that differ only in the number of their node."""
     seen = set()
     for each in node_layers:
         key = replace(each, node=0)
@@ -257,7 +248,7 @@ def _us(num_bytes: int, s_per_byte: float) -> int:
 def segment_variables(
     model: cp_model.CpModel, templates: Sequence[Template], problem: Problem, sync_tiers: SyncTiers
 ) -> tuple[SegmentVars, ...]:
-    """Ring variables of every segment, for the node types that any template uses; none if no gradient leaves a node."""
+    """Variables of every segment for the node types that any template uses; none if no gradient leaves a node."""
     if not sync_tiers.tiers:
         return ()
     used = [node_type for node_type in problem.node_types if any(t.devices[node_type.index] for t in templates)]

@@ -1,4 +1,4 @@
-"""A cover of the cluster by copies of templates, and what it costs by the planner's own formula.
+"""A cover, that is copies of templates which share the cluster and the batch, and its price by the planner's formula.
 
     step = max_t T_t(M_t) + max over nodes of ( sums of gradients - hidden ), at least 0
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from hetero.planner.cover.constraints import (
     Limits,
-    milli_price,
     nodes_holding,
     segment_bytes,
     segments,
@@ -21,7 +20,7 @@ from hetero.planner.cover.constraints import (
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Segment
 from hetero.planner.problem import Problem
-from hetero.planner.replica.templates import NodeLayers, Template
+from hetero.planner.replica.templates import NodeLayers, Template, milli_price
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ Cover = tuple[Copies, ...]
 
 
 def score_cover(cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers) -> CoverScore:
-    """The formula at the head of this file."""
+    """Price ``cover`` by the formula at the head of this file."""
     return CoverScore(
         compute_s=max(copies.template.seconds(max(copies.shares)) for copies in cover),
         sync_s=sync_s(cover, problem, sync_tiers),
@@ -93,7 +92,7 @@ def sync_s(cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers) -> 
 
 
 def _slowest_tier(segment: Segment, cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers) -> int:
-    """The level of the slowest link in the segment's ring, -1 if it stays on one node."""
+    """The tier of the slowest link over which a segment's gradients are summed, -1 if that stays on one node."""
     nodes = {
         node_type.index: sum(
             copies.replicas * nodes_holding(copies.template, segment, node_type.index, problem) for copies in cover
@@ -104,3 +103,36 @@ def _slowest_tier(segment: Segment, cover: Sequence[Copies], problem: Problem, s
     found = [sync_tiers.tier_between(a, b) for i, a in enumerate(holding) for b in holding[i + 1 :]]
     found += [sync_tiers.tier_between(k, k) for k in holding if nodes[k] > 1]
     return max((tier for tier in found if tier is not None), default=-1)
+
+
+def divide_batch(copies: Sequence[tuple[Template, int]], batch: int, within_s: float) -> Cover | None:
+    """Divide ``batch`` samples among (template, copies) so that the last ends as early as a bisection finds.
+
+    Returns:
+        ``None`` if that is not before ``within_s``, or if whole microbatches cannot add up to the batch.
+    """
+    if within_s == float("inf") or sum(_samples(t, n, within_s) for t, n in copies) < batch:
+        return None
+    low_s, high_s = 0.0, within_s
+    while high_s - low_s > 1e-4 * high_s:
+        middle_s = (low_s + high_s) / 2
+        if sum(_samples(t, n, middle_s) for t, n in copies) < batch:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    microbatches = [n * t.most_microbatches(high_s) for t, n in copies]
+    if 0 in microbatches:
+        return None
+    surplus = sum(t.samples * m for (t, _), m in zip(copies, microbatches, strict=True)) - batch
+    for i in sorted(range(len(copies)), key=lambda i: -copies[i][0].samples):
+        template, number = copies[i]
+        taken = min(surplus // template.samples, microbatches[i] - number)
+        microbatches[i] -= taken
+        surplus -= taken * template.samples
+    if surplus:
+        return None
+    return tuple(Copies(t, n, m) for (t, n), m in zip(copies, microbatches, strict=True))
+
+
+def _samples(template: Template, copies: int, seconds: float) -> int:
+    return copies * template.samples * template.most_microbatches(seconds)

@@ -24,26 +24,17 @@ def expand(cover: Sequence[Copies], problem: Problem, *, extra_depth: int = 0) -
     extra_depth: microbatches in flight beyond the smallest depths, where memory holds them.
     """
     copies = [(c.template, microbatches) for c in cover for microbatches in c.shares]
-    placed_slots = {node_type.index: _allot(copies, node_type) for node_type in problem.node_types}
+    first_ranks = {node_type.index: _allot(copies, node_type) for node_type in problem.node_types}
     replicas = []
     for number, (template, microbatches) in enumerate(copies):
         starts = {
-            (k, node): first
-            for k, of_node_type in placed_slots.items()
-            for node, first in of_node_type.get(number, {}).items()
+            (index, node): rank
+            for index, of_copies in first_ranks.items()
+            for node, rank in of_copies.get(number, {}).items()
         }
         replicas.append(_replica(template, microbatches, starts, problem, extra_depth))
     replicas.sort(key=lambda replica: min(rank for stage in replica.stages for rank in stage.ranks))
-    working = {rank for replica in replicas for stage in replica.stages for rank in stage.ranks}
-    return Plan(
-        model=problem.model,
-        seq_length=problem.seq_length,
-        global_batch_size=problem.global_batch_size,
-        precision=problem.precision,
-        distributed_optimizer=problem.distributed_optimizer,
-        replicas=tuple(replicas),
-        idle_ranks=tuple(rank for rank in range(problem.cluster.num_devices) if rank not in working),
-    )
+    return problem.plan_of(replicas)
 
 
 def _allot(copies: Sequence[tuple[Template, int]], node_type: PlannerNodeType) -> dict[int, dict[int, int]]:

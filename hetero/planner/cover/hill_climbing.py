@@ -11,15 +11,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from hetero.planner.cover.constraints import milli_price
-from hetero.planner.cover.cover import Copies, Cover, CoverScore, score_cover
+from hetero.planner.cover.cover import Cover, CoverScore, divide_batch, score_cover
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.balance import settle
 from hetero.planner.replica.boundary_costs import PlacedSlot
 from hetero.planner.replica.stage_options import Slot, StageOptions
-from hetero.planner.replica.templates import Template, TemplateFactory
+from hetero.planner.replica.templates import Template, TemplateFactory, milli_price
 
 ENOUGH = 0.9995
 """A change has to make the step shorter by this factor."""
@@ -50,7 +49,7 @@ class HillClimbing:
         self._known: dict[tuple[Slots, int], Template | None] = {}
         self._reached: set[Cover] = set()
 
-    def polished(self, covers: Sequence[tuple[Cover, CoverScore]]) -> list[tuple[Cover, CoverScore]]:
+    def climb(self, covers: Sequence[tuple[Cover, CoverScore]]) -> list[tuple[Cover, CoverScore]]:
         """``covers`` and what they become, the shortest step first."""
         found = dict(covers)
         for start in covers[:MOST_STARTS]:
@@ -195,36 +194,3 @@ def _placed(slots: Slots, node_types: Sequence[PlannerNodeType]) -> tuple[Placed
         if count > node_type.num_devices or (node_type.count > 1 and part and not halved):
             return None
     return tuple(placed_slots)
-
-
-def divide_batch(copies: Sequence[tuple[Template, int]], batch: int, within_s: float) -> Cover | None:
-    """``batch`` samples divided among (template, copies) so that the last ends as early as a bisection finds.
-
-    Returns:
-        ``None`` if that is not before ``within_s``, or if whole microbatches cannot add up to the batch.
-    """
-    if within_s == float("inf") or sum(_samples(t, n, within_s) for t, n in copies) < batch:
-        return None
-    low_s, high_s = 0.0, within_s
-    while high_s - low_s > 1e-4 * high_s:
-        middle_s = (low_s + high_s) / 2
-        if sum(_samples(t, n, middle_s) for t, n in copies) < batch:
-            low_s = middle_s
-        else:
-            high_s = middle_s
-    microbatches = [n * t.most_microbatches(high_s) for t, n in copies]
-    if 0 in microbatches:
-        return None
-    surplus = sum(t.samples * m for (t, _), m in zip(copies, microbatches, strict=True)) - batch
-    for i in sorted(range(len(copies)), key=lambda i: -copies[i][0].samples):
-        template, number = copies[i]
-        taken = min(surplus // template.samples, microbatches[i] - number)
-        microbatches[i] -= taken
-        surplus -= taken * template.samples
-    if surplus:
-        return None
-    return tuple(Copies(t, n, m) for (t, n), m in zip(copies, microbatches, strict=True))
-
-
-def _samples(template: Template, copies: int, seconds: float) -> int:
-    return copies * template.samples * template.most_microbatches(seconds)

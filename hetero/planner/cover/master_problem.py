@@ -1,4 +1,4 @@
-"""The master problem: is there a cover of the cluster within a time for compute and one for gradient sums?
+"""Asks CP-SAT the master problem: is there a cover of the cluster within a time for compute and one for gradient sums?
 
 CP-SAT over whole replicas and microbatches. Deterministic: one worker, a fixed seed, limits in deterministic time as
 well as in seconds.
@@ -10,15 +10,19 @@ from typing import Literal
 
 from ortools.sat.python import cp_model
 
-from hetero.planner.cover.constraints import CONSTRAINTS, Limits, milli_price, segment_variables
+from hetero.planner.cover.constraints import CONSTRAINTS, Limits, segment_variables
 from hetero.planner.cover.cover import Copies, Cover
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Column, ColumnVars, MasterVars
+from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.replica.templates import Template
+from hetero.planner.replica.templates import Template, milli_price
 
 EFFORT = 1.0
 """Deterministic time of one question, about a second: the same on a fast and on a busy machine."""
+
+LEAST_S = 0.05
+"""Seconds that a question gets however little time is left."""
 
 Verdict = Literal["found", "none", "unknown"]
 
@@ -52,19 +56,19 @@ def find_cover(
     sync_tiers: SyncTiers,
     *,
     sync_s: float | None,
-    seconds: float,
+    deadline: Deadline,
     cheapest: bool = False,
 ) -> Answer:
     """A cover by ``columns`` whose gradient sums take at most ``sync_s``; with ``cheapest`` the one of least price.
 
-    seconds: after which the answer is ``unknown``.
+    deadline: after which the answer is ``unknown``, as it is after ``EFFORT``.
     """
     if not columns:
         return Answer("none")
     model = cp_model.CpModel()
     master = MasterVars(
         columns=tuple(ColumnVars(model, i, column) for i, column in enumerate(columns)),
-        sync_tiers=()
+        segments=()
         if sync_s is None
         else segment_variables(model, [column.template for column in columns], problem, sync_tiers),
     )
@@ -76,9 +80,14 @@ def find_cover(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = problem.seed
-    solver.parameters.max_time_in_seconds = max(0.05, seconds)
     solver.parameters.max_deterministic_time = EFFORT
+    left_s = max(LEAST_S, deadline.left_s)
+    if deadline.timer.is_deterministic:
+        solver.parameters.max_deterministic_time = min(EFFORT, left_s)
+    else:
+        solver.parameters.max_time_in_seconds = left_s
     status = solver.solve(model)
+    deadline.timer.spend(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:
         return Answer("none")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

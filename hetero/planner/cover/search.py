@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetero.planner.cover.constraints import milli_price
 from hetero.planner.cover.cover import Copies, Cover, CoverScore, score_cover, sync_s
 from hetero.planner.cover.master_problem import Answer, columns_within, find_cover
 from hetero.planner.cover.relaxation import worth_using
@@ -22,7 +21,7 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Column
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.replica.templates import NodeLayers, Template
+from hetero.planner.replica.templates import NodeLayers, Template, milli_price
 
 TOLERANCE = 0.01
 """Relative: covers that are better by less are not looked for."""
@@ -36,7 +35,8 @@ FIRST_STEP = 0.004
 LONGEST_S = 1e7
 """Nobody waits longer for a step."""
 
-FINALISTS = 12
+MOST_COVERS = 12
+"""Covers that are kept, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SearchProgress:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Covers from best to worst, at most ``FINALISTS``, and the bound on every cover of the template space."""
+    """Covers from best to worst, at most ``MOST_COVERS``, and the bound on every cover of the template space."""
 
     covers: tuple[tuple[Cover, CoverScore], ...]
     bound_s: float
@@ -121,7 +121,7 @@ class Search:
         bound_s = min([self._given_up_s, self._best_s, *(region.bound_s for region in regions)])
         ordered = sorted(self._covers.items(), key=lambda item: item[1].step_s)
         finished = not any(region.bound_s < self._target_s for region in regions)
-        return SearchResult(tuple(ordered[:FINALISTS]), bound_s, finished)
+        return SearchResult(tuple(ordered[:MOST_COVERS]), bound_s, finished)
 
     @property
     def _best_s(self) -> float:
@@ -228,7 +228,7 @@ class Search:
             self._problem,
             self._sync_tiers,
             sync_s=None if sync_s == float("inf") else sync_s,
-            seconds=self._deadline.left_s,
+            deadline=self._deadline,
         )
 
     def _within_sync(self, columns: Sequence[Column], sync_s: float) -> list[Column]:

@@ -1,10 +1,9 @@
-"""Seconds per gradient byte of the rings in which nodes sum their gradients.
+"""Seconds per gradient byte of the all-reduces between nodes, sorted into tiers from fast links to slow ones.
 
-A layer's gradient is summed over all that hold the layer. Its ring goes at the pace of its slowest link, so what
+A layer's gradient is summed over all that hold the layer, in a ring that goes at the pace of its slowest link. So what
 counts is which node types hold the layer. With the links sorted into tiers, from the fastest to the slowest,
 
-    seconds of layer l on a node of node type k = bytes_l x max( inside_k, level of the slowest link between l's holders
-    )
+    seconds of layer l on a node of type k = bytes_l x max( inside_k, tier of the slowest link between l's holders )
 
 and a node's sums follow one another on its network interfaces. The numbers come from :mod:`hetero.cost.network`.
 """
@@ -18,8 +17,8 @@ from hetero.errors import ConfigError
 from hetero.planner.problem import Problem
 from hetero.spec.parameters import EMBEDDING, parameters
 
-SAME_LEVEL = 1e-6
-"""Relative difference below which two links are one level."""
+SAME_TIER = 1e-6
+"""Relative difference below which two links are one tier."""
 
 
 class SyncTiers:
@@ -31,7 +30,7 @@ class SyncTiers:
 
     @cached_property
     def inside_s_per_byte(self) -> tuple[float, ...]:
-        """Of each node type: a ring over all devices of a node; 0 if it has one device."""
+        """By node type, of a ring over all devices of a node; 0 if it has one device."""
         return tuple(self._pace(list(node_type.ranks_of_node(0))) for node_type in self._problem.node_types)
 
     @cached_property
@@ -66,12 +65,12 @@ class SyncTiers:
         """Different paces between nodes, ascending in seconds per byte."""
         found: list[float] = []
         for pace in sorted(self._between.values()):
-            if not found or pace > found[-1] * (1 + SAME_LEVEL):
+            if not found or pace > found[-1] * (1 + SAME_TIER):
                 found.append(pace)
         return tuple(found)
 
     def tier_between(self, a: int, b: int) -> int | None:
-        """The level of the link between nodes of node types ``a`` and ``b``; ``None`` if there are no two such
+        """The tier of the link between nodes of types ``a`` and ``b``; ``None`` if there are no two such
         nodes."""
         pace = self._between.get((min(a, b), max(a, b)))
         if pace is None:
@@ -79,7 +78,7 @@ class SyncTiers:
         return max(i for i, tier in enumerate(self.tiers) if tier <= pace)
 
     def fastest_s_per_byte(self, node_type: int) -> float:
-        """The fastest ring that leaves a node of ``node_type``."""
+        """Of the fastest ring that leaves a node of ``node_type``."""
         return min((pace for node_types, pace in self._between.items() if node_type in node_types), default=0.0)
 
     @cached_property

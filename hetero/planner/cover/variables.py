@@ -1,6 +1,6 @@
 """Decision variables of the master problem, in whole replicas, microbatches and bytes.
 
-A constraint reads ``choice.replicas``, never ``x[17]``.
+A constraint reads ``column.replicas``, never ``x[17]``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,11 +55,11 @@ class Segment:
 
 
 class SegmentVars:
-    """Who holds a segment, and how slow its ring is.
+    """Who holds a segment, and how slow the links are over which its gradients are summed.
 
     present: by node type, whether a node of it holds the segment.
     several: by node type, whether two nodes of it do.
-    slower: by level, whether the ring has a link of this level or a slower one.
+    slower: by tier, whether there is a link of this tier or a slower one among them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SegmentVars:
 
 @dataclass(frozen=True)
 class MasterVars:
-    """All variables of a master problem."""
+    """All decision variables of a master problem."""
 
     columns: tuple[ColumnVars, ...]
-    sync_tiers: tuple[SegmentVars, ...]
+    segments: tuple[SegmentVars, ...]

@@ -1,7 +1,8 @@
-"""How a plan sums its gradients: in one level or two, and in buckets of what size. The simulator chooses.
+"""Chooses how a plan sums its gradients: over all holders at once or hierarchically, and in buckets of what size.
 
-Domains are the nodes or the zones of the cluster. Two levels spare a slow link bytes and latency, and cost two more
-phases inside; small buckets end soon after the last backward, large ones pay a link's latency less often.
+Domains are the nodes or the zones of the cluster. Sums inside domains first spare a slow link bytes and latency, and
+cost two more phases inside; small buckets end soon after the last backward, large ones pay a link's latency less often.
+The simulator chooses: first among domains, then, with these, among a few bucket sizes, which is a heuristic.
 """
 
 import dataclasses
@@ -12,39 +13,31 @@ from hetero.cost.simulator import with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, bytes_over_capacity, goal_value, scoring_s
+from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, is_better, scoring_s
 
 BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
 """Beside that of the runtime itself."""
-
-SHARE = 0.1
-"""Of what is left of a time limit, for one plan."""
 
 SUMS_SHARE = 0.5
 """Of the time of a whole replay, for the sums alone: who has what when is collected from all of its spans. Where
 weights are gathered, everything is replayed."""
 
-ENOUGH = 0.9998
-"""A change has to better the goal by this factor."""
 
+def choose_gradient_sync(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """The best plan with the domains, and with these the bucket size, that make its step shortest.
 
-def synced(best: ScoredPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
-    """``best`` with the domains, and with these the bucket size, that make its step shortest.
-
-    As it is on one node, if no gradient sum shows in its step, or if nothing shortens it within ``SHARE`` of
-    ``deadline``.
+    As it is on one node, if no gradient sum shows in its step, or if nothing shortens it before ``deadline`` is over.
     """
-    if deadline.is_over():
-        return best
-    deadline = deadline.part(SHARE)
-    best = in_domains(best, problem, deadline)
+    best = choose_domains(shortlist.best, problem, deadline)
     for numel in BUCKET_NUMELS if _could_be_shorter(best, problem) else ():
         best = _better(best, dataclasses.replace(best.plan.gradient_sync, bucket_numel=numel), problem, deadline)
     return best
 
 
-def in_domains(best: ScoredPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
-    """``best`` with the domains that make its step shortest, under the same conditions until ``deadline`` is over."""
+def choose_domains(best: ScoredPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """``best`` with the domains that make its step shortest, under the same conditions."""
+    if deadline.is_over():
+        return best
     for domains in _domains(best.plan, problem) if _could_be_shorter(best, problem) else ():
         best = _better(best, dataclasses.replace(best.plan.gradient_sync, domains=domains), problem, deadline)
     return best
@@ -65,7 +58,7 @@ def _better(best: ScoredPlan, sync: GradientSyncPlan, problem: Problem, deadline
         return best
     simulation = with_gradient_sync(best.simulation, sync, problem.topology, problem.costs)
     changed = dataclasses.replace(best, plan=simulation.plan, simulation=simulation)
-    if goal_value(changed, problem) >= ENOUGH * goal_value(best, problem):
+    if not is_better(changed, best, problem):
         return best
     if sync.domains == best.plan.gradient_sync.domains:
         return changed  # Only the communicators take memory.

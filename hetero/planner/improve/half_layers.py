@@ -1,151 +1,46 @@
-"""Cuts between the attention and the MLP of a layer, which divide few layers per stage better than whole layers can.
+"""Levels the stages of good covers' plans by half layers, and searches on from the best of them.
 
-The search divides whole layers. Here halves of layers move between the stages of its finished plans, which the
-simulator then judges. A move is worth a simulation only if the longest of the stages that it changes gets shorter.
+Covers are chosen by whole layers, so one that only halves make the best is looked at here once more, before the
+simulator. Only those are simulated whose step by the formula, shorter as the longest stage gets, may be below that of
+the best plan; a heuristic, since a formula errs.
 """
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 
-from hetero.cost.latency import CostModel
-from hetero.cost.memory import device_memory, plan_memory
-from hetero.plan.ir import Plan, Recompute, Replica, Stage
+from hetero.planner.deadline import Deadline
+from hetero.planner.improve.half_layer_moves import levelled, longest_stage_s
+from hetero.planner.improve.local_search import search_locally
 from hetero.planner.problem import Problem
-from hetero.spec.parameters import HALF
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value, score_fitted
 
-REACH = 2
-"""Half a layer moves by so many stages at most; those between pass one on and so begin and end half a layer later."""
-
-SHORTER = 0.99
-"""The longest of the stages that change has to get shorter by this factor."""
-
-MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full", "full": "full"}
-"""What to recompute where memory is short."""
-
-Stages = tuple[Stage, ...]
+FORMULA_ERROR = 1.03
+"""The formula's step is mostly within this factor of the simulator's."""
 
 
-def like(replica: Replica, stages: Stages) -> Replica:
-    """``stages`` on the ranks of ``replica``."""
-    own = (dataclasses.replace(new, ranks=old.ranks) for old, new in zip(replica.stages, stages, strict=True))
-    return dataclasses.replace(replica, stages=tuple(own))
+def cut_layers_in_half(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """The best plan, or what a local search makes of the best levelled one of the estimated plans, if that is better to
+    begin with."""
+    best = shortlist.best
+    level = best_levelled(shortlist.estimated, problem, deadline, below_s=best.step_s)
+    if level is None or goal_value(level, problem) >= goal_value(best, problem):
+        return best
+    return search_locally(level, problem, deadline)
 
 
-def layers_moved(stages: Stages, a: int, b: int, layers: float) -> Stages:
-    """``stages`` with so many layers less on ``a`` and more on ``b``; those between shift."""
-    held = [s.num_layers - layers * (i == a) + layers * (i == b) for i, s in enumerate(stages)]
-    edges = itertools.pairwise(itertools.accumulate(held, initial=0.0))
-    return tuple(stage.with_layers(start, end) for stage, (start, end) in zip(stages, edges, strict=True))
-
-
-def with_halves_moved(plan: Plan, problem: Problem) -> Iterator[Plan]:
-    """Plans worth a simulation: :func:`levelled`, and single halves moved between stages of one shape of replica."""
-    if (level := levelled(plan, problem)) is not None:
-        yield level
-    for members in plan.alike():
-        stages = plan.replicas[members[0]].stages
-        if plan.replicas[members[0]].is_interleaved:
-            continue  # What is long there is a device, not a stage.
-        for a, b in itertools.permutations(range(len(stages)), 2):
-            if abs(a - b) <= REACH and stages[a].num_layers > HALF:
-                changed = layers_moved(stages, a, b, HALF)
-                between = slice(min(a, b), max(a, b) + 1)
-                if _is_shorter(changed[between], stages[between], problem.costs):
-                    yield _with(plan, members, changed)
-
-
-def longest_stage_s(plan: Plan, problem: Problem) -> float:
-    """Forward and backward per sample of the longest stage."""
-    return max(_seconds(stage, problem.costs) for members in plan.alike() for stage in plan.replicas[members[0]].stages)
-
-
-def levelled(plan: Plan, problem: Problem) -> Plan | None:
-    """``plan`` with the stages of every replica as even as halves of layers make them; ``None`` if none is shorter."""
-    found = plan
-    for members in plan.alike():
-        stages = plan.replicas[members[0]].stages
-        if plan.replicas[members[0]].is_interleaved:
+def best_levelled(
+    estimated: Iterable[EstimatedPlan], problem: Problem, deadline: Deadline, *, below_s: float
+) -> ScoredPlan | None:
+    """The best of the plans whose stages half layers level and that may be below ``below_s``; ``None`` if there are
+    none."""
+    best: ScoredPlan | None = None
+    for each in estimated:
+        if deadline.is_over():
+            break
+        plan = each.make()
+        level = levelled(plan, problem)
+        if level is None:
             continue
-        level = _levelled(stages, problem.costs)
-        if _is_shorter(level, stages, problem.costs):
-            found = _with(found, members, level)
-    return found if found is not plan else None
-
-
-def _levelled(stages: Stages, costs: CostModel) -> Stages:
-    """Halves move from the longest stage to whichever other makes the seconds of all stages, longest first, least in
-    the order of lists, as long as that helps."""
-    best = stages
-    while True:
-        seconds = [_seconds(stage, costs) for stage in best]
-        longest = seconds.index(max(seconds))
-        if best[longest].num_layers <= HALF:
-            return best
-        others = (layers_moved(best, longest, b, HALF) for b in range(len(best)) if b != longest)
-        found = min(others, key=lambda each: _longest_first(each, costs), default=best)
-        if _longest_first(found, costs) >= sorted(seconds, reverse=True):
-            return best
-        best = found
-
-
-def recomputing_more(plan: Plan, problem: Problem, capacity_bytes: Callable[[tuple[int, int]], int]) -> Plan | None:
-    """``plan`` with more recomputation where memory is short, until it fits; ``None`` if even all of it is too little.
-
-    capacity_bytes: of a device, by replica and stage.
-    """
-    for _ in MORE:
-        devices = device_memory(plan, plan_memory(plan, problem.costs))
-        short = {
-            (r, s)
-            for r, replica in enumerate(plan.replicas)
-            for group in replica.device_groups
-            if devices[r, group[0]].total > capacity_bytes((r, group[0]))
-            for s in group
-        }
-        if not short:
-            return plan
-        replicas = []
-        for r, replica in enumerate(plan.replicas):
-            stages = [
-                # What is computed again in full has no backward that could be split.
-                dataclasses.replace(stage, recompute=MORE[stage.recompute], weight_lag=None)
-                if (r, s) in short
-                else stage
-                for s, stage in enumerate(replica.stages)
-            ]
-            replicas.append(dataclasses.replace(replica, stages=tuple(stages)))
-        plan = dataclasses.replace(plan, replicas=tuple(replicas))
-    return None
-
-
-def _is_shorter(after: Sequence[Stage], before: Sequence[Stage], costs: CostModel) -> bool:
-    return max(_seconds(s, costs) for s in after) < SHORTER * max(_seconds(s, costs) for s in before)
-
-
-def _longest_first(stages: Sequence[Stage], costs: CostModel) -> list[float]:
-    return sorted((_seconds(stage, costs) for stage in stages), reverse=True)
-
-
-def _seconds(stage: Stage, costs: CostModel) -> float:
-    """Forward and backward per sample."""
-    return costs.of(stage).microbatch_s / stage.samples_per_microbatch
-
-
-def _deep_enough(replica: Replica) -> Replica:
-    """``replica`` with the depths that 1F1B between equal stages asks for, where they are smaller: stages that were
-    shorter than the longest one did with less."""
-    coarsest = max(stage.samples_per_microbatch for stage in replica.stages)
-    stages = []
-    for s, stage in enumerate(replica.stages):
-        depth = -(-coarsest * (len(replica.stages) - s) // stage.samples_per_microbatch)
-        depth = max(stage.in_flight, min(depth, replica.num_microbatches(s)))
-        stages.append(dataclasses.replace(stage, in_flight=depth))
-    return dataclasses.replace(replica, stages=tuple(stages))
-
-
-def _with(plan: Plan, members: Sequence[int], stages: Stages) -> Plan:
-    replicas = list(plan.replicas)
-    for r in members:
-        replicas[r] = _deep_enough(like(replicas[r], stages))
-    return dataclasses.replace(plan, replicas=tuple(replicas))
+        shorter = longest_stage_s(level, problem) / longest_stage_s(plan, problem)
+        if shorter * each.step_s < FORMULA_ERROR * below_s:
+            best = better_of(best, score_fitted(level, problem, deadline), problem)
+    return best

@@ -4,20 +4,18 @@ A pipeline of p device groups is filled when a microbatch has been through p - 1
 group holds v stages in turns instead of one, that is the way through stages of a v-th of the length; v times as much
 crosses boundaries for it, and activations of more microbatches are held. So it pays where there are few microbatches,
 and links that are fast. The search prices pipelines with one stage per group. Here a few numbers of stages and depths
-are tried on the best plans, as far as their memory allows; :mod:`hetero.planner.improve.local_search` goes on from what
-is best then.
+are tried on the best plans, as far as their memory allows, which is a heuristic;
+:mod:`hetero.planner.improve.local_search` goes on from what is best then.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.deadline import Deadline
-from hetero.planner.improve.local_search import ENOUGH
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, better_of, goal_value, score_plan
+from hetero.planner.scoring import ScoredPlan, Shortlist, better_of, goal_value, is_better, score_plan
 from hetero.spec.parameters import HALF
 
 MOST_STARTS = 4
@@ -34,51 +32,49 @@ WORTHWHILE = 0.98
 """A plan is tried if its step could become shorter by this factor."""
 
 
-def with_interleaving(finalists: Sequence[ScoredPlan], problem: Problem, deadline: Deadline) -> ScoredPlan:
-    """The first of ``finalists``, or what several stages per device group make of one of them before ``deadline`` is
-    over, if better."""
-    best = finalists[0]
+def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """The best plan, or what several stages per device group make of one of the best ones."""
+    best = shortlist.best
     if not problem.interleaves or problem.costs.traits.blocking_transfers:
         return best
-    enough = ENOUGH * goal_value(best, problem)
-    starts = {start.plan: start for start in finalists[:MOST_STARTS]}.values()
-    for start in starts:
+    for start in shortlist.starts(MOST_STARTS):
         for v in STAGES_PER_GROUP:
-            if _least_worth(start, problem, v) >= WORTHWHILE * goal_value(best, problem):
+            if _least_goal(start, problem, v) >= WORTHWHILE * goal_value(best, problem):
                 continue
             found = _with_depths(start, v, problem, deadline)
             if found is None or goal_value(found, problem) >= goal_value(start, problem):
                 break  # More stages would take more memory, and more of the links.
-            if goal_value(found, problem) < min(enough, goal_value(best, problem)):
-                best = found
+            if is_better(found, shortlist.best, problem):
+                best = min(best, found, key=lambda each: goal_value(each, problem))
     return best
 
 
 def _with_depths(start: ScoredPlan, v: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """``start`` with ``v`` stages per device group, in whichever depths fit and are best."""
-    found = _scored(start.plan, v, USUAL, problem, deadline)
+    found = _score(start.plan, v, USUAL, problem, deadline)
     if found is None:
-        return _scored(start.plan, v, SHALLOW, problem, deadline)
+        return _score(start.plan, v, SHALLOW, problem, deadline)
     if goal_value(found, problem) >= goal_value(start, problem):
         return found
-    return better_of(found, _scored(start.plan, v, DEEP, problem, deadline), problem)
+    return better_of(found, _score(start.plan, v, DEEP, problem, deadline), problem)
 
 
-def _least_worth(start: ScoredPlan, problem: Problem, v: int) -> float:
+def _least_goal(start: ScoredPlan, problem: Problem, v: int) -> float:
     """What the goal would be if the devices that idle least in ``start`` idled a v-th of that; a heuristic, as is that
     they remain those."""
     busy_s = max(times.busy_s + times.update_s for times in start.simulation.stages.values())
     return goal_value(start, problem) * (busy_s + (start.step_s - busy_s) / v) / start.step_s
 
 
-def _scored(plan: Plan, v: int, apart: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+def _score(plan: Plan, v: int, apart: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """``plan`` with ``v`` stages per device group in every pipeline that can have them; ``None`` if there is no such
     pipeline, if that does not fit, or if ``deadline`` is over."""
-    replicas = tuple(interleaved(replica, v, apart=apart) or replica for replica in plan.replicas)
-    if replicas == plan.replicas or deadline.is_over():
+    pipelines = ((r, interleaved(replica, v, apart=apart)) for r, replica in enumerate(plan.replicas))
+    changed = {r: pipeline for r, pipeline in pipelines if pipeline is not None}
+    if not changed or deadline.is_over():
         return None
     try:
-        return score_plan(dataclasses.replace(plan, replicas=replicas), problem, deadline)
+        return score_plan(plan.with_replicas(changed), problem, deadline)
     except (PlanError, ConfigError):
         return None  # Depths of unlike microbatches that deadlock, or a part of a layer that nobody measured.
 
@@ -107,7 +103,7 @@ def interleaved(replica: Replica, v: int, *, apart: int) -> Replica | None:
         depth = _shares(min(warm_up, v * most), v, reverse=True)[k]
         stages.append(_part(stage, start, end, in_flight=max(1, depth)))
         start = end
-    return dataclasses.replace(replica, stages=tuple(stages))
+    return replica.with_stages(stages)
 
 
 def _shares(whole: int, v: int, *, reverse: bool) -> list[int]:

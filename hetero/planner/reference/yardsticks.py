@@ -11,7 +11,7 @@ Each is our reading of a published idea with this project's costs, memory check 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.errors import ConfigError, PlanError
@@ -24,7 +24,8 @@ from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.boundary_costs import PlacedSlot
 from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptions
 from hetero.planner.replica.templates import TemplateFactory
-from hetero.planner.scoring import ScoredPlan, score_plan, score_with_smaller_depths
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, score_plan, score_with_smaller_depths
+from hetero.planner.time_shares import TimeShare
 from hetero.spec.devices import device_type
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
@@ -49,14 +50,6 @@ class Yardstick:
 
     name: str
     best: ScoredPlan | None
-
-
-@dataclass(frozen=True, slots=True)
-class EstimatedPlan:
-    """A plan that is made only if it is among the best by the formula."""
-
-    formula_s: float
-    make: Callable[[], Plan]
 
 
 Listing = Iterator[EstimatedPlan | None]
@@ -107,20 +100,18 @@ def _parts(problem: Problem, node_types: Sequence[PlannerNodeType]) -> Iterator[
         yield from itertools.combinations(node_types, count)
 
 
-def best_plan(stage_options: Iterable[EstimatedPlan | None], problem: Problem, deadline: Deadline) -> ScoredPlan | None:
-    """The best of ``stage_options`` by the simulator: half of the time lists them, half simulates the best by
-    formula."""
+def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+    """The best of the listed plans by the simulator: half of the time lists them, half simulates the best by formula;
+    ``None`` if none fits."""
     if deadline.is_over():
         return None
-    listing = deadline.part(1 / 2)
-    listed = [each for each in itertools.takewhile(lambda _: not listing.is_over(), stage_options) if each is not None]
+    until = TimeShare.LISTING.of(deadline)
+    listed = [each for each in itertools.takewhile(lambda _: not until.is_over(), listing) if each is not None]
     best: ScoredPlan | None = None
     simulated = 0
     most = MOST_SIMULATED if problem.cluster.num_devices <= LARGE_CLUSTER else SIMULATED_IF_LARGE
-    for candidate in sorted(listed, key=lambda candidate: candidate.formula_s):
-        if deadline.is_over() or (
-            best is not None and (candidate.formula_s > CLOSE * best.step_s or simulated >= most)
-        ):
+    for candidate in sorted(listed, key=lambda candidate: candidate.step_s):
+        if deadline.is_over() or (best is not None and (candidate.step_s > CLOSE * best.step_s or simulated >= most)):
             break
         try:
             plan = candidate.make()
@@ -148,11 +139,7 @@ class _Grid:
 
 def _grids(problem: Problem, stage_options: StageOptions, node_types: Sequence[PlannerNodeType]) -> Iterator[_Grid]:
     """Every tp and pp that fit, with pipelines across the rank order as in Megatron-LM, and along it."""
-    ranks = [
-        rank
-        for node_type in node_types
-        for rank in range(node_type.first_rank, node_type.first_rank + node_type.num_devices)
-    ]
+    ranks = [rank for node_type in node_types for rank in node_type.ranks]
     for tp in range(1, min(node_type.gpus_per_node for node_type in node_types) + 1):
         if any(node_type.gpus_per_node % tp for node_type in node_types) or tp not in stage_options.legal_tps(tp):
             continue
@@ -187,9 +174,7 @@ def _whale(problem: Problem, stage_options: StageOptions) -> Listing:
                 return
             flops[node_type.index] = sheet.flops_per_s(arithmetic)
         for grid in _grids(problem, stage_options, stage_options.usable_node_types):
-            power = [
-                [flops[_node_type_of(problem, group[0]).index] for group in pipeline] for pipeline in grid.pipelines
-            ]
+            power = [[flops[problem.node_type_of(group[0]).index] for group in pipeline] for pipeline in grid.pipelines]
             layers = [_proportional(problem.model.num_layers, row, least=1) for row in power]
             for micro_batch_size in MICRO_BATCH_SIZES:
                 total, rest = divmod(problem.global_batch_size, micro_batch_size)
@@ -225,7 +210,7 @@ def _on_grid(
 
         formula_s = 0.0
         for pipeline, row, share in {
-            (tuple(_node_type_of(problem, group[0]).index for group in pipeline), tuple(row), share): (
+            (tuple(problem.node_type_of(group[0]).index for group in pipeline), tuple(row), share): (
                 pipeline,
                 row,
                 share,
@@ -234,7 +219,7 @@ def _on_grid(
         }.values():
             times = [
                 problem.costs.stage(
-                    device=_node_type_of(problem, group[0]).device,
+                    device=problem.node_type_of(group[0]).device,
                     first_layer=sum(row[:s]),
                     end_layer=sum(row[: s + 1]),
                     tp=grid.tp,
@@ -259,7 +244,7 @@ def _fits(
     seen = set()
     for pipeline, row in zip(grid.pipelines, layers, strict=True):
         for s, group in enumerate(pipeline):
-            node_type = _node_type_of(problem, group[0])
+            node_type = problem.node_type_of(group[0])
             key = node_type.index, s, row[s]
             if key in seen:
                 continue
@@ -286,7 +271,7 @@ def _grid_plan(
                 first_layer=ends[s] - row[s],
                 end_layer=ends[s],
                 ranks=group,
-                device=_node_type_of(problem, group[0]).device,
+                device=problem.node_type_of(group[0]).device,
                 tp=grid.tp,
                 sequence_parallel=problem.splits_sequence(grid.tp),
                 micro_batch_size=micro_batch_size,
@@ -296,16 +281,7 @@ def _grid_plan(
             for s, group in enumerate(pipeline)
         )
         replicas.append(Replica(num_samples=share, stages=stages))
-    working = {rank for pipeline in grid.pipelines for group in pipeline for rank in group}
-    return Plan(
-        model=problem.model,
-        seq_length=problem.seq_length,
-        global_batch_size=problem.global_batch_size,
-        precision=problem.precision,
-        distributed_optimizer=problem.distributed_optimizer,
-        replicas=tuple(replicas),
-        idle_ranks=tuple(rank for rank in range(problem.cluster.num_devices) if rank not in working),
-    )
+    return problem.plan_of(replicas)
 
 
 def autohet_plans(problem: Problem, stage_options: StageOptions) -> Listing:
@@ -435,14 +411,6 @@ def _chosen(choices: Sequence[Sequence[_Choice]], stages: int) -> list[tuple[_Ch
                 yield from extend((*chosen, choice), left - choice[1])
 
     return sorted(extend((), stages), key=lambda chosen: sum(tp for _, _, tp in chosen))
-
-
-def _node_type_of(problem: Problem, rank: int) -> PlannerNodeType:
-    return next(
-        node_type
-        for node_type in problem.node_types
-        if node_type.first_rank <= rank < node_type.first_rank + node_type.num_devices
-    )
 
 
 def _proportional(total: int, weights: Sequence[float], *, least: int) -> list[int]:

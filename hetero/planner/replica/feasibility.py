@@ -9,11 +9,10 @@ import math
 from collections.abc import Sequence
 
 from hetero.errors import ConfigError, PlanError
-from hetero.planner.cover.constraints import milli_price
 from hetero.planner.problem import Problem
 from hetero.planner.replica.least_memory import EMBEDDING, HEAD, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import Slot, StageOptions
-from hetero.planner.replica.templates import Template
+from hetero.planner.replica.templates import Template, milli_price
 from hetero.units import GIB
 
 

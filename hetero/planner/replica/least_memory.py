@@ -125,16 +125,7 @@ class LeastMemoryPipeline:
         stages = list(
             self._stages([(*placed, n) for placed, n in zip(placed_slots, shares, strict=True) if n], best[0])
         )
-        working = {rank for stage in stages for rank in stage.ranks}
-        return Plan(
-            model=self._problem.model,
-            seq_length=self._problem.seq_length,
-            global_batch_size=self._problem.global_batch_size,
-            precision=self._problem.precision,
-            distributed_optimizer=self._problem.distributed_optimizer,
-            replicas=(Replica(num_samples=self._problem.global_batch_size, stages=tuple(stages)),),
-            idle_ranks=tuple(r for r in range(self._problem.cluster.num_devices) if r not in working),
-        )
+        return self._problem.plan_of([Replica(num_samples=self._problem.global_batch_size, stages=tuple(stages))])
 
     def _node(self, node_type: PlannerNodeType, tps: TpOfEnds | None) -> dict[Ends, Node]:
         """The recursion at the head of this file; ends that do not fit are missing."""

@@ -105,6 +105,15 @@ class Template:
         return tuple(runs)
 
 
+def milli_price(template: Template, problem: Problem) -> int:
+    """Thousandths of the currency per hour of the nodes, or parts of nodes, that a copy takes; rounded up."""
+    price = sum(
+        devices / node_type.gpus_per_node * (node_type.price_per_hour or 0.0)
+        for devices, node_type in zip(template.devices, problem.node_types, strict=True)
+    )
+    return int(-(-price * 1000 // 1))
+
+
 class TemplateFactory:
     """Builds templates from blocks."""
 

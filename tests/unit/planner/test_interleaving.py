@@ -11,8 +11,8 @@ from hetero.plan.ir import Replica
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring
-from hetero.planner.improve import interleaving
 from hetero.planner.deadline import Deadline
+from hetero.planner.improve import interleaving
 from hetero.planner.improve.half_layers import levelled, with_halves_moved
 from hetero.planner.improve.interleaving import interleaved, with_interleaving
 from hetero.planner.plan_cluster import plan_cluster

@@ -11,8 +11,8 @@ from hetero.cost.traits import DEEPSPEED
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring
-from hetero.planner.improve import split_backward
 from hetero.planner.deadline import Deadline
+from hetero.planner.improve import split_backward
 from hetero.planner.improve.local_search import neighbours
 from hetero.planner.improve.split_backward import LAGS, smaller_lag, with_split_backwards
 from tests.helpers.synthetic_profiles import cost_model, profile
