@@ -18,7 +18,7 @@ from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import deep_enough, plan, replica, stage, with_in_flight
+from tests.helpers.plans import deep_enough, plan, replica, stage
 
 # Six query groups allow tp 2 beside tp 3, so that shard edges interleave instead of nesting.
 SIX_HEADS = {
@@ -63,7 +63,7 @@ def with_random_in_flight(draw: st.DrawFn, deadlocking: Replica) -> Replica:
     legal = deadlocking
     for s in reversed(range(len(legal.stages))):
         least = 1 if legal.is_interleaved else least_in_flight(legal, s)
-        legal = with_in_flight(legal, s, least + draw(st.integers(0, 2)))
+        legal = legal.with_stage(s, in_flight=least + draw(st.integers(0, 2)))
     return deep_enough(legal) if legal.is_interleaved else legal
 
 

@@ -7,10 +7,10 @@ import pytest
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.planner.deadline import Deadline
-from hetero.planner.improve.gradient_sync import synced
+from hetero.planner.improve.gradient_sync import choose_gradient_sync
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, score_plan
+from hetero.planner.scoring import ScoredPlan, Shortlist, score_plan
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType, ZonePair
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -61,7 +61,7 @@ def score_of(made: Plan, question: Problem) -> ScoredPlan:
 def test_two_zones_with_a_slow_link_sum_in_two_levels() -> None:
     question = problem(zones(2, gpus_per_node=4))
     start = score_of(data_parallel(8), question)
-    better = synced(start, question, Deadline(30))
+    better = choose_gradient_sync(Shortlist(start), question, Deadline(30))
     assert better.plan.gradient_sync.domains == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert better.step_s < 0.75 * start.step_s
     assert better == score_of(better.plan, question)
@@ -71,7 +71,7 @@ def test_two_zones_with_a_slow_link_sum_in_two_levels() -> None:
 def test_zones_of_several_nodes_are_domains_as_a_whole() -> None:
     """Four nodes would cross the slow link with three times their gradients and a half, two zones with one."""
     question = problem(zones(2, nodes_per_zone=2))
-    better = synced(score_of(data_parallel(8), question), question, Deadline(30))
+    better = choose_gradient_sync(Shortlist(score_of(data_parallel(8), question)), question, Deadline(30))
     assert better.plan.gradient_sync.domains == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
@@ -79,12 +79,12 @@ def test_on_one_node_all_is_as_it_was() -> None:
     question = problem(zones(1, gpus_per_node=4))
     start = score_of(data_parallel(4), question)
     assert start.simulation.syncs[-1].end_s > start.simulation.compute_end_s
-    assert synced(start, question, Deadline(30)) is start
+    assert choose_gradient_sync(Shortlist(start), question, Deadline(30)) is start
 
 
 def test_one_rank_per_zone_has_nothing_to_sum_inside() -> None:
     question = problem(zones(4, gpus_per_node=1))
-    better = synced(score_of(data_parallel(4), question), question, Deadline(30))
+    better = choose_gradient_sync(Shortlist(score_of(data_parallel(4), question)), question, Deadline(30))
     assert better.plan.gradient_sync.domains == ()
 
 
@@ -96,7 +96,7 @@ def test_small_buckets_hide_behind_the_backward_of_the_layers_below() -> None:
     sizes = [10**4, 10**9]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetero.planner.improve.gradient_sync.BUCKET_NUMELS", sizes)
-        better = synced(start, question, Deadline(30))
+        better = choose_gradient_sync(Shortlist(start), question, Deadline(30))
     assert better.plan.gradient_sync.bucket_numel == 10**4
     assert better.step_s < start.step_s
 
@@ -108,7 +108,7 @@ def test_sizes_below_a_layer_are_told_apart() -> None:
     start = score_of(whole, question)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetero.planner.improve.gradient_sync.BUCKET_NUMELS", [4000])
-        better = synced(start, question, Deadline(30))
+        better = choose_gradient_sync(Shortlist(start), question, Deadline(30))
     assert better.plan.gradient_sync.bucket_numel == 4000
     assert better.step_s < start.step_s
     assert len(better.simulation.syncs) > len(start.simulation.syncs)
@@ -117,7 +117,7 @@ def test_sizes_below_a_layer_are_told_apart() -> None:
 def test_without_time_the_plan_stays() -> None:
     question = problem(zones(2))
     start = score_of(data_parallel(4), question)
-    assert synced(start, question, Deadline(0)) is start
+    assert choose_gradient_sync(Shortlist(start), question, Deadline(0)) is start
 
 
 def test_the_planner_sums_in_two_levels_between_zones_and_in_one_in_a_node() -> None:

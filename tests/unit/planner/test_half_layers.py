@@ -7,11 +7,12 @@ import pytest
 
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
-from hetero.planner.improve.half_layers import levelled, recomputing_more, with_halves_moved
+from hetero.planner import scoring
+from hetero.planner.improve.half_layer_moves import levelled, with_half_layers_moved
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.exhaustive import exhaustive_best
-from hetero.planner.scoring import capacity_bytes, score_fitted, score_plan
+from hetero.planner.scoring import capacity_bytes, score_fitted, score_plan, with_more_recompute
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -77,14 +78,13 @@ def test_stages_are_levelled(num_layers: int, cuts: Sequence[float], expected: l
 def test_what_is_level_stays(num_layers: int, cuts: Sequence[float]) -> None:
     problem = question(num_layers, len(cuts) + 1)
     assert levelled(pipeline(problem, *cuts), problem) is None
-    assert list(with_halves_moved(pipeline(problem, *cuts), problem)) == []
+    assert list(with_half_layers_moved(pipeline(problem, *cuts), problem)) == []
 
 
 def test_levelled_stages_are_as_deep_as_equal_ones_need() -> None:
     problem = question(6, 4)
     made = pipeline(problem, 2, 3, 4)
-    shallow = [dataclasses.replace(s, in_flight=max(1, 3 - i)) for i, s in enumerate(made.replicas[0].stages)]
-    made = dataclasses.replace(made, replicas=(dataclasses.replace(made.replicas[0], stages=tuple(shallow)),))
+    made = made.with_replica(0, made.replicas[0].with_each_stage(in_flight=[3, 2, 1, 1]))
     found = levelled(made, problem)
     assert found is not None
     assert [each.in_flight for each in found.replicas[0].stages] == [4, 3, 2, 1]
@@ -93,7 +93,7 @@ def test_levelled_stages_are_as_deep_as_equal_ones_need() -> None:
 def test_replicas_of_one_shape_change_together_on_their_own_ranks() -> None:
     problem = question(3, 4)
     made = pipeline(problem, 2, num_replicas=2)
-    for found in with_halves_moved(made, problem):
+    for found in with_half_layers_moved(made, problem):
         validate(found)
         assert layers(found, 0) == layers(found, 1) != layers(made)
         assert [s.ranks for _, _, s in found.stages()] == [(0,), (1,), (2,), (3,)]
@@ -102,7 +102,7 @@ def test_replicas_of_one_shape_change_together_on_their_own_ranks() -> None:
 def test_only_what_makes_the_longest_changed_stage_shorter_is_looked_at() -> None:
     """A half moves at most two stages on, and never to where it makes a longer stage than it came from."""
     problem = question(8, 4)
-    found = [layers(each) for each in with_halves_moved(pipeline(problem, 3, 5, 6), problem)]
+    found = [layers(each) for each in with_half_layers_moved(pipeline(problem, 3, 5, 6), problem)]
     assert [2.5, 2.5, 1, 2] in found
     assert [2.5, 2, 1.5, 2] in found
     assert all(max(each) <= 2.5 for each in found[1:] if each[0] < 3)
@@ -121,16 +121,22 @@ def test_the_planner_cuts_layers_where_that_beats_every_whole_division(num_layer
         assert parts.total <= capacity_bytes(result.plan, problem, key)
 
 
-def test_where_memory_is_short_a_half_is_paid_for_with_recomputation() -> None:
+def test_where_memory_is_short_a_half_is_paid_for_with_recomputation(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = question(3, 2)
     made = pipeline(problem, 1.5)
     needed = score_plan(made, problem)
     assert needed is not None
     peak = max(parts.total for parts in needed.memory.values())
 
-    more = recomputing_more(made, problem, lambda _: peak - 1)
+    def with_capacity(num_bytes: int) -> Plan | None:
+        monkeypatch.setattr(scoring, "capacity_bytes", lambda *_: num_bytes)
+        return with_more_recompute(made, problem)
+
+    assert with_capacity(peak) is made
+    assert with_capacity(1) is None
+    more = with_capacity(peak - 1)
     assert more is not None
     assert "none" in {s.recompute for _, _, s in more.stages()} != {"none"}, "only where it is short"
-    assert recomputing_more(made, problem, lambda _: peak) is made
-    assert recomputing_more(made, problem, lambda _: 1) is None
-    assert score_fitted(made, problem) == needed
+    found = score_fitted(made, problem)
+    assert found is not None
+    assert found.plan == more

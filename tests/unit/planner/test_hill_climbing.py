@@ -1,4 +1,4 @@
-"""Polishing: samples shared anew, and covers that no template of the space makes."""
+"""Hill climbing: batches divided anew, and covers that no template of the space makes."""
 
 from hetero.planner.cover.cover import Copies, score
 from hetero.planner.cover.hill_climbing import HillClimbing, divide_batch
@@ -34,7 +34,7 @@ def test_samples_that_cannot_be_divided_are_refused() -> None:
     assert divide_batch([(one_stage(2, 2, 2), 1)], 8, 0.001) is None
 
 
-def test_polishing_cuts_a_stage_in_two() -> None:
+def test_hill_climbing_cuts_a_stage_in_two() -> None:
     """All V100 in one stage is a template of the space; two stages of two of them between other node types is none."""
     slots = [Slot(2, 1, 1), Slot(0, 2, 2), Slot(1, 4, 1), Slot(2, 1, 1)]
     offsets = [0, 0, 0, 1]
@@ -43,7 +43,7 @@ def test_polishing_cuts_a_stage_in_two() -> None:
     assert template is not None
     start = (Copies(template, 1, 4),)
     before = score(start, QUESTION, RINGS)
-    cover, after = HillClimbing(QUESTION, CANDIDATES, RINGS, Deadline(60)).polished([(start, before)])[0]
+    cover, after = HillClimbing(QUESTION, CANDIDATES, RINGS, Deadline(60)).climb([(start, before)])[0]
     assert after == score(cover, QUESTION, RINGS)
     assert after.step_s < 0.99 * before.step_s
     assert all(

@@ -13,10 +13,9 @@ from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
-from hetero.planner import plan_cluster as solver
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
-from hetero.planner.initial_plan import first_plan
+from hetero.planner.initial_plan import initial_plan
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.exhaustive import exhaustive_best
@@ -45,7 +44,7 @@ def check(question: Problem, plan: Plan) -> None:
 
 def first(question: Problem) -> Plan | None:
     """What there is once there is anything."""
-    found = first_plan(question, StageOptions(question), SyncTiers(question), Deadline(100.0), share=0.001)
+    found = initial_plan(question, StageOptions(question), SyncTiers(question), Deadline(100.0), share=0.001)
     return found.plan if found is not None else None
 
 
@@ -153,13 +152,13 @@ def without_search(question: Problem, monkeypatch: pytest.MonkeyPatch) -> PlanRe
     """The planner where its time is over as soon as it has a first plan."""
 
     def and_time_is_over(
-        problem: Problem, stage_options: StageOptions, sync_tiers: SyncTiers, deadline: Deadline, *, share: float
+        problem: Problem, stage_options: StageOptions, sync_tiers: SyncTiers, deadline: Deadline
     ) -> ScoredPlan | None:
-        found = first_plan(problem, stage_options, sync_tiers, deadline, share=share)
+        found = initial_plan(problem, stage_options, sync_tiers, deadline)
         deadline.limit_s = 0.0
         return found
 
-    monkeypatch.setattr(solver, "first_plan", and_time_is_over)
+    monkeypatch.setattr("hetero.planner.plan_cluster.initial_plan", and_time_is_over)
     return plan_cluster(question)
 
 
@@ -172,7 +171,7 @@ def without_search(question: Problem, monkeypatch: pytest.MonkeyPatch) -> PlanRe
         (cluster(("A100-40", 1, 1), ("V100-16", 2, 1)), opt_model(20, 2560, 20), 4),
     ],
 )
-def test_the_first_plan_is_the_answer_if_time_is_over_then(
+def test_the_initial_plan_is_the_answer_if_time_is_over_then(
     spec: ClusterSpec, model: ModelSpec, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = problem(spec, model, batch)
@@ -191,7 +190,7 @@ def test_more_time_makes_no_worse_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert searched.simulation.step_s <= without_search(question, monkeypatch).simulation.step_s
 
 
-def test_a_first_plan_keeps_the_budget() -> None:
+def test_an_initial_plan_keeps_the_budget() -> None:
     types = tuple(dataclasses.replace(t, price_per_hour=10.0) for t in SMALL.node_types)
     spec = dataclasses.replace(SMALL, node_types=types)
     plan = first(problem(spec, opt_model(6, 1024, 16), 8, budget_per_hour=10))
@@ -200,7 +199,7 @@ def test_a_first_plan_keeps_the_budget() -> None:
     assert first(problem(spec, opt_model(6, 1024, 16), 8, budget_per_hour=0.1)) is None
 
 
-def test_four_thousand_devices_have_a_first_plan_in_a_second() -> None:
+def test_four_thousand_devices_have_an_initial_plan_in_a_second() -> None:
     """They were told that the model does not fit, with limits up to 8 s."""
     question = problem(load(ClusterSpec, LARGE), OPT_350M, 16384)
     started_s = time.process_time()

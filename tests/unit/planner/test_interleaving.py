@@ -1,6 +1,5 @@
 """Several stages per device group of finished plans: tried where they can help, kept where they do and fit."""
 
-import dataclasses
 from functools import partial
 
 import pytest
@@ -13,9 +12,10 @@ from hetero.plan.validate import validate
 from hetero.planner import scoring
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve import interleaving
-from hetero.planner.improve.half_layers import levelled, with_halves_moved
-from hetero.planner.improve.interleaving import interleaved, with_interleaving
+from hetero.planner.improve.half_layer_moves import levelled, with_half_layers_moved
+from hetero.planner.improve.interleaving import interleave, interleaved
 from hetero.planner.plan_cluster import plan_cluster
+from hetero.planner.scoring import Shortlist
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -33,7 +33,7 @@ def layers_of(pipeline: Replica) -> list[float]:
 def test_two_stages_per_group_fill_in_half_the_time() -> None:
     problem = line_problem()
     whole = score_of(uniform(pp=4), problem)
-    found = with_interleaving([whole], problem, Deadline(30))
+    found = interleave(Shortlist(whole), problem, Deadline(30))
     validate(found.plan)
     (pipeline,) = found.plan.replicas
     assert pipeline.device_groups == ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -44,12 +44,13 @@ def test_two_stages_per_group_fill_in_half_the_time() -> None:
 def test_the_best_of_all_finalists_is_interleaved() -> None:
     problem = line_problem()
     plans = [score_of(uniform(pp=pp), problem) for pp in (4, 2)]
-    alone = [with_interleaving([each], problem, Deadline(30)).step_s for each in plans]
-    assert with_interleaving(plans, problem, Deadline(30)).step_s == pytest.approx(min(alone), rel=1e-3)
+    alone = [interleave(Shortlist(each), problem, Deadline(30)).step_s for each in plans]
+    best = interleave(Shortlist(plans[0], tuple(plans)), problem, Deadline(30))
+    assert best.step_s == pytest.approx(min(alone), rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("options", "clock_s"),
+    ("options", "limit_s"),
     [
         ({"interleaves": False}, 30),
         ({}, 0),
@@ -57,10 +58,10 @@ def test_the_best_of_all_finalists_is_interleaved() -> None:
     ],
     ids=["forbidden", "no time", "another runtime"],
 )
-def test_the_plan_stays(options: dict[str, object], clock_s: float) -> None:
+def test_the_plan_stays(options: dict[str, object], limit_s: float) -> None:
     problem = line_problem(**options)
     whole = score_of(uniform(pp=4), problem)
-    assert with_interleaving([whole], problem, Deadline(clock_s)) is whole
+    assert interleave(Shortlist(whole), problem, Deadline(limit_s)) is whole
 
 
 @pytest.mark.parametrize("shape", [{}, {"pp": 4, "global_batch_size": 1024}], ids=["no pipeline", "many microbatches"])
@@ -68,8 +69,8 @@ def test_where_little_can_be_gained_nothing_is_tried(monkeypatch: pytest.MonkeyP
     """Four stages idle for 3 of 1,027 microbatches; of these three stages per group save two thirds, or 0.2 %."""
     problem = line_problem(global_batch_size=shape.get("global_batch_size", 8))
     whole = score_of(uniform(**shape), problem)
-    monkeypatch.delattr(interleaving, "scored")
-    assert with_interleaving([whole], problem, Deadline(30)) is whole
+    monkeypatch.delattr(interleaving, "score_plan")
+    assert interleave(Shortlist(whole), problem, Deadline(30)) is whole
 
 
 @pytest.mark.parametrize("apart", [1, 2])
@@ -79,14 +80,14 @@ def test_devices_hold_all_of_their_stages(monkeypatch: pytest.MonkeyPatch, apart
     whole = score_of(uniform(pp=4), problem)
     pipeline = interleaved(whole.plan.replicas[0], 2, apart=apart)
     assert pipeline is not None
-    made = dataclasses.replace(whole.plan, replicas=(pipeline,))
+    made = whole.plan.with_replica(0, pipeline)
     capacity = max(parts.total for parts in device_memory(made, plan_memory(made, problem.costs)).values())
     monkeypatch.setattr(scoring, "capacity_bytes", lambda *_: capacity)
-    found = with_interleaving([whole], problem, Deadline(30))
+    found = interleave(Shortlist(whole), problem, Deadline(30))
     assert max(parts.total for parts in device_memory(found.plan, found.memory).values()) <= capacity
     assert found.plan.replicas[0].is_interleaved
     capacity = max(parts.total for parts in whole.memory.values())
-    assert with_interleaving([whole], problem, Deadline(30)) is whole
+    assert interleave(Shortlist(whole), problem, Deadline(30)) is whole
 
 
 def test_layers_are_cut_as_evenly_as_they_can_be_and_the_head_has_the_shorter_part() -> None:
@@ -145,20 +146,18 @@ def test_what_a_stage_recomputes_and_puts_off_is_shared_out() -> None:
 def test_half_layers_are_left_to_pipelines_of_one_stage_per_group() -> None:
     problem = line_problem()
     (pipeline,) = uniform(pp=2, world_size=2).replicas
-    unlike = [dataclasses.replace(each) for each in pipeline.stages]
-    made = interleaved(dataclasses.replace(pipeline, stages=tuple(unlike)), 2, apart=2)
+    made = interleaved(pipeline, 2, apart=2)
     assert made is not None
     described = plan(MODEL, [made])
     assert levelled(described, problem) is None
-    assert not list(with_halves_moved(described, problem))
+    assert not list(with_half_layers_moved(described, problem))
 
 
 def test_an_interleaved_replica_has_another_shape() -> None:
     (pipeline,) = uniform(pp=2, world_size=2).replicas
     made = interleaved(pipeline, 2, apart=2)
     assert made is not None
-    apart = [dataclasses.replace(each, ranks=(s,)) for s, each in enumerate(made.stages)]
-    assert made.shape != dataclasses.replace(made, stages=tuple(apart)).shape
+    assert made.shape != made.with_each_stage(ranks=[(s,) for s in range(len(made.stages))]).shape
 
 
 @pytest.mark.parametrize("interleaves", [True, False])

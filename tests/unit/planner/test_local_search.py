@@ -38,9 +38,7 @@ def halves(problem: Problem) -> Plan:
         seq_length=16,
         device="A100-40",
     )
-    first, second = made.replicas[0].stages
-    stages = (first, dataclasses.replace(second, device="V100-16"))
-    return dataclasses.replace(made, replicas=(Replica(num_samples=8, stages=stages),))
+    return made.with_replica(0, made.replicas[0].with_stage(1, device="V100-16"))
 
 
 def score_of(plan: Plan, problem: Problem) -> ScoredPlan:
@@ -86,12 +84,10 @@ def test_samples_move_between_unlike_replicas_and_stay_whole() -> None:
 def test_replicas_of_one_shape_change_together() -> None:
     problem = mixed_problem()
     first = halves(problem).replicas[0]
-    moved = tuple(dataclasses.replace(s, ranks=tuple(r + 2 for r in s.ranks)) for s in first.stages)
-    twice = dataclasses.replace(
-        halves(problem),
-        replicas=tuple(dataclasses.replace(first, num_samples=4, stages=stages) for stages in (first.stages, moved)),
-    )
+    half = dataclasses.replace(first, num_samples=4)
+    moved = half.with_each_stage(ranks=[(2,), (3,)])
+    twice = dataclasses.replace(halves(problem), replicas=(half, moved))
     for plan in neighbours(twice):
-        one, other = ([dataclasses.replace(stage, ranks=()) for stage in replica.stages] for replica in plan.replicas)
-        assert one == other
+        one, other = plan.replicas
+        assert one.stages == other.on_ranks_of(one).stages
         assert sorted(plan.ranks()) == [0, 1, 2, 3]

@@ -1,6 +1,5 @@
 """Split backwards of finished plans: tried where they can help, kept where they do, never beyond the memory."""
 
-import dataclasses
 import itertools
 from functools import partial
 
@@ -14,7 +13,8 @@ from hetero.planner import scoring
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve import split_backward
 from hetero.planner.improve.local_search import neighbours
-from hetero.planner.improve.split_backward import LAGS, smaller_lag, with_split_backwards
+from hetero.planner.improve.split_backward import LAGS, smaller_lag, split_backwards
+from hetero.planner.scoring import Shortlist
 from tests.helpers.synthetic_profiles import cost_model, profile
 from tests.unit.planner import line
 from tests.unit.planner.line import MODEL, score_of
@@ -29,7 +29,7 @@ def lags_of(plan: Plan) -> list[int | None]:
 def test_a_pipeline_of_equal_stages_idles_less() -> None:
     problem = line_problem()
     whole = score_of(uniform(pp=4), problem)
-    found = with_split_backwards([whole], problem, Deadline(30))
+    found = split_backwards(Shortlist(whole), problem, Deadline(30))
     validate(found.plan)
     assert None not in lags_of(found.plan)
     weight_s = found.simulation.costs[0, 0].weight_s
@@ -40,12 +40,13 @@ def test_the_best_of_all_finalists_is_split() -> None:
     """Two short pipelines lose less than a long one as they are; what a split leaves of either decides."""
     problem = line_problem()
     plans = [score_of(uniform(pp=pp), problem) for pp in (4, 2)]
-    alone = [with_split_backwards([each], problem, Deadline(30)).step_s for each in plans]
-    assert with_split_backwards(plans, problem, Deadline(30)).step_s == pytest.approx(min(alone), rel=1e-3)
+    alone = [split_backwards(Shortlist(each), problem, Deadline(30)).step_s for each in plans]
+    best = split_backwards(Shortlist(plans[0], tuple(plans)), problem, Deadline(30))
+    assert best.step_s == pytest.approx(min(alone), rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("options", "clock_s"),
+    ("options", "limit_s"),
     [
         ({"splits_backward": False}, 30),
         ({}, 0),
@@ -53,27 +54,24 @@ def test_the_best_of_all_finalists_is_split() -> None:
     ],
     ids=["forbidden", "no time", "another runtime"],
 )
-def test_the_plan_stays(options: dict[str, object], clock_s: float) -> None:
+def test_the_plan_stays(options: dict[str, object], limit_s: float) -> None:
     problem = line_problem(**options)
     whole = score_of(uniform(pp=4), problem)
-    assert with_split_backwards([whole], problem, Deadline(clock_s)) is whole
+    assert split_backwards(Shortlist(whole), problem, Deadline(limit_s)) is whole
 
 
 def test_without_pipelines_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = line_problem()
     whole = score_of(uniform(), problem)
-    monkeypatch.delattr(split_backward, "scored")
-    assert with_split_backwards([whole], problem, Deadline(30)) is whole
+    monkeypatch.delattr(split_backward, "score_plan")
+    assert split_backwards(Shortlist(whole), problem, Deadline(30)) is whole
 
 
 def test_stages_that_recompute_everything_stay_whole() -> None:
     problem = line_problem()
-    (replica,) = uniform(pp=4).replicas
-    stages = tuple(
-        dataclasses.replace(stage, recompute="full" if s < 2 else "selective") for s, stage in enumerate(replica.stages)
-    )
-    mixed = dataclasses.replace(uniform(pp=4), replicas=(dataclasses.replace(replica, stages=stages),))
-    found = with_split_backwards([score_of(mixed, problem)], problem, Deadline(30))
+    whole = uniform(pp=4)
+    mixed = whole.with_replica(0, whole.replicas[0].with_each_stage(recompute=["full"] * 2 + ["selective"] * 2))
+    found = split_backwards(Shortlist(score_of(mixed, problem)), problem, Deadline(30))
     validate(found.plan)
     assert lags_of(found.plan)[:2] == [None, None]
     assert found.step_s < score_of(mixed, problem).step_s
@@ -84,12 +82,10 @@ def test_lags_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_lags
     """A device that holds 1F1B's first stage and so many W's beside it, whichever stage it has."""
     problem = line_problem()
     whole = uniform(pp=4)
-    (replica,) = whole.replicas
-    first = dataclasses.replace(replica.stages[0], weight_lag=spare_lags)
-    most = dataclasses.replace(whole, replicas=(dataclasses.replace(replica, stages=(first, *replica.stages[1:])),))
+    most = whole.with_replica(0, whole.replicas[0].with_stage(0, weight_lag=spare_lags))
     capacity = max(parts.total for parts in plan_memory(most, problem.costs).values())
     monkeypatch.setattr(scoring, "capacity_bytes", lambda *_: capacity)
-    found = with_split_backwards([score_of(whole, problem)], problem, Deadline(30))
+    found = split_backwards(Shortlist(score_of(whole, problem)), problem, Deadline(30))
     assert max(parts.total for parts in found.memory.values()) <= capacity
     assert found.step_s < score_of(whole, problem).step_s
 
@@ -105,11 +101,8 @@ def test_a_lag_shrinks_by_what_is_too_much(lag: int, deferred: int, over: int, s
 def test_a_smaller_depth_does_not_help_a_stage_that_holds_only_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """With sequence parallelism that is more than activations, and depth 1 leaves none of these beside it."""
     problem = line_problem()
-    (replica,) = uniform(pp=2, tp=2, sequence_parallel=True).replicas
-    last = dataclasses.replace(replica.stages[1], weight_lag=3, recompute="selective")
-    made = dataclasses.replace(
-        uniform(pp=2, tp=2), replicas=(dataclasses.replace(replica, stages=(replica.stages[0], last)),)
-    )
+    whole = uniform(pp=2, tp=2, sequence_parallel=True)
+    made = whole.with_replica(0, whole.replicas[0].with_stage(1, weight_lag=3, recompute="selective"))
     parts = plan_memory(made, problem.costs)[0, 1]
     assert (parts.activations, parts.deferred > 0) == (0, True)
     monkeypatch.setattr(scoring, "capacity_bytes", lambda *of: {(0, 0): 2**60, (0, 1): parts.total - 1}[of[2]])
@@ -119,14 +112,12 @@ def test_a_smaller_depth_does_not_help_a_stage_that_holds_only_what_waits(monkey
 def test_the_first_lags_fill_the_depth_of_the_first_stage() -> None:
     """In each stage's own microbatches: what it has less in flight than the first one."""
     (replica,) = uniform(pp=4).replicas
-    doubled = dataclasses.replace(replica.stages[2], micro_batch_size=2, in_flight=1)
-    unlike = dataclasses.replace(replica, stages=(*replica.stages[:2], doubled, replica.stages[3]))
+    unlike = replica.with_stage(2, micro_batch_size=2, in_flight=1)
     found = {rule.__name__: [rule(unlike, s) for s in range(4)] for rule in LAGS}
     assert found == {"_by_position": [0, 1, 2, 3], "_by_depth": [0, 1, 1, 3], "_at_once": [0, 0, 0, 0]}
 
 
 def test_small_changes_keep_the_lags() -> None:
-    (replica,) = uniform(pp=4).replicas
-    stages = tuple(dataclasses.replace(stage, weight_lag=s) for s, stage in enumerate(replica.stages))
-    made = dataclasses.replace(uniform(pp=4), replicas=(dataclasses.replace(replica, stages=stages),))
+    whole = uniform(pp=4)
+    made = whole.with_replica(0, whole.replicas[0].with_each_stage(weight_lag=range(4)))
     assert all(lags_of(each) == [0, 1, 2, 3] for each in itertools.islice(neighbours(made), 50))
