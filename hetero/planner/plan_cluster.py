@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hetero.cost.memory import MemoryParts
-from hetero.cost.simulator import Simulation
+from hetero.cost.simulation.simulator import Simulation
 from hetero.plan.ir import Plan
 from hetero.planner.cover.cheapest import cheaper_covers
 from hetero.planner.cover.cover import Cover, CoverScore

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.memory import MemoryParts, device_memory, plan_memory
-from hetero.cost.simulator import Simulation, simulate
+from hetero.cost.simulation.simulator import Simulation, simulate
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan, Recompute, Replica
-from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
@@ -164,7 +164,7 @@ def with_more_recompute(plan: Plan, problem: Problem) -> Plan | None:
             for s in replica.group_of(first):
                 # What is computed again in full has no backward that could be split.
                 recompute = MORE_RECOMPUTE[replica.stages[s].recompute]
-                replica = replica.with_stage(s, recompute=recompute, weight_lag=None)
+                replica = replica.with_stage(s, recompute=recompute, wgrad_delay=None)
             changed[r] = replica
         plan = plan.with_replicas(changed)
     return None

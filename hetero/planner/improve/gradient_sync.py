@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import with_gradient_sync
+from hetero.cost.simulation.simulator import with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem

@@ -35,7 +35,7 @@ WORTHWHILE = 0.98
 def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
     """The best plan, or what several stages per device group make of one of the best ones."""
     best = shortlist.best
-    if not problem.interleaves or problem.costs.traits.blocking_transfers:
+    if not problem.interleaves or problem.costs.runtime.blocking_transfers:
         return best
     for start in shortlist.starts(MOST_STARTS):
         for v in STAGES_PER_GROUP:
@@ -116,7 +116,7 @@ def _part(stage: Stage, start: float, end: float, *, in_flight: int) -> Stage:
     """Layers ``[start, end)`` as ``stage`` does its own; it recomputes as many in proportion, and where it parts its
     backward, the weights' gradients follow at once."""
     part = dataclasses.replace(
-        stage.with_layers(start, end), in_flight=in_flight, weight_lag=None if stage.weight_lag is None else 0
+        stage.with_layers(start, end), in_flight=in_flight, wgrad_delay=None if stage.wgrad_delay is None else 0
     )
     if stage.recompute_num_layers is None:
         return part

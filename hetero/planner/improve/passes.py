@@ -59,7 +59,7 @@ PASSES = (
     ),
     ImprovementPass(
         name="split backwards",
-        changes="lags of the weights' gradients, and a few small changes with them",
+        changes="delays of the weights' gradients, and a few small changes with them",
         share=0.5,
         improve=split_backwards,
     ),

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hetero.cost.parts import HALVES
+from hetero.cost.layers.stage_modules import HALVES
 from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem

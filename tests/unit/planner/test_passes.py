@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from hetero.cost.memory import plan_memory
-from hetero.plan.placement import check_plan_on_cluster
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.passes import PASSES, ImprovementPass, improved
