@@ -43,7 +43,7 @@ def _at_once(replica: Replica, stage: int) -> int:
     return 0
 
 
-LAGS: tuple[Delay, ...] = (_by_position, _by_depth, _at_once)
+DELAY_RULES: tuple[Delay, ...] = (_by_position, _by_depth, _at_once)
 
 
 def split_backwards(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
@@ -52,7 +52,7 @@ def split_backwards(shortlist: Shortlist, problem: Problem, deadline: Deadline) 
     if not problem.splits_backward or problem.costs.runtime.blocking_transfers:
         return best
     tried: set[Plan] = set()
-    for start, delay in itertools.product(shortlist.starts(MOST_STARTS), LAGS):
+    for start, delay in itertools.product(shortlist.starts(MOST_STARTS), DELAY_RULES):
         plan = _split(start.plan, delay)
         if plan in tried or plan == start.plan:
             continue

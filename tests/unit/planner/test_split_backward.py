@@ -13,7 +13,7 @@ from hetero.planner import scoring
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve import split_backward
 from hetero.planner.improve.local_search import neighbours
-from hetero.planner.improve.split_backward import LAGS, smaller_delay, split_backwards
+from hetero.planner.improve.split_backward import DELAY_RULES, smaller_delay, split_backwards
 from hetero.planner.scoring import Shortlist
 from tests.helpers.synthetic_profiles import cost_model, profile
 from tests.unit.planner import line
@@ -113,7 +113,7 @@ def test_the_first_delays_fill_the_depth_of_the_first_stage() -> None:
     """In each stage's own microbatches: what it has less in flight than the first one."""
     (replica,) = uniform(pp=4).replicas
     unlike = replica.with_stage(2, micro_batch_size=2, in_flight=1)
-    found = {rule.__name__: [rule(unlike, s) for s in range(4)] for rule in LAGS}
+    found = {rule.__name__: [rule(unlike, s) for s in range(4)] for rule in DELAY_RULES}
     assert found == {"_by_position": [0, 1, 2, 3], "_by_depth": [0, 1, 1, 3], "_at_once": [0, 0, 0, 0]}
 
 
