@@ -5,13 +5,12 @@ import dataclasses
 import torch.distributed as dist
 
 from hetero.cost.layers.latency import CostModel
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import plan_costs
 from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.emulation.setup import Emulation, emulate
 from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.profile import Profile
 from megatron.training.config import EmulationConfig, PretrainConfig
 from megatron.training.planning import runtime_runtime
 from megatron.training.tokenizer import Tokenizer
@@ -74,11 +73,9 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
     """
     emulation = config.emulation
     assert emulation is not None, "nothing is emulated"
-    return CostModel(
-        model=plan.model,
-        seq_length=plan.seq_length,
-        precision=plan.precision,
-        profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
+    return plan_costs(
+        plan,
+        profiles=emulation.profiles,
         data_sheets=emulation.data_sheets,
         runtime=runtime_runtime(config),
     )

@@ -29,7 +29,7 @@ from hetero.cost.network import Topology, boundary_s  # noqa: E402
 from hetero.cost.pipeline_period import smallest_depths  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
 from hetero.cost.simulation.simulator import simulate  # noqa: E402
-from hetero.data import shipped_profiles  # noqa: E402
+from hetero.data.cost_models import model_costs  # noqa: E402
 from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
 from hetero.emulation.records import EmulatedRun  # noqa: E402
@@ -87,11 +87,10 @@ def priced(
     precision: Precision = "fp32",
     overlaps_param_gather: bool = False,
 ) -> CostModel:
-    return CostModel(
-        model=model,
+    return model_costs(
+        model,
         seq_length=seq_length or model.max_position_embeddings,
         precision=precision,
-        profiles=shipped_profiles(),
         data_sheets=precision != "fp32",
         runtime=dataclasses.replace(HETERO, overlaps_param_gather=overlaps_param_gather),
     )

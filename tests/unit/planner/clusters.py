@@ -1,7 +1,7 @@
 """Clusters and models of the planner's tests: published links, small counts."""
 
-from hetero.cost.layers.latency import CostModel
-from hetero.data import shipped_links, shipped_profiles
+from hetero.data import shipped_links
+from hetero.data.cost_models import model_costs
 from hetero.planner.problem import Problem
 from hetero.spec.cluster import ClusterSpec, Links, NodePair
 from hetero.spec.model import ModelSpec
@@ -59,5 +59,5 @@ def cluster(*nodes: tuple[str, int, int] | tuple[str, int, int, str]) -> Cluster
 
 
 def problem(spec: ClusterSpec, model: ModelSpec, batch: int, **options: object) -> Problem:
-    costs = CostModel(model=model, seq_length=2048, precision="fp32", profiles=shipped_profiles())
+    costs = model_costs(model, seq_length=2048, precision="fp32")
     return Problem(cluster=spec, costs=costs, global_batch_size=batch, **options)  # type: ignore[arg-type]

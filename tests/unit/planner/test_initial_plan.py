@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import model_costs
 from hetero.errors import PlanError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -138,7 +137,7 @@ def test_large_batches(batch: int) -> None:
 
 
 def test_sequences_of_one_token() -> None:
-    costs = CostModel(model=opt_model(2, 1024, 16), seq_length=1, precision="fp32", profiles=shipped_profiles())
+    costs = model_costs(opt_model(2, 1024, 16), seq_length=1, precision="fp32")
     question = Problem(cluster=SMALL, costs=costs, global_batch_size=4)
     check(question, plan_cluster(question).plan)
 

@@ -3,10 +3,9 @@
 import dataclasses
 from typing import Any
 
-from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Replica
 from hetero.planner.cover.cover import CoverScore
 from hetero.planner.plan_cluster import PlanResult
@@ -39,7 +38,7 @@ def cluster(*node_types: tuple[str, str, int, int] | tuple[str, str, int, int, s
 
 def report_of(spec: ClusterSpec, replicas: list[Replica], *, idle: tuple[int, ...] = (), **overrides: Any) -> Report:
     planned = plan(MODEL, replicas, idle_ranks=idle)
-    costs = CostModel(model=MODEL, seq_length=16, precision="fp32", profiles=shipped_profiles(), data_sheets=True)
+    costs = model_costs(MODEL, seq_length=16, precision="fp32", data_sheets=True)
     parts = {
         "model_name": "small",
         "cluster_name": "room",
