@@ -68,16 +68,16 @@ def _replica(
     layer = 0
     last = len(template.placed_slots) - 1
     depths: list[int] = []
-    for s, share in enumerate(template.shares):
-        cap = share.option.deepest(share.num_layers, first=s == 0, last=s == last)
-        depth = max(share.depth, min(share.depth + extra_depth, cap))
+    for s, stage in enumerate(template.stages):
+        cap = stage.option.deepest(stage.num_layers, first=s == 0, last=s == last)
+        depth = max(stage.depth, min(stage.depth + extra_depth, cap))
         # No deeper than the stage before: what that one does not send cannot be held.
         depths.append(min([depth, microbatches, *depths[-1:]]))
-    for placed, share, depth in zip(template.placed_slots, template.shares, depths, strict=True):
+    for placed, stage, depth in zip(template.placed_slots, template.stages, depths, strict=True):
         first_rank = starts[placed.slot.node_type, placed.node] + _offset_within(
             template, placed.slot.node_type, placed.node, placed.offset
         )
-        end = layer + share.num_layers
+        end = layer + stage.num_layers
         stages.append(
             Stage(
                 first_layer=layer,
@@ -87,9 +87,9 @@ def _replica(
                 tp=placed.slot.tp,
                 dp=placed.slot.dp,
                 sequence_parallel=problem.splits_sequence(placed.slot.tp),
-                micro_batch_size=share.option.micro_batch_size,
+                micro_batch_size=stage.option.micro_batch_size,
                 in_flight=depth,
-                recompute=share.option.recompute,
+                recompute=stage.option.recompute,
             )
         )
         layer = end

@@ -116,8 +116,8 @@ class HillClimbing:
     def _layers_moved(self, template: Template) -> Iterator[Template]:
         """``template`` with one layer on another stage; in long replicas on a neighbour only."""
         placed_slots, samples = template.placed_slots, template.samples
-        layers = [share.num_layers for share in template.shares]
-        options = [self._stage_options.options(placed.slot, samples) for placed in placed_slots]
+        layers = [stage.num_layers for stage in template.stages]
+        options = [self._stage_options.of(placed.slot, samples) for placed in placed_slots]
         boundary_costs = self._factory.boundary_costs(placed_slots, samples)
         port_s = self._factory.port_s(placed_slots, boundary_costs)
         for a, b in itertools.permutations(range(len(placed_slots)), 2):

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from hetero.planner.cover.cover import Copies, Cover, score_cover, sync_s
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.problem import Problem
-from hetero.planner.reference.pipeline_shapes import Devices, Shape, divisions, every_shape, settlements
+from hetero.planner.reference.pipeline_shapes import Devices, PipelineShape, divisions, every_shape, settlements
 from hetero.planner.replica.stage_options import StageOptions
 from hetero.planner.replica.templates import Template, TemplateFactory
 
@@ -35,7 +35,7 @@ LONGEST_S = 1e7
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class ExhaustiveResult:
     """The best cover and its seconds by the formula; how many shapes, replicas and covers were looked at."""
 
     cover: Cover
@@ -45,7 +45,7 @@ class Best:
     num_covers: int
 
 
-def exhaustive_best(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int]) -> Best:
+def exhaustive_best(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int]) -> ExhaustiveResult:
     """The best of all covers by replicas whose stages have ``sizes`` devices and microbatches ``samples``."""
     return _Exhaustive(problem, every_shape(problem, sizes=sizes, samples=samples)).best()
 
@@ -57,7 +57,7 @@ _Able = tuple[Template, int, float]
 class _Exhaustive:
     """One search over all plans."""
 
-    def __init__(self, problem: Problem, shapes: Sequence[Shape]) -> None:
+    def __init__(self, problem: Problem, shapes: Sequence[PipelineShape]) -> None:
         self._problem = problem
         self._sync_tiers = SyncTiers(problem)
         self._factory = TemplateFactory(problem, StageOptions(problem))
@@ -67,12 +67,12 @@ class _Exhaustive:
         self._num_replicas = 0
         self._num_covers = 0
 
-    def best(self) -> Best:
+    def best(self) -> ExhaustiveResult:
         """The best of all plans; no cover and infinite seconds if none fits."""
         self._one_replica()
         self._best_s = min(self._best_s, LONGEST_S)
         self._several_replicas()
-        return Best(
+        return ExhaustiveResult(
             self._cover,
             self._best_s if self._cover else float("inf"),
             len(self._shapes),
@@ -113,7 +113,7 @@ class _Exhaustive:
         for chosen in self._sets(_undominated(found)):
             self._try(chosen)
 
-    def _replicas(self, shape: Shape, needed: int, sums_s: float) -> Iterator[Template]:
+    def _replicas(self, shape: PipelineShape, needed: int, sums_s: float) -> Iterator[Template]:
         """Every replica of ``shape`` that finishes ``needed`` microbatches before the best step's last ``sums_s``."""
         within_s = self._best_s - sums_s
         for layers in divisions(shape, self._problem.model.num_layers, shape.longest_stage_s(within_s, needed)):
@@ -156,7 +156,7 @@ class _Exhaustive:
         finished = sum(t.samples * t.most_microbatches(within_s) for t, _, _ in chosen)
         return finished >= self._problem.global_batch_size
 
-    def _tied_s(self, shape: Shape) -> float:
+    def _tied_s(self, shape: PipelineShape) -> float:
         """Seconds at least of the sum of a tied embedding's two copies, if first and last stage are on two nodes.
 
         The first stage's backward is the last of all, so nothing of it is hidden.
@@ -168,7 +168,7 @@ class _Exhaustive:
         assert tier is not None, "different kinds have a level"
         return self._sync_tiers.word_embedding_bytes * self._sync_tiers.tiers[tier]
 
-    def _shared_embedding_s(self, shape: Shape) -> float:
+    def _shared_embedding_s(self, shape: PipelineShape) -> float:
         """Seconds at least in which the first node sums what it holds, embedding and a layer per stage, with others."""
         first = shape.placed_slots[0].slot.node_type
         node_type = self._problem.node_types[first]

@@ -27,7 +27,7 @@ Devices = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PipelineShape:
     """``samples`` per microbatch through stages on ``placed_slots``; the seconds are bounds from below."""
 
     placed_slots: tuple[PlacedSlot, ...]
@@ -56,7 +56,7 @@ class Shape:
         return (seconds * (1 + ROUNDING) - self.least_fill_s - self.least_update_s) / (num_microbatches - 1)
 
 
-def every_shape(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int]) -> list[Shape]:
+def every_shape(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int]) -> list[PipelineShape]:
     """All sequences of stages of ``sizes`` devices with all tp, on one node of each node type.
 
     Stages of a node type take its devices in order, which loses nothing: devices of a node are alike.
@@ -69,10 +69,10 @@ def every_shape(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int
         if size <= node_type.gpus_per_node
         for tp in stage_options.degrees(size)
     ]
-    found: list[Shape] = []
+    found: list[PipelineShape] = []
     for per_microbatch in samples:
         if per_microbatch <= problem.global_batch_size:
-            found += _Shapes(problem, stage_options, slots, per_microbatch).extended(_Part((), (), (), ()))
+            found += _ShapesOfSamples(problem, stage_options, slots, per_microbatch).extended(_Part((), (), (), ()))
     return found
 
 
@@ -86,17 +86,17 @@ class _Part:
     taken: Devices
 
 
-class _Shapes:
+class _ShapesOfSamples:
     """The shapes of one number of samples per microbatch."""
 
     def __init__(self, problem: Problem, stage_options: StageOptions, slots: Sequence[Slot], samples: int) -> None:
         self._problem = problem
         self._samples = samples
         self._factory = TemplateFactory(problem, stage_options)
-        self._slots = [(slot, found) for slot in slots if (found := stage_options.options(slot, samples))]
+        self._slots = [(slot, found) for slot in slots if (found := stage_options.of(slot, samples))]
         self._boundary_costs: dict[tuple[Slot, int, Slot, int], BoundaryCost] = {}
 
-    def extended(self, part: _Part) -> Iterator[Shape]:
+    def extended(self, part: _Part) -> Iterator[PipelineShape]:
         """``part`` and all that begin with it."""
         if part.placed_slots:
             yield self._shape(part)
@@ -123,7 +123,7 @@ class _Shapes:
             self._boundary_costs[key] = self._factory.boundary_costs((here, after), self._samples)[0]
         return self._boundary_costs[key]
 
-    def _shape(self, part: _Part) -> Shape:
+    def _shape(self, part: _Part) -> PipelineShape:
         fastest = [choices[0] for choices in part.options]
         last = len(fastest) - 1
         ends_s = [option.seconds(0, first=s == 0, last=s == last) for s, option in enumerate(fastest)]
@@ -131,7 +131,7 @@ class _Shapes:
         transfers = [boundary_cost.seconds for boundary_cost in part.boundary_costs]
         port_s = self._factory.port_s(part.placed_slots, part.boundary_costs)
         num_layers = self._problem.model.num_layers
-        return Shape(
+        return PipelineShape(
             placed_slots=part.placed_slots,
             samples=self._samples,
             devices=part.taken,
@@ -154,7 +154,7 @@ def _least_longest_s(layer_s: Sequence[float], ends_s: Sequence[float], num_laye
     return max(ends)
 
 
-def divisions(shape: Shape, num_layers: int, longest_stage_s: float) -> Iterator[tuple[int, ...]]:
+def divisions(shape: PipelineShape, num_layers: int, longest_stage_s: float) -> Iterator[tuple[int, ...]]:
     """Every division of the layers in which no stage takes longer than ``longest_stage_s`` for a microbatch."""
     last = len(shape.placed_slots) - 1
     most = []
@@ -177,7 +177,7 @@ def divisions(shape: Shape, num_layers: int, longest_stage_s: float) -> Iterator
     yield from extend((), num_layers)
 
 
-def settlements(shape: Shape, layers: Sequence[int]) -> Iterator[BalancedPipeline]:
+def settlements(shape: PipelineShape, layers: Sequence[int]) -> Iterator[BalancedPipeline]:
     """``layers`` with every choice of recomputations that another one does not beat in fill and in period.
 
     Where the fastest ones reach the longest stage's seconds as period, nothing beats them. Else memory limits depth,
@@ -210,7 +210,9 @@ def _products(fitting: Sequence[Sequence[StageOption]]) -> Iterator[tuple[StageO
             yield option, *rest
 
 
-def _settled(shape: Shape, layers: Sequence[int], chosen: Sequence[StageOption]) -> tuple[BalancedPipeline, bool]:
+def _settled(
+    shape: PipelineShape, layers: Sequence[int], chosen: Sequence[StageOption]
+) -> tuple[BalancedPipeline, bool]:
     """The replica, and whether its period is that of its longest stage, transfer or interface."""
     last = len(layers) - 1
     transfers = [boundary_cost.seconds for boundary_cost in shape.boundary_costs]
@@ -219,5 +221,5 @@ def _settled(shape: Shape, layers: Sequence[int], chosen: Sequence[StageOption])
     free_s = max([shape.port_s, *times, *transfers])
     period_s, depths = least_period(times, transfers, caps, free_s)
     period_s = max(period_s, shape.port_s)
-    shares = tuple(map(BalancedStage, layers, chosen, depths, times))
-    return BalancedPipeline(shares, sum(times) + 2 * sum(transfers), period_s), period_s <= free_s * (1 + ROUNDING)
+    stages = tuple(map(BalancedStage, layers, chosen, depths, times))
+    return BalancedPipeline(stages, sum(times) + 2 * sum(transfers), period_s), period_s <= free_s * (1 + ROUNDING)

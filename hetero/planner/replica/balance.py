@@ -39,7 +39,7 @@ class BalancedPipeline:
     fill_s: sum_s (t_s + 2 c_s).
     """
 
-    shares: tuple[BalancedStage, ...]
+    stages: tuple[BalancedStage, ...]
     fill_s: float
     period_s: float
 
@@ -102,11 +102,11 @@ def settle(
         chosen.append((deep or fitting[-1:])[0])
     best = _settled(chosen, transfers, layers, port_s)
     for s, choices in enumerate(options):
-        longest = max(share.seconds for share in best.shares)
+        longest = max(share.seconds for share in best.stages)
         for option in choices:
             # A faster option with less depth helps the longest stage; a smaller one with more, where depth is short.
             helps = (
-                best.shares[s].seconds == longest
+                best.stages[s].seconds == longest
                 if option.layer_s < chosen[s].layer_s
                 else best.period_s > longest * (1 + 1e-6)
             )
@@ -127,8 +127,8 @@ def _settled(
     caps = [option.deepest(layers[s], first=s == 0, last=s == last) for s, option in enumerate(chosen)]
     period, depths = least_period(times, transfers, caps, max([port_s, *times, *transfers]))
     fill_s = sum(times) + 2 * sum(transfers)
-    shares = tuple(map(BalancedStage, layers, chosen, depths, times))
-    return BalancedPipeline(shares, fill_s, max(period, port_s))
+    stages = tuple(map(BalancedStage, layers, chosen, depths, times))
+    return BalancedPipeline(stages, fill_s, max(period, port_s))
 
 
 def _times(layers: Sequence[int], chosen: Sequence[StageOption]) -> list[float]:

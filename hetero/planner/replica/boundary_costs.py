@@ -40,7 +40,7 @@ class BoundaryCosts:
         self._problem = problem
         self._known: dict[tuple[PlacedSlot, PlacedSlot, int], BoundaryCost] = {}
 
-    def boundary_cost(self, sender: PlacedSlot, receiver: PlacedSlot, *, samples: int) -> BoundaryCost:
+    def between(self, sender: PlacedSlot, receiver: PlacedSlot, *, samples: int) -> BoundaryCost:
         """The cost of a microbatch of ``samples`` between two placed slots of one replica.
 
         Raises:

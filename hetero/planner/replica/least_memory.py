@@ -39,11 +39,11 @@ class PackedStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PackedNode:
     """The stages of one node that hold most layers together."""
 
     node_type: PlannerNodeType
-    pieces: tuple[PackedStage, ...]
+    stages: tuple[PackedStage, ...]
     layers: int
 
 
@@ -88,9 +88,9 @@ class LeastMemoryPipeline:
         best = self._best()
         return None if best is None else sum(node.layers for node in best[1])
 
-    def _best(self) -> tuple[TpOfEnds | None, tuple[Node, ...]] | None:
+    def _best(self) -> tuple[TpOfEnds | None, tuple[PackedNode, ...]] | None:
         """The nodes that hold most, with the embedding on the first one and the head on it or on the second."""
-        best: tuple[TpOfEnds | None, tuple[Node, ...]] | None = None
+        best: tuple[TpOfEnds | None, tuple[PackedNode, ...]] | None = None
         most = 0
         for tps, nodes in self._by_tp.items():
             for ends in self._places_of_ends(nodes):
@@ -113,23 +113,21 @@ class LeastMemoryPipeline:
         if best is None or sum(node.layers for node in best[1]) < self._problem.model.num_layers:
             return None
         used: dict[int, int] = {}
-        placed_slots: list[tuple[PlannerNodeType, int, PackedStage]] = []
+        placed: list[tuple[PlannerNodeType, int, PackedStage]] = []
         for node in best[1]:
             number = used[node.node_type.index] = used.get(node.node_type.index, -1) + 1
-            placed_slots += [
-                (node.node_type, node.node_type.ranks_of_node(number)[piece.offset], piece) for piece in node.pieces
+            placed += [
+                (node.node_type, node.node_type.ranks_of_node(number)[stage.offset], stage) for stage in node.stages
             ]
         # Which end a stage has says where it stands; the order of the others is free.
-        placed_slots.sort(key=lambda placed: placed[2].ends[1] - placed[2].ends[0])
-        shares = self._shares([piece for _, _, piece in placed_slots])
-        stages = list(
-            self._stages([(*placed, n) for placed, n in zip(placed_slots, shares, strict=True) if n], best[0])
-        )
+        placed.sort(key=lambda each: each[2].ends[1] - each[2].ends[0])
+        shares = self._shares([stage for _, _, stage in placed])
+        stages = list(self._stages([(*each, n) for each, n in zip(placed, shares, strict=True) if n], best[0]))
         return self._problem.plan_of([Replica(num_samples=self._problem.global_batch_size, stages=tuple(stages))])
 
-    def _node(self, node_type: PlannerNodeType, tps: TpOfEnds | None) -> dict[Ends, Node]:
+    def _node(self, node_type: PlannerNodeType, tps: TpOfEnds | None) -> dict[Ends, PackedNode]:
         """The recursion at the head of this file; ends that do not fit are missing."""
-        held: list[dict[Ends, Node]] = [{NO_END: Node(node_type, (), 0)}]
+        held: list[dict[Ends, PackedNode]] = [{NO_END: PackedNode(node_type, (), 0)}]
         sizes = self._stage_options.legal_tps(node_type.gpus_per_node)
         every = itertools.product(sizes, (NO_END, EMBEDDING, HEAD, BOTH))
         most = {
@@ -145,8 +143,8 @@ class LeastMemoryPipeline:
                         continue
                     both = before[0] or ends[0], before[1] or ends[1]
                     if both not in best or node.layers + layers > best[both].layers:
-                        pieces = (*node.pieces, PackedStage(tp, g - tp, ends, layers))
-                        best[both] = Node(node_type, pieces, node.layers + layers)
+                        stages = (*node.stages, PackedStage(tp, g - tp, ends, layers))
+                        best[both] = PackedNode(node_type, stages, node.layers + layers)
             held.append(best)
         return held[-1]
 
@@ -176,7 +174,7 @@ class LeastMemoryPipeline:
         found = (self._stage_options.option(Slot(node_type.index, tp, tp), 1, recompute) for recompute in RECOMPUTES)
         return [replace(option, capacity_bytes=option.capacity_bytes - reserved) for option in found]
 
-    def _places_of_ends(self, nodes: dict[int, dict[Ends, Node]]) -> Iterator[tuple[Node, ...]]:
+    def _places_of_ends(self, nodes: dict[int, dict[Ends, PackedNode]]) -> Iterator[tuple[PackedNode, ...]]:
         """Nodes with the embedding and the head: one with both, or one with each."""
         for of_node_type in nodes.values():
             if BOTH in of_node_type:
@@ -186,34 +184,34 @@ class LeastMemoryPipeline:
             if first is not None and last is not None and (a is not b or a.count > 1):
                 yield first, last
 
-    def _shares(self, pieces: Sequence[PackedStage]) -> list[int]:
+    def _shares(self, stages: Sequence[PackedStage]) -> list[int]:
         """Layers of each stage: one on each end, and of the rest as many as the largest ones hold."""
-        shares = [int(any(piece.ends)) for piece in pieces]
+        shares = [int(any(stage.ends)) for stage in stages]
         left = self._problem.model.num_layers - sum(shares)
-        for i in sorted(range(len(pieces)), key=lambda i: -pieces[i].most_layers):
-            more = min(left, pieces[i].most_layers - shares[i])
+        for i in sorted(range(len(stages)), key=lambda i: -stages[i].most_layers):
+            more = min(left, stages[i].most_layers - shares[i])
             shares[i] += more
             left -= more
         return shares
 
     def _stages(
-        self, placed_slots: Sequence[tuple[PlannerNodeType, int, PackedStage, int]], tps: TpOfEnds | None
+        self, placed: Sequence[tuple[PlannerNodeType, int, PackedStage, int]], tps: TpOfEnds | None
     ) -> Iterator[Stage]:
         """With the fastest recomputation and, up to 1F1B's own, the depth that each one's memory has room for."""
         layer, depth = 0, self._problem.global_batch_size
-        for s, (node_type, rank, piece, share) in enumerate(placed_slots):
-            first, last = piece.ends
-            options = self._options(node_type, piece.tp, piece.ends, tps)
+        for s, (node_type, rank, stage, share) in enumerate(placed):
+            first, last = stage.ends
+            options = self._options(node_type, stage.tp, stage.ends, tps)
             option = next(option for option in options if option.fits(share, 1, first=first, last=last))
             # No deeper than the stage before: what that one does not send cannot be held.
-            depth = min(depth, len(placed_slots) - s, option.deepest(share, first=first, last=last))
+            depth = min(depth, len(placed) - s, option.deepest(share, first=first, last=last))
             yield Stage(
                 first_layer=layer,
                 end_layer=layer + share,
-                ranks=tuple(range(rank, rank + piece.tp)),
+                ranks=tuple(range(rank, rank + stage.tp)),
                 device=node_type.device,
-                tp=piece.tp,
-                sequence_parallel=self._problem.splits_sequence(piece.tp),
+                tp=stage.tp,
+                sequence_parallel=self._problem.splits_sequence(stage.tp),
                 micro_batch_size=1,
                 in_flight=depth,
                 recompute=option.recompute,

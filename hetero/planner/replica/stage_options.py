@@ -108,7 +108,7 @@ class StageOptions:
             and (tp == 1 or problem.model.num_experts is None or problem.splits_sequence(tp))
         )
 
-    def options(self, slot: Slot, samples: int) -> tuple[StageOption, ...]:
+    def of(self, slot: Slot, samples: int) -> tuple[StageOption, ...]:
         """The options of ``slot`` for microbatches of ``samples``, fastest first; empty if dp does not divide them.
 
         An option that is neither faster nor smaller than another is left out.

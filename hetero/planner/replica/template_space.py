@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.stage_options import StageOption, StageOptions
-from hetero.planner.replica.templates import Block, Template, TemplateFactory
+from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 
 MOST_NODE_TYPES = 3
 """Kinds of node in one replica."""
@@ -73,7 +73,7 @@ class _Rated:
     most_layers: that its memory holds; ``most_layers_fast`` without recomputation.
     """
 
-    block: Block
+    block: StageBlock
     layers_per_s: float
     most_layers: int
     most_layers_fast: int
@@ -134,7 +134,7 @@ class TemplateSpace:
                         if rated.block.num_stages <= self._problem.model.num_layers:
                             yield self._factory.build((rated.block,), samples)
 
-    def _combinations(self) -> Iterator[tuple[tuple[Block, ...], int]]:
+    def _combinations(self) -> Iterator[tuple[tuple[StageBlock, ...], int]]:
         """What matters most first, so that a search that is cut short has seen it: replicas of one node type, then
         those that leave no device over, then all other mixtures."""
         seen = set()
@@ -195,7 +195,7 @@ class TemplateSpace:
         )
         return most >= self._problem.model.num_layers
 
-    def _orders(self, blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
+    def _orders(self, blocks: tuple[StageBlock, ...]) -> Iterator[tuple[StageBlock, ...]]:
         """Every order of ``blocks``; with tied embeddings also with the first and the last stages on one node type.
 
         Embedding and head are then copies of one matrix, whose gradients would else be summed between nodes.
@@ -224,7 +224,7 @@ class TemplateSpace:
 
     def _most_nodes(self, node_type: PlannerNodeType) -> int:
         """Twice as many nodes as hold weights, gradients and optimizer state, and four at least."""
-        block = self._stage_options.options(Block(node_type.index, 1, 1, 1).slot, 1)
+        block = self._stage_options.of(StageBlock(node_type.index, 1, 1, 1).slot, 1)
         if not block:
             return 4
         static = block[-1].memory.cases[0].per_layer * self._problem.model.num_layers
@@ -247,14 +247,14 @@ class TemplateSpace:
             by_samples[samples] = sorted(kept, key=lambda each: each is not kept[0] and each is not shortest)
         return by_samples[samples]
 
-    def _blocks_of(self, node_type: PlannerNodeType, size: int) -> Iterator[Block]:
+    def _blocks_of(self, node_type: PlannerNodeType, size: int) -> Iterator[StageBlock]:
         inside = min(size, node_type.gpus_per_node)
         for gpus in (g for g in range(1, inside + 1) if inside % g == 0):
             for tp in self._stage_options.degrees(gpus):
-                yield Block(node_type.index, size // gpus, gpus, tp)
+                yield StageBlock(node_type.index, size // gpus, gpus, tp)
 
-    def _rate(self, block: Block, samples: int) -> _Rated | None:
-        options = self._stage_options.options(block.slot, samples)
+    def _rate(self, block: StageBlock, samples: int) -> _Rated | None:
+        options = self._stage_options.of(block.slot, samples)
         if not options or block.num_stages > self._problem.model.num_layers:
             return None
 

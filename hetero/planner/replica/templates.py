@@ -18,7 +18,7 @@ from hetero.planner.replica.stage_options import Slot, StageOptions
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Block:
+class StageBlock:
     """Consecutive stages on one node type."""
 
     node_type: int
@@ -68,7 +68,7 @@ class Template:
     """
 
     placed_slots: tuple[PlacedSlot, ...]
-    shares: tuple[BalancedStage, ...]
+    stages: tuple[BalancedStage, ...]
     samples: int
     fill_s: float
     period_s: float
@@ -96,12 +96,12 @@ class Template:
         meet."""
         runs: list[tuple[int, int, int]] = []
         layer = 0
-        for placed, share in zip(self.placed_slots, self.shares, strict=True):
+        for placed, stage in zip(self.placed_slots, self.stages, strict=True):
             if runs and runs[-1][0] == placed.slot.node_type:
-                runs[-1] = (placed.slot.node_type, runs[-1][1], layer + share.num_layers)
+                runs[-1] = (placed.slot.node_type, runs[-1][1], layer + stage.num_layers)
             else:
-                runs.append((placed.slot.node_type, layer, layer + share.num_layers))
-            layer += share.num_layers
+                runs.append((placed.slot.node_type, layer, layer + stage.num_layers))
+            layer += stage.num_layers
         return tuple(runs)
 
 
@@ -120,9 +120,9 @@ class TemplateFactory:
     def __init__(self, problem: Problem, stage_options: StageOptions) -> None:
         self.problem = problem
         self.stage_options = stage_options
-        self._boundary_costs_between = BoundaryCosts(problem)
+        self._boundaries = BoundaryCosts(problem)
 
-    def build(self, blocks: Sequence[Block], samples: int, *, least_rate: float = 0.0) -> Template | None:
+    def build(self, blocks: Sequence[StageBlock], samples: int, *, least_rate: float = 0.0) -> Template | None:
         """The balanced replica of ``blocks``.
 
         Returns:
@@ -135,7 +135,7 @@ class TemplateFactory:
         self, placed_slots: tuple[PlacedSlot, ...], samples: int, *, least_rate: float = 0.0
     ) -> Template | None:
         """As :meth:`build`, for placed slots in any order."""
-        options = [self.stage_options.options(placed.slot, samples) for placed in placed_slots]
+        options = [self.stage_options.of(placed.slot, samples) for placed in placed_slots]
         if not all(options) or len(options) > self.problem.model.num_layers:
             return None
         boundary_costs = self.boundary_costs(placed_slots, samples)
@@ -150,15 +150,12 @@ class TemplateFactory:
 
     def boundary_costs(self, placed_slots: Sequence[PlacedSlot], samples: int) -> list[BoundaryCost]:
         """The boundary after each placed slot but the last."""
-        return [
-            self._boundary_costs_between.boundary_cost(a, b, samples=samples)
-            for a, b in itertools.pairwise(placed_slots)
-        ]
+        return [self._boundaries.between(a, b, samples=samples) for a, b in itertools.pairwise(placed_slots)]
 
     def port_s(self, placed_slots: Sequence[PlacedSlot], boundary_costs: Sequence[BoundaryCost]) -> float:
         """Seconds per microbatch that the busiest network interface of the replica sends.
 
-        Replicas that share a node share its interfaces: if a replica takes half of a node, it counts double.
+        Replicas that stage a node stage its interfaces: if a replica takes half of a node, it counts double.
         """
         busy: dict[tuple[int, int], float] = defaultdict(float)
         taken: dict[tuple[int, int], int] = defaultdict(int)
@@ -176,27 +173,27 @@ class TemplateFactory:
         )
 
     def template(self, placed_slots: tuple[PlacedSlot, ...], balanced: BalancedPipeline, samples: int) -> Template:
-        """A template of ``placed_slots`` that hold the shares of ``balanced``."""
+        """A template of ``placed_slots`` that hold the stages of ``balanced``."""
         boundary_costs = self.boundary_costs(placed_slots, samples)
         devices = [0] * len(self.problem.node_types)
         for placed in placed_slots:
             devices[placed.slot.node_type] += placed.slot.gpus
         return Template(
             placed_slots=placed_slots,
-            shares=balanced.shares,
+            stages=balanced.stages,
             samples=samples,
             fill_s=balanced.fill_s,
             period_s=balanced.period_s,
             update_s=max(
-                share.option.update_s(share.num_layers, first=s == 0, last=s + 1 == len(placed_slots))
-                for s, share in enumerate(balanced.shares)
+                stage.option.update_s(stage.num_layers, first=s == 0, last=s + 1 == len(placed_slots))
+                for s, stage in enumerate(balanced.stages)
             ),
             devices=tuple(devices),
-            node_layers=tuple(_node_layers(placed_slots, balanced.shares, boundary_costs, self.problem)),
+            node_layers=tuple(_node_layers(placed_slots, balanced.stages, boundary_costs, self.problem)),
         )
 
 
-def _placed_slots(blocks: Iterable[Block], node_types: Sequence[PlannerNodeType]) -> Iterator[PlacedSlot]:
+def _placed_slots(blocks: Iterable[StageBlock], node_types: Sequence[PlannerNodeType]) -> Iterator[PlacedSlot]:
     """Stages in order, the nodes of each node type filled one after the other."""
     taken: dict[int, int] = defaultdict(int)
     for block in blocks:
@@ -208,7 +205,7 @@ def _placed_slots(blocks: Iterable[Block], node_types: Sequence[PlannerNodeType]
 
 def _node_layers(
     placed_slots: Sequence[PlacedSlot],
-    shares: Sequence[BalancedStage],
+    stages: Sequence[BalancedStage],
     boundary_costs: Sequence[BoundaryCost],
     problem: Problem,
 ) -> Iterator[NodeLayers]:
@@ -217,8 +214,8 @@ def _node_layers(
     nodes: dict[tuple[int, int], NodeLayers] = {}
     taken: dict[tuple[int, int], int] = defaultdict(int)
     layer, hidden_s = 0, 0.0
-    for s, (placed, share) in enumerate(zip(placed_slots, shares, strict=True)):
-        end = layer + share.num_layers
+    for s, (placed, stage) in enumerate(zip(placed_slots, stages, strict=True)):
+        end = layer + stage.num_layers
         is_first, is_last = layer == 0, end == num_layers
         run = -1 if is_first else layer, num_layers + 1 if is_last else end
         slot, node = placed.slot, (placed.slot.node_type, placed.node)
@@ -230,7 +227,7 @@ def _node_layers(
             nodes[node] = replace(node_layers, runs=runs, inside=node_layers.inside or slot.dp > 1)
         else:
             nodes[node] = replace(node_layers, runs=(*node_layers.runs, run), inside=node_layers.inside or slot.dp > 1)
-        hidden_s += share.option.backward_s(share.num_layers, first=is_first, last=is_last)
+        hidden_s += stage.option.backward_s(stage.num_layers, first=is_first, last=is_last)
         hidden_s += boundary_costs[s].seconds if s < len(boundary_costs) else 0.0
         layer = end
     for node, node_layers in nodes.items():

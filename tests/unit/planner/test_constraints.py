@@ -23,7 +23,7 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Column, ColumnVars, MasterVars
 from hetero.planner.problem import Problem
 from hetero.planner.replica.stage_options import StageOptions
-from hetero.planner.replica.templates import Block, Template, TemplateFactory
+from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 from hetero.spec.cluster import ClusterSpec
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
 
@@ -31,16 +31,16 @@ TWO_AND_FOUR = cluster(("A100-40", 4, 2), ("V100-16", 4, 4))
 QUESTION = problem(TWO_AND_FOUR, OPT_350M, 64)
 
 
-def template(*blocks: Block, samples: int = 4, question: Problem = QUESTION) -> Template:
+def template(*blocks: StageBlock, samples: int = 4, question: Problem = QUESTION) -> Template:
     built = TemplateFactory(question, StageOptions(question)).build(blocks, samples)
     assert built is not None
     return built
 
 
-FAST = template(Block(0, 1, 4, 1))
+FAST = template(StageBlock(0, 1, 4, 1))
 """One A100 node, four samples per microbatch."""
 
-MIXED = template(Block(1, 3, 4, 1), Block(0, 1, 4, 1))
+MIXED = template(StageBlock(1, 3, 4, 1), StageBlock(0, 1, 4, 1))
 """Three V100 nodes before one A100 node."""
 
 

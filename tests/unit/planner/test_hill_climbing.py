@@ -6,7 +6,7 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.replica.boundary_costs import PlacedSlot
 from hetero.planner.replica.stage_options import Slot, StageOptions
-from hetero.planner.replica.templates import Block, Template, TemplateFactory
+from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 from tests.unit.planner.clusters import cluster, opt_model, problem
 
 QUESTION = problem(cluster(("A100-40", 2, 1), ("V100-16", 4, 1), ("GH200", 2, 1)), opt_model(12, 1024, 16), 16)
@@ -15,7 +15,7 @@ RINGS = SyncTiers(QUESTION)
 
 
 def one_stage(node_type: int, gpus: int, samples: int) -> Template:
-    built = TemplateFactory(QUESTION, CANDIDATES).build([Block(node_type, 1, gpus, 1)], samples)
+    built = TemplateFactory(QUESTION, CANDIDATES).build([StageBlock(node_type, 1, gpus, 1)], samples)
     assert built is not None
     return built
 
