@@ -15,14 +15,14 @@ class Timer(Protocol):
     is_deterministic: bool
 
     def now_s(self) -> float:
-        """Seconds from some moment on."""
+        """Seconds since some moment."""
 
     def spend(self, seconds: float) -> None:
-        """Work was done that takes about so long."""
+        """Note that work was done which takes about ``seconds``."""
 
 
 class WallTime:
-    """Seconds that pass by themselves."""
+    """Reads the seconds that pass by themselves."""
 
     is_deterministic = False
 
@@ -34,7 +34,7 @@ class WallTime:
 
 
 class CountedWork:
-    """Seconds that the work so far takes by estimate: the same on a fast machine and on a busy one.
+    """Counts the seconds that the work so far takes by estimate: the same on a fast machine and on a busy one.
 
     What counts is CP-SAT's deterministic time, the estimated seconds of simulations, and ``LOOK_S`` for everything else
     between two looks at a deadline. With it a search that a limit cuts short takes the same course every time.
@@ -54,7 +54,7 @@ class CountedWork:
 
 @dataclass(slots=True)
 class Deadline:
-    """Counts from its creation; ``limit_s`` seconds later it is over.
+    """A time limit that runs from its creation: ``limit_s`` seconds later it is over.
 
     whole: the deadline that this one is a part of.
     left_something_out: a step that would have taken longer than was left was not begun, on this deadline or on a part.
@@ -87,7 +87,7 @@ class Deadline:
         return Deadline(self.left_s * share, self.timer, whole=self)
 
     def has(self, seconds: float) -> bool:
-        """Whether so many are left for a step that cannot be interrupted; if not, the step is left out.
+        """Whether ``seconds`` are left for a step that cannot be interrupted; if not, the step is left out.
 
         What has them is begun and counts as spent.
         """

@@ -18,7 +18,9 @@ from hetero.planner.cover.expand import expand
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.reference.yardsticks import autohet_plans, best_plan, every_uniform, harp_plans
+from hetero.planner.reference.grid_plans import every_uniform
+from hetero.planner.reference.listed_plans import best_plan
+from hetero.planner.reference.published_planners import autohet_plans, harp_plans
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptions
 from hetero.planner.replica.template_space import TemplateSpace

@@ -65,8 +65,8 @@ class PlanResult:
 
     @property
     def gap(self) -> float:
-        """By how much, relative to it, the best cover's step may be above the shortest one, by the formula; without a
-        cover the plan's own."""
+        """By how much at most the best cover's step is above the shortest one, relative to it and by the formula;
+        without a cover the plan's own step."""
         return max(0.0, 1 - self.bound_s / (self.simulation if self.score is None else self.score).step_s)
 
 

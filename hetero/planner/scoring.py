@@ -45,6 +45,7 @@ class ScoredPlan:
 
     @property
     def step_s(self) -> float:
+        """Seconds of a step."""
         return self.simulation.step_s
 
 
@@ -82,7 +83,7 @@ class Shortlist:
 
 
 def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
-    """``plan`` with its prediction.
+    """Check ``plan`` and predict its step.
 
     Returns:
         ``None`` if a stage takes more memory than its device has, or if to look at it would take longer than is left of
@@ -103,8 +104,8 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
 
 
 def scoring_s(plan: Plan) -> float:
-    """Estimate how long checks and simulator take for ``plan``: every microbatch of replicas that are not alike is
-    replayed."""
+    """Estimate the seconds that checks and simulator take for ``plan``: every microbatch of replicas that are not alike
+    is replayed."""
     seconds = STAGE_S * sum(len(replica.stages) for replica in plan.replicas)
     for first, *_ in plan.alike():
         replica = plan.replicas[first]
@@ -153,7 +154,7 @@ def score_with_smaller_depths(plan: Plan, problem: Problem, deadline: Deadline |
 
 
 def with_more_recompute(plan: Plan, problem: Problem) -> Plan | None:
-    """``plan`` with more recomputation where memory is short, until it fits; ``None`` if all of it is too little."""
+    """Recompute more where memory is short, until ``plan`` fits; ``None`` if all of it is too little."""
     for _ in MORE_RECOMPUTE:
         over = bytes_over_capacity(plan, problem, plan_memory(plan, problem.costs))
         if not over:

@@ -1,4 +1,4 @@
-"""How the time for one question is shared out: every step of planning, with its part of what is left when it begins.
+"""Shares out the time for one question: every step of planning, with its part of what is left when it begins.
 
 The passes over finished plans have their shares in :mod:`hetero.planner.improve.passes`. All shares are heuristics,
 found by trying on the clusters of ``tests/bench/bench_planner.py``.
@@ -10,7 +10,7 @@ from hetero.planner.deadline import Deadline
 
 
 class TimeShare(Enum):
-    """The steps in their order: share of the time that is left, and what it is for."""
+    """A step of planning, in their order: its share of the time that is left, and what that is for."""
 
     PLANNING = 0.93, "of the time limit, all of planning; a step that has begun then is finished first"
     INITIAL_PLAN = 0.08, "the initial plan; where nothing is found by then, until something is"

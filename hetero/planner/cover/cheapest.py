@@ -1,4 +1,4 @@
-"""Covers that cost less per token than the fastest ones.
+"""Looks for covers that cost less per token than the fastest ones.
 
 Price per token is price per hour x seconds per step / tokens per step. For a row of limits on the seconds, from the
 shortest step up, the master problem is asked for the cover of least price; the limits differ by ``STEP``, so that a
@@ -28,7 +28,7 @@ def cheaper_covers(
     templates: Sequence[Template],
     deadline: Deadline,
 ) -> tuple[tuple[Cover, CoverScore], ...]:
-    """The covers of least price per step, of ``fastest`` and of those found here."""
+    """The covers with the least price per step, among ``fastest`` and those that this search finds."""
     found = dict(fastest)
     if not fastest:
         return ()

@@ -25,7 +25,7 @@ NEVER_US = 10**10
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a cover must keep to.
+    """What the constraints of one question have in common.
 
     sync_s: seconds that the sums of gradients on any node may take beyond what is hidden; ``None`` for no limit.
     """
@@ -41,34 +41,36 @@ Constraint = Callable[[cp_model.CpModel, MasterVars, Limits], None]
 
 
 def devices_are_there(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """sum_t d[t, k] x[t] <= devices of node type k. Devices without a replica idle."""
+    """No more devices are taken than there are: sum_t d[t, k] x[t] <= devices of node type k. Devices without a replica
+    idle."""
     for node_type in limits.problem.node_types:
         taken = [(c.template.devices[node_type.index], c.replicas) for c in master.columns]
         model.add(sum(devices * replicas for devices, replicas in taken if devices) <= node_type.num_devices)
 
 
 def used_means_at_least_one(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """u[t] <=> x[t] >= 1."""
+    """A template is used if it has a copy: u[t] <=> x[t] >= 1."""
     for column in master.columns:
         model.add(column.replicas >= 1).only_enforce_if(column.used)
         model.add(column.replicas == 0).only_enforce_if(column.used.negated())
 
 
 def replicas_finish_in_time(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """x[t] <= y[t] <= m[t] x[t]: every copy has a microbatch, none more than it finishes in time."""
+    """Every copy has a microbatch, and none more than it finishes in time: x[t] <= y[t] <= m[t] x[t]."""
     for column in master.columns:
         model.add(column.microbatches >= column.replicas)
         model.add(column.microbatches <= column.column.most_microbatches * column.replicas)
 
 
 def samples_add_up(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """sum_t b[t] y[t] = global batch."""
+    """All microbatches together are the global batch: sum_t b[t] y[t] = global batch."""
     samples = [column.template.samples * column.microbatches for column in master.columns]
     model.add(sum(samples) == limits.problem.global_batch_size)
 
 
 def budget_is_kept(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """sum_t price[t] x[t] <= budget per hour, in thousandths, rounded against the plan."""
+    """The nodes in use cost no more than the budget: sum_t price[t] x[t] <= budget per hour, in thousandths, rounded
+    against the plan."""
     budget = limits.problem.budget_per_hour
     if budget is not None:
         prices = [milli_price(column.template, limits.problem) * column.replicas for column in master.columns]
@@ -76,7 +78,8 @@ def budget_is_kept(model: cp_model.CpModel, master: MasterVars, limits: Limits) 
 
 
 def holders_are_present(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """u[t] => present[g, k], if a copy of t holds g on node type k.
+    """Which node types hold a segment follows from the templates in use: u[t] => present[g, k], if a copy of t holds g
+    on node type k.
 
     sum_t nodes[t, g, k] x[t] <= 1, unless several[g, k]: two nodes of one node type that hold g.
     """
@@ -92,8 +95,9 @@ def holders_are_present(model: cp_model.CpModel, master: MasterVars, limits: Lim
 
 
 def segments_sync_at_their_slowest_link(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """present[g, k] and present[g, k'] => slower[g, tier(k, k')];  several[g, k] => slower[g, tier(k, k)];
-    slower[g, j] => slower[g, j - 1]."""
+    """The gradients of a segment are summed at the pace of the slowest link between its holders: present[g, k] and
+    present[g, k'] => slower[g, tier(k, k')]; several[g, k] => slower[g, tier(k, k)]; slower[g, j] => slower[g, j -
+    1]."""
     for segment_vars in master.segments:
         for a, b in combinations(segment_vars.present, 2):
             tier = limits.sync_tiers.tier_between(a, b)
@@ -110,7 +114,8 @@ def segments_sync_at_their_slowest_link(model: cp_model.CpModel, master: MasterV
 
 
 def sync_stays_within_its_limit(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """u[t] => sum_{g on a node} bytes[g] x (inside[k] + sum_j step[k, j] slower[g, j]) <= limit + hidden, each node.
+    """Gradient sums end in time on each node that a template in use has: u[t] => sum_{g on a node} bytes[g] x
+    (inside[k] + sum_j step[k, j] slower[g, j]) <= limit + hidden.
 
     step[k, j] is what tier j costs beyond tier j - 1, on a node whose inside costs inside[k]. Nodes with the same
     layers share one constraint, and all nodes of a node type one running sum over the segments.
@@ -138,7 +143,8 @@ def sync_stays_within_its_limit(model: cp_model.CpModel, master: MasterVars, lim
 def _running_sums(
     model: cp_model.CpModel, master: MasterVars, node_layers: NodeLayers, limits: Limits
 ) -> dict[int, Microseconds]:
-    """Microseconds of all segments before a position, by position, on nodes like that of ``node_layers``."""
+    """Variables for the microseconds of all segments before a position, by position, on nodes like that of
+    ``node_layers``."""
     steps = tier_steps(node_layers, limits.sync_tiers)
     inside = limits.sync_tiers.inside_s_per_byte[node_layers.node_type] * node_layers.inside
     sums: dict[int, Microseconds] = {-1: 0}
@@ -157,7 +163,7 @@ def _running_sums(
 
 
 def _counted_twice(master: MasterVars, node_layers: NodeLayers, limits: Limits) -> Microseconds:
-    """Microseconds of a tied head beside its embedding, which have one gradient together."""
+    """Microseconds that a tied head beside its embedding does not take: the two have one gradient."""
     model = limits.problem.model
     if not (model.tied_embeddings and node_layers.holds(-1) and node_layers.holds(model.num_layers)):
         return 0
@@ -181,7 +187,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 
 
 def segments(templates: Sequence[Template], problem: Problem) -> tuple[Segment, ...]:
-    """The model's positions, divided where any template has a cut between nodes, and at embedding and head."""
+    """Divide the model's positions where any template has a cut between nodes, and at embedding and head."""
     num_layers = problem.model.num_layers
     cuts = {-1, 0, num_layers, num_layers + 1}
     for template in templates:
@@ -192,8 +198,8 @@ def segments(templates: Sequence[Template], problem: Problem) -> tuple[Segment, 
 
 
 def nodes_holding(template: Template, segment: Segment, node_type: int, problem: Problem) -> int:
-    """Nodes of ``node_type`` on which a copy of ``template`` holds ``segment``; of tied embeddings, either end
-    counts."""
+    """Count the nodes of ``node_type`` on which a copy of ``template`` holds ``segment``; of tied embeddings, either
+    end counts."""
     return len(
         {
             node_layers.node
@@ -231,7 +237,7 @@ def tier_steps(node_layers: NodeLayers, sync_tiers: SyncTiers) -> tuple[float, .
 
 
 def unlike(node_layers: Sequence[NodeLayers]) -> Iterator[NodeLayers]:
-    """One of those that differ only in the number of their node."""
+    """One of each set of nodes that hold the same."""
     seen = set()
     for each in node_layers:
         key = replace(each, node=0)
@@ -241,6 +247,7 @@ def unlike(node_layers: Sequence[NodeLayers]) -> Iterator[NodeLayers]:
 
 
 def _us(num_bytes: int, s_per_byte: float) -> int:
+    """Whole microseconds for so many bytes."""
     seconds = num_bytes * s_per_byte
     return NEVER_US if seconds == float("inf") else min(NEVER_US, round(seconds * US_PER_S))
 
@@ -248,7 +255,8 @@ def _us(num_bytes: int, s_per_byte: float) -> int:
 def segment_variables(
     model: cp_model.CpModel, templates: Sequence[Template], problem: Problem, sync_tiers: SyncTiers
 ) -> tuple[SegmentVars, ...]:
-    """Variables of every segment for the node types that any template uses; none if no gradient leaves a node."""
+    """Make the variables of every segment, for the node types that any template uses; none if no gradient leaves a
+    node."""
     if not sync_tiers.tiers:
         return ()
     used = [node_type for node_type in problem.node_types if any(t.devices[node_type.index] for t in templates)]

@@ -40,7 +40,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class CoverScore:
-    """Seconds of a step, and the price per hour of what it uses, in thousandths."""
+    """What a cover takes by the formula: seconds of a step, and the price per hour of what it uses in thousandths."""
 
     compute_s: float
     sync_s: float
@@ -135,4 +135,5 @@ def divide_batch(copies: Sequence[tuple[Template, int]], batch: int, within_s: f
 
 
 def _samples(template: Template, copies: int, seconds: float) -> int:
+    """Samples that the copies finish within ``seconds``."""
     return copies * template.samples * template.most_microbatches(seconds)

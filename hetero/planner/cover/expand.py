@@ -1,4 +1,4 @@
-"""From a cover to a plan: nodes and ranks for every copy of every template."""
+"""Turns a cover into a plan: nodes and ranks for every copy of every template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hetero.planner.replica.templates import Template
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """``size`` devices of one node for a copy: the ``node``-th node of a node type as the template counts them."""
+    """A copy's need for ``size`` devices of one node, its ``node``-th of that node type."""
 
     size: int
     copy: int
@@ -19,7 +19,7 @@ class _Request:
 
 
 def expand(cover: Sequence[Copies], problem: Problem, *, extra_depth: int = 0) -> Plan:
-    """The plan of ``cover``; replicas in the order of their first ranks.
+    """Turn ``cover`` into a plan, with the replicas in the order of their first ranks.
 
     extra_depth: microbatches in flight beyond the smallest depths, where memory holds them.
     """
@@ -38,7 +38,8 @@ def expand(cover: Sequence[Copies], problem: Problem, *, extra_depth: int = 0) -
 
 
 def _allot(copies: Sequence[tuple[Template, int]], node_type: PlannerNodeType) -> dict[int, dict[int, int]]:
-    """The first rank of every node, or part of one, of every copy: ``{copy: {node: rank}}``.
+    """Hand out the devices of a node type: the first rank of every node, or part of one, of every copy, as ``{copy:
+    {node: rank}}``.
 
     Sizes are a node's devices halved any number of times. Handed out from the largest to the smallest, each finds its
     place without a gap if all together find room.
@@ -64,6 +65,7 @@ def _allot(copies: Sequence[tuple[Template, int]], node_type: PlannerNodeType) -
 def _replica(
     template: Template, microbatches: int, starts: dict[tuple[int, int], int], problem: Problem, extra_depth: int
 ) -> Replica:
+    """One copy of a template on the ranks that it got."""
     stages: list[Stage] = []
     layer = 0
     last = len(template.placed_slots) - 1

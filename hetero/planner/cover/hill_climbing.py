@@ -1,4 +1,4 @@
-"""Better covers next to good ones, among replicas that the template space leaves out.
+"""Looks for better covers next to good ones, among replicas that the template space leaves out: hill climbing.
 
 Templates hold each node type in one block of equal stages. Here one stage at a time is cut in two, joined with its
 neighbour, left out, added, resized, moved, or given another tp, and the samples per microbatch are doubled or halved;
@@ -36,7 +36,7 @@ Slots = tuple[Slot, ...]
 
 
 class HillClimbing:
-    """Changes covers of one problem."""
+    """Climbs from covers of one problem."""
 
     def __init__(
         self, problem: Problem, stage_options: StageOptions, sync_tiers: SyncTiers, deadline: Deadline
@@ -50,7 +50,7 @@ class HillClimbing:
         self._reached: set[Cover] = set()
 
     def climb(self, covers: Sequence[tuple[Cover, CoverScore]]) -> list[tuple[Cover, CoverScore]]:
-        """``covers`` and what they become, the shortest step first."""
+        """All covers on the way from ``covers`` to where no change helps, the shortest step first."""
         found = dict(covers)
         for start in covers[:MOST_STARTS]:
             better: tuple[Cover, CoverScore] | None = start
@@ -61,7 +61,7 @@ class HillClimbing:
         return sorted(found.items(), key=lambda item: item[1].step_s)
 
     def _better(self, cover: Cover, cover_score: CoverScore) -> tuple[Cover, CoverScore] | None:
-        """A cover with a shorter step, one change away or two; ``None`` if there is none."""
+        """The best cover with a shorter step that is one change away, or two; ``None`` if there is none."""
         enough_s = ENOUGH * cover_score.step_s
         changed = self._changed(cover, DETOUR * cover_score.step_s)
         if changed and changed[0][1].step_s < enough_s:
@@ -128,6 +128,7 @@ class HillClimbing:
                     yield self._factory.template(placed_slots, balanced, samples)
 
     def _neighbours(self, slots: Slots, spare: Sequence[int]) -> Iterator[Slots]:
+        """Every change of the slots of one replica, which may take ``spare`` devices more."""
         yield slots[::-1]
         if len(slots) <= FEW_STAGES:
             for a, b in itertools.combinations(range(len(slots)), 2):
@@ -161,6 +162,7 @@ class HillClimbing:
             gpus *= 2
 
     def _template(self, slots: Slots, samples: int, room: Sequence[int]) -> Template | None:
+        """The balanced template on these slots; ``None`` if it does not fit or takes more than ``room``."""
         key = slots, samples
         if key not in self._known:
             placed_slots = _placed(slots, self._problem.node_types)
@@ -172,7 +174,7 @@ class HillClimbing:
 
 
 def _placed(slots: Slots, node_types: Sequence[PlannerNodeType]) -> tuple[PlacedSlot, ...] | None:
-    """Seats in order, the nodes of each node type filled one after the other; ``None`` if a stage lay across two nodes.
+    """Place the slots one after the other on the nodes of their types; ``None`` if a stage lay across two nodes.
 
     Of a node type with several nodes a replica takes whole nodes and one half, quarter ... at most: such parts of
     several replicas can be packed without gaps.

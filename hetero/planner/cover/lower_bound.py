@@ -1,4 +1,4 @@
-"""Seconds below which no plan whatever can be: all the work over all the speed.
+"""A lower bound on the step of any plan: all the work over all the speed.
 
 A sample passes L layers, an embedding and a head. With a_k and m_k the least device-seconds of one attention and of one
 MLP for one sample on node type k, over every tp and every microbatch that fits in memory, and w the attention's share
@@ -26,7 +26,7 @@ from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptions
 
 @dataclass(frozen=True, slots=True)
 class _Least:
-    """What one node type takes at least: device-seconds per sample, and the seconds of an update of half a layer."""
+    """The least that one node type takes: device-seconds per sample, and the seconds of an update of half a layer."""
 
     attention_s: float
     mlp_s: float
@@ -35,7 +35,7 @@ class _Least:
 
 
 def lower_bound_s(problem: Problem, stage_options: StageOptions) -> float:
-    """The bound at the head of this file; 0 if no device holds a layer."""
+    """No plan has a shorter step than this, in seconds; 0 if no device holds a layer."""
     known = {
         node_type.index: _least(node_type, problem, stage_options) for node_type in stage_options.usable_node_types
     }
@@ -52,7 +52,7 @@ def lower_bound_s(problem: Problem, stage_options: StageOptions) -> float:
 
 
 def _least(node_type: PlannerNodeType, problem: Problem, stage_options: StageOptions) -> _Least | None:
-    """Over every tp and microbatch, ``None`` if nothing fits.
+    """The least of a node type over every tp and microbatch, ``None`` if nothing fits.
 
     Without recomputation, which only takes longer. Between two measured microbatches time is a straight line, and so
     time per sample has its least value at one of them or at the largest that fits; how a layer splits into its halves

@@ -36,7 +36,7 @@ class Answer:
 
 
 def columns_within(templates: Sequence[Template], problem: Problem, *, compute_s: float) -> list[Column]:
-    """The templates that finish at least one microbatch within ``compute_s``."""
+    """The templates that finish at least one microbatch within ``compute_s``, with how many copies and microbatches."""
     columns = []
     for template in templates:
         microbatches = template.most_microbatches(compute_s)
@@ -59,7 +59,8 @@ def find_cover(
     deadline: Deadline,
     cheapest: bool = False,
 ) -> Answer:
-    """A cover by ``columns`` whose gradient sums take at most ``sync_s``; with ``cheapest`` the one of least price.
+    """Ask for a cover by ``columns`` whose gradient sums take at most ``sync_s``; with ``cheapest`` for the one of
+    least price.
 
     deadline: after which the answer is ``unknown``, as it is after ``EFFORT``.
     """

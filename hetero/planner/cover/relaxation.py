@@ -1,4 +1,4 @@
-"""The master problem without whole numbers and without gradient sums: a linear program in a handful of prices.
+"""Relaxes the master problem to a linear program: no whole numbers, no gradient sums, one price per node type.
 
     max sum_t w_t x_t                 with   sum_t d[t, k] x_t <= D_k   and  x_t <= X_t
     min sum_k D_k p_k + sum_t X_t q_t with   sum_k d[t, k] p_k + q_t >= w_t
@@ -24,14 +24,15 @@ SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """The samples that the whole cluster is worth, and what a copy of each column wastes of them."""
+    """What the linear program proves: the samples that the whole cluster is worth, and what a copy of each column
+    wastes of them."""
 
     capacity: float
     wasted: tuple[float, ...]
 
 
 def relax(columns: Sequence[Column], problem: Problem) -> Relaxation:
-    """Solve the second program for the prices; what they prove is then computed from them, whatever their rounding."""
+    """Solve the dual program for the prices; what they prove is then computed from them, whatever their rounding."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     prices = [solver.NumVar(0, solver.infinity(), node_type.name) for node_type in problem.node_types]
     objective = sum(node_type.num_devices * price for node_type, price in zip(problem.node_types, prices, strict=True))
@@ -58,7 +59,7 @@ def relax(columns: Sequence[Column], problem: Problem) -> Relaxation:
 
 
 def _is_scarce(column: Column, problem: Problem) -> bool:
-    """There may be fewer copies than the cluster has devices for."""
+    """Whether there may be fewer copies than the cluster has devices for."""
     room = min(k.num_devices // n for k, n in zip(problem.node_types, column.template.devices, strict=True) if n)
     return column.most_replicas < room
 

@@ -1,4 +1,4 @@
-"""The shortest step over all covers of the cluster, with a proof.
+"""Searches for the cover with the shortest step, and proves a bound on all of them.
 
 A step is seconds of compute plus seconds of gradient sums. Regions of the second number are searched best first:
 
@@ -41,7 +41,7 @@ MOST_COVERS = 12
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """What the search knows: seconds of the best cover, and below which no cover can be."""
+    """What the search knows by now: the seconds of the best cover, and a bound on all of them."""
 
     elapsed_s: float
     bound_s: float
@@ -50,7 +50,7 @@ class SearchProgress:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Covers from best to worst, at most ``MOST_COVERS``, and the bound on every cover of the template space."""
+    """The best covers, at most ``MOST_COVERS``, the best first, and the bound on every cover of the template space."""
 
     covers: tuple[tuple[Cover, CoverScore], ...]
     bound_s: float
@@ -59,6 +59,9 @@ class SearchResult:
 
 @dataclass(order=True, slots=True)
 class _Region:
+    """Covers whose gradient sums take from ``low_s`` to ``high_s``; none of them has a shorter step than ``bound_s``,
+    or less compute than ``compute_s``."""
+
     bound_s: float
     number: int
     low_s: float = field(compare=False)
@@ -67,7 +70,7 @@ class _Region:
 
 
 class Search:
-    """One search over the covers by ``templates``."""
+    """Searches the covers by ``templates``."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Search:
         return found
 
     def _round(self) -> SearchResult:
-        """One search of all regions."""
+        """Search all regions once, to the current tolerance."""
         self._given_up_s = float("inf")
         regions = [_Region(0.0, next(self._numbers), 0.0, float("inf"), 0.0)]
         while regions and not self._deadline.is_over():
@@ -129,10 +132,11 @@ class Search:
 
     @property
     def _target_s(self) -> float:
-        """A step of interest is shorter than this."""
+        """Only steps shorter than this are of interest."""
         return self._best_s * (1 - self._tolerance)
 
     def _give_up(self, bound_s: float) -> None:
+        """Leave a region out of the search: what is below its bound stays possible."""
         self._given_up_s = min(self._given_up_s, bound_s)
 
     def _explore(self, region: _Region) -> list[_Region]:
@@ -156,6 +160,7 @@ class Search:
         return self._halves(region, middle_s, high_s, low_s)
 
     def _halves(self, region: _Region, middle_s: float, high_s: float, compute_s: float) -> list[_Region]:
+        """Divide a region at ``middle_s`` seconds of gradient sums."""
         return [
             _Region(max(region.bound_s, compute_s + low), next(self._numbers), low, high, compute_s)
             for low, high in ((region.low_s, middle_s), (middle_s, high_s))
@@ -223,6 +228,7 @@ class Search:
         return worth_using(self._within_sync(columns, sync_s), self._problem)
 
     def _ask(self, compute_s: float, sync_s: float) -> Answer:
+        """Ask the master problem for a cover within both limits."""
         return find_cover(
             self._columns(compute_s, sync_s),
             self._problem,
@@ -232,7 +238,7 @@ class Search:
         )
 
     def _within_sync(self, columns: Sequence[Column], sync_s: float) -> list[Column]:
-        """Without templates whose gradients take longer beside any other replica; one copy where two take longer."""
+        """Drop templates whose gradients take longer beside any other replica; leave one copy where two take longer."""
         kept = []
         for column in columns:
             accompanied_s, twice_s = self._own_sync_s(column.template)
@@ -241,7 +247,8 @@ class Search:
         return kept
 
     def _own_sync_s(self, template: Template) -> tuple[float, float]:
-        """Seconds of gradient sums at least, if there is another replica, and if that is a copy of the template.
+        """The least seconds of a template's gradient sums, if there is another replica, and if that is a copy of the
+        template.
 
         Every replica holds all layers. A node that one replica fills shares each of its layers with another node.
         """
@@ -264,7 +271,8 @@ class Search:
         return self._own_sync[key]
 
     def _try_each_alone(self) -> None:
-        """Covers by one template: one copy of it, which the search itself leaves out, and as many as there is room for.
+        """Score the covers by one template: one copy of it, which the search itself leaves out, and as many as there is
+        room for.
 
         They are cheap to price, and the best of them is a good cover to begin with.
         """
@@ -286,5 +294,6 @@ class Search:
         return float("inf") if budget is None else int(budget * 1000)
 
     def _remember(self, cover: Cover) -> CoverScore:
+        """Score a cover that was found, and keep it."""
         self._covers[cover] = found = score_cover(cover, self._problem, self._sync_tiers)
         return found

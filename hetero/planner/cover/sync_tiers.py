@@ -22,7 +22,7 @@ SAME_TIER = 1e-6
 
 
 class SyncTiers:
-    """The tiers of a problem's cluster, and the gradient bytes of its model's layers."""
+    """Tells which tier of links joins two node types, and how many gradient bytes each layer has."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -30,7 +30,7 @@ class SyncTiers:
 
     @cached_property
     def inside_s_per_byte(self) -> tuple[float, ...]:
-        """By node type, of a ring over all devices of a node; 0 if it has one device."""
+        """Seconds per byte of a ring over all devices of a node, by node type; 0 if it has one device."""
         return tuple(self._pace(list(node_type.ranks_of_node(0))) for node_type in self._problem.node_types)
 
     @cached_property
@@ -47,6 +47,7 @@ class SyncTiers:
         return paces
 
     def _pace(self, ranks: list[int]) -> float:
+        """Seconds per byte of an all-reduce over ``ranks``; infinite where a link is missing."""
         if len(ranks) < 2:
             return 0.0
         try:
@@ -62,7 +63,7 @@ class SyncTiers:
 
     @cached_property
     def tiers(self) -> tuple[float, ...]:
-        """Different paces between nodes, ascending in seconds per byte."""
+        """The tiers as seconds per gradient byte, ascending."""
         found: list[float] = []
         for pace in sorted(self._between.values()):
             if not found or pace > found[-1] * (1 + SAME_TIER):
@@ -78,7 +79,7 @@ class SyncTiers:
         return max(i for i, tier in enumerate(self.tiers) if tier <= pace)
 
     def fastest_s_per_byte(self, node_type: int) -> float:
-        """Of the fastest ring that leaves a node of ``node_type``."""
+        """Seconds per byte of the fastest ring that leaves a node of ``node_type``."""
         return min((pace for node_types, pace in self._between.items() if node_type in node_types), default=0.0)
 
     @cached_property

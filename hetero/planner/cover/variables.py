@@ -30,7 +30,7 @@ class Column:
 
 
 class ColumnVars:
-    """How often a template is used.
+    """The variables of one column: how often its template is used.
 
     replicas: copies of it.
     microbatches: of all copies together.
@@ -48,14 +48,15 @@ class ColumnVars:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Positions ``[first, end)`` between two neighbouring cuts of any column: all of them have the same holders."""
+    """Positions ``[first, end)`` of the model between two neighbouring cuts of any column, all with the same holders;
+    -1 is the embedding."""
 
     first: int
     end: int
 
 
 class SegmentVars:
-    """Who holds a segment, and how slow the links are over which its gradients are summed.
+    """The variables of one segment: who holds it, and how slow the links are over which its gradients are summed.
 
     present: by node type, whether a node of it holds the segment.
     several: by node type, whether two nodes of it do.

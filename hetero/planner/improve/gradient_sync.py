@@ -44,6 +44,7 @@ def choose_domains(best: ScoredPlan, problem: Problem, deadline: Deadline) -> Sc
 
 
 def _could_be_shorter(best: ScoredPlan, problem: Problem) -> bool:
+    """Whether gradient sums between nodes show in the step."""
     nodes = {problem.topology.node(rank) for _, _, stage in best.plan.stages() for rank in stage.ranks}
     summed_s = max((sync.end_s for sync in best.simulation.syncs), default=0.0)
     # The first forwards wait for what is gathered.

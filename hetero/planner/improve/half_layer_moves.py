@@ -51,12 +51,12 @@ def levelled(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def longest_stage_s(plan: Plan, problem: Problem) -> float:
-    """Forward and backward per sample of the longest stage."""
+    """Seconds of forward and backward per sample on the longest stage."""
     return max(_seconds(stage, problem.costs) for members in plan.alike() for stage in plan.replicas[members[0]].stages)
 
 
 def _levelled(replica: Replica, costs: CostModel) -> Replica:
-    """Halves move from the longest stage to whichever other makes the seconds of all stages, longest first, least in
+    """Move halves from the longest stage to whichever other makes the seconds of all stages, longest first, least in
     the order of lists, as long as that helps."""
     best = replica
     while True:
@@ -80,13 +80,13 @@ def _longest_first(replica: Replica, costs: CostModel) -> list[float]:
 
 
 def _seconds(stage: Stage, costs: CostModel) -> float:
-    """Forward and backward per sample."""
+    """Seconds of forward and backward per sample."""
     return costs.of(stage).microbatch_s / stage.samples_per_microbatch
 
 
 def _deep_enough(replica: Replica) -> Replica:
-    """``replica`` with the depths that 1F1B between equal stages asks for, where they are smaller: stages that were
-    shorter than the longest one did with less."""
+    """Deepen stages to what 1F1B between equal ones asks for: stages that were shorter than the longest one did with
+    less."""
     coarsest = max(stage.samples_per_microbatch for stage in replica.stages)
     depths = []
     for s, stage in enumerate(replica.stages):

@@ -50,7 +50,7 @@ def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> Sc
 
 
 def _with_depths(start: ScoredPlan, v: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
-    """``start`` with ``v`` stages per device group, in whichever depths fit and are best."""
+    """Try ``v`` stages per device group of ``start``, in whichever depths fit and are best."""
     found = _score(start.plan, v, USUAL, problem, deadline)
     if found is None:
         return _score(start.plan, v, SHALLOW, problem, deadline)
@@ -60,15 +60,15 @@ def _with_depths(start: ScoredPlan, v: int, problem: Problem, deadline: Deadline
 
 
 def _least_goal(start: ScoredPlan, problem: Problem, v: int) -> float:
-    """What the goal would be if the devices that idle least in ``start`` idled a v-th of that; a heuristic, as is that
-    they remain those."""
+    """Estimate the goal if the devices that idle least in ``start`` idled a v-th of that; a heuristic, as is that they
+    remain those."""
     busy_s = max(times.busy_s + times.update_s for times in start.simulation.stages.values())
     return goal_value(start, problem) * (busy_s + (start.step_s - busy_s) / v) / start.step_s
 
 
 def _score(plan: Plan, v: int, apart: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
-    """``plan`` with ``v`` stages per device group in every pipeline that can have them; ``None`` if there is no such
-    pipeline, if that does not fit, or if ``deadline`` is over."""
+    """Score ``plan`` with ``v`` stages per device group in every pipeline that can have them; ``None`` if there is no
+    such pipeline, if that does not fit, or if ``deadline`` is over."""
     pipelines = ((r, interleaved(replica, v, apart=apart)) for r, replica in enumerate(plan.replicas))
     changed = {r: pipeline for r, pipeline in pipelines if pipeline is not None}
     if not changed or deadline.is_over():
@@ -80,8 +80,8 @@ def _score(plan: Plan, v: int, apart: int, problem: Problem, deadline: Deadline)
 
 
 def interleaved(replica: Replica, v: int, *, apart: int) -> Replica | None:
-    """``replica`` with the layers of each device group in ``v`` stages, ``None`` if a group has too few layers, or if
-    there is one group only.
+    """Cut the layers of each device group of ``replica`` into ``v`` stages; ``None`` if a group has too few layers, or
+    if there is one group only.
 
     The warm-up of group r of p is apart x (p - r - 1) + (v - 1) p + 1 microbatches. Where these are not of one size, as
     many samples as with the largest.
@@ -107,14 +107,15 @@ def interleaved(replica: Replica, v: int, *, apart: int) -> Replica | None:
 
 
 def _shares(whole: int, v: int, *, reverse: bool) -> list[int]:
-    """``whole`` in ``v`` parts that differ by one at most, the smaller ones first, or last: beside the head."""
+    """Divide ``whole`` into ``v`` parts that differ by one at most, the smaller ones first, or last: beside the
+    head."""
     parts = [(whole + k) // v for k in range(v)]
     return parts[::-1] if reverse else parts
 
 
 def _part(stage: Stage, start: float, end: float, *, in_flight: int) -> Stage:
-    """Layers ``[start, end)`` as ``stage`` does its own; it recomputes as many in proportion, and where it parts its
-    backward, the weights' gradients follow at once."""
+    """The part of ``stage`` with layers ``[start, end)``: it recomputes as many in proportion, and where its backward
+    is split, the weights' gradients follow at once."""
     part = dataclasses.replace(
         stage.with_layers(start, end), in_flight=in_flight, wgrad_delay=None if stage.wgrad_delay is None else 0
     )

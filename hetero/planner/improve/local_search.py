@@ -1,4 +1,4 @@
-"""Local search from a finished plan, judged by the simulator.
+"""Searches locally from a finished plan, judged by the simulator.
 
 The search for covers prices steps by a formula. What the simulator sees beside it, transfers that meet on a link or
 sums of gradients that hide behind a drain, can make a neighbour of its answer better: one layer further on, other
@@ -41,7 +41,8 @@ def search_locally(
     neighbours: Neighbours = neighbours,
     most: int | None = None,
 ) -> ScoredPlan:
-    """``best``, or what small changes make of it before ``deadline`` is over, or ``most`` plans have been looked at."""
+    """Take small changes of ``best`` that help, until none does, ``deadline`` is over, or ``most`` plans have been
+    looked at."""
     seen = {best.plan}
     improved = True
     while improved:
@@ -60,6 +61,7 @@ def search_locally(
 
 
 def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+    """Score a neighbour; ``None`` if it does not fit or is not legal."""
     try:
         return score_fitted(plan, problem, deadline)
     except (PlanError, ConfigError):

@@ -1,4 +1,4 @@
-"""The passes over finished plans, in their order: what each changes, and its share of the time.
+"""Lists the passes over finished plans in their order: what each changes, and its share of the time.
 
 Every pass has one signature: a shortlist of scored plans, the problem and a deadline in; a plan out that is legal, fits
 and is not worse than the best of the list. When the time is over, that is the best plan as it was.
@@ -21,7 +21,7 @@ Improve = Callable[[Shortlist, Problem, Deadline], ScoredPlan]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImprovementPass:
-    """One row of the table.
+    """One pass: a row of the table.
 
     share: of the time that is left when the pass begins.
     """
@@ -73,7 +73,7 @@ PASSES = (
 
 
 def improved(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
-    """The best plan after all passes."""
+    """Run all passes, each from the best plan of the one before."""
     for each in PASSES:
         shortlist = shortlist.led_by(each.improve(shortlist, problem, deadline.part(each.share)))
     return shortlist.best

@@ -1,4 +1,4 @@
-"""The shortest step of a small problem by looking at every plan, to hold the solver against.
+"""Finds the shortest step of a small problem by looking at every plan, to hold the planner against.
 
 Every replica is a sequence of stages, each with a node type, devices, tp, layers and a recomputation; every way to
 divide the devices among replicas and the samples among them is tried, by the same formula as the solver's
@@ -165,7 +165,7 @@ class _Exhaustive:
         if first == last or not self._problem.model.tied_embeddings:
             return 0.0
         tier = self._sync_tiers.tier_between(first, last)
-        assert tier is not None, "different kinds have a level"
+        assert tier is not None, "different node types have a tier"
         return self._sync_tiers.word_embedding_bytes * self._sync_tiers.tiers[tier]
 
     def _shared_embedding_s(self, shape: PipelineShape) -> float:

@@ -1,4 +1,4 @@
-"""Replicas before their layers are divided: a sequence of stages and a microbatch, with what they can do at best.
+"""Enumerates pipelines before their layers are divided, with bounds on what each can do at best.
 
 The exhaustive search prices a shape first, and divides layers only where the shape may be part of a better plan. With
 l layers on stage s, e_s seconds of embedding and head there, and c_s one way across the boundary after it,
@@ -28,7 +28,8 @@ Devices = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
-    """``samples`` per microbatch through stages on ``placed_slots``; the seconds are bounds from below."""
+    """A pipeline before its layers are divided: ``samples`` per microbatch through stages on ``placed_slots``; the
+    seconds are bounds from below."""
 
     placed_slots: tuple[PlacedSlot, ...]
     samples: int
@@ -41,23 +42,23 @@ class PipelineShape:
     least_update_s: float
 
     def least_seconds(self, num_microbatches: int) -> float:
-        """No replica of this shape takes less for so many microbatches."""
+        """The least seconds that any replica of this shape takes for so many microbatches."""
         return self.least_fill_s + (num_microbatches - 1) * self.least_period_s + self.least_update_s
 
     def most_microbatches(self, seconds: float) -> int:
-        """More than these no replica of this shape finishes within ``seconds``."""
+        """The most microbatches that any replica of this shape finishes within ``seconds``."""
         spare = seconds * (1 + ROUNDING) - self.least_fill_s - self.least_update_s
         return int(spare / self.least_period_s) + 1 if spare >= 0 else 0
 
     def longest_stage_s(self, seconds: float, num_microbatches: int) -> float:
-        """A stage takes no longer for a microbatch in a replica that finishes so many within ``seconds``."""
+        """The most seconds per microbatch of a stage in a replica that finishes so many within ``seconds``."""
         if num_microbatches < 2:
             return seconds
         return (seconds * (1 + ROUNDING) - self.least_fill_s - self.least_update_s) / (num_microbatches - 1)
 
 
 def every_shape(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int]) -> list[PipelineShape]:
-    """All sequences of stages of ``sizes`` devices with all tp, on one node of each node type.
+    """All sequences of stages of ``sizes`` devices with all tp, on one node of each type.
 
     Stages of a node type take its devices in order, which loses nothing: devices of a node are alike.
     """
@@ -87,7 +88,7 @@ class _Part:
 
 
 class _ShapesOfSamples:
-    """The shapes of one number of samples per microbatch."""
+    """Enumerates the shapes of one number of samples per microbatch."""
 
     def __init__(self, problem: Problem, stage_options: StageOptions, slots: Sequence[Slot], samples: int) -> None:
         self._problem = problem
@@ -97,7 +98,7 @@ class _ShapesOfSamples:
         self._boundary_costs: dict[tuple[Slot, int, Slot, int], BoundaryCost] = {}
 
     def extended(self, part: _Part) -> Iterator[PipelineShape]:
-        """``part`` and all that begin with it."""
+        """All shapes that begin with ``part``, itself included."""
         if part.placed_slots:
             yield self._shape(part)
         if len(part.placed_slots) == self._problem.model.num_layers:
@@ -178,7 +179,7 @@ def divisions(shape: PipelineShape, num_layers: int, longest_stage_s: float) -> 
 
 
 def settlements(shape: PipelineShape, layers: Sequence[int]) -> Iterator[BalancedPipeline]:
-    """``layers`` with every choice of recomputations that another one does not beat in fill and in period.
+    """Every choice of recomputations for ``layers`` that another one does not beat in fill and in period.
 
     Where the fastest ones reach the longest stage's seconds as period, nothing beats them. Else memory limits depth,
     and all choices are looked at.

@@ -1,4 +1,4 @@
-"""Layers, recomputation and depths of one replica whose slots and microbatch are given.
+"""Balances a pipeline whose slots and microbatch are given: layers, recomputation and in-flight depths of its stages.
 
 The period P is searched by bisection. For a target P, stage s takes at most
 
@@ -24,7 +24,7 @@ SLOWEST = 8.0
 
 @dataclass(frozen=True, slots=True)
 class BalancedStage:
-    """What one stage of a balanced replica holds."""
+    """What one stage of a balanced pipeline holds."""
 
     num_layers: int
     option: StageOption
@@ -34,7 +34,7 @@ class BalancedStage:
 
 @dataclass(frozen=True, slots=True)
 class BalancedPipeline:
-    """A balanced replica: M microbatches take ``fill_s + (M - 1) period_s``.
+    """A balanced pipeline: M microbatches take ``fill_s + (M - 1) period_s``.
 
     fill_s: sum_s (t_s + 2 c_s).
     """
@@ -55,7 +55,7 @@ def balance(
     port_s: float,
     worth_s: float = float("inf"),
 ) -> BalancedPipeline | None:
-    """The replica with the shortest period that the search above finds; ``None`` if nothing fits.
+    """The pipeline with the shortest period that the bisection finds; ``None`` if nothing fits.
 
     options: of each stage, fastest first.
     port_s: seconds per microbatch that the busiest network interface is taken, a bound on the period.
@@ -85,7 +85,7 @@ def balance(
 def settle(
     options: Options, boundary_costs: Sequence[BoundaryCost], *, layers: Sequence[int], port_s: float
 ) -> BalancedPipeline | None:
-    """Recomputation, depths and period for given ``layers``: the fastest options first, others where memory asks.
+    """Choose recomputation and depths for given ``layers``: the fastest options first, others where memory asks.
 
     The period is the least that the depths which fit can reach; a stage recomputes if that makes the period shorter.
     """
@@ -122,6 +122,7 @@ def settle(
 def _settled(
     chosen: Sequence[StageOption], transfers: Sequence[float], layers: Sequence[int], port_s: float
 ) -> BalancedPipeline:
+    """The pipeline with these options, at the least period that its memory allows."""
     last = len(layers) - 1
     times = _times(layers, chosen)
     caps = [option.deepest(layers[s], first=s == 0, last=s == last) for s, option in enumerate(chosen)]
@@ -132,6 +133,7 @@ def _settled(
 
 
 def _times(layers: Sequence[int], chosen: Sequence[StageOption]) -> list[float]:
+    """Seconds of a microbatch on every stage."""
     last = len(layers) - 1
     return [option.seconds(layers[s], first=s == 0, last=s == last) for s, option in enumerate(chosen)]
 

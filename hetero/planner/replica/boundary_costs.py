@@ -1,4 +1,4 @@
-"""Seconds of the boundary between two slots, asked of representative ranks and remembered."""
+"""Prices the boundary between two slots by representative ranks, and remembers it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from hetero.planner.replica.stage_options import Slot
 
 @dataclass(frozen=True, slots=True)
 class BoundaryCost:
-    """One microbatch across a boundary.
+    """What one microbatch takes across a boundary.
 
     seconds: c_s, the slower direction of the two.
     forward_port_s, backward_port_s: how long the busiest network interface is taken by either direction; 0 inside a
@@ -25,7 +25,7 @@ class BoundaryCost:
 
 @dataclass(frozen=True, slots=True)
 class PlacedSlot:
-    """Where a slot sits: on which node of its node type, and from which device of it on."""
+    """A slot with its place: on which node of its type, and from which device of it on."""
 
     slot: Slot
     node: int
@@ -33,7 +33,7 @@ class PlacedSlot:
 
 
 class BoundaryCosts:
-    """All boundaries of a problem. Nodes of a node type are alike, so what counts is whether two placed slots share a
+    """Prices all boundaries of a problem: nodes of a type are alike, so what counts is whether two slots share a
     node."""
 
     def __init__(self, problem: Problem) -> None:
@@ -69,6 +69,7 @@ class BoundaryCosts:
         )
 
     def _stage(self, placed: PlacedSlot, samples: int) -> Stage:
+        """A stage on the slot's ranks, whatever layers it has."""
         node_type = self._problem.node_types[placed.slot.node_type]
         first_rank = node_type.ranks_of_node(placed.node)[placed.offset]
         return Stage(

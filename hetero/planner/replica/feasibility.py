@@ -1,8 +1,9 @@
-"""Why there is no plan: which resource is short, by how much, and the nearest change that would fit.
+"""Tells whether any plan can fit, and why not: which resource is short, by how much, and the nearest change that would
+help.
 
-That a model does not fit is said only if its thriftiest pipeline does not (:mod:`hetero.planner.replica.least_memory`),
-which takes no search to find out and no time to speak of. A search that ends with nothing says whether its time ran
-out.
+That a model does not fit is said only if its pipeline of least memory does not
+(:mod:`hetero.planner.replica.least_memory`), which takes no search to find out and no time to speak of. A search that
+ends with nothing says whether its time ran out.
 """
 
 import math
@@ -57,21 +58,21 @@ def check_model_fits(problem: Problem) -> None:
         PlanError: saying what is short by how much, and what would help.
     """
     stage_options = StageOptions(problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices)
-    thriftiest = LeastMemoryPipeline(problem, stage_options)
-    total, num_layers = thriftiest.most_layers(), problem.model.num_layers
+    packed = LeastMemoryPipeline(problem, stage_options)
+    total, num_layers = packed.most_layers(), problem.model.num_layers
     if total is None:
-        raise PlanError(f"planner: the model does not fit: {_tight_end(problem, thriftiest)}")
+        raise PlanError(f"planner: the model does not fit: {_tight_end(problem, packed)}")
     if total < num_layers:
         missing = num_layers - total
         raise PlanError(
             f"planner: the model does not fit: with one sample per microbatch, one microbatch in flight and "
             f"recomputation where it helps the cluster holds {total} of {num_layers} layers, memory is short by "
-            f"{_gib(stage_options, missing)}; {_remedy(thriftiest, stage_options, missing)}"
+            f"{_gib(stage_options, missing)}; {_remedy(packed, stage_options, missing)}"
         )
 
 
 def nothing_found(problem: Problem, templates: Sequence[Template], *, complete: bool) -> PlanError:
-    """What to raise where a search found no plan, of a problem that may have one.
+    """The error for a search that found no plan, of a problem that may have one.
 
     complete: no time limit cut the search short.
     """
@@ -93,6 +94,7 @@ def nothing_found(problem: Problem, templates: Sequence[Template], *, complete: 
 
 
 def _gib(stage_options: StageOptions, num_layers: int) -> str:
+    """GiB that so many layers take at least."""
     per_layer = min(
         tp * (option.memory.cases[0].per_layer + option.memory.cases[0].per_layer_flight)
         for node_type in stage_options.usable_node_types
@@ -102,12 +104,12 @@ def _gib(stage_options: StageOptions, num_layers: int) -> str:
     return f"{math.ceil(num_layers * per_layer / GIB)} GiB"
 
 
-def _remedy(thriftiest: LeastMemoryPipeline, stage_options: StageOptions, missing: int) -> str:
-    """Fewest nodes of one type."""
+def _remedy(packed: LeastMemoryPipeline, stage_options: StageOptions, missing: int) -> str:
+    """The fewest nodes of one type that hold the missing layers."""
     options = [
-        (math.ceil(missing / thriftiest.layers_of_node(node_type)), node_type)
+        (math.ceil(missing / packed.layers_of_node(node_type)), node_type)
         for node_type in stage_options.usable_node_types
-        if thriftiest.layers_of_node(node_type) > 0
+        if packed.layers_of_node(node_type) > 0
     ]
     if not options:
         return "take devices with more memory, or shorten the sequence"
@@ -116,9 +118,9 @@ def _remedy(thriftiest: LeastMemoryPipeline, stage_options: StageOptions, missin
     return f"add {count} {nodes} of type {node_type.name} ({count * node_type.gpus_per_node} {node_type.device})"
 
 
-def _tight_end(problem: Problem, thriftiest: LeastMemoryPipeline) -> str:
-    """There is no place for embedding and head."""
-    missing = [end for end, ends in (("embedding", EMBEDDING), ("head", HEAD)) if not thriftiest.has_place_for(ends)]
+def _tight_end(problem: Problem, packed: LeastMemoryPipeline) -> str:
+    """Say that there is no place for embedding or head."""
+    missing = [end for end, ends in (("embedding", EMBEDDING), ("head", HEAD)) if not packed.has_place_for(ends)]
     return (
         f"no stage of any node type holds the {' and the '.join(missing) or 'embedding and the head'} beside a layer "
         f"with {problem.seq_length} tokens; shorten the sequence, or take devices with more memory"

@@ -1,4 +1,4 @@
-"""Bytes of a stage as a formula in its layers and its depth, for the inner loops of the search.
+"""Estimates the bytes of a stage by a formula in its layers and its depth, for the inner loops of the search.
 
     bytes(l, n) = base + l x per_layer + n x (per_flight + l x per_layer_flight)
 
@@ -18,7 +18,7 @@ UNLIMITED = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """The formula at the head of this file."""
+    """One case of the formula at the head of this file."""
 
     base: float
     per_layer: float
@@ -65,7 +65,7 @@ def _times_into(room: float, each: float) -> int:
 
 
 class Footprints:
-    """Footprints of one problem's stages.
+    """Fits the footprints of one problem's stages.
 
     Args:
         num_gradient_groups: sets of ranks with which a device is assumed to sum gradients; each has buffers.
@@ -108,7 +108,7 @@ class Footprints:
 
 
 def _line(held: list[StageMemory]) -> Affine:
-    """The formula through stages of one and two layers; constant in the layers if only one number is possible."""
+    """Fit the formula to stages of one and two layers; constant in the layers if only one number is possible."""
     if not held:
         return IMPOSSIBLE
     bases = [float(memory.at(0).total) for memory in held]

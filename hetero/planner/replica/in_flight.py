@@ -1,4 +1,4 @@
-"""The rule of :mod:`hetero.cost.pipeline_period` for inner loops: unchecked, and under memory caps."""
+"""Finds the smallest in-flight depths for a period, and the least period that memory allows, for inner loops."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,8 @@ BISECTIONS = 7
 
 
 def smallest_depths(times: Sequence[float], transfers: Sequence[float], period: float) -> list[int]:
-    """:func:`hetero.cost.pipeline_period.smallest_depths`, from sums of everything before each stage."""
+    """Compute the depths of :func:`hetero.cost.pipeline_period.smallest_depths` from sums of everything before each
+    stage, without its checks."""
     starts = [0.0]
     for seconds, transfer in zip(times, transfers, strict=False):
         starts.append(starts[-1] + seconds + 2 * transfer)

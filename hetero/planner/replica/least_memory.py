@@ -1,4 +1,4 @@
-"""The pipeline that needs the least memory: whether a model fits a cluster at all, and a plan if it does.
+"""Finds the pipeline that needs the least memory: whether a model fits a cluster at all, and a plan if it does.
 
 One replica with one sample per microbatch and one microbatch in flight; every stage recomputes as its memory asks.
 Whatever replica a plan has, the same stages hold the same layers in such a pipeline on the same devices and take no
@@ -30,7 +30,7 @@ BOTH: Ends = (True, True)
 
 @dataclass(frozen=True, slots=True)
 class PackedStage:
-    """A stage: its devices, from ``offset`` of its node on, and the layers that they hold at most."""
+    """A stage of that pipeline: its devices, from ``offset`` of its node on, and the most layers that they hold."""
 
     tp: int
     offset: int
@@ -40,7 +40,7 @@ class PackedStage:
 
 @dataclass(frozen=True, slots=True)
 class PackedNode:
-    """The stages of one node that hold most layers together."""
+    """The stages of one node that hold the most layers together."""
 
     node_type: PlannerNodeType
     stages: tuple[PackedStage, ...]
@@ -52,7 +52,7 @@ TpOfEnds = tuple[int, int]
 
 
 class LeastMemoryPipeline:
-    """What the nodes of one problem hold at most.
+    """Packs the layers of one problem onto its nodes with the least memory.
 
     Args:
         candidates: price the stages, for devices that sum no gradients but those of a tied embedding.
@@ -68,7 +68,8 @@ class LeastMemoryPipeline:
         }
 
     def _tps_of_ends(self) -> Iterator[TpOfEnds | None]:
-        """A tied embedding costs its two holders more the less alike their tp is; otherwise any will do."""
+        """The pairs of tp to look at: a tied embedding costs its two holders more the less alike their tp is; otherwise
+        any will do."""
         if not self._problem.model.tied_embeddings:
             yield None
             return
@@ -84,7 +85,8 @@ class LeastMemoryPipeline:
         return any(ends in of_node_type for nodes in self._by_tp.values() for of_node_type in nodes.values())
 
     def most_layers(self) -> int | None:
-        """That all nodes together hold; ``None`` if there is no place for the embedding or the head beside a layer."""
+        """The most layers that all nodes together hold; ``None`` if there is no place for the embedding or the head
+        beside a layer."""
         best = self._best()
         return None if best is None else sum(node.layers for node in best[1])
 
@@ -126,7 +128,7 @@ class LeastMemoryPipeline:
         return self._problem.plan_of([Replica(num_samples=self._problem.global_batch_size, stages=tuple(stages))])
 
     def _node(self, node_type: PlannerNodeType, tps: TpOfEnds | None) -> dict[Ends, PackedNode]:
-        """The recursion at the head of this file; ends that do not fit are missing."""
+        """The most layers of one node by the recursion at the head of this file; ends that do not fit are missing."""
         held: list[dict[Ends, PackedNode]] = [{NO_END: PackedNode(node_type, (), 0)}]
         sizes = self._stage_options.legal_tps(node_type.gpus_per_node)
         every = itertools.product(sizes, (NO_END, EMBEDDING, HEAD, BOTH))
@@ -149,7 +151,7 @@ class LeastMemoryPipeline:
         return held[-1]
 
     def _most_layers_of_stage(self, node_type: PlannerNodeType, tp: int, ends: Ends, tps: TpOfEnds | None) -> int:
-        """Of one stage; others have at least one layer for each end that is not here."""
+        """The most layers of one stage; others have at least one layer for each end that is not here."""
         if tps is not None and any(here and tp != wanted for here, wanted in zip(ends, tps, strict=True)):
             return 0
         room = self._problem.model.num_layers - (not ends[0]) - (not ends[1])
@@ -157,7 +159,7 @@ class LeastMemoryPipeline:
         return min(room, max(option.most_layers(1, first=ends[0], last=ends[1]) for option in options))
 
     def _options(self, node_type: PlannerNodeType, tp: int, ends: Ends, tps: TpOfEnds | None) -> list[StageOption]:
-        """Every recomputation, the fastest first, with the memory that is left beside gradient sums.
+        """Every recomputation of a stage, the fastest first, with the memory that is left beside gradient sums.
 
         As in :mod:`hetero.cost.memory`, tensor-parallel ranks sum what each of them holds whole, the two copies of a
         tied embedding meet in one group per cell between their shard edges, and what the other's edges cut is held
@@ -175,7 +177,7 @@ class LeastMemoryPipeline:
         return [replace(option, capacity_bytes=option.capacity_bytes - reserved) for option in found]
 
     def _places_of_ends(self, nodes: dict[int, dict[Ends, PackedNode]]) -> Iterator[tuple[PackedNode, ...]]:
-        """Nodes with the embedding and the head: one with both, or one with each."""
+        """The choices of nodes for the embedding and the head: one with both, or one with each."""
         for of_node_type in nodes.values():
             if BOTH in of_node_type:
                 yield (of_node_type[BOTH],)
@@ -185,7 +187,7 @@ class LeastMemoryPipeline:
                 yield first, last
 
     def _shares(self, stages: Sequence[PackedStage]) -> list[int]:
-        """Layers of each stage: one on each end, and of the rest as many as the largest ones hold."""
+        """Divide the layers among the stages: one on each end, and of the rest as many as the largest ones hold."""
         shares = [int(any(stage.ends)) for stage in stages]
         left = self._problem.model.num_layers - sum(shares)
         for i in sorted(range(len(stages)), key=lambda i: -stages[i].most_layers):
@@ -197,7 +199,8 @@ class LeastMemoryPipeline:
     def _stages(
         self, placed: Sequence[tuple[PlannerNodeType, int, PackedStage, int]], tps: TpOfEnds | None
     ) -> Iterator[Stage]:
-        """With the fastest recomputation and, up to 1F1B's own, the depth that each one's memory has room for."""
+        """The stages, with the fastest recomputation and, up to 1F1B's own, the depth that each one's memory has room
+        for."""
         layer, depth = 0, self._problem.global_batch_size
         for s, (node_type, rank, stage, share) in enumerate(placed):
             first, last = stage.ends

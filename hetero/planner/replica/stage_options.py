@@ -1,4 +1,5 @@
-"""What one stage may be: a share of a node, cut by tensor and data parallelism, and what it then costs.
+"""Lists what one stage may be: a part of a node, cut by tensor and data parallelism, with its price in seconds and
+bytes.
 
 Tensor parallelism stays inside a node, so a stage is ``gpus`` devices of one node: ``tp`` x ``dp``.
 """
@@ -18,7 +19,7 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
-    """Devices that hold one stage: ``gpus`` of a node of node type ``node_type``, ``tp`` of which share a layer."""
+    """The devices of one stage: ``gpus`` of one node of type ``node_type``, ``tp`` of which share a layer."""
 
     node_type: int
     gpus: int
@@ -31,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """A slot with a microbatch and a recomputation, in seconds and bytes.
+    """One way to run a slot: a microbatch and a recomputation, in seconds and bytes.
 
     layer_s: forward and backward of one block for one microbatch; ``embedding_s`` and ``head_s`` likewise.
     backwards_s: the backward's part of these three.
@@ -49,11 +50,11 @@ class StageOption:
     capacity_bytes: int
 
     def seconds(self, num_layers: int, *, first: bool, last: bool) -> float:
-        """t_s: forward and backward of one microbatch."""
+        """Seconds of forward and backward of one microbatch, t_s."""
         return num_layers * self.layer_s + first * self.embedding_s + last * self.head_s
 
     def backward_s(self, num_layers: int, *, first: bool, last: bool) -> float:
-        """Backward of one microbatch."""
+        """Seconds of the backward of one microbatch."""
         return num_layers * self.backwards_s[0] + first * self.backwards_s[1] + last * self.backwards_s[2]
 
     def update_s(self, num_layers: int, *, first: bool, last: bool) -> float:
@@ -74,7 +75,7 @@ class StageOption:
 
 
 class StageOptions:
-    """All stage options of a problem, computed when first asked for."""
+    """Prices the stage options of a problem when they are first asked for."""
 
     def __init__(self, problem: Problem, *, num_gradient_groups: int = 3, optimizer_ways: int | None = None) -> None:
         self._problem = problem
@@ -133,7 +134,7 @@ class StageOptions:
         return self._known_updates[device, tp]
 
     def option(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
-        """One option, dominated or not."""
+        """One option by itself, dominated or not."""
         key = slot, micro_batch_size, recompute
         if key not in self._single:
             self._single[key] = self._priced(slot, micro_batch_size, recompute)
@@ -181,6 +182,8 @@ class StageOptions:
 
 
 def _dominates(a: StageOption, b: StageOption, num_layers: int) -> bool:
+    """Whether ``a`` is neither slower nor larger than ``b``; memory is compared at a few points, which is a
+    heuristic."""
     return a.layer_s <= b.layer_s and all(
         a.memory.bytes(layers, depth, first=False, last=False) <= b.memory.bytes(layers, depth, first=False, last=False)
         for layers in (1, num_layers)

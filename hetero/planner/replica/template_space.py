@@ -1,4 +1,4 @@
-"""The template space: which templates the solver chooses from.
+"""Enumerates the template space: the replica templates that a cover may use.
 
 Blocks cover whole nodes, up to a number per replica that grows with the model's memory; in small clusters also a half,
 a quarter ... of one node. Replicas mix up to ``MOST_NODE_TYPES`` node types, each in one block, in any order; with tied
@@ -22,7 +22,7 @@ from hetero.planner.replica.stage_options import StageOption, StageOptions
 from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 
 MOST_NODE_TYPES = 3
-"""Kinds of node in one replica."""
+"""In one replica."""
 
 MOST_STAGES = 24
 
@@ -67,7 +67,7 @@ out."""
 
 @dataclass(frozen=True, slots=True)
 class _Rated:
-    """A block at some number of samples per microbatch, with what pruning compares.
+    """A block of stages at some number of samples per microbatch, with what pruning compares.
 
     layers_per_s: layers of microbatches per second if it never waits.
     most_layers: that its memory holds; ``most_layers_fast`` without recomputation.
@@ -88,7 +88,7 @@ class _Rated:
 
 
 class TemplateSpace:
-    """Enumerates the space of one problem."""
+    """Enumerates the templates of one problem."""
 
     def __init__(self, problem: Problem, stage_options: StageOptions) -> None:
         self._problem = problem
@@ -135,8 +135,8 @@ class TemplateSpace:
                             yield self._factory.build((rated.block,), samples)
 
     def _combinations(self) -> Iterator[tuple[tuple[StageBlock, ...], int]]:
-        """What matters most first, so that a search that is cut short has seen it: replicas of one node type, then
-        those that leave no device over, then all other mixtures."""
+        """Blocks and samples of all templates, what matters most first, so that a search that is cut short has seen it:
+        replicas of one node type, then those that leave no device over, then all other mixtures."""
         seen = set()
         usable = len(self._stage_options.usable_node_types)
         for sizes, most_blocks in itertools.chain(
@@ -166,7 +166,8 @@ class TemplateSpace:
                 yield tuple(zip(chosen, sizes, strict=True)), most_blocks
 
     def _proportional_sizes(self) -> Iterator[tuple[tuple[tuple[PlannerNodeType, int], ...], int]]:
-        """Replicas that take an equal part of every node, or of all nodes of each of their node types."""
+        """The (node type, devices) of replicas that take an equal part of every node, or of all nodes of each of their
+        types."""
         usable = self._stage_options.usable_node_types
         for num_node_types in range(min(len(usable), MOST_NODE_TYPES), 1, -1):
             most_blocks = BLOCKS_PER_SIZE[num_node_types] if len(usable) < 3 else 3 if num_node_types == 2 else 2
@@ -189,6 +190,7 @@ class TemplateSpace:
                     yield tuple(zip(chosen, sizes, strict=True)), most_blocks
 
     def _may_hold_the_model(self, node_types: Sequence[PlannerNodeType], sizes: Sequence[int]) -> bool:
+        """Whether the best blocks of these sizes have memory for all layers."""
         most = sum(
             max((rated.most_layers for rated in self._rated(node_type, size, 1)), default=0)
             for node_type, size in zip(node_types, sizes, strict=True)
@@ -209,7 +211,7 @@ class TemplateSpace:
                     yield replace(outer, num_stages=stages), *order[1:], back
 
     def _sizes(self, node_type: PlannerNodeType, num_node_types: int) -> list[int]:
-        """Devices of ``node_type`` that a replica of ``num_node_types`` node types may take."""
+        """How many devices of ``node_type`` a replica of ``num_node_types`` node types may take."""
         per_node = node_type.gpus_per_node
         sizes = []
         if self._problem.cluster.num_devices <= SMALL_CLUSTER:
@@ -223,7 +225,8 @@ class TemplateSpace:
         return sorted(sizes) + [m * per_node for m in steps]
 
     def _most_nodes(self, node_type: PlannerNodeType) -> int:
-        """Twice as many nodes as hold weights, gradients and optimizer state, and four at least."""
+        """The most nodes of one replica: twice as many as hold weights, gradients and optimizer state, and four at
+        least; a heuristic."""
         block = self._stage_options.of(StageBlock(node_type.index, 1, 1, 1).slot, 1)
         if not block:
             return 4
@@ -248,12 +251,14 @@ class TemplateSpace:
         return by_samples[samples]
 
     def _blocks_of(self, node_type: PlannerNodeType, size: int) -> Iterator[StageBlock]:
+        """Every way to divide ``size`` devices into equal stages."""
         inside = min(size, node_type.gpus_per_node)
         for gpus in (g for g in range(1, inside + 1) if inside % g == 0):
             for tp in self._stage_options.degrees(gpus):
                 yield StageBlock(node_type.index, size // gpus, gpus, tp)
 
     def _rate(self, block: StageBlock, samples: int) -> _Rated | None:
+        """Rate a block; ``None`` if it cannot hold a layer of such microbatches."""
         options = self._stage_options.of(block.slot, samples)
         if not options or block.num_stages > self._problem.model.num_layers:
             return None
@@ -271,7 +276,7 @@ class TemplateSpace:
 
 
 def undominated(templates: Sequence[Template]) -> list[Template]:
-    """Templates that no other with the same devices, cuts and no more samples per microbatch beats in time."""
+    """Drop templates that another one with the same devices, cuts and no more samples per microbatch beats in time."""
     groups: dict[object, list[Template]] = defaultdict(list)
     for template in templates:
         groups[template.devices, template.cuts].append(template)
@@ -279,7 +284,8 @@ def undominated(templates: Sequence[Template]) -> list[Template]:
 
 
 def _fewest_cuts(templates: Sequence[Template], most: int) -> list[Template]:
-    """Of templates with the same devices in the same order of node types, those with the shortest periods and fills."""
+    """Keep ``most`` of the templates with the same devices in the same order of node types: those with the shortest
+    periods and fills."""
     groups: dict[object, list[Template]] = defaultdict(list)
     for template in templates:
         groups[template.devices, tuple(node_type for node_type, _, _ in template.cuts)].append(template)
@@ -293,6 +299,7 @@ def _fewest_cuts(templates: Sequence[Template], most: int) -> list[Template]:
 
 
 def _pareto(group: Sequence[Template]) -> list[Template]:
+    """Keep what no other beats."""
     kept: list[Template] = []
     for template in sorted(group, key=lambda t: (t.period_s / t.samples, t.fill_s, t.samples)):
         if not any(_beats(other, template) for other in kept):

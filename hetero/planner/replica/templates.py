@@ -1,4 +1,4 @@
-"""Replica templates: pipelines over node types, of which the cluster is then covered by copies.
+"""Builds replica templates: pipelines over node types, of which the cluster is then covered by copies.
 
 A template is an ordered list of blocks. A block is one node type, ``num_stages`` consecutive stages of ``gpus``
 devices each, all with one tp; it covers whole nodes, or a half, a quarter ... of one node. So there are as many
@@ -19,7 +19,7 @@ from hetero.planner.replica.stage_options import Slot, StageOptions
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageBlock:
-    """Consecutive stages on one node type."""
+    """Equal stages in a row on one node type."""
 
     node_type: int
     num_stages: int
@@ -37,7 +37,7 @@ class StageBlock:
 
 @dataclass(frozen=True, slots=True)
 class NodeLayers:
-    """Positions on one node of a template; -1 is the embedding and ``num_layers`` the head.
+    """The positions of the model that one node of a template holds; -1 is the embedding and ``num_layers`` the head.
 
     runs: intervals ``[first, end)`` in ascending order. More than one where a replica comes back to a node.
 
@@ -77,7 +77,7 @@ class Template:
     node_layers: tuple[NodeLayers, ...]
 
     def seconds(self, num_microbatches: int) -> float:
-        """T(M)."""
+        """Seconds of a step with so many microbatches, T(M)."""
         return self.fill_s + (num_microbatches - 1) * self.period_s + self.update_s
 
     def most_microbatches(self, seconds: float) -> int:
@@ -106,7 +106,7 @@ class Template:
 
 
 def milli_price(template: Template, problem: Problem) -> int:
-    """Thousandths of the currency per hour of the nodes, or parts of nodes, that a copy takes; rounded up."""
+    """Price per hour of the nodes, or parts of nodes, that a copy takes, in thousandths of the currency; rounded up."""
     price = sum(
         devices / node_type.gpus_per_node * (node_type.price_per_hour or 0.0)
         for devices, node_type in zip(template.devices, problem.node_types, strict=True)
@@ -115,7 +115,7 @@ def milli_price(template: Template, problem: Problem) -> int:
 
 
 class TemplateFactory:
-    """Builds templates from blocks."""
+    """Builds the templates of one problem."""
 
     def __init__(self, problem: Problem, stage_options: StageOptions) -> None:
         self.problem = problem
@@ -123,7 +123,7 @@ class TemplateFactory:
         self._boundaries = BoundaryCosts(problem)
 
     def build(self, blocks: Sequence[StageBlock], samples: int, *, least_rate: float = 0.0) -> Template | None:
-        """The balanced replica of ``blocks``.
+        """Balance the pipeline of these blocks.
 
         Returns:
             ``None`` if it does not fit, a dp does not divide ``samples``, or it is below ``least_rate`` samples per
@@ -134,7 +134,7 @@ class TemplateFactory:
     def balanced(
         self, placed_slots: tuple[PlacedSlot, ...], samples: int, *, least_rate: float = 0.0
     ) -> Template | None:
-        """As :meth:`build`, for placed slots in any order."""
+        """Balance the pipeline of these slots, in any order; otherwise as :meth:`build`."""
         options = [self.stage_options.of(placed.slot, samples) for placed in placed_slots]
         if not all(options) or len(options) > self.problem.model.num_layers:
             return None
@@ -149,7 +149,7 @@ class TemplateFactory:
         return None if found is None else self.template(placed_slots, found, samples)
 
     def boundary_costs(self, placed_slots: Sequence[PlacedSlot], samples: int) -> list[BoundaryCost]:
-        """The boundary after each placed slot but the last."""
+        """The costs of the boundary after each slot but the last."""
         return [self._boundaries.between(a, b, samples=samples) for a, b in itertools.pairwise(placed_slots)]
 
     def port_s(self, placed_slots: Sequence[PlacedSlot], boundary_costs: Sequence[BoundaryCost]) -> float:
@@ -173,7 +173,7 @@ class TemplateFactory:
         )
 
     def template(self, placed_slots: tuple[PlacedSlot, ...], balanced: BalancedPipeline, samples: int) -> Template:
-        """A template of ``placed_slots`` that hold the stages of ``balanced``."""
+        """The template of a pipeline that has been balanced."""
         boundary_costs = self.boundary_costs(placed_slots, samples)
         devices = [0] * len(self.problem.node_types)
         for placed in placed_slots:
@@ -194,7 +194,7 @@ class TemplateFactory:
 
 
 def _placed_slots(blocks: Iterable[StageBlock], node_types: Sequence[PlannerNodeType]) -> Iterator[PlacedSlot]:
-    """Stages in order, the nodes of each node type filled one after the other."""
+    """Place the stages in order, the nodes of each type filled one after the other."""
     taken: dict[int, int] = defaultdict(int)
     for block in blocks:
         per_node = node_types[block.node_type].gpus_per_node
@@ -209,7 +209,7 @@ def _node_layers(
     boundary_costs: Sequence[BoundaryCost],
     problem: Problem,
 ) -> Iterator[NodeLayers]:
-    """One entry per node."""
+    """What each node of a template holds."""
     num_layers = problem.model.num_layers
     nodes: dict[tuple[int, int], NodeLayers] = {}
     taken: dict[tuple[int, int], int] = defaultdict(int)
