@@ -269,17 +269,15 @@ def by_hand(costs: CostModel, *replicas: Replica) -> Plan:
 
 def plain(described: Plan) -> Plan:
     """The same plan with the depths of plain 1F1B: as many in flight as stages are left."""
-    replicas = []
-    for each in described.replicas:
-        stages = [
+    replicas = {}
+    for r, each in enumerate(described.replicas):
+        depths = [
             # Counted in the stage's own microbatches, as many samples as plain 1F1B would have in flight.
-            dataclasses.replace(
-                s, in_flight=max(1, -(-(len(each.stages) - i) * max_size(each) // s.samples_per_microbatch))
-            )
-            for i, s in enumerate(each.stages)
+            max(1, -(-(len(each.stages) - s) * max_size(each) // stage.samples_per_microbatch))
+            for s, stage in enumerate(each.stages)
         ]
-        replicas.append(dataclasses.replace(each, stages=tuple(stages)))
-    return dataclasses.replace(described, replicas=tuple(replicas))
+        replicas[r] = each.with_each_stage(in_flight=depths)
+    return described.with_replicas(replicas)
 
 
 def max_size(each: Replica) -> int:
