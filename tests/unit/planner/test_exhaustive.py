@@ -6,11 +6,10 @@ import pytest
 
 from hetero.cost.layers.stage_modules import HALVES
 from hetero.planner.cover.lower_bound import lower_bound_s
-from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.exhaustive import exhaustive_best
 from hetero.planner.replica.stage_options import StageOptions
-from tests.unit.planner.clusters import cluster, opt_model, problem
+from tests.unit.planner.clusters import cluster, opt_model, planned, problem
 from tests.unit.planner.random_problems import random_problem
 
 SIZES, SAMPLES = (1, 2, 3, 4), (1, 2, 4, 8, 16)
@@ -21,7 +20,7 @@ WITHIN = 1.002
 def check(question: Problem) -> None:
     """The shortest step by the formula is the planner's, and none is below the floor, not the simulator's either."""
     every = exhaustive_best(question, sizes=SIZES, samples=SAMPLES)
-    result = plan_cluster(question)
+    result = planned(question, effort_s=60)
     assert result.finished
     assert result.score.step_s <= every.step_s * WITHIN
     assert every.step_s <= result.score.step_s * 1.0001
@@ -40,7 +39,7 @@ def check(question: Problem) -> None:
 def test_no_plan_is_better_on_published_profiles(
     nodes: tuple[tuple[str, int, int], ...], num_layers: int, batch: int
 ) -> None:
-    check(problem(cluster(*nodes), opt_model(num_layers, 1024, 16), batch, time_limit_s=100))
+    check(problem(cluster(*nodes), opt_model(num_layers, 1024, 16), batch))
 
 
 @pytest.mark.slow
@@ -59,7 +58,7 @@ def test_no_plan_is_better_on_eight_gpus_of_three_types(seed: int) -> None:
 def test_no_plan_is_better_on_eight_gpus_with_published_profiles() -> None:
     """V100 nodes beside A100 and GH200: the best replica cuts them into two unlike any template."""
     spec = cluster(("A100-40", 2, 1), ("V100-16", 4, 1), ("GH200", 2, 1))
-    check(problem(spec, opt_model(12, 1024, 16), 16, time_limit_s=100))
+    check(problem(spec, opt_model(12, 1024, 16), 16))
 
 
 def test_twice_the_devices_halve_the_floor() -> None:

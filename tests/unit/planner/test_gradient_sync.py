@@ -8,13 +8,13 @@ from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.gradient_sync import choose_gradient_sync
-from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, score_plan
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType, ZonePair
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
+from tests.unit.planner.clusters import planned
 
 MODEL = gpt2_model(num_layers=6, tied_embeddings=False)
 GRADIENTS_GB = 4 * 2 * (64 * 32 + 6 * 8544) / 1e9
@@ -43,7 +43,7 @@ def zones(count: int, *, gpus_per_node: int = 2, nodes_per_zone: int = 1, second
 
 def problem(spec: ClusterSpec, **options: object) -> Problem:
     costs = cost_model(MODEL, [profile(MODEL, block_s=(0.01, 0.02), micro_batch_sizes=(1, 2, 4, 8))])
-    fields = {"global_batch_size": 8, "time_limit_s": 20.0, **options}
+    fields = {"global_batch_size": 8, **options}
     return Problem(cluster=spec, costs=costs, **fields)  # type: ignore[arg-type]
 
 
@@ -121,7 +121,7 @@ def test_without_time_the_plan_stays() -> None:
 
 
 def test_the_planner_sums_in_two_levels_between_zones_and_in_one_in_a_node() -> None:
-    apart = plan_cluster(problem(zones(2, gpus_per_node=4, seconds=0.01)))
+    apart = planned(problem(zones(2, gpus_per_node=4, seconds=0.01)))
     assert len(apart.plan.gradient_sync.domains) == 2
-    together = plan_cluster(problem(zones(1, gpus_per_node=4)))
+    together = planned(problem(zones(1, gpus_per_node=4)))
     assert together.plan.gradient_sync == GradientSyncPlan()

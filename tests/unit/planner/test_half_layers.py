@@ -9,7 +9,6 @@ from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring
 from hetero.planner.improve.half_layer_moves import levelled, with_half_layers_moved
-from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.exhaustive import exhaustive_best
 from hetero.planner.scoring import capacity_bytes, score_fitted, score_plan, with_more_recompute
@@ -17,6 +16,7 @@ from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
+from tests.unit.planner.clusters import planned
 
 
 def model_of(num_layers: int) -> ModelSpec:
@@ -114,7 +114,7 @@ def test_the_planner_cuts_layers_where_that_beats_every_whole_division(num_layer
     """Devices hold two layers, so each replica needs all of them, and one in every two has a layer too many."""
     problem = question(num_layers, num_devices, memory_gib=3)
     whole = exhaustive_best(problem, sizes=(1, 2, 3, 4), samples=(1, 2, 4, 8))
-    result = plan_cluster(problem)
+    result = planned(problem)
     assert layers(result.plan) == [1.5] * num_devices
     assert result.lower_bound_s <= result.simulation.step_s < 0.9 * whole.step_s
     for key, parts in result.memory.items():

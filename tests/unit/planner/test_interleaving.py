@@ -14,13 +14,13 @@ from hetero.planner.deadline import Deadline
 from hetero.planner.improve import interleaving
 from hetero.planner.improve.half_layer_moves import levelled, with_half_layers_moved
 from hetero.planner.improve.interleaving import interleave, interleaved
-from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.scoring import Shortlist
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
 from tests.unit.planner import line
+from tests.unit.planner.clusters import planned
 from tests.unit.planner.line import MODEL, score_of
 
 line_problem, uniform = partial(line.line_problem, batch=8), partial(line.uniform, batch=8)
@@ -172,9 +172,8 @@ def test_a_search_ends_with_interleaved_stages_where_they_may_be(interleaves: bo
         cluster=ClusterSpec(node_types=(node,), links=links),
         costs=cost_model(model, [profile(model)]),
         global_batch_size=4,
-        time_limit_s=5,
         interleaves=interleaves,
     )
-    found = plan_cluster(problem)
+    found = planned(problem, effort_s=1)
     validate(found.plan)
     assert found.plan.replicas[0].is_interleaved == interleaves

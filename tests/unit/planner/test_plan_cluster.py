@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
-from hetero.planner.plan_cluster import PlanResult, plan_cluster
+from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import yardsticks
 from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.model import ModelSpec
 from hetero.units import GIB
-from tests.unit.planner.clusters import GPT_NEO, OPT_30B, OPT_350M, cluster, opt_model, problem
+from tests.unit.planner.clusters import GPT_NEO, OPT_30B, OPT_350M, cluster, opt_model, planned, problem
 
 SMALL = opt_model(6, 1024, 16)
 TWELVE = opt_model(12, 1024, 16)
 
 
-def plan(spec: ClusterSpec, model: ModelSpec, batch: int, **options: object) -> PlanResult:
-    return plan_cluster(problem(spec, model, batch, **options))
+def plan(spec: ClusterSpec, model: ModelSpec, batch: int, *, effort_s: float = 2.0, **options: object) -> PlanResult:
+    return planned(problem(spec, model, batch, **options), effort_s=effort_s)
 
 
 def check(result: PlanResult, spec: ClusterSpec) -> None:
@@ -45,13 +45,13 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(spec=clusters(), batch=st.sampled_from([7, 16, 24]))
 def test_every_plan_is_legal_and_fits(spec: ClusterSpec, batch: int) -> None:
-    check(plan(spec, SMALL, batch, time_limit_s=20), spec)
+    check(plan(spec, SMALL, batch), spec)
 
 
-def step_s(spec: ClusterSpec, model: ModelSpec, batch: int, **options: object) -> float:
+def step_s(spec: ClusterSpec, model: ModelSpec, batch: int, *, effort_s: float = 2.0) -> float:
     """Of the plan that is chosen; infinite if none fits."""
     try:
-        return plan(spec, model, batch, **options).simulation.step_s
+        return plan(spec, model, batch, effort_s=effort_s).simulation.step_s
     except PlanError:
         return float("inf")
 
@@ -74,30 +74,30 @@ def test_more_gpus_never_make_the_step_longer(counts: list[tuple[int, int]], gro
 
     before, after = spec(0), spec(more)
     assert after is not None
-    before_s = step_s(before, SMALL, batch, time_limit_s=60) if before is not None else float("inf")
-    assert step_s(after, SMALL, batch, time_limit_s=60) <= before_s * 1.001
+    before_s = step_s(before, SMALL, batch) if before is not None else float("inf")
+    assert step_s(after, SMALL, batch) <= before_s * 1.001
 
 
 @pytest.mark.slow
 def test_slow_gpus_beside_64_fast_ones_do_not_make_the_step_longer() -> None:
     fast, mixed = (cluster(("A100-40", 4, 16), *more) for more in ([], [("V100-16", 4, 32)]))
-    alone_s = step_s(fast, OPT_30B, 512, time_limit_s=15)
+    alone_s = step_s(fast, OPT_30B, 512, effort_s=4)
     assert alone_s < float("inf")
-    assert step_s(mixed, OPT_30B, 512, time_limit_s=30) <= alone_s * 1.001
+    assert step_s(mixed, OPT_30B, 512, effort_s=8) <= alone_s * 1.001
 
 
 @pytest.mark.slow
 def test_the_same_question_has_the_same_answer() -> None:
     spec = cluster(("A100-40", 2, 1), ("V100-16", 2, 2))
-    first, second = (plan(spec, TWELVE, 64, seed=3, time_limit_s=60) for _ in range(2))
+    first, second = (plan(spec, TWELVE, 64, seed=3) for _ in range(2))
     assert first.plan == second.plan
     assert first.bound_s == second.bound_s
 
 
 @pytest.mark.slow
 def test_beats_every_yardstick_on_mixed_nodes() -> None:
-    question = problem(cluster(("A100-40", 8, 1), ("V100-16", 8, 1)), GPT_NEO, 64, time_limit_s=60)
-    result = plan_cluster(question)
+    question = problem(cluster(("A100-40", 8, 1), ("V100-16", 8, 1)), GPT_NEO, 64)
+    result = planned(question, effort_s=5)
     check(result, question.cluster)
     assert result.gap <= 0.03
     found = {each.name: each.best for each in yardsticks(question)}
