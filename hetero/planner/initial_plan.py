@@ -22,7 +22,7 @@ from hetero.planner.reference.grid_plans import every_uniform
 from hetero.planner.reference.listed_plans import best_plan
 from hetero.planner.reference.published_planners import autohet_plans, harp_plans
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
-from hetero.planner.replica.stage_options import StageOptions
+from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template, milli_price
 from hetero.planner.scoring import ScoredPlan, better_of, price_per_hour, score_fitted
@@ -34,7 +34,7 @@ MOST_SCORED = 4
 
 def initial_plan(
     problem: Problem,
-    stage_options: StageOptions,
+    stage_options: StageOptionTable,
     sync_tiers: SyncTiers,
     deadline: Deadline,
     *,
@@ -54,7 +54,7 @@ def initial_plan(
             break
         best = better_of(best, _score(plan, problem, deadline), problem)
     if best is None:
-        smallest = LeastMemoryPipeline(problem, StageOptions(problem, num_gradient_groups=0)).plan()
+        smallest = LeastMemoryPipeline(problem, StageOptionTable(problem, num_gradient_groups=0)).plan()
         best = _score(smallest, problem, deadline) if smallest is not None else None
     if problem.goal == "time" and problem.budget_per_hour is None:
         uniform = best_plan(
@@ -66,7 +66,7 @@ def initial_plan(
     return best
 
 
-def published_shape(problem: Problem, stage_options: StageOptions, deadline: Deadline) -> ScoredPlan | None:
+def published_shape(problem: Problem, stage_options: StageOptionTable, deadline: Deadline) -> ScoredPlan | None:
     """The best plan of two shapes that published planners make: one replica over all nodes with data parallelism across
     them (HARP), and equal replicas of one tp (AutoHet).
 
@@ -90,7 +90,7 @@ def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | Non
 
 
 def _by_whole_replicas(
-    problem: Problem, stage_options: StageOptions, sync_tiers: SyncTiers, deadline: Deadline, enough: Deadline
+    problem: Problem, stage_options: StageOptionTable, sync_tiers: SyncTiers, deadline: Deadline, enough: Deadline
 ) -> Iterator[Plan]:
     """Plans of the best covers, by the formula."""
     fastest: dict[int, dict[int, Template]] = {}

@@ -22,7 +22,7 @@ from hetero.planner.improve.passes import improved
 from hetero.planner.initial_plan import initial_plan, published_shape
 from hetero.planner.problem import Problem
 from hetero.planner.replica.feasibility import check_devices, check_links, check_model_fits, nothing_found
-from hetero.planner.replica.stage_options import StageOptions
+from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template
 from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of
@@ -90,7 +90,7 @@ def plan_cluster(
     deadline = deadline or Deadline(TimeShare.PLANNING.share * problem.time_limit_s)
     check_links(problem)
     sync_tiers = SyncTiers(problem)
-    stage_options = StageOptions(problem)
+    stage_options = StageOptionTable(problem)
     check_devices(problem, stage_options)
     initial = initial_plan(problem, stage_options, sync_tiers, deadline)
     if initial is None:
@@ -98,7 +98,7 @@ def plan_cluster(
     published = published_shape(problem, stage_options, TimeShare.PUBLISHED_SHAPES.of(deadline))
     initial = better_of(initial, published, problem)
     for num_gradient_groups in GRADIENT_GROUPS:
-        stage_options = StageOptions(problem, num_gradient_groups=num_gradient_groups)
+        stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups)
         found = _search(problem, stage_options, sync_tiers, deadline, report=report, tolerance=tolerance)
         if found.plans or not found.covers or deadline.is_over():
             break
@@ -136,7 +136,7 @@ class _Found:
 
 def _search(
     problem: Problem,
-    stage_options: StageOptions,
+    stage_options: StageOptionTable,
     sync_tiers: SyncTiers,
     deadline: Deadline,
     *,

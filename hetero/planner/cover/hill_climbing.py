@@ -17,7 +17,7 @@ from hetero.planner.deadline import Deadline
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.balance import settle
 from hetero.planner.replica.boundary_costs import PlacedSlot
-from hetero.planner.replica.stage_options import Slot, StageOptions
+from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import Template, TemplateFactory, milli_price
 
 ENOUGH = 0.9995
@@ -39,7 +39,7 @@ class HillClimbing:
     """Climbs from covers of one problem."""
 
     def __init__(
-        self, problem: Problem, stage_options: StageOptions, sync_tiers: SyncTiers, deadline: Deadline
+        self, problem: Problem, stage_options: StageOptionTable, sync_tiers: SyncTiers, deadline: Deadline
     ) -> None:
         self._problem = problem
         self._stage_options = stage_options

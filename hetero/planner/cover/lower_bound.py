@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from hetero.cost.layers.stage_modules import HALVES
 from hetero.plan.ir import Recompute
 from hetero.planner.problem import PlannerNodeType, Problem
-from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptions
+from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Least:
     update_s: float
 
 
-def lower_bound_s(problem: Problem, stage_options: StageOptions) -> float:
+def lower_bound_s(problem: Problem, stage_options: StageOptionTable) -> float:
     """No plan has a shorter step than this, in seconds; 0 if no device holds a layer."""
     known = {
         node_type.index: _least(node_type, problem, stage_options) for node_type in stage_options.usable_node_types
@@ -51,7 +51,7 @@ def lower_bound_s(problem: Problem, stage_options: StageOptions) -> float:
     return update_s + layers / sum(problem.node_types[k].num_devices / each for k, each in per_layer.items())
 
 
-def _least(node_type: PlannerNodeType, problem: Problem, stage_options: StageOptions) -> _Least | None:
+def _least(node_type: PlannerNodeType, problem: Problem, stage_options: StageOptionTable) -> _Least | None:
     """The least of a node type over every tp and microbatch, ``None`` if nothing fits.
 
     Without recomputation, which only takes longer. Between two measured microbatches time is a straight line, and so
@@ -79,7 +79,7 @@ def _least(node_type: PlannerNodeType, problem: Problem, stage_options: StageOpt
     return _Least(min(attentions_s), min(mlps_s), min(ends_s), min(updates_s))
 
 
-def _largest_microbatch(slot: Slot, problem: Problem, stage_options: StageOptions) -> int:
+def _largest_microbatch(slot: Slot, problem: Problem, stage_options: StageOptionTable) -> int:
     """The largest microbatch with which a stage fits, its layers not counted; 0 if not even one sample does.
 
     With a distributed optimizer nobody knows how little of its state a device may have, so everything fits.

@@ -27,7 +27,7 @@ from hetero.planner.cover.cover import Copies, Cover, score_cover, sync_s
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.problem import Problem
 from hetero.planner.reference.pipeline_shapes import Devices, PipelineShape, divisions, every_shape, settlements
-from hetero.planner.replica.stage_options import StageOptions
+from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.templates import Template, TemplateFactory
 
 LONGEST_S = 1e7
@@ -60,7 +60,7 @@ class _Exhaustive:
     def __init__(self, problem: Problem, shapes: Sequence[PipelineShape]) -> None:
         self._problem = problem
         self._sync_tiers = SyncTiers(problem)
-        self._factory = TemplateFactory(problem, StageOptions(problem))
+        self._factory = TemplateFactory(problem, StageOptionTable(problem))
         self._shapes = shapes
         self._best_s = float("inf")
         self._cover: Cover = ()

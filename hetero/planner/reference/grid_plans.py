@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.reference.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES, Listing
-from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptions
+from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
 from hetero.planner.scoring import EstimatedPlan
 from hetero.spec.devices import device_type
 
@@ -15,7 +15,7 @@ MOST_COMBINED = 4
 """Node types of a cluster for which uniform plans on any of their combinations are searched."""
 
 
-def every_uniform(problem: Problem, stage_options: StageOptions) -> dict[str, Listing]:
+def every_uniform(problem: Problem, stage_options: StageOptionTable) -> dict[str, Listing]:
     """List the uniform plans on all GPUs, and on those of some node types, by the name of the yardstick."""
     every = {"uniform": _uniform(problem, stage_options, problem.node_types)}
     for node_types in _parts(problem, stage_options.usable_node_types):
@@ -44,7 +44,7 @@ class _Grid:
         return len(self.pipelines[0])
 
 
-def _grids(problem: Problem, stage_options: StageOptions, node_types: Sequence[PlannerNodeType]) -> Iterator[_Grid]:
+def _grids(problem: Problem, stage_options: StageOptionTable, node_types: Sequence[PlannerNodeType]) -> Iterator[_Grid]:
     """Every tp and pp that fit, with pipelines across the rank order as in Megatron-LM, and along it."""
     ranks = [rank for node_type in node_types for rank in node_type.ranks]
     for tp in range(1, min(node_type.gpus_per_node for node_type in node_types) + 1):
@@ -61,7 +61,7 @@ def _grids(problem: Problem, stage_options: StageOptions, node_types: Sequence[P
                 yield _Grid(tp, pipelines)
 
 
-def _uniform(problem: Problem, stage_options: StageOptions, node_types: Sequence[PlannerNodeType]) -> Listing:
+def _uniform(problem: Problem, stage_options: StageOptionTable, node_types: Sequence[PlannerNodeType]) -> Listing:
     """List Megatron-LM's own plans on the GPUs of some node types."""
     num_layers = problem.model.num_layers
     for grid in _grids(problem, stage_options, node_types):
@@ -73,7 +73,7 @@ def _uniform(problem: Problem, stage_options: StageOptions, node_types: Sequence
         yield from _on_grid(problem, stage_options, grid, layers, [problem.global_batch_size // dp] * dp)
 
 
-def whale_plans(problem: Problem, stage_options: StageOptions) -> Listing:
+def whale_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
     """List grids whose layers and samples follow the peak FLOPS of the devices."""
     for arithmetic in ("fp32", "tf32") if problem.precision == "fp32" else (problem.precision,):
         flops = {}
@@ -96,7 +96,7 @@ def whale_plans(problem: Problem, stage_options: StageOptions) -> Listing:
 
 def _on_grid(
     problem: Problem,
-    stage_options: StageOptions,
+    stage_options: StageOptionTable,
     grid: _Grid,
     layers: Sequence[Sequence[int]],
     samples: Sequence[int],
@@ -143,7 +143,7 @@ def _on_grid(
 
 def _fits(
     problem: Problem,
-    stage_options: StageOptions,
+    stage_options: StageOptionTable,
     grid: _Grid,
     layers: Sequence[Sequence[int]],
     micro_batch_size: int,

@@ -16,7 +16,7 @@ from hetero.planner.problem import Problem
 from hetero.planner.replica.balance import BalancedPipeline, BalancedStage
 from hetero.planner.replica.boundary_costs import BoundaryCost, PlacedSlot
 from hetero.planner.replica.in_flight import least_period
-from hetero.planner.replica.stage_options import Slot, StageOption, StageOptions
+from hetero.planner.replica.stage_options import Slot, StageOption, StageOptionTable
 from hetero.planner.replica.templates import TemplateFactory
 
 ROUNDING = 1e-9
@@ -62,7 +62,7 @@ def every_shape(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int
 
     Stages of a node type take its devices in order, which loses nothing: devices of a node are alike.
     """
-    stage_options = StageOptions(problem)
+    stage_options = StageOptionTable(problem)
     slots = [
         Slot(node_type.index, size, tp)
         for node_type in stage_options.usable_node_types
@@ -90,7 +90,7 @@ class _Part:
 class _ShapesOfSamples:
     """Enumerates the shapes of one number of samples per microbatch."""
 
-    def __init__(self, problem: Problem, stage_options: StageOptions, slots: Sequence[Slot], samples: int) -> None:
+    def __init__(self, problem: Problem, stage_options: StageOptionTable, slots: Sequence[Slot], samples: int) -> None:
         self._problem = problem
         self._samples = samples
         self._factory = TemplateFactory(problem, stage_options)

@@ -14,12 +14,12 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.reference.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES, Listing
 from hetero.planner.replica.boundary_costs import PlacedSlot
-from hetero.planner.replica.stage_options import Slot, StageOptions
+from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import TemplateFactory
 from hetero.planner.scoring import EstimatedPlan
 
 
-def autohet_plans(problem: Problem, stage_options: StageOptions) -> Listing:
+def autohet_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
     """List mixed replicas with an equal part of every node type, and replicas of one node type each; all take equal
     shares."""
     factory, sync_tiers = TemplateFactory(problem, stage_options), SyncTiers(problem)
@@ -81,7 +81,7 @@ def _equal_shares(
     yield EstimatedPlan(score_cover(cover, problem, sync_tiers).step_s, lambda: expand(cover, problem))
 
 
-def harp_plans(problem: Problem, stage_options: StageOptions) -> Listing:
+def harp_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
     """List pipelines over everything: each node type is cut into equal stages, of any tp and as much dp as is left.
 
     Few stages and small tp come first, so that a search that is cut short has seen what is mostly best.

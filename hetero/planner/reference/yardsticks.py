@@ -17,7 +17,7 @@ from hetero.planner.problem import Problem
 from hetero.planner.reference.grid_plans import every_uniform, whale_plans
 from hetero.planner.reference.listed_plans import best_plan
 from hetero.planner.reference.published_planners import autohet_plans, harp_plans
-from hetero.planner.replica.stage_options import StageOptions
+from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.scoring import ScoredPlan
 
 
@@ -35,7 +35,7 @@ def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, .
 
     Half of the time goes into listing plans with their seconds by a formula, half into simulating the best of them.
     """
-    stage_options = StageOptions(problem)
+    stage_options = StageOptionTable(problem)
     every = every_uniform(problem, stage_options) | {
         "whale": whale_plans(problem, stage_options),
         "autohet": autohet_plans(problem, stage_options),
@@ -48,7 +48,7 @@ def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, .
 
 def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick | None:
     """The fastest uniform plan, on all GPUs or on those of some node types; ``None`` if none fits."""
-    every = every_uniform(problem, StageOptions(problem))
+    every = every_uniform(problem, StageOptionTable(problem))
     found = [Yardstick(name=name, best=best_plan(plans, problem, Deadline(limit_s))) for name, plans in every.items()]
     return min(
         (each for each in found if each.best is not None),

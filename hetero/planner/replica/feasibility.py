@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hetero.errors import ConfigError, PlanError
 from hetero.planner.problem import Problem
 from hetero.planner.replica.least_memory import EMBEDDING, HEAD, LeastMemoryPipeline
-from hetero.planner.replica.stage_options import Slot, StageOptions
+from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import Template, milli_price
 from hetero.units import GIB
 
@@ -32,7 +32,7 @@ def check_links(problem: Problem) -> None:
             problem.cluster.link_between(node_type.first_rank, other.first_rank)
 
 
-def check_devices(problem: Problem, stage_options: StageOptions) -> None:
+def check_devices(problem: Problem, stage_options: StageOptionTable) -> None:
     """Raise unless some node type can do the precision, and all that can are profiled.
 
     Raises:
@@ -57,7 +57,7 @@ def check_model_fits(problem: Problem) -> None:
     Raises:
         PlanError: saying what is short by how much, and what would help.
     """
-    stage_options = StageOptions(problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices)
+    stage_options = StageOptionTable(problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices)
     packed = LeastMemoryPipeline(problem, stage_options)
     total, num_layers = packed.most_layers(), problem.model.num_layers
     if total is None:
@@ -93,7 +93,7 @@ def nothing_found(problem: Problem, templates: Sequence[Template], *, complete: 
     )
 
 
-def _gib(stage_options: StageOptions, num_layers: int) -> str:
+def _gib(stage_options: StageOptionTable, num_layers: int) -> str:
     """GiB that so many layers take at least."""
     per_layer = min(
         tp * (option.memory.cases[0].per_layer + option.memory.cases[0].per_layer_flight)
@@ -104,7 +104,7 @@ def _gib(stage_options: StageOptions, num_layers: int) -> str:
     return f"{math.ceil(num_layers * per_layer / GIB)} GiB"
 
 
-def _remedy(packed: LeastMemoryPipeline, stage_options: StageOptions, missing: int) -> str:
+def _remedy(packed: LeastMemoryPipeline, stage_options: StageOptionTable, missing: int) -> str:
     """The fewest nodes of one type that hold the missing layers."""
     options = [
         (math.ceil(missing / packed.layers_of_node(node_type)), node_type)

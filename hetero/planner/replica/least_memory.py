@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.problem import PlannerNodeType, Problem
-from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOption, StageOptions
+from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOption, StageOptionTable
 
 Ends = tuple[bool, bool]
 """Whether the embedding is there, and whether the head is."""
@@ -58,7 +58,7 @@ class LeastMemoryPipeline:
         candidates: price the stages, for devices that sum no gradients but those of a tied embedding.
     """
 
-    def __init__(self, problem: Problem, stage_options: StageOptions) -> None:
+    def __init__(self, problem: Problem, stage_options: StageOptionTable) -> None:
         self._problem = problem
         self._stage_options = stage_options
         self._node_types = stage_options.usable_node_types

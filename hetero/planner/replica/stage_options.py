@@ -74,7 +74,7 @@ class StageOption:
         return self.memory.deepest(self.capacity_bytes, num_layers, first=first, last=last)
 
 
-class StageOptions:
+class StageOptionTable:
     """Prices the stage options of a problem when they are first asked for."""
 
     def __init__(self, problem: Problem, *, num_gradient_groups: int = 3, optimizer_ways: int | None = None) -> None:

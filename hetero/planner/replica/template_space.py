@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import PlannerNodeType, Problem
-from hetero.planner.replica.stage_options import StageOption, StageOptions
+from hetero.planner.replica.stage_options import StageOption, StageOptionTable
 from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 
 MOST_NODE_TYPES = 3
@@ -90,7 +90,7 @@ class _Rated:
 class TemplateSpace:
     """Enumerates the templates of one problem."""
 
-    def __init__(self, problem: Problem, stage_options: StageOptions) -> None:
+    def __init__(self, problem: Problem, stage_options: StageOptionTable) -> None:
         self._problem = problem
         self._stage_options = stage_options
         self._factory = TemplateFactory(problem, stage_options)

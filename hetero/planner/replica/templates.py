@@ -14,7 +14,7 @@ from functools import cached_property
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.balance import BalancedPipeline, BalancedStage, balance
 from hetero.planner.replica.boundary_costs import BoundaryCost, BoundaryCosts, PlacedSlot
-from hetero.planner.replica.stage_options import Slot, StageOptions
+from hetero.planner.replica.stage_options import Slot, StageOptionTable
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -117,7 +117,7 @@ def milli_price(template: Template, problem: Problem) -> int:
 class TemplateFactory:
     """Builds the templates of one problem."""
 
-    def __init__(self, problem: Problem, stage_options: StageOptions) -> None:
+    def __init__(self, problem: Problem, stage_options: StageOptionTable) -> None:
         self.problem = problem
         self.stage_options = stage_options
         self._boundaries = BoundaryCosts(problem)

@@ -22,7 +22,7 @@ from hetero.planner.cover.cover import Copies, sync_s
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Column, ColumnVars, MasterVars
 from hetero.planner.problem import Problem
-from hetero.planner.replica.stage_options import StageOptions
+from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 from hetero.spec.cluster import ClusterSpec
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
@@ -32,7 +32,7 @@ QUESTION = problem(TWO_AND_FOUR, OPT_350M, 64)
 
 
 def template(*blocks: StageBlock, samples: int = 4, question: Problem = QUESTION) -> Template:
-    built = TemplateFactory(question, StageOptions(question)).build(blocks, samples)
+    built = TemplateFactory(question, StageOptionTable(question)).build(blocks, samples)
     assert built is not None
     return built
 

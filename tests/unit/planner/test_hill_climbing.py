@@ -5,12 +5,12 @@ from hetero.planner.cover.hill_climbing import HillClimbing, divide_batch
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.replica.boundary_costs import PlacedSlot
-from hetero.planner.replica.stage_options import Slot, StageOptions
+from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 from tests.unit.planner.clusters import cluster, opt_model, problem
 
 QUESTION = problem(cluster(("A100-40", 2, 1), ("V100-16", 4, 1), ("GH200", 2, 1)), opt_model(12, 1024, 16), 16)
-CANDIDATES = StageOptions(QUESTION)
+CANDIDATES = StageOptionTable(QUESTION)
 RINGS = SyncTiers(QUESTION)
 
 

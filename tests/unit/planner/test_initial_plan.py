@@ -20,7 +20,7 @@ from hetero.planner.problem import Problem
 from hetero.planner.reference.exhaustive import exhaustive_best
 from hetero.planner.replica.feasibility import check_model_fits
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
-from hetero.planner.replica.stage_options import StageOptions
+from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.scoring import ScoredPlan, capacity_bytes
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -43,7 +43,7 @@ def check(question: Problem, plan: Plan) -> None:
 
 def first(question: Problem) -> Plan | None:
     """What there is once there is anything."""
-    found = initial_plan(question, StageOptions(question), SyncTiers(question), Deadline(100.0), share=0.001)
+    found = initial_plan(question, StageOptionTable(question), SyncTiers(question), Deadline(100.0), share=0.001)
     return found.plan if found is not None else None
 
 
@@ -96,7 +96,7 @@ def test_the_verdict_that_a_model_does_not_fit_needs_no_search() -> None:
     for seed in range(12):
         for num_layers in (40, 80, 120, 160):
             question = random_problem(seed, gpus=(2, 1), num_layers=num_layers, batch=2)
-            plan = LeastMemoryPipeline(question, StageOptions(question, num_gradient_groups=1)).plan()
+            plan = LeastMemoryPipeline(question, StageOptionTable(question, num_gradient_groups=1)).plan()
             if plan is not None:
                 check(question, plan)
                 check_model_fits(question)
@@ -157,7 +157,7 @@ def without_search(question: Problem, monkeypatch: pytest.MonkeyPatch) -> PlanRe
     """The planner where its time is over as soon as it has a first plan."""
 
     def and_time_is_over(
-        problem: Problem, stage_options: StageOptions, sync_tiers: SyncTiers, deadline: Deadline
+        problem: Problem, stage_options: StageOptionTable, sync_tiers: SyncTiers, deadline: Deadline
     ) -> ScoredPlan | None:
         found = initial_plan(problem, stage_options, sync_tiers, deadline)
         deadline.limit_s = 0.0

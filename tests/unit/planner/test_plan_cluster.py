@@ -87,11 +87,14 @@ def test_slow_gpus_beside_64_fast_ones_do_not_make_the_step_longer() -> None:
 
 
 @pytest.mark.slow
-def test_the_same_question_has_the_same_answer() -> None:
+@pytest.mark.parametrize("effort_s", [0.2, 0.5, 2.0])
+def test_the_same_question_has_the_same_answer(effort_s: float) -> None:
+    """With counted work also where it cuts enumeration, search or passes short."""
     spec = cluster(("A100-40", 2, 1), ("V100-16", 2, 2))
-    first, second = (plan(spec, TWELVE, 64, seed=3) for _ in range(2))
+    first, second = (plan(spec, TWELVE, 64, seed=3, effort_s=effort_s) for _ in range(2))
     assert first.plan == second.plan
     assert first.bound_s == second.bound_s
+    assert first.planning_s == second.planning_s
 
 
 @pytest.mark.slow
