@@ -2,7 +2,7 @@
 
 Price per token is price per hour x seconds per step / tokens per step. For a row of limits on the seconds, from the
 shortest step up, the master problem is asked for the cover of least price; the limits differ by ``STEP``, so that a
-step's price is within that factor of the least one for its gradient sums. There is no bound on money.
+step's price is within that factor of the least one for its gradient sums. A heuristic: there is no bound on money.
 """
 
 from collections.abc import Sequence

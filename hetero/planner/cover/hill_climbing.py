@@ -4,7 +4,7 @@ Templates hold each node type in one block of equal stages. Here one stage at a 
 neighbour, left out, added, resized, moved, or given another tp, and the samples per microbatch are doubled or halved;
 layers, recomputation and depths are chosen anew, and so are the replicas' samples. Or one layer moves to another stage.
 The best of all such changes is taken as long as one helps, or two in a row do. The answer is a cover like any other;
-there is no proof that it is the best.
+a heuristic, without a proof that it is the best.
 """
 
 import itertools

@@ -3,8 +3,7 @@
     max sum_t w_t x_t                 with   sum_t d[t, k] x_t <= D_k   and  x_t <= X_t
     min sum_k D_k p_k + sum_t X_t q_t with   sum_k d[t, k] p_k + q_t >= w_t
 
-w_t = b_t m_t are the samples that a copy finishes in time. Prices p_k >= 0 say how many samples a device of node
-type k is
+w_t = b_t m_t are the samples that a copy finishes in time. Prices p_k >= 0 say how many samples a device of type k is
 worth, q_t >= 0 how many more the place of a copy is worth where there may be X_t copies only. By duality no cover
 finishes more samples than ``capacity``. A copy of t wastes sum_k d[t, k] p_k + q_t - w_t of it; a template that wastes
 more than capacity - global batch is in no cover at all, so it may be left out.

@@ -4,9 +4,10 @@ The period P is searched by bisection. For a target P, stage s takes at most
 
     max over options o of  min( (P - extra_s) / o.layer_s,  layers that o's memory holds at depth N_s(P) )
 
-layers, with N_s(P) the smallest depths of section 5 of the design. P is reachable if these add up to all layers; what
-is too much is taken from the stages with the slowest layers, which shortens the fill. Depths and period are then
-computed anew, exactly, for the layers that were chosen.
+layers, with N_s(P) the smallest depths of :mod:`hetero.cost.pipeline_period`. P is reachable if these add up to all
+layers; what is too much is taken from the stages with the slowest layers, which shortens the fill. Depths and period
+are then computed anew, exactly, for the layers that were chosen. The choice of layers is a heuristic: other divisions
+with the same period may fill faster.
 """
 
 from collections.abc import Sequence

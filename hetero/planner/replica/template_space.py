@@ -7,7 +7,8 @@ embeddings the first node type may come back at the end. Replicas that divide th
 Within a node type and a size, blocks that another one beats in speed, in memory and in number of stages are left out,
 and so are templates that another one with the same devices and the same cuts between node types beats in fill, in
 period and in update. The more node types there are, the fewer sizes, blocks and cuts of each mixture are kept, so that
-the space stays at some hundreds of templates.
+the space stays at some hundreds of templates. These numbers are heuristics: the bound of a search is on covers by the
+templates of the space, and says nothing of others.
 """
 
 import itertools
