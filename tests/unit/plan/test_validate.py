@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import ConfigError, PlanError, ScheduleError
 from hetero.plan import validate as rules
-from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica
 from hetero.plan.validate import least_in_flight, validate, validate_launch
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import one_f_one_b
@@ -50,21 +50,11 @@ def in_model(**fields: Any) -> Change:
 
 
 def in_replica(r: int, **fields: Any) -> Change:
-    def change(plan: Plan) -> Plan:
-        replicas = list(plan.replicas)
-        replicas[r] = dataclasses.replace(replicas[r], **fields)
-        return dataclasses.replace(plan, replicas=tuple(replicas))
-
-    return change
+    return lambda plan: plan.with_replica(r, dataclasses.replace(plan.replicas[r], **fields))
 
 
 def in_stage(r: int, s: int, **fields: Any) -> Change:
-    def change(plan: Plan) -> Plan:
-        stages: list[Stage] = list(plan.replicas[r].stages)
-        stages[s] = dataclasses.replace(stages[s], **fields)
-        return in_replica(r, stages=tuple(stages))(plan)
-
-    return change
+    return lambda plan: plan.with_replica(r, plan.replicas[r].with_stage(s, **fields))
 
 
 def in_sync(*domains: tuple[int, ...], bucket_numel: int | None = None) -> Change:
