@@ -10,7 +10,7 @@ parallelism give the uniform one.
 import os
 import sys
 
-from hetero.distributed.watch import bounded_exit
+from hetero.distributed.failure_detector import bounded_exit
 from hetero.errors import HeteroError
 from hetero.runtime import cpu_backend
 

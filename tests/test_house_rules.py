@@ -174,7 +174,7 @@ def test_one_geometry_of_boundaries() -> None:
     ]
     assert cutters == ["hetero/plan/reshard.py"] * 2
     takers = {name(path) for path in SOURCES if "transfers" in imports_of(path).get("hetero.plan.reshard", ())}
-    assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/wiring.py"} <= takers
+    assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/link_model.py"} <= takers
 
 
 def test_the_architecture_page_has_every_module() -> None:

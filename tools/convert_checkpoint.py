@@ -18,7 +18,7 @@ from typing import get_args
 
 import torch
 
-from hetero.checkpoint.interchange.convert import Conversion, Format, convert
+from hetero.checkpoint.interchange.convert import Conversion, WeightFormat, convert
 from hetero.checkpoint.interchange.families import ModelType
 from hetero.checkpoint.interchange.weights import PRECISION_OF
 from hetero.errors import HeteroError
@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--from", dest="source_format", choices=get_args(Format), required=True)
-    parser.add_argument("--to", dest="target_format", choices=get_args(Format), required=True)
+    parser.add_argument("--from", dest="source_format", choices=get_args(WeightFormat), required=True)
+    parser.add_argument("--to", dest="target_format", choices=get_args(WeightFormat), required=True)
     parser.add_argument("--input", type=Path, required=True, help="folder to read")
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must not hold anything yet")
     parser.add_argument("--step", type=int, help="with --from hetero: which checkpoint (default: the newest)")

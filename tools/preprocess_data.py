@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from hetero.distributed.processes import leave_ctrl_c_to_parent
+from hetero.distributed.helper_processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
 from hetero.serialization import parse_json
 from hetero.units import MIB
@@ -63,7 +63,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Chunk:
     """A text file, or the lines of a JSONL file that start in bytes ``[start, end)``."""
 
     path: Path
@@ -76,7 +76,7 @@ class Piece:
 class BadRecord:
     """A document that cannot be used; ``offset`` in bytes is where its line starts."""
 
-    piece: Piece
+    piece: Chunk
     offset: int
     reason: str
 
@@ -110,25 +110,25 @@ class Counts:
         self.first_bad = self.first_bad or other.first_bad
 
 
-def find_input(inputs: Sequence[str], *, input_format: str, pattern: str) -> list[Piece]:
+def find_input(inputs: Sequence[str], *, input_format: str, pattern: str) -> list[Chunk]:
     """Every input file as one piece: in the order given, those of a folder or a glob by name, none of them twice.
 
     Raises:
         ConfigError: something matches no file.
     """
     paths = dict.fromkeys(path for item in inputs for path in _expand(item, pattern))
-    return [Piece(path=path, format=_format_of(path, input_format), start=0, end=path.stat().st_size) for path in paths]
+    return [Chunk(path=path, format=_format_of(path, input_format), start=0, end=path.stat().st_size) for path in paths]
 
 
-def cut_into_chunks(files: Sequence[Piece], *, chunk_bytes: int) -> Iterator[tuple[Piece, ...]]:
+def cut_into_chunks(files: Sequence[Chunk], *, chunk_bytes: int) -> Iterator[tuple[Chunk, ...]]:
     """Cut long JSONL files and join short files to about ``chunk_bytes`` each, in order."""
-    chunk: list[Piece] = []
+    chunk: list[Chunk] = []
     size = 0
     for file in files:
         stride = chunk_bytes if file.format == "jsonl" else max(file.end, 1)
         for start in range(0, max(file.end, 1), stride):
             end = min(start + stride, file.end)
-            chunk.append(Piece(path=file.path, format=file.format, start=start, end=end))
+            chunk.append(Chunk(path=file.path, format=file.format, start=start, end=end))
             size += max(end - start, 1)
             if size >= chunk_bytes:
                 yield tuple(chunk)
@@ -137,7 +137,7 @@ def cut_into_chunks(files: Sequence[Piece], *, chunk_bytes: int) -> Iterator[tup
         yield tuple(chunk)
 
 
-def tokenize_chunk(recipe: Recipe, chunk: tuple[Piece, ...]) -> tuple[dict[str, Tokens], Counts]:
+def tokenize_chunk(recipe: Recipe, chunk: tuple[Chunk, ...]) -> tuple[dict[str, Tokens], Counts]:
     """Documents of a chunk by key. Stops at the first bad one unless the recipe skips them."""
     tokenizer = _tokenizer(recipe)
     ids: dict[str, list[int]] = {key: [] for key in recipe.json_keys}
@@ -222,7 +222,7 @@ class DatasetWriter:
 
 def preprocess(
     recipe: Recipe,
-    files: Sequence[Piece],
+    files: Sequence[Chunk],
     *,
     output_prefix: str,
     overwrite: bool,
@@ -376,7 +376,7 @@ def _tokenizer(recipe: Recipe) -> Tokenizer:
     )
 
 
-def _read(chunk: tuple[Piece, ...]) -> Iterator[tuple[Piece, int, bytes | OSError]]:
+def _read(chunk: tuple[Chunk, ...]) -> Iterator[tuple[Chunk, int, bytes | OSError]]:
     """Where each record of a chunk starts, and its bytes."""
     for piece in chunk:
         try:
@@ -420,7 +420,7 @@ def _texts(content: bytes | OSError, format: Format, keys: tuple[str, ...]) -> d
 
 
 def _tokenized(
-    recipe: Recipe, chunks: Iterator[tuple[Piece, ...]], *, workers: int
+    recipe: Recipe, chunks: Iterator[tuple[Chunk, ...]], *, workers: int
 ) -> Iterator[tuple[dict[str, Tokens], Counts]]:
     """Results in the order of ``chunks``, few enough at a time that memory does not grow with the input."""
     if workers == 1:

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import simulate
+from hetero.cost.simulation.simulator import simulate
+from hetero.distributed.failure_detector import FailureDetector, bounded_exit
 from hetero.distributed.process_groups import create_groups
-from hetero.distributed.watch import Watch, bounded_exit
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
@@ -100,17 +100,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(config: PretrainConfig, device: torch.device, watch: Watch) -> EmulatedRun:
+def _run(config: PretrainConfig, device: torch.device, watch: FailureDetector) -> EmulatedRun:
     """Train the steps of ``config``; collective over the world."""
     watch.doing = f"racing {config.parallel.hetero_plan}"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
     emulation = start_emulation(config, plan, tokenizer)
     config = emulated_config(config, emulation)
     dataset, _ = build_datasets(config, emulation.plan, tokenizer)
-    context = create_groups(emulation.plan, device=device, pace=emulation.pace)
+    context = create_groups(emulation.plan, device=device, timing=emulation.timing)
     session = start_session(config, context, dataset)
     losses = [session.step().loss for _ in range(config.run.train_iters)]
-    own = tuple(emulation.pace.steps)
+    own = tuple(emulation.timing.steps)
     ranks = [own] * dist.get_world_size()
     dist.all_gather_object(ranks, own)
     return EmulatedRun(

@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import Dataset
 
+from hetero.distributed.failure_detector import bounded_exit
 from hetero.distributed.process_groups import create_groups
-from hetero.distributed.watch import bounded_exit
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
+from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.optimizer import StepResult
-from hetero.runtime.weights import take_shard
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from megatron.training.arguments import parse_args
 from megatron.training.config import PretrainConfig

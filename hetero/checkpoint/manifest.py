@@ -46,7 +46,7 @@ class Region:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Box:
+class SavedBlock:
     """A box of the global tensor ``name`` (``kind/canonical name``) in a shard."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -96,7 +96,7 @@ class Shard:
     file: str
     size_bytes: int
     header_crc32: int
-    boxes: tuple[Box, ...]
+    boxes: tuple[SavedBlock, ...]
     rank: int | None = None
     rank_state: tuple[RankTensor, ...] = ()
 
@@ -121,7 +121,7 @@ class Manifest:
     tensors: dict[str, TensorInfo]
     shards: tuple[Shard, ...]
 
-    def boxes(self) -> Iterator[tuple[Shard, Box]]:
+    def boxes(self) -> Iterator[tuple[Shard, SavedBlock]]:
         """Every box with its shard."""
         for shard in self.shards:
             for box in shard.boxes:
@@ -159,7 +159,7 @@ def check_manifest(manifest: Manifest, *, source: str) -> None:
             )
     if len(set(files)) != len(files):
         raise CheckpointError(f"{source}: it names a shard twice: {', '.join(sorted(files))}")
-    boxes_of: dict[str, list[Box]] = {name: [] for name in manifest.tensors}
+    boxes_of: dict[str, list[SavedBlock]] = {name: [] for name in manifest.tensors}
     for shard, box in manifest.boxes():
         if box.name not in boxes_of:
             raise CheckpointError(f"{source}: {shard.file} has a box of {box.name}, which is no tensor of the manifest")
@@ -175,7 +175,7 @@ def check_manifest(manifest: Manifest, *, source: str) -> None:
             )
 
 
-def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box], source: str) -> None:
+def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[SavedBlock], source: str) -> None:
     for box in boxes:
         if not _is_inside(box, shape):
             raise CheckpointError(
@@ -183,7 +183,7 @@ def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box], sourc
                 f"tensor's shape {list(shape)}"
             )
     # In ascending order, a box can only meet those that have not ended along the first dimension.
-    reachable: list[Box] = []
+    reachable: list[SavedBlock] = []
     for box in sorted(boxes, key=lambda box: box.offsets):
         reachable = [other for other in reachable if other.offsets[0] + other.shape[0] > box.offsets[0]]
         for other in reachable:
@@ -195,7 +195,7 @@ def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box], sourc
         raise CheckpointError(f"{source}: {name} has {saved} of its {wanted} elements; no shard holds the rest")
 
 
-def _is_inside(box: Box, shape: tuple[int, ...]) -> bool:
+def _is_inside(box: SavedBlock, shape: tuple[int, ...]) -> bool:
     if not len(box.offsets) == len(box.shape) == len(shape) > 0:
         return False
     edges = zip(box.offsets, box.shape, shape, strict=True)

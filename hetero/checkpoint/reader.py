@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from hetero.checkpoint.folder import find_checkpoint, read_manifest, read_state
-from hetero.checkpoint.manifest import Box, Manifest, Region, Shard, index_within, overlap
+from hetero.checkpoint.manifest import Manifest, Region, SavedBlock, Shard, index_within, overlap
 from hetero.checkpoint.shards import check_shard, read_boxes, read_rank_state
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
 from hetero.plan.ir import Plan
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.model import ModelSpec
 
 _WEIGHT_KINDS = ("weights", "master")
@@ -90,7 +90,7 @@ class SavedTensors:
         self._path = path
         self._manifest = read_manifest(path)
         self._checked: set[str] = set()
-        self._boxes_of: dict[str, list[tuple[Shard, Box]]] = {}
+        self._boxes_of: dict[str, list[tuple[Shard, SavedBlock]]] = {}
         for shard, box in self._manifest.boxes():
             self._boxes_of.setdefault(box.name, []).append((shard, box))
 
@@ -167,9 +167,9 @@ class SavedTensors:
         if shape != wanted:
             raise CheckpointError(f"{self._path}: {name} has shape {list(shape)}, the model needs {list(wanted)}")
 
-    def _copies(self, slices: Sequence[TensorSlice]) -> dict[str, dict[Box, list[_Copy]]]:
+    def _copies(self, slices: Sequence[TensorSlice]) -> dict[str, dict[SavedBlock, list[_Copy]]]:
         """What to copy from each box of each shard file."""
-        copies: dict[str, dict[Box, list[_Copy]]] = {}
+        copies: dict[str, dict[SavedBlock, list[_Copy]]] = {}
         missing = []
         for each in slices:
             source = _source(self._manifest, each)

@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hetero.checkpoint.folder import fsync
-from hetero.checkpoint.manifest import Box, RankTensor, Shard, TensorInfo
+from hetero.checkpoint.manifest import RankTensor, SavedBlock, Shard, TensorInfo
 from hetero.errors import CheckpointError
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 
 _MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library reads at most."""
@@ -31,7 +31,9 @@ def write_shard(
     """
     tensors, boxes, rank_tensors = {}, [], []
     for each in slices:
-        box = Box(name=each.name, offsets=each.offsets, shape=tuple(each.tensor.shape), crc32=_crc32(each.tensor))
+        box = SavedBlock(
+            name=each.name, offsets=each.offsets, shape=tuple(each.tensor.shape), crc32=_crc32(each.tensor)
+        )
         assert box.key not in tensors, f"rank {rank} saves {box.key} twice"
         boxes.append(box)
         tensors[box.key] = each.tensor
@@ -86,7 +88,9 @@ def check_shard(checkpoint: Path, shard: Shard) -> None:
         raise CheckpointError(f"{path}: the checksum of its header is wrong: damaged; load another step")
 
 
-def read_boxes(checkpoint: Path, shard: Shard, boxes: Sequence[Box]) -> Iterator[tuple[Box, torch.Tensor]]:
+def read_boxes(
+    checkpoint: Path, shard: Shard, boxes: Sequence[SavedBlock]
+) -> Iterator[tuple[SavedBlock, torch.Tensor]]:
     """Some boxes of a shard, one at a time, each verified before it is handed out.
 
     Call :func:`check_shard` first.

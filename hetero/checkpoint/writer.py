@@ -15,7 +15,7 @@ from hetero.checkpoint.manifest import Manifest, Shard, TensorInfo, box_key
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 

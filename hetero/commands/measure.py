@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.status import Status
 
 from hetero.commands.console import console
-from hetero.cost.simulator import Simulation
+from hetero.cost.simulation.simulator import Simulation
 from hetero.emulation.records import EmulatedRun
 from hetero.errors import ConfigError
 from hetero.serialization import load

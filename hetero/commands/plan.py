@@ -12,14 +12,13 @@ from hetero.commands.measure import add_measure, check_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.capacity import memory_error
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import simulate
-from hetero.cost.trace import chrome_trace
+from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
-from hetero.plan.placement import check_plan_on_cluster
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.planner.baselines import Yardstick, best_uniform, yardsticks
 from hetero.planner.problem import Problem
 from hetero.planner.search import Progress
@@ -27,6 +26,7 @@ from hetero.planner.solver import PlanResult, plan_cluster
 from hetero.report.content import Execution, Report
 from hetero.report.measurement import measurement_lines, measurement_table
 from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
+from hetero.report.trace import chrome_trace
 from hetero.serialization import check_can_be_written, load, save
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model

@@ -86,7 +86,7 @@ def written(wanted: Outputs, report: Report) -> Iterator[str]:
         _write(wanted.page, html_page(report).encode("utf-8"))
         yield f"report written to {wanted.page}"
     if wanted.figures:
-        from hetero.report.figures import figure_bytes
+        from hetero.report.figures.catalogue import figure_bytes
 
         for name, path in wanted.figures:
             _write(path, figure_bytes(report, name, path.suffix[1:].lower()))

@@ -6,15 +6,15 @@ from typing import Any
 
 from hetero.commands.console import console
 from hetero.cost.capacity import capacity_bytes, check_memory
-from hetero.cost.traits import HETERO
+from hetero.cost.runtime_model import HETERO
 from hetero.errors import HeteroError
-from hetero.plan.holders import gradient_buckets
+from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import lower, step_rows
-from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
+from hetero.report.plan_wording import ranks_in_words
 from hetero.report.tables import plan_picture, plan_table
-from hetero.report.wording import ranks_in_words
 from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec

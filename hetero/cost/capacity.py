@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import MemoryParts, device_memory, memory_costs, plan_memory
 from hetero.errors import PlanError, PlanMemoryError
 from hetero.plan.ir import Plan, Stage
@@ -126,8 +126,8 @@ def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> It
 
     if not plan.distributed_optimizer:
         yield "distributed_optimizer true in the plan", dataclasses.replace(plan, distributed_optimizer=True)
-    if any(stage.weight_lag is not None for stage in held.values()):
-        yield "weight_lag null", with_each(weight_lag=[None] * len(held))
+    if any(stage.wgrad_delay is not None for stage in held.values()):
+        yield "wgrad_delay null", with_each(wgrad_delay=[None] * len(held))
     if replica.schedule != BY_DEPTHS:
         in_turns = dataclasses.replace(replica, schedule=BY_DEPTHS)
         yield (
@@ -152,7 +152,7 @@ def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> It
         yield f"micro_batch_size {smaller[shortage.stages[0]].micro_batch_size}{others}", with_stages(smaller)
     if any(stage.recompute != "full" or stage.recompute_num_layers is not None for stage in held.values()):
         none = [None] * len(held)
-        full = with_each(recompute=["full"] * len(held), recompute_num_layers=none, weight_lag=none)
+        full = with_each(recompute=["full"] * len(held), recompute_num_layers=none, wgrad_delay=none)
         yield "recompute full", full
 
 

@@ -19,12 +19,12 @@ layers and the gradients of their outputs. In a block those are, for the project
     gradients  e b s (((q + 2 kv) / t + h) + (g f / t + h))
 
 where a gradient of width h is whole on every rank, since it is gathered before the product. Experts hold k copies of a
-token instead, k (h + f / t) and k (g f / t + h). With lag k, that many microbatches wait, and one more from the end of
+token instead, k (h + f / t) and k (g f / t + h). With delay k, k microbatches wait, and one more from the end of
 its I to its W.
 
 A device with several stages holds the weights, gradients and optimizer states of all, and at its worst moment what its
-row (:func:`hetero.schedule.residency.worst_moments`) then holds of each. Of 1F1B with one stage per device that moment
-follows from depth and lag.
+row (:func:`~.activation_residency.worst_moments`) then holds of each. Of 1F1B with one stage per device that moment
+follows from depth and delay.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetero.cost.gradients import communicators, cut_parameters, owned_parameters
-from hetero.cost.latency import CostModel
-from hetero.cost.parts import Part, modules_of
-from hetero.cost.traits import RuntimeTraits
+from hetero.cost.gradient_volume import communicators, cut_parameters, owned_parameters
+from hetero.cost.layers.latency import CostModel
+from hetero.cost.layers.stage_modules import Part, modules_of
+from hetero.cost.runtime_model import RuntimeModel
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.plan.lowering import step_rows
+from hetero.schedule.activation_residency import HeldMicrobatches, Moment, worst_moments
 from hetero.schedule.orders import BY_DEPTHS
-from hetero.schedule.residency import Held, Moment, worst_moments
 from hetero.spec.profile import ProfileStore
 from hetero.units import GIB
 
@@ -123,18 +123,18 @@ class StageMemory:
             slack=int(self.allocator_slack * moving),
         )
 
-    def holding(self, held: Held) -> MemoryParts:
+    def holding(self, held: HeldMicrobatches) -> MemoryParts:
         """The parts while so many microbatches are held."""
         return self.at(held.in_flight, inputs=held.inputs, deferred=held.deferred)
 
-    def peak(self, *, in_flight: int, weight_lag: int | None, num_microbatches: int) -> MemoryParts:
+    def peak(self, *, in_flight: int, wgrad_delay: int | None, num_microbatches: int) -> MemoryParts:
         """The parts when a stage that is alone on its devices holds most in 1F1B: before a B, or after an I and before
         the W that follows."""
         depth = min(in_flight, num_microbatches)
-        if weight_lag is None:
+        if wgrad_delay is None:
             return self.at(depth)
-        before = self.at(depth, deferred=min(weight_lag, num_microbatches - depth))
-        deferred = min(weight_lag + 1, num_microbatches)
+        before = self.at(depth, deferred=min(wgrad_delay, num_microbatches - depth))
+        deferred = min(wgrad_delay + 1, num_microbatches)
         after = self.at(min(depth - 1, num_microbatches - deferred), deferred=deferred)
         return max(before, after, key=lambda parts: parts.total)
 
@@ -165,7 +165,7 @@ def stage_memory(
         shares_gradients: another rank holds some of the same parameters.
         num_communicators: that the device takes part in.
     """
-    traits, model = costs.traits, costs.model
+    runtime, model = costs.runtime, costs.model
     parameters = costs.held_parameters(device=device, first_layer=first_layer, end_layer=end_layer, tp=tp)
     has_head = end_layer == model.num_layers
     modules = modules_of(first_layer, end_layer)
@@ -203,9 +203,9 @@ def stage_memory(
             deferred=0,
             working=working,
             boundary_buffers=num_neighbours * BUFFERS_PER_NEIGHBOUR * boundary,
-            sync_buffers=_sync_buffer_bytes(traits, gradients, costs.gradient_bytes) if shares_gradients else 0,
-            context=context_bytes(traits, device) if begins_device else 0,
-            communicators=num_communicators * traits.communicator_bytes,
+            sync_buffers=_sync_buffer_bytes(runtime, gradients, costs.gradient_bytes) if shares_gradients else 0,
+            context=context_bytes(runtime, device) if begins_device else 0,
+            communicators=num_communicators * runtime.communicator_bytes,
             slack=0,
         ),
         activations_per_microbatch=activations,
@@ -215,7 +215,7 @@ def stage_memory(
             count * deferred_bytes(costs, kind, tp=tp, micro_batch_size=micro_batch_size, sequence_ways=sequence_ways)
             for kind, count in Counter(modules).items()
         ),
-        allocator_slack=traits.allocator_slack,
+        allocator_slack=runtime.allocator_slack,
     )
 
 
@@ -234,7 +234,7 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[tuple[int, int], MemoryPar
     """
     gradient_groups = Counter(rank for ranks in communicators(plan) for rank in ranks)
     owned = owned_parameters(plan) if plan.distributed_optimizer else {}
-    cut = {} if costs.traits.runs_profiled_layers else cut_parameters(plan)
+    cut = {} if costs.runtime.runs_profiled_layers else cut_parameters(plan)
     every = _WorstMoments()
     parts = {}
     for r, replica in enumerate(plan.replicas):
@@ -285,12 +285,12 @@ class _WorstMoments:
         self._known: dict[object, Mapping[tuple[int, ...], list[Moment]]] = {}
 
     def of(self, replica: Replica) -> Mapping[tuple[int, ...], list[Moment]]:
-        """By device group, from its row; empty where depths and lags say what is held at most."""
+        """By device group, from its row; empty where depths and delays say what is held at most."""
         groups = replica.device_groups
         if replica.schedule == BY_DEPTHS and len(groups) == len(replica.stages):
             return {}
         counts = tuple(replica.num_microbatches(s) for s in range(len(replica.stages)))
-        orders = tuple((stage.in_flight, stage.weight_lag) for stage in replica.stages)
+        orders = tuple((stage.in_flight, stage.wgrad_delay) for stage in replica.stages)
         key = replica.schedule, groups, counts, orders
         if key not in self._known:
             rows = zip(groups, step_rows(replica), strict=True)
@@ -306,7 +306,7 @@ def _peak(
         return {
             s: memory.peak(
                 in_flight=replica.stages[s].in_flight,
-                weight_lag=replica.stages[s].weight_lag,
+                wgrad_delay=replica.stages[s].wgrad_delay,
                 num_microbatches=replica.num_microbatches(s),
             )
             for s, memory in memories.items()
@@ -322,7 +322,7 @@ def _on_one_device(memories: Mapping[int, StageMemory], costs: CostModel) -> Map
     every = [memory.fixed for memory in memories.values()]
     shared = any(parts.sync_buffers for parts in every)
     gradients = sum(parts.gradients for parts in every)
-    sync = _sync_buffer_bytes(costs.traits, gradients, costs.gradient_bytes) if shared else 0
+    sync = _sync_buffer_bytes(costs.runtime, gradients, costs.gradient_bytes) if shared else 0
     in_turns = itertools.chain([(max(parts.working for parts in every), sync)], itertools.repeat((0, 0)))
     return {
         s: dataclasses.replace(
@@ -378,7 +378,7 @@ def saved_bytes(
     recompute: Recompute,
 ) -> int:
     """Bytes that one layer, or half of one, saves of one microbatch from forward to backward on one device."""
-    profile = costs.profile_of(device) if costs.traits.runs_profiled_layers else None
+    profile = costs.profile_of(device) if costs.runtime.runs_profiled_layers else None
     if profile is not None and kind != "attention" and kind != "mlp" and recompute == "none" and sequence_ways == 1:
         measured = profile.memory_of(kind, tp=tp)
         if measured is not None:
@@ -402,7 +402,7 @@ def _saved_by_megatron_core(
     mlp = experts * ((2 if shape.gated else 1) + 1) * shape.ffn
     # Experts work on copies of the tokens that were sent to them.
     dispatched = 2 * experts * rows if shape.num_experts else 0
-    scores = 0 if costs.traits.flash_attention or recompute == "selective" else shape.heads * costs.seq_length
+    scores = 0 if costs.runtime.flash_attention or recompute == "selective" else shape.heads * costs.seq_length
     attention = 2 * q + 2 * kv + scores
     if kind == "attention":
         return element * tokens * (2 * rows + attention // tp)
@@ -428,15 +428,15 @@ def _working_bytes(costs: CostModel, modules: Sequence[Part], *, tp: int, micro_
     """The largest of the layers' temporaries: a block's backward has the gradients of its scores before and after the
     softmax, a head's those of its logits and their softmax."""
     works = [costs.work(kind, tp=tp, micro_batch_size=micro_batch_size) for kind in set(modules)]
-    score_copies = 0 if costs.traits.flash_attention else 2
+    score_copies = 0 if costs.runtime.flash_attention else 2
     layers = max(score_copies * work.score_bytes + work.row_bytes for work in works)
     head = costs.work("head", tp=tp, micro_batch_size=micro_batch_size)
     logits = 2 * head.score_bytes * LOSS_BYTES / costs.element_bytes if has_head else 0.0
     return int(max(layers, logits))
 
 
-def _sync_buffer_bytes(traits: RuntimeTraits, gradients: int, element_bytes: int) -> int:
-    return min(gradients, traits.bucket_numel * element_bytes) if traits.copies_gradients_to_sync else 0
+def _sync_buffer_bytes(runtime: RuntimeModel, gradients: int, element_bytes: int) -> int:
+    return min(gradients, runtime.bucket_numel * element_bytes) if runtime.copies_gradients_to_sync else 0
 
 
 def optimizer_bytes_per_parameter(costs: CostModel) -> int:
@@ -444,6 +444,6 @@ def optimizer_bytes_per_parameter(costs: CostModel) -> int:
     return (2 + (costs.element_bytes < costs.gradient_bytes)) * costs.gradient_bytes
 
 
-def context_bytes(traits: RuntimeTraits, device: str) -> int:
+def context_bytes(runtime: RuntimeModel, device: str) -> int:
     """What a process occupies on ``device`` before it allocates a tensor."""
-    return int(dict(traits.context_gib).get(device, traits.default_context_gib) * GIB)
+    return int(dict(runtime.context_gib).get(device, runtime.default_context_gib) * GIB)

@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetero.plan.domains import lanes_of
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer, num_phases, transfers
+from hetero.plan.sync_domains import rails_of
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
 from hetero.units import GB, US_PER_S
 
@@ -194,7 +194,7 @@ def sum_cost(
 def two_level_cost(
     num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
 ) -> SumCost:
-    """A sum of ``num_bytes`` on each rank of ``domains`` in two levels, :mod:`hetero.plan.domains`.
+    """A sum of ``num_bytes`` on each rank of ``domains`` in two levels, :mod:`.sync_domains`.
 
     With n_d ranks in domain d, m the smallest n_d, D domains and ring(b, n) the seconds of :func:`all_reduce_cost`:
 
@@ -212,7 +212,7 @@ def two_level_cost(
     def ring(num_bytes: int, ranks: Sequence[int]) -> TransferCost:
         return all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s)
 
-    lanes = lanes_of([tuple(ranks) for ranks in domains])
+    lanes = rails_of([tuple(ranks) for ranks in domains])
     halves = []
     for ranks in domains:
         n = len(ranks)

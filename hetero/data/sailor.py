@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from hetero.cost.work import layer_work
+from hetero.cost.layers.work import layer_work
 from hetero.data import NodeLinks, PublishedLinks
 from hetero.errors import ConfigError
 from hetero.serialization import read_text
@@ -32,7 +32,7 @@ from hetero.spec.profile import (
 )
 from hetero.units import GB, TERA
 
-Row = dict[str, str]
+CsvRow = dict[str, str]
 
 DEVICES = {
     "A100-40": "A100-40",
@@ -120,7 +120,7 @@ def _profiles(folder: Path) -> list[Profile]:
 
 
 def _profile(
-    model: str, gpu: str, rows: Sequence[Row], memory_rows: Sequence[Row], all_reduce: tuple[GroupLink, ...]
+    model: str, gpu: str, rows: Sequence[CsvRow], memory_rows: Sequence[CsvRow], all_reduce: tuple[GroupLink, ...]
 ) -> Profile:
     name, shape, num_layers = MODELS[model]
     times = _times(rows, num_layers)
@@ -143,7 +143,7 @@ def _profile(
     )
 
 
-def _times(rows: Sequence[Row], num_layers: int) -> tuple[LayerTime, ...]:
+def _times(rows: Sequence[CsvRow], num_layers: int) -> tuple[LayerTime, ...]:
     passes: defaultdict[tuple[LayerKind, int, int], list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         kind = _kind(int(row["layer"]), num_layers)
@@ -160,7 +160,7 @@ def _times(rows: Sequence[Row], num_layers: int) -> tuple[LayerTime, ...]:
     )
 
 
-def _updates(rows: Sequence[Row], memory: Sequence[LayerMemory]) -> tuple[UpdateTime, ...]:
+def _updates(rows: Sequence[CsvRow], memory: Sequence[LayerMemory]) -> tuple[UpdateTime, ...]:
     """Each layer's share, by parameters, of an update that was timed for several layers together.
 
     The tables give every layer of a model one and the same time: the update of an embedding, the profiled blocks and
@@ -183,15 +183,15 @@ def _updates(rows: Sequence[Row], memory: Sequence[LayerMemory]) -> tuple[Update
     return tuple(updates)
 
 
-def _num_profiled_blocks(rows: Sequence[Row]) -> int:
+def _num_profiled_blocks(rows: Sequence[CsvRow]) -> int:
     """2 if the first block's times differ from the second's anywhere: the later ones are copies of the last timed."""
     first = {(r["tp"], r["micro_batch"]): (r["fwd_s"], r["bwd_s"]) for r in rows if r["layer"] == "1"}
     second = {(r["tp"], r["micro_batch"]): (r["fwd_s"], r["bwd_s"]) for r in rows if r["layer"] == "2"}
     return 1 if first == second else 2
 
 
-def _memory(rows: Sequence[Row], num_layers: int) -> tuple[LayerMemory, ...]:
-    found: defaultdict[tuple[LayerKind, int], list[Row]] = defaultdict(list)
+def _memory(rows: Sequence[CsvRow], num_layers: int) -> tuple[LayerMemory, ...]:
+    found: defaultdict[tuple[LayerKind, int], list[CsvRow]] = defaultdict(list)
     for row in rows:
         found[_kind(int(row["layer"]), num_layers), int(row["tp"])].append(row)
     return tuple(
@@ -307,7 +307,7 @@ def _links(folder: Path) -> PublishedLinks:
     return PublishedLinks(provenance=PROVENANCE, nodes=nodes, pairs=pairs, zones=zones)
 
 
-def _fit(row: Row) -> Link:
+def _fit(row: CsvRow) -> Link:
     """GB/s = c2 m^2 + c1 m + c0 with m = log2(megabytes), never above the stated maximum, at 1 MB to 1 GB."""
     c2, c1, c0 = (float(row[name]) for name in ("c2", "c1", "c0"))
     ceiling = float(row["max_bytes_per_s"]) / GB
@@ -344,7 +344,7 @@ def _naming(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _rows(path: Path, columns: set[str]) -> list[Row]:
+def _rows(path: Path, columns: set[str]) -> list[CsvRow]:
     if not path.exists():
         raise ConfigError(f"{path}: no such file; give the folder that holds the published tables")
     try:
@@ -356,8 +356,8 @@ def _rows(path: Path, columns: set[str]) -> list[Row]:
     return rows
 
 
-def _grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
-    groups: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
+def _grouped(rows: Iterable[CsvRow], *keys: str) -> dict[tuple[str, ...], list[CsvRow]]:
+    groups: defaultdict[tuple[str, ...], list[CsvRow]] = defaultdict(list)
     for row in rows:
         groups[tuple(row[key] for key in keys)].append(row)
     return groups

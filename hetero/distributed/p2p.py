@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.pace import Start, Waitable
+from hetero.distributed.timing import Start, Waitable
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer, num_phases, transfers
 

@@ -1,7 +1,7 @@
 """The process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
 
 A group exists per tensor-parallel group, per direction of each boundary, and per distinct set of ranks that sum
-gradients, be it all holders or, in two levels, those of a domain or a lane: their number grows with the edges and
+gradients, be it all holders or, in two levels, those of a domain or a rail: their number grows with the edges and
 holders of the plan, not with the paths through it.
 """
 
@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.pace import Pace
-from hetero.plan.domains import lanes_of
-from hetero.plan.holders import gradient_buckets
+from hetero.distributed.timing import Timing
+from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Placement, Plan, Stage
+from hetero.plan.sync_domains import rails_of
 
 Ranks = tuple[int, ...]
 
@@ -59,9 +59,9 @@ class ParallelContext:
     losses: the last stages of all replicas.
     gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange, and so
         are buckets that are summed in two levels.
-    levels: the groups of those, by the ranks of a domain's holders or of a lane. No bucket's sum in one collective uses
+    levels: the groups of those, by the ranks of a domain's holders or of a rail. No bucket's sum in one collective uses
         them, so that the two sorts of sums need no order among each other.
-    pace: when things happen.
+    timing: when things happen.
     """
 
     plan: Plan
@@ -72,7 +72,7 @@ class ParallelContext:
     losses: dist.ProcessGroup
     gradients: Mapping[Ranks, dist.ProcessGroup]
     levels: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
+    timing: Timing = field(default_factory=Timing)
 
     @property
     def work(self) -> StageContext | None:
@@ -93,7 +93,7 @@ class ParallelContext:
         return any(work.is_last for work in self.stages)
 
 
-def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None) -> ParallelContext:
+def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = None) -> ParallelContext:
     """Create every group of ``plan``.
 
     Collective over the world, which must be initialised with ``plan.world_size`` ranks: each rank creates every
@@ -134,7 +134,7 @@ def create_groups(plan: Plan, *, device: torch.device, pace: Pace | None = None)
         losses=losses,
         gradients=gradients,
         levels=levels,
-        pace=pace or Pace(),
+        timing=timing or Timing(),
     )
 
 
@@ -177,7 +177,7 @@ def gradient_groups(plan: Plan) -> tuple[Ranks, ...]:
 
 
 def level_groups(plan: Plan) -> tuple[Ranks, ...]:
-    """The distinct holders of a domain, and lanes, of buckets summed in two levels, in the order of their creation."""
+    """The distinct holders of a domain, and rails, of buckets summed in two levels, in the order of their creation."""
     buckets = gradient_buckets(plan, bucket_numel=1)
-    sets = (ranks for bucket in buckets for ranks in (*bucket.domains, *lanes_of(bucket.domains)))
+    sets = (ranks for bucket in buckets for ranks in (*bucket.domains, *rails_of(bucket.domains)))
     return tuple(dict.fromkeys(ranks for ranks in sets if len(ranks) > 1))

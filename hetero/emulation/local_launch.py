@@ -15,16 +15,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
+from hetero.distributed.helper_processes import end_with_parent
 from hetero.distributed.process_groups import create_groups
-from hetero.distributed.processes import end_with_parent
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun, StepRecord
 from hetero.emulation.setup import emulate
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
-from hetero.plan.samples import microbatch_indices
-from hetero.runtime.batch import Microbatch
+from hetero.plan.sample_order import microbatch_indices
+from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession
@@ -154,7 +154,7 @@ def _steps(rank: int, emulated: Emulated) -> Answer:
         bucket_numel=described.bucket_numel,
         rank=rank,
     )
-    context = create_groups(emulation.plan, device=torch.device("cpu"), pace=emulation.pace)
+    context = create_groups(emulation.plan, device=torch.device("cpu"), timing=emulation.timing)
     trainer = Trainer(
         context,
         options=StageOptions(),
@@ -169,7 +169,7 @@ def _steps(rank: int, emulated: Emulated) -> Answer:
     data = (_microbatches(emulation.plan, rank, step=step) for step in itertools.count())
     session = TrainingSession(context, trainer, data=data if reads_data(context) else None)
     losses = tuple(session.step().loss for _ in range(1 + emulated.num_steps))
-    return tuple(emulation.pace.steps), losses
+    return tuple(emulation.timing.steps), losses
 
 
 def _microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:

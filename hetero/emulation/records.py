@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from hetero.plan.ir import Plan
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import ActionKind
 from hetero.serialization import STRICT
 
 
@@ -17,7 +17,7 @@ class Compute:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     stage: int
-    kind: Kind
+    kind: ActionKind
     number: int
     start_s: float
     end_s: float
@@ -34,7 +34,7 @@ class Arrival:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     boundary: int
-    kind: Kind
+    kind: ActionKind
     number: int
     start_s: float
     end_s: float
@@ -50,7 +50,7 @@ class BucketCollective:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    kind: Kind
+    kind: ActionKind
     ranks: tuple[int, ...]
     position: float
     start_s: float

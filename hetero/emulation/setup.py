@@ -1,4 +1,4 @@
-"""From a plan and a cluster to the pace of a rank."""
+"""From a plan and a cluster to the emulated time of a rank."""
 
 import tempfile
 import time
@@ -7,24 +7,24 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import device_memory, memory_of_stage, plan_memory
 from hetero.cost.network import Topology
-from hetero.distributed.agreement import from_rank_0, on_all_ranks
-from hetero.emulation.board import Board
-from hetero.emulation.clock import Clock
-from hetero.emulation.memory import DeviceMemory
-from hetero.emulation.model import small_plan
+from hetero.distributed.rank_consensus import from_rank_0, on_all_ranks
+from hetero.emulation.device_memory import DeviceMemory
+from hetero.emulation.emulated_clock import EmulatedClock
+from hetero.emulation.link_model import LinkModel
 from hetero.emulation.options import EmulationOptions
-from hetero.emulation.pace import Device, EmulatedPace
-from hetero.emulation.wiring import Wiring
+from hetero.emulation.shared_timetable import SharedTimetable
+from hetero.emulation.shrunk_model import small_plan
+from hetero.emulation.timing import Device, EmulatedTiming
 from hetero.errors import ConfigError
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import step_rows
-from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.schedule.actions import COMPUTE
-from hetero.schedule.residency import Residency
+from hetero.schedule.activation_residency import Residency
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.parameters import parameters
 from hetero.text import number_ranges
@@ -33,7 +33,7 @@ from hetero.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What a rank executes instead of the described plan, and at which pace.
+    """What a rank executes instead of the described plan, and in which time.
 
     described: the plan of the described model.
     bucket_numel: as many of the small model's gradients as are ``bucket_numel`` of the described model's blocks.
@@ -41,7 +41,7 @@ class Emulation:
 
     described: Plan
     plan: Plan
-    pace: EmulatedPace
+    timing: EmulatedTiming
     bucket_numel: int
 
 
@@ -70,25 +70,25 @@ def emulate(
     topology = Topology(cluster)
     bucket_numel = plan.gradient_sync.bucket_numel or bucket_numel
     small_numel = max(1, round(bucket_numel * _block_numel(small) / _block_numel(plan)))
-    wiring = Wiring(plan, small, topology, costs, bucket_numel=small_numel)
-    path, epoch = _agree_on_board()
+    link_model = LinkModel(plan, small, topology, costs, bucket_numel=small_numel)
+    path, epoch = _agree_on_timetable()
     try:
         _check_one_machine(path)
-        board = Board(path, meetings=wiring.meetings, wires=wiring.wires())
+        timetable = SharedTimetable(path, meetings=link_model.meetings, wires=link_model.wires())
         dist.barrier()
     finally:
         if rank == 0:
             # The ranks have it open; nobody else needs its name.
             path.unlink()
-    pace = EmulatedPace(
+    timing = EmulatedTiming(
         rank=rank,
         device=_device(plan, cluster, costs, rank),
         costs=costs,
-        wiring=wiring,
-        board=board,
-        clock=Clock(scale=options.time_scale, epoch=epoch),
+        link_model=link_model,
+        timetable=timetable,
+        clock=EmulatedClock(scale=options.time_scale, epoch=epoch),
     )
-    return Emulation(plan, small, pace, small_numel)
+    return Emulation(plan, small, timing, small_numel)
 
 
 def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: int, seq_length: int) -> Plan:
@@ -101,7 +101,7 @@ def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: 
     return small
 
 
-def _agree_on_board() -> tuple[Path, float]:
+def _agree_on_timetable() -> tuple[Path, float]:
     """A new file and a start of time, from rank 0."""
 
     def create() -> str:

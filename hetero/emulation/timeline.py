@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from hetero.cost.collectives import SyncSpan
-from hetero.cost.engine import NO_CAUSE, Span
-from hetero.cost.exposure import exposed_s
-from hetero.cost.gradients import SyncBucket
-from hetero.cost.latency import CostModel
-from hetero.cost.simulator import RankTimes, Simulation, StageTimes, mean_times
+from hetero.cost.gradient_volume import CountedBucket
+from hetero.cost.layers.latency import CostModel
+from hetero.cost.simulation.collectives import CollectiveSpan
+from hetero.cost.simulation.engine import NO_CAUSE, Span
+from hetero.cost.simulation.exposed_communication import exposed_s
+from hetero.cost.simulation.simulator import RankTimes, Simulation, StageTimes, mean_times
 from hetero.emulation.records import Arrival, EmulatedRun, StepRecord
 from hetero.plan.ir import Stage
-from hetero.schedule.actions import COMPUTE, Kind
+from hetero.schedule.actions import COMPUTE, ActionKind
 
 
 def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
@@ -32,14 +32,14 @@ def executed(run: EmulatedRun, costs: CostModel) -> Simulation:
         plan=plan,
         step_s=run.step_s,
         compute_end_s=max(span.end_s for span in spans if span.kind in COMPUTE),
-        basis=max(cost.basis for cost in costs_of.values()),
+        confidence=max(cost.confidence for cost in costs_of.values()),
         stages={(r, s): _times(stage, last, run.step_s) for r, s, stage in plan.stages()},
         costs=costs_of,
         spans=tuple(sorted(spans, key=lambda span: span.start_s)),
         alike=tuple(range(len(plan.replicas))),
-        syncs=_collectives(Kind.REDUCE, last, begin_s),
+        syncs=_collectives(ActionKind.REDUCE, last, begin_s),
         transfers={},
-        gathers=_collectives(Kind.GATHER, last, begin_s),
+        gathers=_collectives(ActionKind.GATHER, last, begin_s),
     )
 
 
@@ -53,23 +53,23 @@ def _computes(replica: int, stage: int, record: StepRecord, begin_s: float) -> l
 
 def _transfers(replica: int, stage: int, records: Sequence[StepRecord], begin_s: float) -> list[Span]:
     """What the ranks of ``stage`` received, slice by slice."""
-    found: dict[tuple[Kind, int], list[Arrival]] = {}
+    found: dict[tuple[ActionKind, int], list[Arrival]] = {}
     for record in records:
         for arrival in record.arrivals:
-            if stage == (arrival.boundary + 1 if arrival.kind == Kind.SEND_F else arrival.boundary):
+            if stage == (arrival.boundary + 1 if arrival.kind == ActionKind.SEND_F else arrival.boundary):
                 found.setdefault((arrival.kind, arrival.number), []).append(arrival)
     spans = []
     for (kind, number), arrivals in found.items():
-        sender = stage - 1 if kind == Kind.SEND_F else stage + 1
+        sender = stage - 1 if kind == ActionKind.SEND_F else stage + 1
         start_s, end_s = min(a.start_s for a in arrivals) - begin_s, max(a.end_s for a in arrivals) - begin_s
         spans.append(Span(replica, sender, stage, kind, number, start_s, end_s, NO_CAUSE))
     return spans
 
 
-def _collectives(kind: Kind, records: Sequence[StepRecord], begin_s: float) -> tuple[SyncSpan, ...]:
+def _collectives(kind: ActionKind, records: Sequence[StepRecord], begin_s: float) -> tuple[CollectiveSpan, ...]:
     every = {each: None for record in records for each in record.collectives if each.kind == kind}
     return tuple(
-        SyncSpan(SyncBucket(x.ranks, 0, x.position), x.start_s - begin_s, x.end_s - begin_s)
+        CollectiveSpan(CountedBucket(x.ranks, 0, x.position), x.start_s - begin_s, x.end_s - begin_s)
         for x in sorted(every, key=lambda x: (x.start_s, x.ranks))
     )
 

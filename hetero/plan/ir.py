@@ -50,7 +50,7 @@ class Stage:
     recompute: what the backward computes again instead of keeping; ``full`` does so for the first
         ``recompute_num_layers`` of the stage's ``layer_numbers``, all of them if that is ``None``. Half a layer counts
         as one there.
-    weight_lag: ``None`` if a backward computes the gradients of input and weights together. k >= 0 if it computes the
+    wgrad_delay: ``None`` if a backward computes the gradients of input and weights together. k >= 0 if it computes the
         input's alone and sends it on; the weights' gradients of microbatch m then follow the backward of microbatch
         m + k (zero bubble, arXiv 2401.10241), and up to k microbatches beside those in flight wait for theirs.
     optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
@@ -73,7 +73,7 @@ class Stage:
     in_flight: int
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
-    weight_lag: int | None = None
+    wgrad_delay: int | None = None
     optimizer_share: int = 1
 
     @property
@@ -179,7 +179,7 @@ class GradientSyncPlan:
 
     domains: disjoint sets of ranks with fast links inside, such as the nodes or the zones; every working rank is in one
         if there are any. A bucket whose holders lie in several, and at least two of them in one, is summed inside the
-        domains first and once between them (:mod:`hetero.plan.domains`). Of the buckets of one layer, those that leave
+        domains first and once between them (:mod:`.sync_domains`). Of the buckets of one layer, those that leave
         a domain go first.
     bucket_numel: gradient elements that are summed by one collective, about; ``None`` for the launch's own value.
     """

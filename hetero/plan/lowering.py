@@ -2,7 +2,7 @@
 
 Runtime, simulator, emulation, trace and ``hetero show`` read what is made here, and make no order of their own. The
 passes of a pipeline are those of :mod:`hetero.schedule`: the replica's order of computes, split backwards,
-communication, early receives. Collectives follow from the buckets of :mod:`hetero.plan.holders`: a bucket is summed as
+communication, early receives. Collectives follow from the buckets of :mod:`.gradient_groups`: a bucket is summed as
 soon as the last backwards of all stages that hold a part of it have passed its lowest layer, and gathered for the first
 forwards of the next step.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, Kind, Row, Schedule
+from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only, lock_step
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
@@ -34,7 +34,7 @@ class CollectiveOptions:
     overlap_param_gather: bool = True
 
 
-Bucket = TypeVar("Bucket")
+BucketT = TypeVar("BucketT")
 
 
 class SharedBucket(Protocol):
@@ -114,7 +114,7 @@ def _own(replica: Replica, stage: int, rows: Schedule) -> tuple[tuple[int, ...],
     return next(pair for pair in zip(replica.device_groups, rows, strict=True) if stage in pair[0])
 
 
-def launch_order(plan: Plan, shared: Sequence[Bucket]) -> tuple[Sequence[Bucket], Sequence[Bucket]]:
+def launch_order(plan: Plan, shared: Sequence[BucketT]) -> tuple[Sequence[BucketT], Sequence[BucketT]]:
     """What is summed and what is gathered of the buckets of several ranks, each in the order of its launch.
 
     A backward is done with the head first, a forward asks for the embedding first. Without a distributed optimizer
@@ -134,10 +134,15 @@ def _program(
     points = CollectivePoints(plan.replicas[r], stages, row, options)
     summed, gathered = launch_order(plan, list(buckets.items()))
     reduces = [
-        Step(Action(NO_STAGE, Kind.REDUCE, n), after=(points.gradients_ready(bucket.position),)) for n, bucket in summed
+        Step(Action(NO_STAGE, ActionKind.REDUCE, n), after=(points.gradients_ready(bucket.position),))
+        for n, bucket in summed
     ]
     gathers = [
-        Step(Action(NO_STAGE, Kind.GATHER, n), after=(Point(UPDATE),), before=(points.weights_needed(bucket.position),))
+        Step(
+            Action(NO_STAGE, ActionKind.GATHER, n),
+            after=(Point(UPDATE),),
+            before=(points.weights_needed(bucket.position),),
+        )
         for n, bucket in gathered
     ]
     return Program.of_row(
@@ -154,7 +159,7 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     """Computes and transfers of a step, a row per device group of ``replica``, as the hosts of its ranks issue them.
 
     Raises:
-        ScheduleError: a count or a lag makes no schedule. Whether depths deadlock is not looked at.
+        ScheduleError: a count or a delay makes no schedule. Whether depths deadlock is not looked at.
     """
     counts = _counts(replica)
     rows = ORDERS[replica.schedule](
@@ -162,7 +167,7 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
         in_flight=[stage.in_flight for stage in replica.stages],
         groups=replica.device_groups,
     )
-    rows = split_backward(rows, weight_lag=[stage.weight_lag for stage in replica.stages])
+    rows = split_backward(rows, wgrad_delay=[stage.wgrad_delay for stage in replica.stages])
     rows = add_communication(rows, num_microbatches=counts)
     return post_receives_early(rows, computes_ahead=receives_ahead)
 
@@ -198,9 +203,9 @@ class CollectivePoints:
         self._stages = [(s, replica.stages[s]) for s in stages]
         self._options = options
         self._first_compute = next(action for action in row if action.kind in COMPUTE)
-        self._first_forward = {a.stage: a for a in reversed(row) if a.kind == Kind.F}
+        self._first_forward = {a.stage: a for a in reversed(row) if a.kind == ActionKind.F}
         self._last_backward = {a.stage: a for a in row if a.kind in BACKWARD}
-        self._last_weights = {a.stage: a for a in row if a.kind == Kind.W}
+        self._last_weights = {a.stage: a for a in row if a.kind == ActionKind.W}
         self._place = {action: i for i, action in enumerate(row)}
 
     def gradients_ready(self, position: float) -> Point:

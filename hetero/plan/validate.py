@@ -257,7 +257,7 @@ def enough_in_flight(replica: Replica) -> list[int] | None:
 def _ends(replica: Replica, in_flight: list[int]) -> bool:
     """Whether the replica's schedule comes to an end at these depths. Whether backwards are split does not matter."""
     stages = (
-        dataclasses.replace(stage, in_flight=depth, weight_lag=None)
+        dataclasses.replace(stage, in_flight=depth, wgrad_delay=None)
         for stage, depth in zip(replica.stages, in_flight, strict=True)
     )
     tried = dataclasses.replace(replica, stages=tuple(stages))
@@ -356,19 +356,19 @@ def check_recompute(plan: Plan) -> None:
             raise PlanError(f"{where}: recompute_num_layers {count} of a stage with {held} layers{halves}")
 
 
-def check_weight_lag(plan: Plan) -> None:
+def check_wgrad_delay(plan: Plan) -> None:
     """The backward of a recomputed layer runs its forward again, which its weights' gradients would need once more."""
     for where, stage in _named_stages(plan):
-        if stage.weight_lag is None:
+        if stage.wgrad_delay is None:
             continue
-        if stage.weight_lag < 0:
+        if stage.wgrad_delay < 0:
             raise PlanError(
-                f"{where}: weight_lag is {stage.weight_lag}, must be at least 0, or null for a backward in one"
+                f"{where}: wgrad_delay is {stage.wgrad_delay}, must be at least 0, or null for a backward in one"
             )
         if stage.recompute == "full":
             raise PlanError(
-                f"{where}: weight_lag {stage.weight_lag} needs recompute none or selective, got full; "
-                "set weight_lag to null or choose another recompute"
+                f"{where}: wgrad_delay {stage.wgrad_delay} needs recompute none or selective, got full; "
+                "set wgrad_delay to null or choose another recompute"
             )
 
 
@@ -431,7 +431,7 @@ CHECKS = (
     check_sequence_fits_positions,
     check_moe_uses_sequence_parallel,
     check_recompute,
-    check_weight_lag,
+    check_wgrad_delay,
     check_devices_can_do_the_precision,
     check_gradient_domains,
     check_gradient_buckets,

@@ -1,14 +1,14 @@
-"""The rule of :mod:`hetero.cost.period` for inner loops: the same depths without its checks, and under memory caps."""
+"""The rule of :mod:`hetero.cost.pipeline_period` for inner loops: unchecked, and under memory caps."""
 
 from collections.abc import Sequence
 
-from hetero.cost.period import ROUNDING, steady_period_s
+from hetero.cost.pipeline_period import ROUNDING, steady_period_s
 
 BISECTIONS = 7
 
 
 def smallest_depths(times: Sequence[float], transfers: Sequence[float], period: float) -> list[int]:
-    """:func:`hetero.cost.period.smallest_depths`, from sums of everything before each stage."""
+    """:func:`hetero.cost.pipeline_period.smallest_depths`, from sums of everything before each stage."""
     starts = [0.0]
     for seconds, transfer in zip(times, transfers, strict=False):
         starts.append(starts[-1] + seconds + 2 * transfer)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.memory import MemoryParts, device_memory, plan_memory
-from hetero.cost.simulator import Simulation, simulate
+from hetero.cost.simulation.simulator import Simulation, simulate
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan, Replica
-from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.clock import Clock
 from hetero.planner.cover import Cover, Score

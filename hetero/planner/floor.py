@@ -18,7 +18,7 @@ can execute; for the same reason a step this short is rarely possible.
 
 from dataclasses import dataclass
 
-from hetero.cost.parts import HALVES
+from hetero.cost.layers.stage_modules import HALVES
 from hetero.plan.ir import Recompute
 from hetero.planner.candidates import RECOMPUTES, Candidates, Slot
 from hetero.planner.problem import NodeKind, Problem

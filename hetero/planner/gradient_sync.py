@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import with_gradient_sync
+from hetero.cost.simulation.simulator import with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.planner.clock import Clock
 from hetero.planner.finalists import Scored, scoring_s, short_bytes, worth

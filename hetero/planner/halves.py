@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.planner.problem import Problem
@@ -109,7 +109,7 @@ def recomputing_more(plan: Plan, problem: Problem, capacity_bytes: Callable[[tup
         for r, replica in enumerate(plan.replicas):
             stages = [
                 # What is computed again in full has no backward that could be split.
-                dataclasses.replace(stage, recompute=MORE[stage.recompute], weight_lag=None)
+                dataclasses.replace(stage, recompute=MORE[stage.recompute], wgrad_delay=None)
                 if (r, s) in short
                 else stage
                 for s, stage in enumerate(replica.stages)

@@ -37,7 +37,7 @@ def with_interleaving(finalists: Sequence[Scored], problem: Problem, clock: Cloc
     """The first of ``finalists``, or what several stages per device group make of one of them before ``clock`` is over,
     if better."""
     best = finalists[0]
-    if not problem.interleaves or problem.costs.traits.blocking_transfers:
+    if not problem.interleaves or problem.costs.runtime.blocking_transfers:
         return best
     enough = ENOUGH * worth(best, problem)
     starts = {start.plan: start for start in finalists[:MOST_STARTS]}.values()
@@ -119,7 +119,7 @@ def _part(stage: Stage, start: float, end: float, *, in_flight: int) -> Stage:
     """Layers ``[start, end)`` as ``stage`` does its own; it recomputes as many in proportion, and where it parts its
     backward, the weights' gradients follow at once."""
     part = dataclasses.replace(
-        stage.with_layers(start, end), in_flight=in_flight, weight_lag=None if stage.weight_lag is None else 0
+        stage.with_layers(start, end), in_flight=in_flight, wgrad_delay=None if stage.wgrad_delay is None else 0
     )
     if stage.recompute_num_layers is None:
         return part

@@ -26,7 +26,7 @@ class Rings:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._bytes = problem.costs.traits.bucket_numel * problem.costs.gradient_bytes
+        self._bytes = problem.costs.runtime.bucket_numel * problem.costs.gradient_bytes
 
     @cached_property
     def inside_s_per_byte(self) -> tuple[float, ...]:
@@ -54,7 +54,7 @@ class Rings:
                 self._bytes,
                 ranks,
                 self._problem.topology,
-                host_gb_per_s=self._problem.costs.traits.sync_host_gb_per_s,
+                host_gb_per_s=self._problem.costs.runtime.sync_host_gb_per_s,
             )
         except ConfigError:
             return float("inf")

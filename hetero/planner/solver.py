@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hetero.cost.memory import MemoryParts
-from hetero.cost.simulator import Simulation
+from hetero.cost.simulation.simulator import Simulation
 from hetero.plan.ir import Plan
 from hetero.planner.baselines import autohet_plans, best_plan, harp_plans
 from hetero.planner.candidates import Candidates

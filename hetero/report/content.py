@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import MemoryParts, device_memory
-from hetero.cost.simulator import Simulation, StageTimes
+from hetero.cost.simulation.simulator import Simulation, StageTimes
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.baselines import Yardstick
 from hetero.planner.finalists import Scored

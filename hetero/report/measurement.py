@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from rich import box
 from rich.table import Table
 
-from hetero.cost.simulator import Simulation, StageTimes
-from hetero.report.wording import in_turns, layers_of
+from hetero.cost.simulation.simulator import Simulation, StageTimes
+from hetero.report.plan_wording import in_turns, layers_of
 from hetero.text import number_ranges
 
 COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {

@@ -8,16 +8,15 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from hetero.cost.basis import Basis
 from hetero.cost.capacity import memory_error
+from hetero.cost.layers.confidence import Confidence
 from hetero.cost.memory import MemoryParts
 from hetero.planner.finalists import Scored
 from hetero.report.content import DeviceRow, Execution, Report, named
-from hetero.report.figures import DRAWINGS
-from hetero.report.sheet import inline_svg, shade
-from hetero.report.tables import UNKNOWN, fullest
-from hetero.report.timeline_figure import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
-from hetero.report.wording import (
+from hetero.report.figures.canvas import inline_svg, shade
+from hetero.report.figures.catalogue import DRAWINGS
+from hetero.report.figures.timeline import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
+from hetero.report.plan_wording import (
     depth_of,
     depth_title,
     gradient_sync_of,
@@ -27,6 +26,7 @@ from hetero.report.wording import (
     recompute_of,
     shape_of,
 )
+from hetero.report.tables import UNKNOWN, fullest
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -36,11 +36,11 @@ REPORT_FORMAT = 1
 MOST_TABLE_ROWS = 200
 
 BASIS_WORDS = {
-    Basis.MEASURED: "measured",
-    Basis.INTERPOLATED: "between measured sizes",
-    Basis.EXTRAPOLATED: "estimate: beyond measured sizes",
-    Basis.ESTIMATED: "estimate: from other layers on this device",
-    Basis.DATA_SHEET: "estimate: from data sheets",
+    Confidence.MEASURED: "measured",
+    Confidence.INTERPOLATED: "between measured sizes",
+    Confidence.EXTRAPOLATED: "estimate: beyond measured sizes",
+    Confidence.ESTIMATED: "estimate: from other layers on this device",
+    Confidence.DATA_SHEET: "estimate: from data sheets",
 }
 
 SHARES = (
@@ -156,7 +156,7 @@ def _warning(report: Report) -> str:
 
 
 def _rests_on(report: Report) -> str:
-    if report.simulation.basis.is_estimate:
+    if report.simulation.confidence.is_estimate:
         return "some times rest on estimates and not on measured profiles, see the table at the end."
     return "every layer's time was measured on these devices, or lies between sizes that were."
 
@@ -285,7 +285,7 @@ def _bases(report: Report) -> Iterator[dict[str, Any]]:
             "tp": tp,
             "micro_batch_size": micro_batch_size,
             "layers": [
-                BASIS_WORDS[costs.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size).basis]
+                BASIS_WORDS[costs.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size).confidence]
                 if kind in held
                 else "-"
                 for kind in LAYER_KINDS

@@ -9,9 +9,9 @@ from rich import box
 from rich.table import Table
 
 from hetero.cost.memory import MemoryParts, device_memory
-from hetero.cost.simulator import Simulation
+from hetero.cost.simulation.simulator import Simulation
 from hetero.plan.ir import Plan, Stage
-from hetero.report.wording import (
+from hetero.report.plan_wording import (
     degrees,
     depth_of,
     depth_title,
@@ -191,9 +191,9 @@ def result_lines(result: "PlanResult") -> Iterator[str]:
         f"predicted: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
         f"{simulation.tokens_per_s:.4g} tokens/s; bubble {simulation.bubble_share:.1%}"
     )
-    if simulation.basis.is_estimate:
-        basis = simulation.basis.name.lower().replace("_", " ")
-        yield f"this rests on estimates ({basis}): some layers were not measured on these devices"
+    if simulation.confidence.is_estimate:
+        confidence = simulation.confidence.name.lower().replace("_", " ")
+        yield f"this rests on estimates ({confidence}): some layers were not measured on these devices"
     if result.score is None:
         yield f"the search found nothing in its time: the plan is the best of those made first (gap {result.gap:.1%})"
     else:

@@ -12,11 +12,11 @@ import torch
 from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 
 from hetero.distributed.process_groups import ParallelContext
-from hetero.runtime.batch import Microbatch
 from hetero.runtime.grad_sync import GradientSync
-from hetero.runtime.pipeline import Keeps, StageRunner
+from hetero.runtime.microbatch import Microbatch
+from hetero.runtime.stage_runner import Keeps, StageRunner
 from hetero.runtime.weight_gather import WeightGather
-from hetero.schedule.actions import BACKWARD, RECEIVE, SEND, UPDATE, Action, Kind
+from hetero.schedule.actions import BACKWARD, RECEIVE, SEND, UPDATE, Action, ActionKind
 from hetero.schedule.program import Program
 
 
@@ -87,7 +87,7 @@ class Executor:
 
     def update(self, apply: Callable[[], None]) -> None:
         """UPDATE, which ``apply`` does, and the launch of all GATHERs behind it."""
-        with self._context.pace.compute(UPDATE):
+        with self._context.timing.compute(UPDATE):
             apply()
         self._gather.start()
 
@@ -100,13 +100,13 @@ class Executor:
         loss: torch.Tensor | float = 0.0
         self._sums.begins(action)
         match action.kind:
-            case Kind.F:
+            case ActionKind.F:
                 loss = stage.forward(action, batch, keeps=self._keeps[action])
-            case Kind.R:
+            case ActionKind.R:
                 stage.forward_again(action, batch)
-            case Kind.B | Kind.I:
+            case ActionKind.B | ActionKind.I:
                 stage.backward(action, inputs.loss_scale)
-            case Kind.W:
+            case ActionKind.W:
                 stage.weight_gradients(action)
         self._sums.ends(action)
         return loss
@@ -120,7 +120,7 @@ class Executor:
 
 def _kept_by_forwards(order: Sequence[Action]) -> dict[Action, Keeps]:
     """What each forward keeps, as what comes later needs it."""
-    again = {(a.stage, a.number) for a in order if a.kind == Kind.R}
+    again = {(a.stage, a.number) for a in order if a.kind == ActionKind.R}
     with_backward = {(a.stage, a.number) for a in order if a.kind in BACKWARD}
     return {
         action: Keeps.INPUT
@@ -129,5 +129,5 @@ def _kept_by_forwards(order: Sequence[Action]) -> dict[Action, Keeps]:
         if (action.stage, action.number) in with_backward
         else Keeps.NOTHING
         for action in order
-        if action.kind == Kind.F
+        if action.kind == ActionKind.F
     }

@@ -1,14 +1,14 @@
-"""Sums the gradients of every piece over the ranks that hold it, beside the rest of the backward."""
+"""Sums the gradients of every segment over the ranks that hold it, beside the rest of the backward."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
-from hetero.distributed.pace import Pace, Waitable
+from hetero.distributed.timing import Timing, Waitable
 from hetero.runtime.buckets import LocalBucket
-from hetero.runtime.state import TensorSlice
-from hetero.schedule.actions import BACKWARD, Action, Kind
+from hetero.runtime.sharded_state import TensorSlice
+from hetero.schedule.actions import BACKWARD, Action, ActionKind
 from hetero.schedule.program import Program, Step
 
 
@@ -23,12 +23,12 @@ class GradientSync:
 
     Args:
         buckets: this rank's, in the global order.
-        pace: when sums happen.
+        timing: when sums happen.
     """
 
-    def __init__(self, buckets: Sequence[LocalBucket], program: Program, *, pace: Pace | None = None) -> None:
+    def __init__(self, buckets: Sequence[LocalBucket], program: Program, *, timing: Timing | None = None) -> None:
         self._buckets = buckets
-        self._pace = pace or Pace()
+        self._timing = timing or Timing()
         by_number = {local.number: local for local in buckets if local.number is not None}
         self._queue: list[tuple[Step, LocalBucket]] = [
             (step, by_number[step.action.number]) for step in program.queues.get("reduce", ())
@@ -53,9 +53,9 @@ class GradientSync:
         self._missing = [local.tensors() for _, local in self._queue]
         for local in self._buckets:
             local.gradients.zero_()
-            for piece in local.pieces:
-                if not piece.is_view and piece.tensor.grad is not None:
-                    piece.tensor.grad.zero_()
+            for segment in local.segments:
+                if not segment.is_view and segment.tensor.grad is not None:
+                    segment.tensor.grad.zero_()
 
     def begins(self, compute: Action) -> None:
         """``compute`` begins; if it is the last one of its stage that makes gradients, those that come are whole."""
@@ -79,7 +79,7 @@ class GradientSync:
 
         Afterwards the buffers hold the sums in what each :attr:`LocalBucket.summed` says, and so does every ``.grad``
         of which this rank has all sums.
-        Per bucket what its :class:`hetero.runtime.collectives.BucketCollectives` do, over its holders, in the order of
+        Per bucket what its :class:`.BucketCollectives` do, over its holders, in the order of
         the queue.
         """
         assert self._launched == len(self._queue), "a gradient sum comes after a compute that has not run"
@@ -103,7 +103,7 @@ class GradientSync:
             self._launched += 1
             local.collect_gradients()
             start = partial(local.collectives.sum, local.gradients)
-            self._pending += self._pace.collective(step, local.collectives.summing, local.bucket, start)
+            self._pending += self._timing.collective(step, local.collectives.summing, local.bucket, start)
 
     def _may_launch(self, place: int) -> bool:
         step, _ = self._queue[place]
@@ -117,5 +117,7 @@ class GradientSync:
 def _last_gradients(program: Program) -> frozenset[Action]:
     """Of each stage the last backward and, where weights' gradients come later, the last of those."""
     computes = [step.action for step in program.queues["compute"]]
-    last = {(each.stage, each.kind == Kind.W): each for each in computes if each.kind in BACKWARD | {Kind.W}}
+    last = {
+        (each.stage, each.kind == ActionKind.W): each for each in computes if each.kind in BACKWARD | {ActionKind.W}
+    }
     return frozenset(last.values())

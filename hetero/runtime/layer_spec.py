@@ -19,8 +19,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.errors import ConfigError
 from hetero.plan.ir import Stage
+from hetero.runtime.delayed_wgrad import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.runtime.options import StageOptions
-from hetero.runtime.weight_gradients import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
 
@@ -29,7 +29,7 @@ class Norm(torch.nn.Module):
     """LayerNorm or RMSNorm of torch for the local spec.
 
     The stock ``WrappedTorchNorm`` refuses sequence parallelism (torch_norm.py:32), whose only effect on a norm is
-    that its gradient is partial; :mod:`hetero.plan.holders` accounts for that by the parameter's name.
+    that its gradient is partial; :mod:`.gradient_groups` accounts for that by the parameter's name.
     """
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:
@@ -45,8 +45,8 @@ def uses_transformer_engine(options: StageOptions, device: DeviceType, *, splits
     """
     if options.transformer_impl == "transformer_engine" and splits_backward:
         raise ConfigError(
-            "--transformer-impl transformer_engine: the plan has a stage with weight_lag, which only the local layers "
-            "can do; choose auto or local, or make a plan whose weight_lag is null everywhere"
+            "--transformer-impl transformer_engine: the plan has a stage with wgrad_delay, which only the local layers "
+            "can do; choose auto or local, or make a plan whose wgrad_delay is null everywhere"
         )
     possible = HAVE_TE and device.has_transformer_engine
     if options.transformer_impl == "transformer_engine" and not possible:
@@ -65,7 +65,7 @@ def may_split_backward(options: StageOptions) -> bool:
 
 def stage_spec(model: ModelSpec, stage: Stage, *, transformer_engine: bool) -> TransformerBlockSubmodules:
     """The modules of the layers of ``stage`` and, after the last one of the model, its final norm."""
-    splits_backward = stage.weight_lag is not None
+    splits_backward = stage.wgrad_delay is not None
     assert not (transformer_engine and splits_backward), "TransformerEngine's linear layers do not put anything off"
     if transformer_engine:
         layer, norm = _transformer_engine_layer(model), LayerNormImpl

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.loss_scaler import LossScaler
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class StepResult:
 
 
 @dataclass(slots=True, eq=False)
-class _Segment:
+class _UpdatedRange:
     """A stretch of a bucket that this rank updates and that decays or not as a whole.
 
     main: in full precision what the optimizer updates: the weights themselves, or their master copy.
@@ -115,7 +115,7 @@ class Optimizer:
         stop_votes = torch.full_like(num_tokens, float(wants_stop))
         totals = torch.stack([self._owned_squares(), loss_sum, num_tokens, stop_votes])
         dist.all_reduce(totals, group=self._context.world)
-        self._context.pace.meet()
+        self._context.timing.meet()
         squares, loss, tokens, votes = totals.tolist()
         scale = self._scaler.scale if self._scaler is not None else 1.0
         norm = squares**0.5 / scale
@@ -190,7 +190,7 @@ class Optimizer:
             torch._foreach_mul_([segment.main.grad for segment in self._segments], factor)
 
 
-def _segments(local: LocalBucket) -> Iterator[_Segment]:
+def _segments(local: LocalBucket) -> Iterator[_UpdatedRange]:
     boundary, updated = local.bucket.end_of_decayed, local.summed
     for decays, start, end in ((True, 0, boundary), (False, boundary, local.bucket.length)):
         place = slice(max(start, updated.start), min(end, updated.stop))
@@ -200,7 +200,7 @@ def _segments(local: LocalBucket) -> Iterator[_Segment]:
             main = weights if weights.dtype == local.gradients.dtype else weights.to(local.gradients.dtype)
             main = main.detach().requires_grad_()
             main.grad = local.gradients[place]
-            yield _Segment(local, place, decays, main)
+            yield _UpdatedRange(local, place, decays, main)
 
 
 def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
@@ -216,7 +216,7 @@ def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
     return norms.square().sum() + rest.square()
 
 
-def _adamw(segments: Sequence[_Segment], options: AdamOptions) -> torch.optim.AdamW:
+def _adamw(segments: Sequence[_UpdatedRange], options: AdamOptions) -> torch.optim.AdamW:
     """Two groups, as Megatron has them: biases and one-dimensional weights do not decay.
 
     ``wd_mult`` is what megatron-core's parameter scheduler multiplies the current weight decay by. The moments exist

@@ -24,7 +24,7 @@ class StageOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataParallelOptions:
-    """How the holders of a piece sum its gradients and update it.
+    """How the holders of a segment sum its gradients and update it.
 
     bucket_numel: elements of gradient that are reduced by one collective, about, where the plan says nothing else.
     overlap_grad_reduce: reduce gradients beside the last backward instead of after it.

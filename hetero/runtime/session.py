@@ -10,22 +10,22 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.agreement import AgreedError
 from hetero.distributed.process_groups import ParallelContext
-from hetero.runtime.batch import Microbatch, to_device
+from hetero.distributed.rank_consensus import ConsensusError
+from hetero.runtime.microbatch import Microbatch, to_device
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
 from hetero.text import number_ranges
 
 
-class Schedule(Protocol):
+class ParamScheduler(Protocol):
     """Sets the learning rate and the weight decay of the next update, as megatron-core's scheduler does."""
 
     def step(self, increment: int) -> None:
         """Move on by so many updates."""
 
 
-class NotFiniteError(AgreedError):
+class NotFiniteError(ConsensusError):
     """A loss or a gradient is infinite or not a number; every rank raises it after the same step."""
 
 
@@ -55,7 +55,7 @@ class TrainingSession:
         trainer: Trainer,
         *,
         data: Iterator[Sequence[Microbatch]] | None,
-        schedule: Schedule | None = None,
+        schedule: ParamScheduler | None = None,
         check_for_nan: bool = True,
         start_step: int = 0,
     ) -> None:

@@ -12,11 +12,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime import cpu_backend, mcore
-from hetero.runtime.batch import Microbatch
+from hetero.runtime.delayed_wgrad import DelayedWeightGradients, put_off_weight_gradients
 from hetero.runtime.layer_spec import activation_function, stage_spec, uses_transformer_engine
+from hetero.runtime.microbatch import Microbatch
+from hetero.runtime.named_parameters import canonical_parameters, draw_weights
 from hetero.runtime.options import StageOptions
-from hetero.runtime.weight_gradients import WeightGradients, put_off_weight_gradients
-from hetero.runtime.weights import canonical_parameters, draw_weights
 from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter
@@ -54,7 +54,7 @@ class StageModel:
     parameters: dict[str, tuple[Parameter, torch.nn.Parameter]]
     attention_mask: torch.Tensor | None
     dtype: torch.dtype
-    later: WeightGradients | None
+    later: DelayedWeightGradients | None
 
     def forward(self, input_SBH: torch.Tensor | None, batch: Microbatch | None) -> torch.Tensor:
         """Activations [S, B, H] for the next stage, or on the last stage the loss of every token [B, S].
@@ -95,7 +95,7 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     collection = mcore.process_group_collection(work, num_stages=num_stages)
     mcore.install_parallel_state(collection)
     scaling = model.rotary_scaling
-    splits = stage.weight_lag is not None
+    splits = stage.wgrad_delay is not None
     transformer_engine = uses_transformer_engine(options, device_type(stage.device), splits_backward=splits)
     module = MaskedVocabularyGPT(
         config=_transformer_config(context, work, options),
@@ -173,7 +173,7 @@ def _transformer_config(context: ParallelContext, work: StageContext, options: S
         pipeline_model_parallel_size=len(replica.stages),
         pipeline_model_parallel_layout=mcore.StageLayout(replica, work.placement.stage),
         sequence_parallel=stage.splits_sequence,
-        # Pieces of a gradient go to several buckets, so the weight-gradient kernel cannot write it by itself.
+        # Segments of a gradient go to several buckets, so the weight-gradient kernel cannot write it by itself.
         gradient_accumulation_fusion=False,
         bias_activation_fusion=fuse_activation,
         bias_dropout_fusion=on_cuda,

@@ -8,16 +8,16 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.plan.lowering import CollectiveOptions, evaluation_program, lower_rank
-from hetero.runtime.batch import Microbatch
 from hetero.runtime.buckets import NamedParameters, local_buckets
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
+from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
-from hetero.runtime.pipeline import StageRunner
+from hetero.runtime.sharded_state import TensorSlice
 from hetero.runtime.stage import GRADIENT_DTYPES, build_stages
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.stage_runner import StageRunner
 from hetero.runtime.weight_gather import WeightGather
 
 
@@ -62,8 +62,8 @@ class Trainer:
                 overlap_param_gather=data_parallel.overlap_param_gather,
             ),
         )
-        self._sums = GradientSync(self._buckets, program, pace=context.pace)
-        self._gather = WeightGather(self._buckets, program, self._modules, pace=context.pace)
+        self._sums = GradientSync(self._buckets, program, timing=context.timing)
+        self._gather = WeightGather(self._buckets, program, self._modules, timing=context.timing)
         runners = {
             work.placement.stage: StageRunner(context, work, model, ready=self._sums.arrived)
             for work, model in zip(context.stages, models, strict=True)
@@ -86,7 +86,7 @@ class Trainer:
         weights = sum(local.weights.nbytes for local in self._buckets)
         gradients = sum(local.gradients.nbytes for local in self._buckets)
         # Parameters that other holders' edges cut have tensors of their own beside the buffers.
-        cut = {piece.tensor for local in self._buckets for piece in local.pieces if not piece.is_view}
+        cut = {segment.tensor for local in self._buckets for segment in local.segments if not segment.is_view}
         weights += sum(tensor.nbytes for tensor in cut)
         gradients += sum(tensor.grad.nbytes for tensor in cut if tensor.grad is not None)
         return weights, gradients, self.optimizer.state_bytes()
@@ -125,7 +125,7 @@ class Trainer:
         """
         self.finish_gather()
         totals = torch.zeros(2, dtype=torch.float64, device=self._context.device)
-        with self._context.pace.outside_steps():
+        with self._context.timing.outside_steps():
             for module in self._modules:
                 module.eval()
             loss = self._evaluator.run(StepInputs(microbatches=microbatches))

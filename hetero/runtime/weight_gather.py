@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hetero.distributed.pace import Pace, Waitable
+from hetero.distributed.timing import Timing, Waitable
 from hetero.runtime.buckets import LocalBucket
 from hetero.schedule.program import Program
 
@@ -20,7 +20,7 @@ class WeightGather:
     Args:
         buckets: this rank's.
         modules: of all stages, whose submodules hold the parameters.
-        pace: when gathers happen.
+        timing: when gathers happen.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class WeightGather:
         program: Program,
         modules: Iterable[torch.nn.Module] = (),
         *,
-        pace: Pace | None = None,
+        timing: Timing | None = None,
     ) -> None:
         by_number = {local.number: local for local in buckets if local.number is not None}
         steps = program.queues.get("gather", ())
-        self._pace = pace or Pace()
+        self._timing = timing or Timing()
         self._queue = [(step, by_number[step.action.number]) for step in steps]
         self._waited_for_at_once = [
             step.action.number for step in steps if any(point.position is None for point in step.before)
@@ -45,13 +45,13 @@ class WeightGather:
 
     def start(self) -> None:
         """Launch all gathers in the order of the queue: per bucket what its
-        :class:`hetero.runtime.collectives.BucketCollectives` do, over its holders.
+        :class:`.BucketCollectives` do, over its holders.
         """
         for local in self._at_hand:
             local.return_weights()
         for step, local in self._queue:
             start = partial(local.collectives.gather, local.weights)
-            works = self._pace.collective(step, "all_gather", local.bucket, start)
+            works = self._timing.collective(step, "all_gather", local.bucket, start)
             self._pending[step.action.number] = local, works
         for number in self._waited_for_at_once:
             self._wait(number)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hetero.errors import ScheduleError
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """What takes time in a step; the letters are those of ``torch.distributed.pipelining``.
 
     F is a forward. B is a backward; where it is in two parts, I computes the gradient of the input and W that of the
@@ -40,12 +40,12 @@ class Kind(StrEnum):
     GATHER = "GATHER"
 
 
-COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
-BACKWARD = frozenset({Kind.B, Kind.I})
+COMPUTE = frozenset({ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W})
+BACKWARD = frozenset({ActionKind.B, ActionKind.I})
 """Backwards that give their input's gradient to the stage before."""
 
-SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
-RECEIVE = frozenset({Kind.RECV_F, Kind.RECV_B})
+SEND = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
+RECEIVE = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 
 NO_STAGE = -1
 """In place of the stage of what belongs to a device group as a whole."""
@@ -59,11 +59,11 @@ class Action(NamedTuple):
     """
 
     stage: int
-    kind: Kind
+    kind: ActionKind
     number: int
 
     def __str__(self) -> str:
-        if self.kind == Kind.UPDATE:
+        if self.kind == ActionKind.UPDATE:
             return "UPDATE"
         return f"{self.kind}{self.number}" if self.stage == NO_STAGE else f"{self.stage}{self.kind}{self.number}"
 
@@ -80,10 +80,14 @@ class Action(NamedTuple):
         stage, kind, collective, number = match.groups()
         if number is None:
             return UPDATE
-        return cls(NO_STAGE, Kind(collective), int(number)) if collective else cls(int(stage), Kind(kind), int(number))
+        return (
+            cls(NO_STAGE, ActionKind(collective), int(number))
+            if collective
+            else cls(int(stage), ActionKind(kind), int(number))
+        )
 
 
-UPDATE = Action(NO_STAGE, Kind.UPDATE, 0)
+UPDATE = Action(NO_STAGE, ActionKind.UPDATE, 0)
 
 
 Row = list[Action]
@@ -105,7 +109,7 @@ def format_schedule(schedule: Schedule) -> str:
     return "\n".join(" ".join(map(str, row)) for row in schedule)
 
 
-class Boundary(NamedTuple):
+class StageBoundary(NamedTuple):
     """How the microbatches of two neighbouring stages meet: ``num_slices`` is the larger of their two counts."""
 
     num_slices: int
@@ -113,7 +117,7 @@ class Boundary(NamedTuple):
     microbatches_after: int
 
     @classmethod
-    def between(cls, before: int, after: int) -> "Boundary":
+    def between(cls, before: int, after: int) -> "StageBoundary":
         """The boundary between stages that count ``before`` and ``after`` microbatches of the same samples.
 
         Raises:
@@ -135,26 +139,26 @@ class Boundary(NamedTuple):
         return range(microbatch * per, (microbatch + 1) * per)
 
 
-def boundaries(num_microbatches: Sequence[int]) -> list[Boundary]:
+def boundaries(num_microbatches: Sequence[int]) -> list[StageBoundary]:
     """The boundary after each stage but the last."""
-    return [Boundary.between(before, after) for before, after in pairwise(num_microbatches)]
+    return [StageBoundary.between(before, after) for before, after in pairwise(num_microbatches)]
 
 
-def received_by(compute: Action, edges: Sequence[Boundary]) -> list[Action]:
+def received_by(compute: Action, edges: Sequence[StageBoundary]) -> list[Action]:
     """The receives of the slices that a compute needs."""
     s, kind, m = compute
-    if kind == Kind.F and s > 0:
-        return [Action(s, Kind.RECV_F, i) for i in edges[s - 1].slices_after(m)]
+    if kind == ActionKind.F and s > 0:
+        return [Action(s, ActionKind.RECV_F, i) for i in edges[s - 1].slices_after(m)]
     if kind in BACKWARD and s < len(edges):
-        return [Action(s, Kind.RECV_B, i) for i in edges[s].slices_before(m)]
+        return [Action(s, ActionKind.RECV_B, i) for i in edges[s].slices_before(m)]
     return []
 
 
-def sent_by(compute: Action, edges: Sequence[Boundary]) -> list[Action]:
+def sent_by(compute: Action, edges: Sequence[StageBoundary]) -> list[Action]:
     """The sends of the slices that a compute makes."""
     s, kind, m = compute
-    if kind == Kind.F and s < len(edges):
-        return [Action(s, Kind.SEND_F, i) for i in edges[s].slices_before(m)]
+    if kind == ActionKind.F and s < len(edges):
+        return [Action(s, ActionKind.SEND_F, i) for i in edges[s].slices_before(m)]
     if kind in BACKWARD and s > 0:
-        return [Action(s, Kind.SEND_B, i) for i in edges[s - 1].slices_after(m)]
+        return [Action(s, ActionKind.SEND_B, i) for i in edges[s - 1].slices_after(m)]
     return []

@@ -10,7 +10,7 @@ from hetero.schedule.actions import (
     RECEIVE,
     SEND,
     Action,
-    Kind,
+    ActionKind,
     Schedule,
     boundaries,
     format_schedule,
@@ -58,9 +58,9 @@ class _Run:
         self._transport = transport
         self._position = [0] * len(schedule)
         self._done: set[Action] = set()
-        self._recomputed = {(s, m) for row in schedule for s, kind, m in row if kind == Kind.R}
+        self._recomputed = {(s, m) for row in schedule for s, kind, m in row if kind == ActionKind.R}
         self._producer = {send: action for row in schedule for action in row for send in sent_by(action, self._edges)}
-        self._place: dict[tuple[int, Kind], dict[int, int]] = defaultdict(dict)
+        self._place: dict[tuple[int, ActionKind], dict[int, int]] = defaultdict(dict)
         """Of the slices of a direction on one side, in the order in which they were issued."""
         self._at_first_contact: set[Action] = set()
 
@@ -100,10 +100,12 @@ class _Run:
         if action in self._producer:
             return {self._producer[action]}
         if kind in BACKWARD:
-            return {Action(s, Kind.F, m)} | ({Action(s, Kind.R, m)} if (s, m) in self._recomputed else set())
-        if kind == Kind.R:
-            return {Action(s, Kind.F, m)}
-        return {Action(s, Kind.I, m)} if kind == Kind.W else set()
+            return {Action(s, ActionKind.F, m)} | (
+                {Action(s, ActionKind.R, m)} if (s, m) in self._recomputed else set()
+            )
+        if kind == ActionKind.R:
+            return {Action(s, ActionKind.F, m)}
+        return {Action(s, ActionKind.I, m)} if kind == ActionKind.W else set()
 
     def _has_arrived(self, receive: Action) -> bool:
         send = _other_side(receive)
@@ -125,8 +127,8 @@ class _Run:
         return Action(other.stage, other.kind, 0) in self._at_first_contact
 
 
-_OTHER = {Kind.SEND_F: (1, Kind.RECV_F), Kind.RECV_F: (-1, Kind.SEND_F)}
-_OTHER |= {Kind.SEND_B: (-1, Kind.RECV_B), Kind.RECV_B: (1, Kind.SEND_B)}
+_OTHER = {ActionKind.SEND_F: (1, ActionKind.RECV_F), ActionKind.RECV_F: (-1, ActionKind.SEND_F)}
+_OTHER |= {ActionKind.SEND_B: (-1, ActionKind.RECV_B), ActionKind.RECV_B: (1, ActionKind.SEND_B)}
 
 
 def _other_side(transfer: Action) -> Action:

@@ -25,7 +25,7 @@ of two stages and the depths 3 2 and 2 1:
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import Action, Kind, Row, Schedule
+from hetero.schedule.actions import Action, ActionKind, Row, Schedule
 
 Groups = Sequence[Sequence[int]]
 """The stages of each device group, in ascending order; groups in the order of their first stages."""
@@ -47,8 +47,8 @@ def one_f_one_b(*, num_microbatches: Sequence[int], in_flight: Sequence[int], gr
         count = num_microbatches[stages[0]]
         # As many samples in a round as p of the largest microbatches have.
         in_round = max(1, len(groups) * count // fewest) if len(stages) > 1 else count
-        forwards = _in_rounds(Kind.F, stages, count, in_round)
-        backwards = _in_rounds(Kind.B, stages[::-1], count, in_round)
+        forwards = _in_rounds(ActionKind.F, stages, count, in_round)
+        backwards = _in_rounds(ActionKind.B, stages[::-1], count, in_round)
         rows.append(_alternating(forwards, backwards, warm_up=sum(in_flight[s] for s in stages)))
     return rows
 
@@ -75,7 +75,7 @@ ORDERS: Mapping[str, Callable[..., Schedule]] = {BY_DEPTHS: one_f_one_b, "gpipe"
 def forward_only(*, num_microbatches: Sequence[int], groups: Groups | None = None) -> Schedule:
     """Evaluation: every forward, in the order of :func:`one_f_one_b`, and no backward."""
     whole = one_f_one_b(num_microbatches=num_microbatches, in_flight=num_microbatches, groups=groups)
-    return [[action for action in row if action.kind == Kind.F] for row in whole]
+    return [[action for action in row if action.kind == ActionKind.F] for row in whole]
 
 
 def lock_step(*, num_stages: int, num_microbatches: int) -> Schedule:
@@ -99,7 +99,7 @@ def _checked(num_microbatches: Sequence[int], in_flight: Sequence[int], groups: 
     return groups or [[s] for s in range(len(num_microbatches))]
 
 
-def _in_rounds(kind: Kind, stages: Sequence[int], num_microbatches: int, in_round: int) -> Row:
+def _in_rounds(kind: ActionKind, stages: Sequence[int], num_microbatches: int, in_round: int) -> Row:
     """``in_round`` microbatches through one stage after the other, then the next ones."""
     return [
         Action(stage, kind, m)
@@ -128,12 +128,12 @@ def _lock_step_row(stage: int, num_stages: int, num_microbatches: int) -> Row:
         number = (slot - stage) // 2 if is_forward else (slot + stage + 1) // 2 - num_stages
         has_number, has_previous = 0 <= number < num_microbatches, 0 <= previous < num_microbatches
         if is_forward and stage > 0:
-            row += [Action(stage, Kind.RECV_F, number)] * has_number
-            row += [Action(stage, Kind.SEND_B, previous)] * has_previous
+            row += [Action(stage, ActionKind.RECV_F, number)] * has_number
+            row += [Action(stage, ActionKind.SEND_B, previous)] * has_previous
         if not is_forward and stage + 1 < num_stages:
-            row += [Action(stage, Kind.SEND_F, previous)] * has_previous
-            row += [Action(stage, Kind.RECV_B, number)] * has_number
+            row += [Action(stage, ActionKind.SEND_F, previous)] * has_previous
+            row += [Action(stage, ActionKind.RECV_B, number)] * has_number
         if has_number:
-            row.append(Action(stage, Kind.F if is_forward else Kind.B, number))
+            row.append(Action(stage, ActionKind.F if is_forward else ActionKind.B, number))
         previous = number
     return row

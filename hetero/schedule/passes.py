@@ -7,7 +7,7 @@ from hetero.schedule.actions import (
     BACKWARD,
     COMPUTE,
     RECEIVE,
-    Kind,
+    ActionKind,
     Row,
     Schedule,
     boundaries,
@@ -15,16 +15,16 @@ from hetero.schedule.actions import (
     sent_by,
 )
 
-TALKING = BACKWARD | {Kind.F}
+TALKING = BACKWARD | {ActionKind.F}
 """Computes with a neighbour before or behind them; the others take and give nothing."""
 
 
-def split_backward(schedule: Schedule, *, weight_lag: Sequence[int | None]) -> Schedule:
-    """Part the backward of stages with a lag into I, which computes the input's gradient, and W, which computes the
+def split_backward(schedule: Schedule, *, wgrad_delay: Sequence[int | None]) -> Schedule:
+    """Part the backward of stages with a delay into I, which computes the input's gradient, and W, which computes the
     weights' (zero bubble, arXiv 2401.10241).
 
-    ``weight_lag[s]`` is ``None`` where stage ``s`` keeps its backward whole. With lag k, W of microbatch m stands
-    behind I of microbatch m + k, so that up to k microbatches wait for their W. Four equal stages with the lags
+    ``wgrad_delay[s]`` is ``None`` where stage ``s`` keeps its backward whole. With delay k, W of microbatch m stands
+    behind I of microbatch m + k, so that up to k microbatches wait for their W. Four equal stages with the delays
     0 1 2 3, the paper's ZB-H1, where each action takes one unit of time:
 
         stage 0:  F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 F5 I2 W2 I3 W3 I4 W4 I5 W5
@@ -34,32 +34,34 @@ def split_backward(schedule: Schedule, *, weight_lag: Sequence[int | None]) -> S
 
     A later stage, whose last I ends earlier, has more W left to do after it, and all end together. 1F1B idles three
     times as long. When the forwards are over, each I is still followed by one W, though the forward's place is free:
-    a second one could hold up the next I, for which the stages before wait, and moves the end only where the lags
+    a second one could hold up the next I, for which the stages before wait, and moves the end only where the delays
     could have been better.
 
     Raises:
-        ScheduleError: there is not one lag per stage, or a lag is negative.
+        ScheduleError: there is not one delay per stage, or a delay is negative.
     """
-    if len(weight_lag) != (num_stages := 1 + max(action.stage for row in schedule for action in row)):
-        raise ScheduleError(f"{num_stages} stages, but weight_lag has {len(weight_lag)} entries")
-    for lag in weight_lag:
-        if lag is not None and lag < 0:
-            raise ScheduleError(f"weight_lag is {lag}, must be at least 0: weights' gradients come after the backward")
-    return [_with_weights(row, weight_lag) for row in schedule]
+    if len(wgrad_delay) != (num_stages := 1 + max(action.stage for row in schedule for action in row)):
+        raise ScheduleError(f"{num_stages} stages, but wgrad_delay has {len(wgrad_delay)} entries")
+    for delay in wgrad_delay:
+        if delay is not None and delay < 0:
+            raise ScheduleError(
+                f"wgrad_delay is {delay}, must be at least 0: weights' gradients come after the backward"
+            )
+    return [_with_weights(row, wgrad_delay) for row in schedule]
 
 
-def _with_weights(row: Row, weight_lag: Sequence[int | None]) -> Row:
+def _with_weights(row: Row, wgrad_delay: Sequence[int | None]) -> Row:
     out: Row = []
     waiting: Row = []
     for action in row:
-        lag = weight_lag[action.stage]
-        if action.kind != Kind.B or lag is None:
+        delay = wgrad_delay[action.stage]
+        if action.kind != ActionKind.B or delay is None:
             out.append(action)
             continue
-        out.append(action._replace(kind=Kind.I))
-        waiting.append(action._replace(kind=Kind.W))
+        out.append(action._replace(kind=ActionKind.I))
+        waiting.append(action._replace(kind=ActionKind.W))
         own = [later for later in waiting if later.stage == action.stage]
-        if len(own) > lag:
+        if len(own) > delay:
             out.append(own[0])
             waiting.remove(own[0])
     return out + waiting

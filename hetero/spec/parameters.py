@@ -66,7 +66,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ShardInterval:
     """``length`` consecutive indices along a parameter's shard dimension, where the model and a shard count them."""
 
     global_start: int
@@ -74,13 +74,13 @@ class Interval:
     length: int
 
 
-def shard_intervals(parameter: Parameter, *, tp: int, tp_rank: int) -> tuple[Interval, ...]:
+def shard_intervals(parameter: Parameter, *, tp: int, tp_rank: int) -> tuple[ShardInterval, ...]:
     """What tensor-parallel rank ``tp_rank`` of ``tp`` holds: one interval per block, in local order."""
     if parameter.shard_dim is None:
-        return (Interval(0, 0, 1),)
+        return (ShardInterval(0, 0, 1),)
     block = parameter.shape[parameter.shard_dim] // parameter.blocks
     shard = block // tp
-    return tuple(Interval(b * block + tp_rank * shard, b * shard, shard) for b in range(parameter.blocks))
+    return tuple(ShardInterval(b * block + tp_rank * shard, b * shard, shard) for b in range(parameter.blocks))
 
 
 def parameters(model: ModelSpec) -> tuple[Parameter, ...]:

@@ -10,8 +10,8 @@ from hetero.checkpoint.folder import find_checkpoint, latest_step, read_state
 from hetero.checkpoint.reader import LoadedCheckpoint, load_checkpoint
 from hetero.checkpoint.state import CheckpointState, LossScalerState
 from hetero.checkpoint.writer import CheckpointWriter
-from hetero.distributed.agreement import AgreedError, from_rank_0, on_all_ranks
 from hetero.distributed.process_groups import ParallelContext
+from hetero.distributed.rank_consensus import ConsensusError, from_rank_0, on_all_ranks
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
@@ -127,7 +127,7 @@ def saving(
         )
     try:
         yield Saver(config, context, trainer, scheduler, writer)
-    except AgreedError:
+    except ConsensusError:
         # What is being written in the background is from before, and where a later run goes on.
         if writer is not None:
             writer.wait()

@@ -27,12 +27,12 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from hetero.distributed.agreement import check_same_everywhere, on_all_ranks
-from hetero.distributed.processes import end_with_parent
+from hetero.distributed.helper_processes import end_with_parent
+from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError
 from hetero.plan.ir import Placement, Plan
-from hetero.plan.samples import microbatch_indices
-from hetero.runtime.batch import Microbatch
+from hetero.plan.sample_order import microbatch_indices
+from hetero.runtime.microbatch import Microbatch
 from megatron.training.config import DataConfig
 from megatron.training.index_cache import built_completely
 from megatron.training.tokenizer import Tokenizer

@@ -4,16 +4,16 @@ import dataclasses
 
 import torch.distributed as dist
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.data import shipped_profiles
-from hetero.distributed.agreement import on_all_ranks
+from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.emulation.setup import Emulation, emulate
 from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.profile import Profile
 from megatron.training.config import EmulationConfig, PretrainConfig
-from megatron.training.planning import runtime_traits
+from megatron.training.planning import runtime_runtime
 from megatron.training.tokenizer import Tokenizer
 
 CHECKPOINTS = "emulated"
@@ -21,7 +21,7 @@ CHECKPOINTS = "emulated"
 
 
 def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> Emulation:
-    """The small model's plan and the pace of this rank; collective over the world.
+    """The small model's plan and the timing of this rank; collective over the world.
 
     Raises:
         ConfigError: a device has no profile, the ranks sit on several machines, or the small model does not fit the
@@ -80,5 +80,5 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         precision=plan.precision,
         profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
         data_sheets=emulation.data_sheets,
-        traits=runtime_traits(config),
+        runtime=runtime_runtime(config),
     )

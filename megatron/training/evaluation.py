@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from hetero.distributed.process_groups import ParallelContext
-from hetero.runtime.batch import Microbatch, to_device
+from hetero.runtime.microbatch import Microbatch, to_device
 from hetero.runtime.trainer import Trainer, reads_data
 from megatron.training.config import PretrainConfig
 from megatron.training.data import Split, microbatches

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-from hetero.distributed.processes import end_with_parent
+from hetero.distributed.helper_processes import end_with_parent
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from hetero.cost.capacity import check_memory
-from hetero.distributed.agreement import check_devices, check_same_everywhere, on_all_ranks
-from hetero.distributed.watch import EXIT_CODE, Watch, WatchOptions
+from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
+from hetero.distributed.rank_consensus import check_devices, check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
-from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate_launch
 from hetero.serialization import load, to_json
@@ -109,7 +109,7 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
 
 
 @contextlib.contextmanager
-def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.device, Watch]]:
+def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.device, FailureDetector]]:
     """The world of this launch, watched from the first word with another rank until it has been left again.
 
     Yields this rank's device and the watch over the others.
@@ -120,11 +120,13 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
     """
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
     store = _store(launch, timeout)
-    with Watch(
+    with FailureDetector(
         store,
         rank=launch.rank,
         world_size=launch.world_size,
-        options=WatchOptions(lost_after_s=config.heartbeat_timeout_s, arrive_within_s=timeout.total_seconds()),
+        options=FailureDetectorOptions(
+            lost_after_s=config.heartbeat_timeout_s, arrive_within_s=timeout.total_seconds()
+        ),
         hosts_store=launch.store is not None and launch.store.in_rank_0 and launch.rank == 0,
     ) as watch:
         watch.wait_for_all()

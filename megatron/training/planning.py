@@ -5,8 +5,8 @@ import sys
 
 import torch.distributed as dist
 
-from hetero.cost.traits import HETERO, RuntimeTraits
-from hetero.distributed.agreement import from_rank_0
+from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.distributed.rank_consensus import from_rank_0
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.runtime.layer_spec import may_split_backward
@@ -28,7 +28,7 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
-    from hetero.cost.latency import CostModel  # noqa: PLC0415
+    from hetero.cost.layers.latency import CostModel  # noqa: PLC0415
     from hetero.data import shipped_profiles  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
     from hetero.planner.solver import plan_cluster  # noqa: PLC0415
@@ -49,7 +49,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         precision=config.parallel.precision or "fp32",
         profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
         data_sheets=planner.data_sheets,
-        traits=runtime_traits(config),
+        runtime=runtime_runtime(config),
     )
     problem = Problem(
         cluster=cluster,
@@ -68,7 +68,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     return result.plan
 
 
-def runtime_traits(config: PretrainConfig) -> RuntimeTraits:
+def runtime_runtime(config: PretrainConfig) -> RuntimeModel:
     """How this launch executes a plan, as the cost model sees it."""
     parallel = config.parallel
     return dataclasses.replace(

@@ -14,9 +14,9 @@ from rich.console import Console
 from torch.utils.data import Dataset
 
 from hetero.cost.memory import memory_costs, plan_memory
-from hetero.distributed.agreement import on_all_ranks
+from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_groups import ParallelContext, create_groups
-from hetero.distributed.watch import Watch
+from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
 from hetero.report.tables import StaticBytes, plan_picture, plan_table, static_memory_table
@@ -53,7 +53,7 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         _pretrain(config, device, watch, stop)
 
 
-def _pretrain(config: PretrainConfig, device: torch.device, watch: Watch, stop: Stop) -> None:
+def _pretrain(config: PretrainConfig, device: torch.device, watch: FailureDetector, stop: Stop) -> None:
     watch.doing = "agreeing on the plan"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
     watch.describe = functools.partial(describe_rank, plan)
@@ -63,7 +63,7 @@ def _pretrain(config: PretrainConfig, device: torch.device, watch: Watch, stop: 
     watch.doing = "building the dataset"
     dataset, evaluations = build_datasets(config, plan, tokenizer)
     watch.doing = "making process groups"
-    context = create_groups(plan, device=device, pace=emulation.pace if emulation is not None else None)
+    context = create_groups(plan, device=device, timing=emulation.timing if emulation is not None else None)
     watch.doing = "building the model"
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
@@ -79,7 +79,7 @@ def _pretrain(config: PretrainConfig, device: torch.device, watch: Watch, stop: 
 
 
 @contextlib.contextmanager
-def memory_errors(watch: Watch, rank: int) -> Iterator[None]:
+def memory_errors(watch: FailureDetector, rank: int) -> Iterator[None]:
     """A device that is too small for what its rank does is an error that says what to change.
 
     Raises:
@@ -257,7 +257,7 @@ class _Run:
     saver: Saver
     stop: Stop
     metrics: Metrics | None
-    watch: Watch
+    watch: FailureDetector
 
     def train(self) -> None:
         """The steps that are left; collective over the world."""

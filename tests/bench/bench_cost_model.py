@@ -22,10 +22,10 @@ from statistics import mean
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import simulate
-from hetero.cost.traits import DEEPSPEED
+from hetero.cost.runtime_model import DEEPSPEED
+from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
 from hetero.data.sailor import MODELS
 from hetero.spec.profile import LayerKind, Profile, ProfileStore
@@ -80,7 +80,7 @@ def cost_model(run: PublishedRun, constants: Constants) -> CostModel:
         seq_length=run.plan.seq_length,
         precision=run.plan.precision,
         profiles=ProfileStore(dataclasses.replace(p, isolation_s=constants.isolation_s) for p in shipped_profiles()),
-        traits=dataclasses.replace(
+        runtime=dataclasses.replace(
             DEEPSPEED,
             sync_host_gb_per_s=constants.sync_host_gb_per_s,
             context_gib=tuple((name, constants.context_gib) for name, _ in DEEPSPEED.context_gib),

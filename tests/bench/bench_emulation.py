@@ -24,11 +24,11 @@ from hetero.runtime import cpu_backend  # noqa: E402
 
 cpu_backend.install()
 
-from hetero.cost.latency import CostModel  # noqa: E402
+from hetero.cost.layers.latency import CostModel  # noqa: E402
 from hetero.cost.network import Topology, boundary_s  # noqa: E402
-from hetero.cost.period import smallest_depths  # noqa: E402
-from hetero.cost.simulator import simulate  # noqa: E402
-from hetero.cost.traits import HETERO  # noqa: E402
+from hetero.cost.pipeline_period import smallest_depths  # noqa: E402
+from hetero.cost.runtime_model import HETERO  # noqa: E402
+from hetero.cost.simulation.simulator import simulate  # noqa: E402
 from hetero.data import shipped_profiles  # noqa: E402
 from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
@@ -68,8 +68,8 @@ class Case:
             costs=self.costs,
             options=EmulationOptions(time_scale=self.time_scale, seq_length=16),
             data_parallel=DataParallelOptions(
-                bucket_numel=self.costs.traits.bucket_numel,
-                overlap_param_gather=self.costs.traits.overlaps_param_gather,
+                bucket_numel=self.costs.runtime.bucket_numel,
+                overlap_param_gather=self.costs.runtime.overlaps_param_gather,
             ),
             num_steps=num_steps,
         )
@@ -93,7 +93,7 @@ def priced(
         precision=precision,
         profiles=shipped_profiles(),
         data_sheets=precision != "fp32",
-        traits=dataclasses.replace(HETERO, overlaps_param_gather=overlaps_param_gather),
+        runtime=dataclasses.replace(HETERO, overlaps_param_gather=overlaps_param_gather),
     )
 
 

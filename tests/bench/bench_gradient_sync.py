@@ -14,14 +14,14 @@ from unittest import mock
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hetero.cost.simulator import Simulation, with_gradient_sync
+from hetero.cost.simulation.simulator import Simulation, with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan
 from hetero.planner import solver
 from hetero.planner.clock import Clock
 from hetero.planner.finalists import Scored
 from hetero.planner.gradient_sync import in_domains, synced
 from hetero.planner.problem import Problem
-from hetero.report.wording import gradient_sync_of
+from hetero.report.plan_wording import gradient_sync_of
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from tests.bench.bench_planner import CASES, CLUSTERS

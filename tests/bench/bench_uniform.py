@@ -27,7 +27,7 @@ from rich.table import Table
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
-from hetero.runtime.batch import Microbatch
+from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession

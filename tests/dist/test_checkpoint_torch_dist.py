@@ -18,7 +18,7 @@ from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import StageModel, build_stages
-from hetero.runtime.weights import take_shard
+from hetero.runtime.named_parameters import take_shard
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from tests.helpers.checkpoints import full_tensor

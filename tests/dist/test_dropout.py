@@ -8,7 +8,7 @@ import torch
 
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan, Recompute
-from hetero.runtime.batch import Microbatch
+from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import StageModel, build_stages
 from hetero.spec.parameters import parameters

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from hetero.cost.latency import CostModel
-from hetero.cost.simulator import simulate
-from hetero.cost.traits import HETERO
+from hetero.cost.layers.latency import CostModel
+from hetero.cost.simulation.simulator import simulate
+from hetero.cost.runtime_model import HETERO
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun, StepRecord
@@ -39,7 +39,7 @@ VOCABULARY = 60
 BUCKET_NUMEL = 20_000
 
 
-def piece(first: float, end: float, *ranks: int, **arguments: Any) -> Any:
+def segment(first: float, end: float, *ranks: int, **arguments: Any) -> Any:
     return stage(layers=(first, end), ranks=ranks, device="A100-40", **arguments)
 
 
@@ -61,7 +61,7 @@ def emulated_steps(
         bucket_numel=data_parallel.bucket_numel,
         rank=rank,
     )
-    context = create_groups(emulation.plan, device=torch.device("cpu"), pace=emulation.pace)
+    context = create_groups(emulation.plan, device=torch.device("cpu"), timing=emulation.timing)
     trainer = Trainer(
         context,
         options=StageOptions(init_method_std=0.1),
@@ -71,7 +71,7 @@ def emulated_steps(
     )
     session = TrainingSession(context, trainer, data=data_of(context))
     losses = [session.step().loss for _ in range(NUM_STEPS)]
-    return tuple(emulation.pace.steps), losses
+    return tuple(emulation.timing.steps), losses
 
 
 def run(
@@ -86,7 +86,7 @@ def run(
     costs = cost_model(
         described.model,
         [profile(described.model, **{"block_s": BLOCK_S, "update_s": 0.001, **profiled})],
-        traits=dataclasses.replace(
+        runtime=dataclasses.replace(
             HETERO,
             bucket_numel=data_parallel.bucket_numel,
             overlaps_gradient_sync=data_parallel.overlap_grad_reduce,
@@ -108,22 +108,22 @@ def run(
 
 
 PLANS = {
-    "one stage after the other": plan(MODEL, [replica(piece(0, 3, 0), piece(3, 6, 1), num_samples=8)]),
-    "half a layer": plan(MODEL, [replica(piece(0, 2.5, 0), piece(2.5, 6, 1), num_samples=8)]),
+    "one stage after the other": plan(MODEL, [replica(segment(0, 3, 0), segment(3, 6, 1), num_samples=8)]),
+    "half a layer": plan(MODEL, [replica(segment(0, 2.5, 0), segment(2.5, 6, 1), num_samples=8)]),
     "a slow link and depth": plan(
-        MODEL, [replica(piece(0, 2, 0, depth=5), piece(2, 6, 1, depth=1), num_samples=8)]
+        MODEL, [replica(segment(0, 2, 0, depth=5), segment(2, 6, 1, depth=1), num_samples=8)]
     ),
     "split backwards": plan(
         MODEL,
         [
-            replica(piece(0, 3, 0, lag=0), piece(3, 6, 1, lag=1), num_samples=6),
-            replica(piece(0, 6, 2, lag=1), num_samples=2),
+            replica(segment(0, 3, 0, delay=0), segment(3, 6, 1, delay=1), num_samples=6),
+            replica(segment(0, 6, 2, delay=1), num_samples=2),
         ],
     ),
-    "microbatches 1 and 2": plan(MODEL, [replica(piece(0, 4, 0, 1, dp=2), piece(4, 6, 2, mbs=2), num_samples=8)]),
+    "microbatches 1 and 2": plan(MODEL, [replica(segment(0, 4, 0, 1, dp=2), segment(4, 6, 2, mbs=2), num_samples=8)]),
     "two replicas of unequal depth": plan(
         MODEL,
-        [replica(piece(0, 2, 0), piece(2, 6, 1), num_samples=6), replica(piece(0, 6, 2), num_samples=2)],
+        [replica(segment(0, 2, 0), segment(2, 6, 1), num_samples=6), replica(segment(0, 6, 2), num_samples=2)],
     ),
 }
 
@@ -154,8 +154,8 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
     described = plan(
         llama_model(),
         [
-            replica(piece(0, 2, 0, 1, tp=2, sp=True), piece(2, 6, 2), num_samples=6),
-            replica(piece(0, 6, 3), num_samples=2),
+            replica(segment(0, 2, 0, 1, tp=2, sp=True), segment(2, 6, 2), num_samples=6),
+            replica(segment(0, 6, 3), num_samples=2),
         ],
     )
     described = sharded(described) if data_parallel is SHARED else described
@@ -172,8 +172,8 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
         plan(
             MODEL,
             [
-                replica(piece(0, 2.5, 0, lag=0), piece(2.5, 6, 1, lag=1), num_samples=6),
-                replica(piece(0, 6, 2, 3, dp=2), num_samples=6),
+                replica(segment(0, 2.5, 0, delay=0), segment(2.5, 6, 1, delay=1), num_samples=6),
+                replica(segment(0, 6, 2, 3, dp=2), num_samples=6),
             ],
         ),
         distributed_optimizer=True,
@@ -189,7 +189,7 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
 @pytest.mark.slow
 def test_tensor_parallel_ranks_compute_together() -> None:
     """Over one interface their inputs arrive one after the other; no rank begins before the last one has its own."""
-    described = plan(MODEL, [replica(piece(0, 3, 0), piece(3, 6, 2, 3, tp=2), num_samples=4)], idle_ranks=[1])
+    described = plan(MODEL, [replica(segment(0, 3, 0), segment(3, 6, 2, 3, tp=2), num_samples=4)], idle_ranks=[1])
     cluster = nodes(2, gpus_per_node=2, gb_per_s=0.0002)
     ran, costs = run(described, cluster, time_scale=2.0)
     starts = [[compute.start_s for compute in ran.ranks[rank][-1].computes] for rank in (2, 3)]
@@ -198,7 +198,7 @@ def test_tensor_parallel_ranks_compute_together() -> None:
 
 
 def _small(described: Plan) -> Plan:
-    from hetero.emulation.model import small_plan  # noqa: PLC0415
+    from hetero.emulation.shrunk_model import small_plan  # noqa: PLC0415
 
     return small_plan(described, vocab_size=VOCABULARY, seq_length=16)
 

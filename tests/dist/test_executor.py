@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from hetero.distributed.pace import Collective, Pace, Start, Waitable
+from hetero.distributed.timing import Collective, Timing, Start, Waitable
 from hetero.distributed.process_groups import create_groups
-from hetero.plan.holders import Bucket, gradient_buckets
+from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import CollectiveOptions, lower_rank
 from hetero.runtime.options import DataParallelOptions, StageOptions
@@ -27,7 +27,7 @@ Seen = tuple[list[Action], list[tuple[tuple[int, ...], float, Action, bool]], li
 """Computes; sums by ranks and position with the last compute that began and whether it was running; gathers."""
 
 
-class Recording(Pace):
+class Recording(Timing):
     """Notes what happens in which order."""
 
     def __init__(self) -> None:
@@ -52,15 +52,15 @@ class Recording(Pace):
 
 
 def a_step(rank: int, made: Plan, overlap: bool) -> Seen:
-    pace = Recording()
-    context = create_groups(made, device=torch.device("cpu"), pace=pace)
+    timing = Recording()
+    context = create_groups(made, device=torch.device("cpu"), timing=timing)
     options = DataParallelOptions(
         bucket_numel=BUCKET_NUMEL, overlap_grad_reduce=overlap, overlap_param_gather=overlap
     )
     trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=options)
     trainer.step(microbatches(made, rank, step=0) if reads_data(context) else None)
     trainer.finish_gather()
-    return pace.computes, pace.sums, pace.gathers
+    return timing.computes, timing.sums, timing.gathers
 
 
 def program_of(made: Plan, rank: int, shared: Sequence[Bucket], *, overlap: bool) -> Program:

@@ -13,7 +13,7 @@ import torch
 from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import StageModel
-from hetero.schedule.actions import BACKWARD, Kind, Schedule
+from hetero.schedule.actions import BACKWARD, ActionKind, Schedule
 from hetero.schedule.orders import ORDERS, gpipe
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, moe_model
@@ -33,7 +33,7 @@ def the_last_forward_twice(*, num_microbatches: list[int], **arguments: object) 
     rows = gpipe(num_microbatches=num_microbatches, **arguments)
     out = []
     for row in rows:
-        again = {a: a._replace(kind=Kind.R) for a in row if a.kind in BACKWARD and a.number == num_microbatches[a.stage] - 1}
+        again = {a: a._replace(kind=ActionKind.R) for a in row if a.kind in BACKWARD and a.number == num_microbatches[a.stage] - 1}
         out.append([each for a in row for each in ((again[a], a) if a in again else (a,))])
     return out
 
@@ -62,7 +62,7 @@ def under(name: str, made: Plan) -> Plan:
 def unlike_replicas() -> Plan:
     first = replica(
         stage(layers=(0, 2), ranks=(0, 1), tp=2, sp=True, mbs=2),
-        stage(layers=(2, 4.5), ranks=(2,), lag=1),
+        stage(layers=(2, 4.5), ranks=(2,), delay=1),
         stage(layers=(4.5, 6), ranks=(3,)),
         num_samples=4,
     )

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.process_groups import StageContext, create_groups
-from hetero.plan.holders import gradient_buckets
+from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Stage
 from hetero.plan.lowering import CollectiveOptions, lower_rank
 from hetero.runtime.buckets import local_buckets
 from hetero.runtime.grad_sync import GradientSync
-from hetero.schedule.actions import Action, Kind
+from hetero.schedule.actions import Action, ActionKind
 from hetero.spec.parameters import EMBEDDING, Parameter, parameters, shard_intervals, stage_parameters
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage
@@ -69,7 +69,7 @@ def start(rank: int, plan: Plan, *, overlap: bool = True) -> tuple[Action, Gradi
     )
     sync = GradientSync(buckets, program)
     sync.zero()
-    backwards = [step.action for step in program.queues["compute"] if step.action.kind == Kind.B]
+    backwards = [step.action for step in program.queues["compute"] if step.action.kind == ActionKind.B]
     return backwards[-1], sync, tensors
 
 

@@ -45,7 +45,7 @@ def two_groups() -> Plan:
 
 def unequal_tp() -> Plan:
     """Experts, split backwards on one group, three stages on the other."""
-    one = {"ranks": (0, 1), "tp": 2, "sp": True, "lag": 1}
+    one = {"ranks": (0, 1), "tp": 2, "sp": True, "delay": 1}
     other = {"ranks": (2,)}
     stages = (
         stage(layers=(0, 1), depth=3, **one),

@@ -99,7 +99,7 @@ def test_distributed_optimizer_equals_one_process(style: str, plan: Plan) -> Non
 
 @pytest.mark.slow
 def test_the_state_of_the_optimizer_is_held_once() -> None:
-    """Over all ranks the shards add up to the state of one process, but for the padding between pieces."""
+    """Over all ranks the shards add up to the state of one process, but for the padding between segments."""
     _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "llama-gqa"))
     (alone,) = run_ranks(train, 1, one_process_plan(plan), 1)
     shared = [trace for trace in run_ranks(train, plan.world_size, sharded(plan), 1, SHARDED) if trace is not None]
@@ -109,7 +109,7 @@ def test_the_state_of_the_optimizer_is_held_once() -> None:
     assert sum(trace.optimizer_bytes for trace in whole) > 2 * total
 
 
-def test_every_rank_of_a_piece_ends_with_the_same_bits() -> None:
+def test_every_rank_of_a_segment_ends_with_the_same_bits() -> None:
     """Replicated weights never drift apart: what two ranks both hold is equal bit for bit."""
     _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "gpt2-tied"))
     seen: dict[str, np.ndarray] = {}

@@ -11,7 +11,7 @@ import torch
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
-from hetero.runtime.batch import Microbatch
+from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data

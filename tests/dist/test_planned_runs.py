@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hetero.cost.memory import plan_memory
 from hetero.plan.ir import Plan
-from hetero.plan.placement import check_plan_on_cluster
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.planner.problem import Problem
 from hetero.planner.solver import plan_cluster

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetero.plan.holders import gradient_buckets
+from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.runtime.options import DataParallelOptions
 from hetero.serialization import to_json
@@ -64,7 +64,7 @@ def test_random_plans_say_everything_that_a_plan_can_say() -> None:
                     len({each.samples_per_microbatch for each in row.stages}) > 1 for row in made.replicas
                 ),
                 "half layers": any(each.ends_with_attention for each in stages),
-                "split backward": any(each.weight_lag is not None for each in stages),
+                "split backward": any(each.wgrad_delay is not None for each in stages),
                 "recompute": any(each.recompute != "none" for each in stages),
                 "sequence parallel": any(each.splits_sequence for each in stages),
                 "two levels": bool(made.gradient_sync.domains),

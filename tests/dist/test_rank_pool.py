@@ -239,7 +239,7 @@ def leave_and_look(rank: int, leaver: Callable[[], None]) -> dict[str, object]:
 def test_training_gives_the_same_bits_in_a_used_process(pool: RankPool) -> None:
     """After experts, half layers and other groups, what a first training gave; and no process had to be replaced."""
     made = {(name, style): plan for name, style, plan in layouts()}
-    plan, others = made["tp-2|1", "llama-gqa"], [made["half-cuts", "moe"], made["interleaved-lags", "llama-gqa"]]
+    plan, others = made["tp-2|1", "llama-gqa"], [made["half-cuts", "moe"], made["interleaved-delays", "llama-gqa"]]
     first = pool.run(train, 3, (plan, 2), 60)
     for other in others:
         pool.run(train, other.world_size, (other, 1), 60)

@@ -11,7 +11,7 @@ import torch
 from hetero.checkpoint.folder import find_checkpoint
 from hetero.checkpoint.reader import SavedTensors
 from hetero.plan.ir import Plan
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import parameters
 from tests.helpers.commands import command_line
 from tests.helpers.layouts import layouts

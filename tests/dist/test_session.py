@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hetero.distributed.pace import Direction, Pace, Start, Waitable
+from hetero.distributed.timing import TransferDirection, Timing, Start, Waitable
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.reshard import Transfer
 from hetero.plan.ir import Plan, Precision
@@ -154,12 +154,12 @@ class Work:
         self._inner.wait()
 
 
-class NotedTransfers(Pace):
+class NotedTransfers(Timing):
     def __init__(self) -> None:
         self.works: list[Work] = []
 
     def transfer(
-        self, direction: Direction, messages: Sequence[Transfer], number: int, start: Start
+        self, direction: TransferDirection, messages: Sequence[Transfer], number: int, start: Start
     ) -> Sequence[Waitable]:
         works = [Work(work) for work in start()]
         self.works += works
@@ -167,11 +167,11 @@ class NotedTransfers(Pace):
 
 
 def transfers_of_a_step(rank: int, plan: Plan) -> list[bool]:
-    pace = NotedTransfers()
-    context = create_groups(plan, device=CPU, pace=pace)
+    timing = NotedTransfers()
+    context = create_groups(plan, device=CPU, timing=timing)
     trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS)
     TrainingSession(context, trainer, data=data_of(context)).step()
-    return [work.was_awaited for work in pace.works]
+    return [work.was_awaited for work in timing.works]
 
 
 def test_every_transfer_is_waited_for() -> None:

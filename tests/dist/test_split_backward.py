@@ -15,18 +15,19 @@ import torch
 import torch.distributed as dist
 
 from hetero.cost.memory import deferred_bytes
-from hetero.cost.parts import HALVES
+from hetero.cost.layers.stage_modules import HALVES
 from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError
-from hetero.plan.holders import gradient_buckets
+from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Precision
 from hetero.plan.validate import validate
-from hetero.runtime import layer_spec, weight_gradients
+from hetero.runtime import delayed_wgrad
+from hetero.runtime import layer_spec
 from hetero.runtime.layer_spec import uses_transformer_engine
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.runtime.trainer import Trainer
-from hetero.runtime.weight_gradients import Product, WeightGradients
+from hetero.runtime.delayed_wgrad import Product, DelayedWeightGradients
 from hetero.spec.devices import device_type
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layouts
@@ -54,14 +55,14 @@ ALWAYS = ("tp-1|2|4-sp-llama-gqa-as-zb-h1", "everything-gpt2-tied-unlike")
 LAYOUTS = {f"{name}-{style}": plan for name, style, plan in layouts()}
 
 
-def split(whole: Plan, lags: tuple[int | None, ...]) -> Plan:
-    """Every stage that does not recompute all gets a lag."""
+def split(whole: Plan, delays: tuple[int | None, ...]) -> Plan:
+    """Every stage that does not recompute all gets a delay."""
     replicas = [
         dataclasses.replace(
             each,
             stages=tuple(
-                dataclasses.replace(stage, weight_lag=None if stage.recompute == "full" else lag)
-                for stage, lag in zip(each.stages, itertools.cycle(lags), strict=False)
+                dataclasses.replace(stage, wgrad_delay=None if stage.recompute == "full" else delay)
+                for stage, delay in zip(each.stages, itertools.cycle(delays), strict=False)
             ),
         )
         for each in whole.replicas
@@ -70,10 +71,10 @@ def split(whole: Plan, lags: tuple[int | None, ...]) -> Plan:
 
 
 def _cases() -> Iterator[Any]:
-    """Every layout, with either lags in turn."""
-    for (layout, whole), (name, lags) in zip(LAYOUTS.items(), itertools.cycle(LAGS.items()), strict=False):
+    """Every layout, with either delays in turn."""
+    for (layout, whole), (name, delays) in zip(LAYOUTS.items(), itertools.cycle(LAGS.items()), strict=False):
         case = f"{layout}-{name}"
-        yield pytest.param(split(whole, lags), id=case, marks=() if case in ALWAYS else pytest.mark.slow)
+        yield pytest.param(split(whole, delays), id=case, marks=() if case in ALWAYS else pytest.mark.slow)
 
 
 @functools.cache
@@ -135,8 +136,8 @@ def test_a_split_backward_gives_the_bits_of_a_whole_one(precision: Precision) ->
 def test_experts_without_tokens() -> None:
     """The two tokens of a microbatch visit two experts each: at least four of eight experts get none."""
     model = moe_model(num_layers=2, num_experts=8)
-    stages = (stage(layers=(0, 1), ranks=(0, 1), tp=2, sp=True, lag=0), stage(layers=(1, 2), ranks=(2,), lag=1))
-    replicas = [replica(*stages, num_samples=2), replica(stage(layers=(0, 2), ranks=(3,), lag=2), num_samples=2)]
+    stages = (stage(layers=(0, 1), ranks=(0, 1), tp=2, sp=True, delay=0), stage(layers=(1, 2), ranks=(2,), delay=1))
+    replicas = [replica(*stages, num_samples=2), replica(stage(layers=(0, 2), ranks=(3,), delay=2), num_samples=2)]
     made = dataclasses.replace(plan_of(model, replicas, seq_length=2), precision="fp64")
     traces = run_ranks(train, made.world_size, made, NUM_STEPS)
     assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
@@ -171,9 +172,9 @@ def events_of_a_step(rank: int, plan: Plan) -> list[str]:
 @pytest.mark.slow
 def test_gradients_are_summed_beside_the_last_weights_gradients() -> None:
     """Before those, only buckets without any; from then on each as soon as it is complete."""
-    made = plan_of(llama_model(num_layers=3), [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2, lag=1), num_samples=6)])
+    made = plan_of(llama_model(num_layers=3), [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2, delay=1), num_samples=6)])
     buckets = gradient_buckets(made, bucket_numel=TINY_BUCKETS.bucket_numel)
-    put_off = [any("linear_" in piece.parameter.name for piece in bucket.pieces) for bucket in buckets]
+    put_off = [any("linear_" in segment.parameter.name for segment in bucket.segments) for bucket in buckets]
     num_early = put_off.index(True)
     products = 3 * 4
     for events in run_ranks(events_of_a_step, 2, made):
@@ -185,7 +186,7 @@ def test_gradients_are_summed_beside_the_last_weights_gradients() -> None:
         assert events.count("sum") == len(buckets)
 
 
-class Counting(WeightGradients):
+class Counting(DelayedWeightGradients):
     """Notes how many microbatches wait, at most and at the end."""
 
     def __init__(self) -> None:
@@ -209,15 +210,15 @@ def waiting_in_a_step(rank: int, plan: Plan) -> tuple[int, int]:
         counts.append(Counting())
         return counts[-1]
 
-    weight_gradients.WeightGradients = counting
+    weight_gradients.DelayedWeightGradients = counting
     train(rank, plan, 1)
     (count,) = counts
     return count.most, count.waiting
 
 
 @pytest.mark.slow
-def test_no_more_microbatches_wait_than_the_lag_and_the_one_at_hand() -> None:
-    stages = [stage(layers=(2 * s, 2 * s + 2), ranks=(s,), lag=lag) for s, lag in enumerate((0, 2, 9))]
+def test_no_more_microbatches_wait_than_the_delay_and_the_one_at_hand() -> None:
+    stages = [stage(layers=(2 * s, 2 * s + 2), ranks=(s,), delay=delay) for s, delay in enumerate((0, 2, 9))]
     made = plan_of(gpt2_model(), [replica(*stages, num_samples=6)])
     assert run_ranks(waiting_in_a_step, 3, made) == [(1, 0), (3, 0), (6, 0)]
 
@@ -244,7 +245,7 @@ def bytes_put_off(rank: int, plan: Plan) -> int:
 def test_what_waits_is_what_the_memory_model_counts(model: Any, tp: int, sp: bool) -> None:
     if model.num_experts is not None and tp > 1 and not sp:
         pytest.skip("experts need sequence parallelism")
-    one = stage(layers=(0, 6), ranks=range(tp), tp=tp, sp=sp, mbs=2, lag=0)
+    one = stage(layers=(0, 6), ranks=range(tp), tp=tp, sp=sp, mbs=2, delay=0)
     costs, ways = cost_model(model, []), tp if sp else 1
     block, *halves = (
         deferred_bytes(costs, kind, tp=tp, micro_batch_size=2, sequence_ways=ways) for kind in ("block", *HALVES)
@@ -256,7 +257,7 @@ def test_what_waits_is_what_the_memory_model_counts(model: Any, tp: int, sp: boo
 
 def test_transformer_engine_is_refused_and_not_taken_by_itself() -> None:
     device = device_type("A100-40")
-    with pytest.raises(ConfigError, match="the plan has a stage with weight_lag, which only the local layers can do"):
+    with pytest.raises(ConfigError, match="the plan has a stage with wgrad_delay, which only the local layers can do"):
         uses_transformer_engine(StageOptions(transformer_impl="transformer_engine"), device, splits_backward=True)
     assert not uses_transformer_engine(StageOptions(), device, splits_backward=True)
 

@@ -20,7 +20,7 @@ import torch
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
-from hetero.runtime.weights import take_shard
+from hetero.runtime.named_parameters import take_shard
 from hetero.spec.hugging_face.families import TABLES
 from hetero.spec.model import ModelSpec
 from hetero.spec.model_import import from_hugging_face

@@ -64,14 +64,14 @@ class Phase:
 
 PHASES = {
     "import": Phase(None, arrives=False),
-    "join": Phase("hetero.distributed.watch", "Watch.wait_for_all", arrives=False),
+    "join": Phase("hetero.distributed.failure_detector", "FailureDetector.wait_for_all", arrives=False),
     "process group": Phase("torch.distributed", "init_process_group"),
     "plan": Phase("megatron.training.training", "agree_on_plan"),
     "dataset": Phase("megatron.training.data", "_build"),
     "groups": Phase("torch.distributed", "new_group", number=3),
     "model": Phase("megatron.training.training", "Trainer"),
     "load": Phase("megatron.training.checkpointing", "load_checkpoint"),
-    "step": Phase("hetero.runtime.pipeline", "StageRunner.backward", number=8),
+    "step": Phase("hetero.runtime.stage_runner", "StageRunner.backward", number=8),
     "evaluation": Phase("megatron.training.evaluation", "Evaluation.loss"),
     "save": Phase("hetero.checkpoint.writer", "write_shard"),
     "leaving": Phase("torch.distributed", "destroy_process_group"),

@@ -28,7 +28,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from hetero.distributed.processes import end_with_parent
+from hetero.distributed.helper_processes import end_with_parent
 from hetero.errors import HeteroError
 from hetero.units import GIB, MIB
 from tests.fuzz.mutations import JSON, MUTATIONS, TEXT, DoesNotApply, in_header

@@ -179,7 +179,7 @@ def _read_torch_dist(folder: Path) -> None:
 
 
 def _make_plan(folder: Path) -> None:
-    stages = (stage(layers=(0, 2.5), ranks=(0, 1), tp=2), stage(layers=(2.5, 6), ranks=(2,), lag=1))
+    stages = (stage(layers=(0, 2.5), ranks=(0, 1), tp=2), stage(layers=(2.5, 6), ranks=(2,), delay=1))
     replicas = [replica(*stages), replica(stage(layers=(0, 6), ranks=(3, 4), dp=2))]
     (folder / "plan.json").write_text(to_json(plan(gpt2_model(), replicas)))
 

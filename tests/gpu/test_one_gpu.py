@@ -19,11 +19,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("lag", [None, 1])
+@pytest.mark.parametrize("delay", [None, 1])
 @pytest.mark.parametrize("style", ["gpt2-tied", "llama-gqa"])
-def test_losses_equal_the_cpu(style: str, lag: int | None) -> None:
+def test_losses_equal_the_cpu(style: str, delay: int | None) -> None:
     """In fp32, without TF32, to 1e-4 relative over three steps: other kernels round otherwise."""
-    one = plan(STYLES[style](), [replica(stage(layers=(0, 6), ranks=(0,), mbs=2, lag=lag), num_samples=4)])
+    one = plan(STYLES[style](), [replica(stage(layers=(0, 6), ranks=(0,), mbs=2, delay=delay), num_samples=4)])
     (expected,) = run_ranks(train, 1, one, 3)
     assert _train_on_gpu(one, 3) == pytest.approx(expected.losses, rel=1e-4)
 
@@ -55,13 +55,13 @@ def _train_on_gpu(one: Plan, num_steps: int) -> list[float]:
 
 def test_phases_follow_one_another_on_a_stream() -> None:
     """Each phase sees what the caller and the phases before it wrote, and the caller what they wrote."""
-    from hetero.runtime.chains import Chains  # noqa: PLC0415
+    from hetero.runtime.collective_sequencer import CollectiveSequencer  # noqa: PLC0415
 
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         values = torch.zeros(1 << 24, device=device)
-        chains = Chains(device)
+        sequencer = CollectiveSequencer(device)
 
         def doubled() -> list[dist.Work]:
             values.mul_(2)
@@ -71,7 +71,7 @@ def test_phases_follow_one_another_on_a_stream() -> None:
 
         for _ in range(10):
             values.add_(1)
-            chains.start([doubled, doubled]).wait()
+            sequencer.start([doubled, doubled]).wait()
         assert torch.equal(values, torch.full_like(values, sum(4**i for i in range(1, 11))))
     finally:
         dist.destroy_process_group()

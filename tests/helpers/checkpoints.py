@@ -16,7 +16,7 @@ from hetero.checkpoint.state import CheckpointState
 from hetero.checkpoint.writer import merge
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from tests.helpers.models import llama_model

@@ -12,9 +12,9 @@ import torch
 from hetero.checkpoint.interchange.families import join, rows
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
+from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
-from hetero.runtime.weights import take_shard
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import shard_intervals
 from tests.helpers.training import ADAM, microbatches

@@ -248,13 +248,13 @@ def _interleaved_beside_plain(model: ModelSpec) -> Plan:
     return plan(model, [turns, plain])
 
 
-def _interleaved_lags(model: ModelSpec) -> Plan:
+def _interleaved_delays(model: ModelSpec) -> Plan:
     """Stages with whole and with split backwards on the same ranks, deeper than they need be."""
     stages = _in_turns({"ranks": (0,), "mbs": 2}, {"ranks": (1, 2), "tp": 2}, cuts=(1, 2.5, 4))
-    lags, depths = (1, None, 0, 2), (2, 3, 2, 3)
+    delays, depths = (1, None, 0, 2), (2, 3, 2, 3)
     split = (
-        dataclasses.replace(each, weight_lag=lag, in_flight=depth)
-        for each, lag, depth in zip(stages, lags, depths, strict=True)
+        dataclasses.replace(each, wgrad_delay=delay, in_flight=depth)
+        for each, delay, depth in zip(stages, delays, depths, strict=True)
     )
     return plan(model, [replica(*split, num_samples=6)])
 
@@ -343,7 +343,7 @@ _TABLE: tuple[tuple[str, Callable[[ModelSpec], Plan], tuple[str, ...]], ...] = (
         ("llama-gqa",),
     ),
     ("interleaved-and-plain", _interleaved_beside_plain, ("llama-tied", "moe")),
-    ("interleaved-lags", _interleaved_lags, ("llama-gqa",)),
+    ("interleaved-delays", _interleaved_delays, ("llama-gqa",)),
     ("interleaved-shares", _interleaved_shares, ("gpt2-tied", "gpt2-untied")),
     ("interleaved-gpipe", _interleaved_gpipe, ("llama-gqa",)),
 )

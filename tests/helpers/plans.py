@@ -30,7 +30,7 @@ def stage(
     device: str = "cpu",
     recompute: Recompute = "none",
     recompute_num_layers: int | None = None,
-    lag: int | None = None,
+    delay: int | None = None,
 ) -> Stage:
     """Layers ``[first, end)``, where 2.5 is the cut between attention and MLP of layer 2; without ``depth``,
     :func:`replica` takes one more than the least legal one, if it has that many microbatches, and of interleaved stages
@@ -49,7 +49,7 @@ def stage(
         in_flight=_LATER if depth is None else depth,
         recompute=recompute,
         recompute_num_layers=recompute_num_layers,
-        weight_lag=lag,
+        wgrad_delay=delay,
     )
 
 

@@ -119,10 +119,10 @@ def _replica(rng: random.Random, model: ModelSpec, groups: Sequence[tuple[int, i
 
 def _stage(rng: random.Random, of_group: Stage, held: tuple[float, float]) -> Stage:
     recompute = rng.choice(["none", "none", "none", "selective", "full"])
-    lag = rng.choice([None, None, None, 0, 1, 2])
+    delay = rng.choice([None, None, None, 0, 1, 2])
     # A replayed forward would need what a split backward has put off.
     return dataclasses.replace(
-        of_group.with_layers(*held), recompute=recompute, weight_lag=None if recompute == "full" else lag
+        of_group.with_layers(*held), recompute=recompute, wgrad_delay=None if recompute == "full" else delay
     )
 
 

@@ -10,7 +10,7 @@ from hetero.checkpoint.folder import find_checkpoint, read_state
 from hetero.checkpoint.reader import SavedTensors
 from hetero.checkpoint.state import CheckpointState
 from hetero.runtime.optimizer import AdamOptions
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import Parameter, parameters
 
 ROUNDING = 2.0**-18

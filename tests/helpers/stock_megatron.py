@@ -29,10 +29,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.plan.ir import Plan, Stage
-from hetero.runtime.batch import Microbatch
 from hetero.runtime.layer_spec import Norm
+from hetero.runtime.microbatch import Microbatch
+from hetero.runtime.named_parameters import canonical_parameters, draw_weights
 from hetero.runtime.optimizer import AdamOptions
-from hetero.runtime.weights import canonical_parameters, draw_weights
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter
 

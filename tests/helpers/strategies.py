@@ -102,8 +102,8 @@ def interleaved_pipelines(draw: st.DrawFn) -> Replica:
 
 
 def _split(draw: st.DrawFn, whole: Replica) -> Replica:
-    lags = st.one_of(st.none(), st.integers(0, 5))
-    stages = (dataclasses.replace(each, weight_lag=draw(lags)) for each in whole.stages)
+    delays = st.one_of(st.none(), st.integers(0, 5))
+    stages = (dataclasses.replace(each, wgrad_delay=draw(delays)) for each in whole.stages)
     return dataclasses.replace(whole, stages=tuple(stages))
 
 
@@ -198,12 +198,13 @@ def plans_with_domains(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None 
 def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[ModelSpec] | None = None) -> Plan:
     """All that a plan can say, on few enough ranks to be trained: domains, split backwards, recomputation, shards."""
     legal = draw(st.one_of(legal_plans(of), plans_with_domains(of)).filter(lambda plan: plan.world_size <= max_ranks))
-    lags, recomputes = st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["none", "none", "selective", "full"])
+    delays, recomputes = st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["none", "none", "selective", "full"])
     replicas = tuple(
         dataclasses.replace(
             each,
             stages=tuple(
-                dataclasses.replace(stage, weight_lag=draw(lags), recompute=draw(recomputes)) for stage in each.stages
+                dataclasses.replace(stage, wgrad_delay=draw(delays), recompute=draw(recomputes))
+                for stage in each.stages
             ),
         )
         for each in legal.replicas
@@ -225,10 +226,10 @@ def is_legal(drawn: Plan) -> bool:
 def split_legal_plans(draw: st.DrawFn) -> Plan:
     """:func:`legal_plans` of which some stages part their backward."""
     whole = draw(legal_plans())
-    lags = st.one_of(st.none(), st.integers(0, 5))
+    delays = st.one_of(st.none(), st.integers(0, 5))
     replicas = [
         dataclasses.replace(
-            replica, stages=tuple(dataclasses.replace(each, weight_lag=draw(lags)) for each in replica.stages)
+            replica, stages=tuple(dataclasses.replace(each, wgrad_delay=draw(delays)) for each in replica.stages)
         )
         for replica in whole.replicas
     ]

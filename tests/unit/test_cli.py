@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetero.cli import main
-from hetero.plan.holders import gradient_buckets
+from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import lower
 from hetero.schedule.program import parse_programs
@@ -62,7 +62,7 @@ def test_show_prints_the_schedule_when_asked(plan_path: Path, capsys: pytest.Cap
 
 def test_show_prints_a_schedule_with_split_backwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (whole,) = small_plan().replicas
-    stages = (whole.stages[0], dataclasses.replace(whole.stages[1], weight_lag=1))
+    stages = (whole.stages[0], dataclasses.replace(whole.stages[1], wgrad_delay=1))
     split = dataclasses.replace(small_plan(), replicas=(dataclasses.replace(whole, stages=stages),))
     save(split, tmp_path / "plan.json")
     assert main(["show", str(tmp_path / "plan.json"), "--schedule"]) == 0

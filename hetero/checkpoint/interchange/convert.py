@@ -17,7 +17,7 @@ from hetero.spec.hugging_face.models import VOCABULARY_DIVISOR
 from hetero.spec.model import padded_vocab_size
 from hetero.spec.model_import import load_model
 
-Format = Literal["hf", "hetero", "megatron"]
+WeightFormat = Literal["hf", "hetero", "megatron"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ class Conversion:
     max_shard_bytes: of one file, and about what is in memory at a time.
     """
 
-    source_format: Format
-    target_format: Format
+    source_format: WeightFormat
+    target_format: WeightFormat
     source: Path
     target: Path
     step: int | None = None

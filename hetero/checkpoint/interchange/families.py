@@ -16,7 +16,7 @@ from hetero.spec.model import ModelSpec, RotaryScaling
 
 ModelType = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2"]
 
-Layout = Literal["same", "transposed", "vocabulary", "query_key_value", "fused_query_key_value", "gate_up"]
+TensorLayout = Literal["same", "transposed", "vocabulary", "query_key_value", "fused_query_key_value", "gate_up"]
 """same: one tensor, as it is.
 transposed: GPT-2's linear layers (``Conv1D``) keep weights as [input, output].
 vocabulary: ours has padding rows at the end, zero on the way in and cut off on the way out.
@@ -29,20 +29,20 @@ Tensors = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorMapping:
     """One of our parameters and the tensors of theirs that it is made of."""
 
     ours: str
     theirs: tuple[str, ...]
-    layout: Layout = "same"
+    layout: TensorLayout = "same"
 
 
-def rows(model: ModelSpec) -> list[Row]:
+def rows(model: ModelSpec) -> list[TensorMapping]:
     """All of a model's parameters, in the order of the forward."""
     return list(_gpt2(model) if model.position_embedding == "learned_absolute" else _llama(model))
 
 
-def join(model: ModelSpec, layout: Layout, theirs: Tensors) -> torch.Tensor:
+def join(model: ModelSpec, layout: TensorLayout, theirs: Tensors) -> torch.Tensor:
     """Our tensor, made of theirs."""
     match layout:
         case "same":
@@ -65,7 +65,7 @@ def join(model: ModelSpec, layout: Layout, theirs: Tensors) -> torch.Tensor:
             return join(model, "query_key_value", _output_first(tensor).chunk(3))
 
 
-def split(model: ModelSpec, layout: Layout, ours: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def split(model: ModelSpec, layout: TensorLayout, ours: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Their tensors, the inverse of :func:`join`."""
     match layout:
         case "same":
@@ -90,63 +90,65 @@ def _output_first(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.T if tensor.dim() == 2 else tensor
 
 
-def _llama(model: ModelSpec) -> Iterator[Row]:
-    yield Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), "vocabulary")
+def _llama(model: ModelSpec) -> Iterator[TensorMapping]:
+    yield TensorMapping("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), "vocabulary")
     for layer in range(model.num_layers):
         yield from _llama_layer(model, f"decoder.layers.{layer}", f"model.layers.{layer}")
-    yield Row("decoder.final_layernorm.weight", ("model.norm.weight",))
+    yield TensorMapping("decoder.final_layernorm.weight", ("model.norm.weight",))
     if not model.tied_embeddings:
-        yield Row("output_layer.weight", ("lm_head.weight",), "vocabulary")
+        yield TensorMapping("output_layer.weight", ("lm_head.weight",), "vocabulary")
 
 
-def _llama_layer(model: ModelSpec, ours: str, theirs: str) -> Iterator[Row]:
+def _llama_layer(model: ModelSpec, ours: str, theirs: str) -> Iterator[TensorMapping]:
     attention = f"{theirs}.self_attn"
     biased = ("weight", "bias") if model.linear_bias else ("weight",)
     proj_biased = ("weight", "bias") if model.linear_bias or model.proj_bias else ("weight",)
-    yield Row(f"{ours}.input_layernorm.weight", (f"{theirs}.input_layernorm.weight",))
+    yield TensorMapping(f"{ours}.input_layernorm.weight", (f"{theirs}.input_layernorm.weight",))
     for kind in ("weight", "bias") if model.qkv_bias else ("weight",):
         names = tuple(f"{attention}.{which}_proj.{kind}" for which in "qkv")
-        yield Row(f"{ours}.self_attention.linear_qkv.{kind}", names, "query_key_value")
+        yield TensorMapping(f"{ours}.self_attention.linear_qkv.{kind}", names, "query_key_value")
     if model.qk_layernorm:
         for which in "qk":
-            yield Row(f"{ours}.self_attention.{which}_layernorm.weight", (f"{attention}.{which}_norm.weight",))
+            yield TensorMapping(
+                f"{ours}.self_attention.{which}_layernorm.weight", (f"{attention}.{which}_norm.weight",)
+            )
     for kind in proj_biased:
-        yield Row(f"{ours}.self_attention.linear_proj.{kind}", (f"{attention}.o_proj.{kind}",))
-    yield Row(f"{ours}.pre_mlp_layernorm.weight", (f"{theirs}.post_attention_layernorm.weight",))
+        yield TensorMapping(f"{ours}.self_attention.linear_proj.{kind}", (f"{attention}.o_proj.{kind}",))
+    yield TensorMapping(f"{ours}.pre_mlp_layernorm.weight", (f"{theirs}.post_attention_layernorm.weight",))
     if model.num_experts is None:
         for kind in biased:
             names = tuple(f"{theirs}.mlp.{which}_proj.{kind}" for which in ("gate", "up"))
-            yield Row(f"{ours}.mlp.linear_fc1.{kind}", names, "gate_up")
-            yield Row(f"{ours}.mlp.linear_fc2.{kind}", (f"{theirs}.mlp.down_proj.{kind}",))
+            yield TensorMapping(f"{ours}.mlp.linear_fc1.{kind}", names, "gate_up")
+            yield TensorMapping(f"{ours}.mlp.linear_fc2.{kind}", (f"{theirs}.mlp.down_proj.{kind}",))
         return
     moe = f"{theirs}.block_sparse_moe"
-    yield Row(f"{ours}.mlp.router.weight", (f"{moe}.gate.weight",))
+    yield TensorMapping(f"{ours}.mlp.router.weight", (f"{moe}.gate.weight",))
     for expert in range(model.num_experts):
         its = f"{ours}.mlp.experts.local_experts.{expert}"
         gate, down, up = (f"{moe}.experts.{expert}.w{number}.weight" for number in (1, 2, 3))
-        yield Row(f"{its}.linear_fc1.weight", (gate, up), "gate_up")
-        yield Row(f"{its}.linear_fc2.weight", (down,))
+        yield TensorMapping(f"{its}.linear_fc1.weight", (gate, up), "gate_up")
+        yield TensorMapping(f"{its}.linear_fc2.weight", (down,))
 
 
-def _gpt2(model: ModelSpec) -> Iterator[Row]:
-    yield Row("embedding.word_embeddings.weight", ("transformer.wte.weight",), "vocabulary")
-    yield Row("embedding.position_embeddings.weight", ("transformer.wpe.weight",))
+def _gpt2(model: ModelSpec) -> Iterator[TensorMapping]:
+    yield TensorMapping("embedding.word_embeddings.weight", ("transformer.wte.weight",), "vocabulary")
+    yield TensorMapping("embedding.position_embeddings.weight", ("transformer.wpe.weight",))
     for layer in range(model.num_layers):
         ours, theirs = f"decoder.layers.{layer}", f"transformer.h.{layer}"
-        layout: Layout
+        layout: TensorLayout
         for kind, layout in (("weight", "transposed"), ("bias", "same")):
-            yield Row(f"{ours}.input_layernorm.{kind}", (f"{theirs}.ln_1.{kind}",))
-            yield Row(
+            yield TensorMapping(f"{ours}.input_layernorm.{kind}", (f"{theirs}.ln_1.{kind}",))
+            yield TensorMapping(
                 f"{ours}.self_attention.linear_qkv.{kind}", (f"{theirs}.attn.c_attn.{kind}",), "fused_query_key_value"
             )
-            yield Row(f"{ours}.self_attention.linear_proj.{kind}", (f"{theirs}.attn.c_proj.{kind}",), layout)
-            yield Row(f"{ours}.pre_mlp_layernorm.{kind}", (f"{theirs}.ln_2.{kind}",))
-            yield Row(f"{ours}.mlp.linear_fc1.{kind}", (f"{theirs}.mlp.c_fc.{kind}",), layout)
-            yield Row(f"{ours}.mlp.linear_fc2.{kind}", (f"{theirs}.mlp.c_proj.{kind}",), layout)
+            yield TensorMapping(f"{ours}.self_attention.linear_proj.{kind}", (f"{theirs}.attn.c_proj.{kind}",), layout)
+            yield TensorMapping(f"{ours}.pre_mlp_layernorm.{kind}", (f"{theirs}.ln_2.{kind}",))
+            yield TensorMapping(f"{ours}.mlp.linear_fc1.{kind}", (f"{theirs}.mlp.c_fc.{kind}",), layout)
+            yield TensorMapping(f"{ours}.mlp.linear_fc2.{kind}", (f"{theirs}.mlp.c_proj.{kind}",), layout)
     for kind in ("weight", "bias"):
-        yield Row(f"decoder.final_layernorm.{kind}", (f"transformer.ln_f.{kind}",))
+        yield TensorMapping(f"decoder.final_layernorm.{kind}", (f"transformer.ln_f.{kind}",))
     if not model.tied_embeddings:
-        yield Row("output_layer.weight", ("lm_head.weight",), "vocabulary")
+        yield TensorMapping("output_layer.weight", ("lm_head.weight",), "vocabulary")
 
 
 def model_types(model: ModelSpec) -> tuple[ModelType, ...]:

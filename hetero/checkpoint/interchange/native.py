@@ -12,7 +12,7 @@ from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
 from hetero.checkpoint.writer import merge
 from hetero.errors import CheckpointError
-from hetero.runtime.state import TensorSlice
+from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import Parameter, parameters
 
 

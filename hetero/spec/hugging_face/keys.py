@@ -15,32 +15,32 @@ from hetero.serialization import near_match
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """What a value may be; ``limit`` says it in messages."""
 
     limit: str
     accepts: Callable[[Any], bool]
 
-    def or_null(self) -> "Kind":
-        return Kind(f"{self.limit}, or null", lambda value: value is None or self.accepts(value))
+    def or_null(self) -> "ValueKind":
+        return ValueKind(f"{self.limit}, or null", lambda value: value is None or self.accepts(value))
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-COUNT = Kind("a whole number of at least 1", lambda value: type(value) is int and value >= 1)
-COUNT_FROM_0 = Kind("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
-POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
-SWITCH = Kind("true or false", lambda value: type(value) is bool)
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(type(each) is str for each in value))
+COUNT = ValueKind("a whole number of at least 1", lambda value: type(value) is int and value >= 1)
+COUNT_FROM_0 = ValueKind("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
+POSITIVE = ValueKind("a number above 0", lambda value: _is_number(value) and value > 0)
+SWITCH = ValueKind("true or false", lambda value: type(value) is bool)
+OBJECT = ValueKind("an object", lambda value: isinstance(value, dict))
+TEXTS = ValueKind("a list of texts", lambda value: isinstance(value, list) and all(type(each) is str for each in value))
 
 
-def texts_of(*names: str) -> Kind:
+def texts_of(*names: str) -> ValueKind:
     """A list of some of ``names``."""
     limit = f"a list with nothing but {' or '.join(names)}"
-    return Kind(limit, lambda value: TEXTS.accepts(value) and set(value) <= set(names))
+    return ValueKind(limit, lambda value: TEXTS.accepts(value) and set(value) <= set(names))
 
 
 REQUIRED = object()
@@ -52,7 +52,7 @@ class Read:
     """The key decides these fields of ``ModelSpec``; none where it only decides whether the model can be expressed."""
 
     into: tuple[str, ...]
-    kind: Kind
+    kind: ValueKind
     default: Any = REQUIRED
 
 

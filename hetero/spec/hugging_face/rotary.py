@@ -6,13 +6,13 @@ from types import MappingProxyType
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.spec.hugging_face.keys import COUNT, POSITIVE, Kind, Values
+from hetero.spec.hugging_face.keys import COUNT, POSITIVE, ValueKind, Values
 from hetero.spec.model import RotaryScaling
 
 _BASE: Mapping[str, float] = MappingProxyType({"mixtral": 1_000_000.0})
 """Where a file says none, and it is not 10,000."""
 
-_SCALING: Mapping[str, Mapping[str, Kind]] = MappingProxyType(
+_SCALING: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
     {
         "default": {},
         "linear": {"factor": POSITIVE},
@@ -101,6 +101,6 @@ def _type(key: str, stated: Mapping[str, Any]) -> str:
     return kind
 
 
-def _check(name: str, value: object, kind: Kind) -> None:
+def _check(name: str, value: object, kind: ValueKind) -> None:
     if not kind.accepts(value):
         raise ConfigError(f"{name} is {reprlib.repr(value)}, must be {kind.limit}")

@@ -2,15 +2,17 @@
 
 import pytest
 
-from hetero.checkpoint.manifest import Box, Manifest, Shard, TensorInfo, check_manifest, overlap
+from hetero.checkpoint.manifest import Manifest, SavedBlock, Shard, TensorInfo, check_manifest, overlap
 from hetero.errors import CheckpointError
 
 
-def box(offsets: tuple[int, ...], shape: tuple[int, ...], name: str = "weights/a") -> Box:
-    return Box(name=name, offsets=offsets, shape=shape, crc32=0)
+def box(offsets: tuple[int, ...], shape: tuple[int, ...], name: str = "weights/a") -> SavedBlock:
+    return SavedBlock(name=name, offsets=offsets, shape=shape, crc32=0)
 
 
-def manifest(*boxes: Box, files: tuple[str, ...] = ("one.safetensors",), shape: tuple[int, ...] = (4, 6)) -> Manifest:
+def manifest(
+    *boxes: SavedBlock, files: tuple[str, ...] = ("one.safetensors",), shape: tuple[int, ...] = (4, 6)
+) -> Manifest:
     return Manifest(
         tensors={"weights/a": TensorInfo(shape=shape, dtype="float32")},
         shards=tuple(
@@ -52,7 +54,7 @@ def test_boxes_that_tile_are_accepted() -> None:
         ([box((0, 0), (4, 6), name="weights/b")], "weights/b, which is no tensor of the manifest"),
     ],
 )
-def test_boxes_that_do_not_tile_are_refused(boxes: list[Box], message: str) -> None:
+def test_boxes_that_do_not_tile_are_refused(boxes: list[SavedBlock], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         check_manifest(manifest(*boxes), source="m")
 

@@ -19,9 +19,9 @@ from tests.helpers.plans import plan, replica, sharded, stage
 MODEL = gpt2_model(hidden_size=2048, kv_channels=512, ffn_hidden_size=8192, max_position_embeddings=2048)
 
 
-def made(*, depth: int = 4, mbs: int = 1, lag: int | None = None, dp: int = 1, layers: float = 3) -> Plan:
+def made(*, depth: int = 4, mbs: int = 1, delay: int | None = None, dp: int = 1, layers: float = 3) -> Plan:
     """Two stages on ranks 0 to ``dp`` - 1 and ``dp``; the first is of interest."""
-    first = stage(layers=(0, layers), ranks=range(dp), dp=dp, mbs=mbs, depth=depth, lag=lag, device="A100-40")
+    first = stage(layers=(0, layers), ranks=range(dp), dp=dp, mbs=mbs, depth=depth, delay=delay, device="A100-40")
     last = stage(layers=(layers, 6), ranks=(dp,), mbs=mbs * dp, depth=1, device="A100-40")
     return plan(MODEL, [replica(first, last, num_samples=8 * mbs * dp)], seq_length=2048)
 
@@ -57,7 +57,7 @@ def test_devices_of_unknown_memory_hold_everything() -> None:
 
 CHANGES = {
     "distributed_optimizer true in the plan": (made(dp=4, depth=1), 5),
-    "weight_lag null": (made(lag=4), 8),
+    "wgrad_delay null": (made(delay=4), 8),
     "in_flight 2": (made(depth=8), 6),
     "recompute selective": (made(depth=1, mbs=5), 10),
     "recompute full": (made(depth=1, layers=5), 6),

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from hetero.cost.collectives import run_collectives
-from hetero.cost.exposure import Interval
-from hetero.cost.gradients import SyncBucket
+from hetero.cost.gradient_volume import CountedBucket
 from hetero.cost.network import Port, SumCost, TransferCost
+from hetero.cost.simulation.collectives import run_collectives
+from hetero.cost.simulation.exposed_communication import TimeInterval
 
 WIRE: Port = ("out", 0, 0)
 
@@ -20,13 +20,13 @@ def spans(
     costs: Mapping[tuple[int, ...], Sequence[TransferCost]],
     *,
     late: Mapping[tuple[int, int], float] | None = None,
-    transfers: Sequence[Interval] = (),
+    transfers: Sequence[TimeInterval] = (),
 ) -> Spans:
     """Start and end of one bucket per key, in this global order, the first at the highest position.
 
     ``late``: by rank and position, when gradients are complete that are not so at 0.
     """
-    buckets = [SyncBucket(ranks, 1, len(costs) - 1 - i) for i, ranks in enumerate(costs)]
+    buckets = [CountedBucket(ranks, 1, len(costs) - 1 - i) for i, ranks in enumerate(costs)]
     found = run_collectives(
         buckets,
         cost_of=lambda bucket: SumCost(tuple(costs[bucket.ranks])),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetero.cost.engine import Pipeline, Replay, Span
 from hetero.cost.network import TransferCost
+from hetero.cost.simulation.engine import Pipeline, Replay, Span
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Schedule, format_schedule, parse_schedule
 from hetero.schedule.orders import lock_step, one_f_one_b
@@ -77,7 +77,7 @@ def test_two_stages_and_a_link() -> None:
 
 def test_weights_gradients_fill_the_wait_for_the_next_backward() -> None:
     """The gradient leaves before the W behind it; stage 0 is at its W while the next gradient is on its way."""
-    order = split_backward(one_f_one_b(num_microbatches=(2, 2), in_flight=(2, 1)), weight_lag=(0, 1))
+    order = split_backward(one_f_one_b(num_microbatches=(2, 2), in_flight=(2, 1)), wgrad_delay=(0, 1))
     rows = post_receives_early(add_communication(order, num_microbatches=(2, 2)), computes_ahead=2)
     described = pipeline(
         rows,

@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from hetero.cost.engine import LaneStart, Pipeline, Replay
-from hetero.cost.lanes import lanes_of, messages_by_lanes
 from hetero.cost.network import TransferCost, num_phases
-from hetero.cost.simulator import Simulation, simulate
-from hetero.cost.traits import HETERO
+from hetero.cost.runtime_model import HETERO
+from hetero.cost.simulation.engine import LaneStart, Pipeline, Replay
+from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes
+from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.plan.ir import Plan, Replica
-from hetero.schedule.actions import Kind, parse_schedule
+from hetero.schedule.actions import ActionKind, parse_schedule
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.strategies import legal_plans
@@ -83,11 +83,11 @@ def test_ranks_of_a_lane_meet_the_same_lanes_in_every_slice(legal: Plan) -> None
                     )
 
 
-def run(described: Plan, **traits: object) -> Simulation:
+def run(described: Plan, **runtime: object) -> Simulation:
     costs = cost_model(
         described.model,
         [profile(described.model, block_s=(1.0, 2.0))],
-        traits=dataclasses.replace(HETERO, sync_host_gb_per_s=1e9, **traits),
+        runtime=dataclasses.replace(HETERO, sync_host_gb_per_s=1e9, **runtime),
     )
     return simulate(described, nodes(described.world_size, gb_per_s=1e9), costs)
 
@@ -121,7 +121,7 @@ def test_one_sample_before_two_ranks_reaches_the_first_of_them_first() -> None:
     times = result.stages[0, 1]
     assert (times.busy_s, times.bubble_s) == pytest.approx((9, (3 + 6) / 2), abs=1e-3), "a mean over the two ranks"
     assert times.busy_s + times.bubble_s + times.sync_s == pytest.approx(result.step_s)
-    shown = [span for span in result.spans_of(0) if span.kind == Kind.F and span.stage == 1]
+    shown = [span for span in result.spans_of(0) if span.kind == ActionKind.F and span.stage == 1]
     assert [(span.lane, span.number) for span in shown] == [(0, 0)], "the computes of the first rank"
 
 
@@ -162,8 +162,8 @@ def test_a_device_sends_to_one_lane_after_the_other() -> None:
         ],
         blocking=False,
     ).spans()
-    assert [(s.start_s, s.end_s) for s in spans if s.kind == Kind.SEND_F] == [(1.0, 3.0), (3.0, 5.0)]
-    assert [(s.lane, s.start_s) for s in spans if s.kind == Kind.F][1:] == [(0, 3.0), (1, 5.0)]
+    assert [(s.start_s, s.end_s) for s in spans if s.kind == ActionKind.SEND_F] == [(1.0, 3.0), (3.0, 5.0)]
+    assert [(s.lane, s.start_s) for s in spans if s.kind == ActionKind.F][1:] == [(0, 3.0), (1, 5.0)]
 
 
 def test_a_device_receives_from_one_lane_after_the_other() -> None:
@@ -182,8 +182,8 @@ def test_a_device_receives_from_one_lane_after_the_other() -> None:
         ],
         blocking=False,
     ).spans()
-    assert [(s.lane, s.start_s) for s in spans if s.kind == Kind.SEND_F] == [(0, 1.0), (1, 3.0)]
-    assert [s.start_s for s in spans if s.kind == Kind.F and s.stage == 1] == [5.0]
+    assert [(s.lane, s.start_s) for s in spans if s.kind == ActionKind.SEND_F] == [(0, 1.0), (1, 3.0)]
+    assert [s.start_s for s in spans if s.kind == ActionKind.F and s.stage == 1] == [5.0]
 
 
 def test_a_slice_between_lanes_is_shown_from_its_first_message_to_its_last() -> None:
@@ -199,7 +199,7 @@ def test_a_slice_between_lanes_is_shown_from_its_first_message_to_its_last() -> 
         ],
     )
     result = run(described)
-    sent = [span for span in result.spans_of(0) if span.kind in (Kind.SEND_F, Kind.SEND_B)]
+    sent = [span for span in result.spans_of(0) if span.kind in (ActionKind.SEND_F, ActionKind.SEND_B)]
     assert len(sent) == len({(span.stage, span.kind, span.number) for span in sent}) == 8
-    assert len([span for span in result.spans if span.kind == Kind.F and span.stage == 0]) == 4
-    assert len([span for span in result.spans_of(0) if span.kind == Kind.F and span.stage == 0]) == 2
+    assert len([span for span in result.spans if span.kind == ActionKind.F and span.stage == 0]) == 4
+    assert len([span for span in result.spans_of(0) if span.kind == ActionKind.F and span.stage == 0]) == 2

@@ -15,12 +15,12 @@ from hetero.cost.memory import (
     saved_bytes,
     stage_memory,
 )
-from hetero.cost.traits import DEEPSPEED, HETERO
+from hetero.cost.runtime_model import DEEPSPEED, HETERO
 from hetero.data import shipped_profiles
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
-from hetero.schedule.residency import Held
+from hetero.schedule.activation_residency import HeldMicrobatches
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
@@ -82,17 +82,17 @@ def test_what_waits_for_its_weights_gradients(changes: dict[str, Any], rows: int
 def test_the_peak_is_before_a_backward_or_behind_it() -> None:
     memory = stage_memory(COSTS, **STAGE)
     few = dataclasses.replace(memory, activations_per_microbatch=2**30, deferred_per_microbatch=2**20)
-    assert few.peak(in_flight=3, weight_lag=None, num_microbatches=8) == few.at(3)
-    assert few.peak(in_flight=3, weight_lag=0, num_microbatches=8) == few.at(3)
-    assert few.peak(in_flight=3, weight_lag=2, num_microbatches=8) == few.at(3, deferred=2)
-    assert few.peak(in_flight=3, weight_lag=2, num_microbatches=4) == few.at(3, deferred=1), "there are no more"
+    assert few.peak(in_flight=3, wgrad_delay=None, num_microbatches=8) == few.at(3)
+    assert few.peak(in_flight=3, wgrad_delay=0, num_microbatches=8) == few.at(3)
+    assert few.peak(in_flight=3, wgrad_delay=2, num_microbatches=8) == few.at(3, deferred=2)
+    assert few.peak(in_flight=3, wgrad_delay=2, num_microbatches=4) == few.at(3, deferred=1), "there are no more"
     much = dataclasses.replace(memory, activations_per_microbatch=2**20, deferred_per_microbatch=2**30)
-    assert much.peak(in_flight=3, weight_lag=2, num_microbatches=8) == much.at(2, deferred=3)
-    assert much.peak(in_flight=3, weight_lag=9, num_microbatches=8) == much.at(0, deferred=8)
+    assert much.peak(in_flight=3, wgrad_delay=2, num_microbatches=8) == much.at(2, deferred=3)
+    assert much.peak(in_flight=3, wgrad_delay=9, num_microbatches=8) == much.at(0, deferred=8)
 
 
-def test_a_plan_counts_what_its_lags_keep() -> None:
-    stages = [stage(layers=(s, s + 3), ranks=(s // 3,), device="A100-40", depth=2 - s // 3, lag=s) for s in (0, 3)]
+def test_a_plan_counts_what_its_delays_keep() -> None:
+    stages = [stage(layers=(s, s + 3), ranks=(s // 3,), device="A100-40", depth=2 - s // 3, delay=s) for s in (0, 3)]
     made = plan(gpt2_model(tied_embeddings=False), [replica(*stages, num_samples=6)])
     parts = plan_memory(made, COSTS)
     assert parts[0, 0].deferred == 0
@@ -162,7 +162,7 @@ def test_an_mlp_alone_has_no_scores_to_work_on() -> None:
 
 def test_halves_of_a_runtime_with_profiled_layers_are_by_the_formula() -> None:
     published = next(p for p in shipped_profiles() if p.model == "OPT-350M" and p.memory)
-    theirs = cost_model(model_of(published), [published], seq_length=2048, traits=DEEPSPEED)
+    theirs = cost_model(model_of(published), [published], seq_length=2048, runtime=DEEPSPEED)
     held = {"device": published.device, "tp": 1}
     whole = theirs.held_parameters(**held, first_layer=2, end_layer=4)
     halves = [theirs.held_parameters(**held, first_layer=a, end_layer=b) for a, b in ((2, 2.5), (2.5, 4))]
@@ -175,7 +175,7 @@ def test_full_recomputation_needs_one_block_while_it_works() -> None:
 
 
 def test_flash_attention_keeps_no_scores() -> None:
-    flash = cost_model(MODEL, [profile(MODEL)], traits=dataclasses.replace(HETERO, flash_attention=True))
+    flash = cost_model(MODEL, [profile(MODEL)], runtime=dataclasses.replace(HETERO, flash_attention=True))
     assert stage_memory(flash, **STAGE).at(1).activations == 2 * 12 * ROW
     assert stage_memory(flash, **STAGE).fixed.working < stage_memory(COSTS, **STAGE).fixed.working
 
@@ -192,7 +192,7 @@ def test_a_neighbour_is_a_slice_in_and_a_slice_out() -> None:
 
 
 def test_only_some_runtimes_copy_gradients_to_reduce_them() -> None:
-    theirs = cost_model(MODEL, [profile(MODEL)], traits=DEEPSPEED)
+    theirs = cost_model(MODEL, [profile(MODEL)], runtime=DEEPSPEED)
     assert stage_memory(COSTS, **STAGE).fixed.sync_buffers == 0
     assert stage_memory(theirs, **STAGE).fixed.sync_buffers == stage_memory(theirs, **STAGE).fixed.gradients
     assert stage_memory(theirs, **STAGE, shares_gradients=False).fixed.sync_buffers == 0
@@ -241,7 +241,7 @@ def test_the_formula_differs_from_what_others_saved_by_what_their_layers_do_othe
 
 @pytest.mark.parametrize("published", list(shipped_profiles()), ids=lambda p: f"{p.model} {p.device}")
 def test_a_runtime_with_the_profiles_layers_saves_what_they_saved(published: Profile) -> None:
-    theirs = cost_model(model_of(published), [published], seq_length=2048, traits=DEEPSPEED)
+    theirs = cost_model(model_of(published), [published], seq_length=2048, runtime=DEEPSPEED)
     for memory in published.memory:
         assert saved(theirs, memory, published.device) == memory.saved_bytes
     for tp in published.tps("block"):
@@ -299,7 +299,9 @@ def test_weights_that_other_holders_cut_are_held_twice() -> None:
     cut = 4 * sum(p.numel for p in parameters(model) if p.shard_dim is not None)
     assert beside[0, 0].weights == alone.weights + cut
     assert beside[0, 0].gradients == alone.gradients + cut
-    assert beside[1, 0].weights == 4 * costs.sizes.held(first_layer=0, end_layer=6, tp=2), "its shards are whole pieces"
+    assert beside[1, 0].weights == 4 * costs.sizes.held(first_layer=0, end_layer=6, tp=2), (
+        "its shards are whole segments"
+    )
 
 
 def interleaved(*, layers: int = 8, v: int = 2, batch: int = 8, **options: Any) -> Plan:
@@ -334,7 +336,7 @@ def test_communicators_of_a_device_are_those_of_its_boundaries_and_one_set_of_th
     """World and losses, and two for each neighbour: 1 and 2 of stages 0 and 2, 2 and 1 of stages 1 and 3."""
     made = interleaved()
     devices = device_memory(made, plan_memory(made, costs_of(made)))
-    each = costs_of(made).traits.communicator_bytes
+    each = costs_of(made).runtime.communicator_bytes
     assert [devices[0, g].communicators for g in (0, 1)] == [(2 + 2 * 3) * each] * 2
 
 
@@ -388,7 +390,7 @@ def test_gpipe_keeps_every_microbatch_whatever_the_depths_say() -> None:
 
 def test_a_microbatch_that_is_run_again_keeps_its_input_until_then() -> None:
     memory = stage_memory(COSTS, **STAGE)
-    kept = memory.holding(Held(in_flight=1, inputs=3))
+    kept = memory.holding(HeldMicrobatches(in_flight=1, inputs=3))
     assert kept.activations == memory.at(1).activations + 3 * ROW
     assert kept.logits == memory.at(1).logits
     first = stage_memory(COSTS, **{**STAGE, "first_layer": 0})

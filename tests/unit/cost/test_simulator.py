@@ -8,19 +8,19 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from hetero.cost.basis import Basis
-from hetero.cost.engine import Pipeline, Replay
-from hetero.cost.latency import StageCost
-from hetero.cost.layout import stage_rows
+from hetero.cost.layers.confidence import Confidence
+from hetero.cost.layers.latency import StageCost
 from hetero.cost.network import Topology, TransferCost
-from hetero.cost.period import pipeline_s
-from hetero.cost.simulator import Simulation, simulate, with_gradient_sync
-from hetero.cost.traits import DEEPSPEED, HETERO, RuntimeTraits
+from hetero.cost.pipeline_period import pipeline_s
+from hetero.cost.runtime_model import DEEPSPEED, HETERO, RuntimeModel
+from hetero.cost.simulation.engine import Pipeline, Replay
+from hetero.cost.simulation.layout import stage_rows
+from hetero.cost.simulation.simulator import Simulation, simulate, with_gradient_sync
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.lowering import step_rows
-from hetero.schedule.actions import COMPUTE, Action, Kind
-from hetero.schedule.residency import Held, Residency, worst_moments
+from hetero.schedule.actions import COMPUTE, Action, ActionKind
+from hetero.schedule.activation_residency import HeldMicrobatches, Residency, worst_moments
 from hetero.spec.cluster import ClusterSpec, Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -39,10 +39,10 @@ def run(
     cluster: ClusterSpec | None = None,
     *,
     update_s: float = 0.0,
-    traits: RuntimeTraits = FAST_HOST,
+    runtime: RuntimeModel = FAST_HOST,
 ) -> Simulation:
     """On single-device nodes with links that cost next to nothing, unless ``cluster`` says otherwise."""
-    costs = cost_model(described.model, [profile(described.model, block_s=BLOCK_S, update_s=update_s)], traits=traits)
+    costs = cost_model(described.model, [profile(described.model, block_s=BLOCK_S, update_s=update_s)], runtime=runtime)
     return simulate(described, cluster or nodes(described.world_size, gb_per_s=1e9), costs)
 
 
@@ -76,7 +76,7 @@ def test_one_device_computes_and_updates() -> None:
     result = run(data_parallel(1, num_samples=4), update_s=0.5)
     assert result.step_s == pytest.approx(4 * 6 * 3.0 + 8 * 0.5)
     assert result.bubble_share == pytest.approx(0.0)
-    assert result.basis == Basis.MEASURED
+    assert result.confidence == Confidence.MEASURED
     assert result.samples_per_s == pytest.approx(4 / result.step_s)
     assert result.tokens_per_s == pytest.approx(4 * 16 / result.step_s)
 
@@ -92,10 +92,10 @@ def test_plain_1f1b_has_the_bubble_of_its_paper(num_samples: int) -> None:
     assert times.bubble_s == pytest.approx(ideal_s * 2 / num_samples, rel=1e-6)
 
 
-def split(whole: Plan, lags: Sequence[int | None]) -> Plan:
-    """The plan of one replica with other lags."""
+def split(whole: Plan, delays: Sequence[int | None]) -> Plan:
+    """The plan of one replica with other delays."""
     (one,) = whole.replicas
-    stages = tuple(dataclasses.replace(s, weight_lag=lag) for s, lag in zip(one.stages, lags, strict=True))
+    stages = tuple(dataclasses.replace(s, wgrad_delay=delay) for s, delay in zip(one.stages, delays, strict=True))
     return dataclasses.replace(whole, replicas=(dataclasses.replace(one, stages=stages),))
 
 
@@ -134,7 +134,7 @@ def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
     return max(span.end_s for span in Replay([replayed], blocking=False).spans()) - counts[0] * costs[0].microbatch_s
 
 
-def held_by(result: Simulation, r: int, group: tuple[int, ...]) -> dict[int, list[Held]]:
+def held_by(result: Simulation, r: int, group: tuple[int, ...]) -> dict[int, list[HeldMicrobatches]]:
     """What the stages of a device group hold while their computes run and behind each of them."""
     actions = [
         Action(span.stage, span.kind, span.number)
@@ -142,12 +142,12 @@ def held_by(result: Simulation, r: int, group: tuple[int, ...]) -> dict[int, lis
         if span.stage in group and span.kind in COMPUTE
     ]
     residency = Residency.of_row(actions)
-    found: dict[int, list[Held]] = {s: [] for s in group}
+    found: dict[int, list[HeldMicrobatches]] = {s: [] for s in group}
     for action in actions:
         for change in (residency.begin, residency.end):
             change(action)
             for s in group:
-                found[s].append(residency.held.get(s, Held()))
+                found[s].append(residency.held.get(s, HeldMicrobatches()))
     return found
 
 
@@ -158,7 +158,7 @@ def test_a_split_stage_is_as_busy_and_holds_more() -> None:
     for s in range(3):
         assert after.stages[0, s].busy_s == pytest.approx(before.stages[0, s].busy_s)
     assert after.step_s < before.step_s
-    assert after.basis == Basis.ESTIMATED
+    assert after.confidence == Confidence.ESTIMATED
     held = [held_by(after, 0, (s,))[s] for s in range(3)]
     assert [max(each.in_flight for each in of_stage) for of_stage in held] == [3, 2, 1]
     assert [max(each.in_flight + each.deferred for each in of_stage) for of_stage in held] == [3, 3, 3]
@@ -167,9 +167,9 @@ def test_a_split_stage_is_as_busy_and_holds_more() -> None:
 def test_gradients_of_a_split_stage_are_summed_after_its_last_weights_gradients() -> None:
     """Bucket by bucket beside the last W, from the last layer to the first."""
     eager = dataclasses.replace(FAST_HOST, bucket_numel=1)
-    two = [replica(stage(layers=(0, 6), ranks=(r,), device=A100, depth=1, lag=0), num_samples=2) for r in range(2)]
-    result = run(plan(MODEL, two), traits=eager)
-    last = max((span for span in result.spans_of(0) if span.kind == Kind.W), key=lambda span: span.end_s)
+    two = [replica(stage(layers=(0, 6), ranks=(r,), device=A100, depth=1, delay=0), num_samples=2) for r in range(2)]
+    result = run(plan(MODEL, two), runtime=eager)
+    last = max((span for span in result.spans_of(0) if span.kind == ActionKind.W), key=lambda span: span.end_s)
     layer_s = (last.end_s - last.start_s) / 6
     starts = {sync.bucket.position: sync.start_s for sync in result.syncs}
     for layer in range(6):
@@ -217,13 +217,13 @@ class TestGradients:
 
     def test_their_sum_follows_the_backward_where_nothing_overlaps(self) -> None:
         blocking = dataclasses.replace(FAST_HOST, overlaps_gradient_sync=False)
-        result = run(data_parallel(2), self.cluster(10.0), traits=blocking)
+        result = run(data_parallel(2), self.cluster(10.0), runtime=blocking)
         assert result.stages[0, 0].sync_s == pytest.approx(10.0)
         assert result.step_s == pytest.approx(2 * 18.0 + 10.0)
 
     def test_beside_the_last_backward_only_the_end_of_it_shows(self) -> None:
         eager = dataclasses.replace(FAST_HOST, bucket_numel=1)
-        result = run(data_parallel(2), self.cluster(10.0), traits=eager)
+        result = run(data_parallel(2), self.cluster(10.0), runtime=eager)
         last_layer_s = 10.0 * (8544 + 2 * 64 * 32) / self.NUMEL
         assert 0.0 < result.stages[0, 0].sync_s < last_layer_s * 1.1
         assert result.syncs[0].start_s < result.compute_end_s < result.syncs[-1].end_s
@@ -250,13 +250,13 @@ class TestGradients:
         blocking = dataclasses.replace(FAST_HOST, overlaps_gradient_sync=False)
         flat = data_parallel(4)
         sync = GradientSyncPlan(domains=((0, 1), (2, 3)))
-        assert run(flat, cluster, traits=blocking).stages[0, 0].sync_s == pytest.approx(12.0)
-        result = run(dataclasses.replace(flat, gradient_sync=sync), cluster, traits=blocking)
+        assert run(flat, cluster, runtime=blocking).stages[0, 0].sync_s == pytest.approx(12.0)
+        result = run(dataclasses.replace(flat, gradient_sync=sync), cluster, runtime=blocking)
         assert result.stages[0, 0].sync_s == pytest.approx(0.04 + 8.0 + 0.04)
 
     def test_only_the_sums_are_run_again_for_other_domains_and_buckets(self) -> None:
         cluster = nodes(2, gpus_per_node=2, gb_per_s=1e-5)
-        costs = cost_model(MODEL, [profile(MODEL, block_s=BLOCK_S)], traits=FAST_HOST)
+        costs = cost_model(MODEL, [profile(MODEL, block_s=BLOCK_S)], runtime=FAST_HOST)
         flat = data_parallel(4)
         sync = GradientSyncPlan(domains=((0, 1), (2, 3)), bucket_numel=5000)
         changed = with_gradient_sync(simulate(flat, cluster, costs), sync, Topology(cluster), costs)
@@ -278,7 +278,7 @@ class TestGradients:
             ],
         )
         result = run(made, nodes(2, gpus_per_node=2, gb_per_s=4 * 16 * 32 / 1e9 / 4.0))
-        first = min(span.start_s for span in result.spans if span.kind == Kind.B and span.replica == 1)
+        first = min(span.start_s for span in result.spans if span.kind == ActionKind.B and span.replica == 1)
         assert set(result.transfers) == {(way, n, 0) for way in ("in", "out") for n in (0, 1)}
         for intervals in result.transfers.values():
             assert all(start_s + 4.0 == pytest.approx(end_s) and end_s > first for start_s, end_s in intervals)
@@ -287,7 +287,7 @@ class TestGradients:
         """Beside a replica of whole layers: each half when it has the gradient, layer 2's by holders of their own."""
         cut = (stage(layers=(0, 2.5), ranks=(1,), device=A100), stage(layers=(2.5, 6), ranks=(2,), device=A100))
         beside = plan(MODEL, [replica(stage(layers=(0, 6), ranks=(0,), device=A100)), replica(*cut)])
-        result = run(beside, traits=dataclasses.replace(FAST_HOST, bucket_numel=1))
+        result = run(beside, runtime=dataclasses.replace(FAST_HOST, bucket_numel=1))
         sums = {sync.bucket.position: sync for sync in result.syncs}
         assert list(sums) == sorted(sums, reverse=True)
         assert {position for position in sums if position % 1} == {layer + 0.5 for layer in range(6)}
@@ -299,7 +299,7 @@ class TestGradients:
         described = pipeline(2, num_samples=4)
         hasty = dataclasses.replace(FAST_HOST, waits_for_all_before_update=False)
         assert run(described).stages[0, 1].sync_s > 1.0
-        assert run(described, traits=hasty).stages[0, 1].sync_s == 0.0
+        assert run(described, runtime=hasty).stages[0, 1].sync_s == 0.0
 
 
 @given(legal_plans())
@@ -330,7 +330,7 @@ def test_no_stage_holds_more_than_its_depth(legal: Plan) -> None:
     for r, each in enumerate(described.replicas):
         for group, row in zip(each.device_groups, step_rows(each), strict=True):
             held = held_by(result, r, group)
-            assert [of_stage[-1] for of_stage in held.values()] == [Held()] * len(group)
+            assert [of_stage[-1] for of_stage in held.values()] == [HeldMicrobatches()] * len(group)
             most = [[each.in_flight for each in held[s]] for s in group]
             if each.is_interleaved or each.schedule != "1f1b":
                 held_most = [max(moment[s].in_flight for moment in worst_moments(row)) for s in group]
@@ -347,7 +347,7 @@ def test_the_critical_path_has_no_gaps(legal: Plan) -> None:
     assert path[0].start_s == 0.0
     assert path[-1].end_s == pytest.approx(result.compute_end_s)
     for before, after in pairwise(path):
-        assert before.end_s <= after.start_s + 1e-9 or before.kind not in (Kind.F, Kind.B)
+        assert before.end_s <= after.start_s + 1e-9 or before.kind not in (ActionKind.F, ActionKind.B)
         assert before.start_s <= after.start_s
 
 
@@ -421,7 +421,7 @@ class TestDeepSpeed:
         """Per microbatch the last stage takes 2 transfers more, here as long as its computing."""
         cluster = nodes(2, gb_per_s=4 * 16 * 32 / 1e9 / 4.5)
         described = pipeline(2, num_samples=20, depths=[4, 1])
-        theirs, ours = run(described, cluster, traits=self.TRAITS), run(described, cluster)
+        theirs, ours = run(described, cluster, runtime=self.TRAITS), run(described, cluster)
         assert theirs.step_s == pytest.approx(20 * (9.0 + 2 * 4.5) + 9.0, rel=0.05)
         assert ours.step_s == pytest.approx(20 * 9.0 + 9.0 + 2 * 4.5, rel=0.05)
 
@@ -437,11 +437,11 @@ class TestDeepSpeed:
             ],
         )
         with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
-            run(uneven, traits=self.TRAITS)
+            run(uneven, runtime=self.TRAITS)
 
     def test_blocking_transfers_have_no_split_backwards(self) -> None:
-        with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not split backwards; set weight_lag"):
-            run(split(pipeline(2, num_samples=2), [0, None]), traits=self.TRAITS)
+        with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not split backwards; set wgrad_delay"):
+            run(split(pipeline(2, num_samples=2), [0, None]), runtime=self.TRAITS)
 
 
 def test_a_link_that_is_missing_is_named() -> None:

@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from hetero.cost.engine import Span
 from hetero.cost.network import Topology
-from hetero.cost.simulator import Simulation, simulate, with_gradient_sync
-from hetero.cost.traits import HETERO, RuntimeTraits
+from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.cost.simulation.engine import Span
+from hetero.cost.simulation.simulator import Simulation, simulate, with_gradient_sync
 from hetero.errors import PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
-from hetero.schedule.actions import Kind
+from hetero.schedule.actions import ActionKind
 from hetero.spec.cluster import ClusterSpec
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, sharded, stage
@@ -27,10 +27,10 @@ NUMEL = 6 * 8544 + 2 * 64 * 32 + 64 * 32 + 2 * 32
 
 
 def run(
-    described: Plan, cluster: ClusterSpec | None = None, *, update_s: float = 0.0, traits: RuntimeTraits = TRAITS
+    described: Plan, cluster: ClusterSpec | None = None, *, update_s: float = 0.0, runtime: RuntimeModel = TRAITS
 ) -> Simulation:
     costs = cost_model(
-        described.model, [profile(described.model, block_s=(1.0, 2.0), update_s=update_s)], traits=traits
+        described.model, [profile(described.model, block_s=(1.0, 2.0), update_s=update_s)], runtime=runtime
     )
     return simulate(described, cluster or nodes(described.world_size, gb_per_s=1e9), costs)
 
@@ -66,7 +66,7 @@ class TestGathers:
     def test_a_forward_stands_still_in_the_middle_for_the_weights_of_its_next_layer(self) -> None:
         """The embedding first, then layer by layer, each 1 s of forward, as long as its weights are there."""
         overlapping = dataclasses.replace(TRAITS, overlaps_param_gather=True, bucket_numel=1)
-        result = run(two_devices(), summing_in(16.0), traits=overlapping)
+        result = run(two_devices(), summing_in(16.0), runtime=overlapping)
         assert [gather.bucket.position for gather in result.gathers] == sorted(
             gather.bucket.position for gather in result.gathers
         )
@@ -99,7 +99,7 @@ class TestGathers:
         )
         result = run(sharded(described), cluster)
         last_s = max(gather.end_s for gather in result.gathers)
-        sent = [span for span in result.spans if span.kind == Kind.SEND_F]
+        sent = [span for span in result.spans if span.kind == ActionKind.SEND_F]
         assert last_s > 3.0
         assert min(span.start_s for span in sent) >= last_s
 
@@ -109,7 +109,7 @@ class TestGathers:
 
     def test_other_buckets_are_gathered_otherwise(self) -> None:
         cluster = nodes(2, gb_per_s=1e-5)
-        costs = cost_model(MODEL, [profile(MODEL, block_s=(1.0, 2.0))], traits=TRAITS)
+        costs = cost_model(MODEL, [profile(MODEL, block_s=(1.0, 2.0))], runtime=TRAITS)
         sync = GradientSyncPlan(bucket_numel=5000)
         changed = with_gradient_sync(simulate(two_devices(), cluster, costs), sync, Topology(cluster), costs)
         assert changed == simulate(dataclasses.replace(two_devices(), gradient_sync=sync), cluster, costs)
@@ -178,7 +178,9 @@ class TestInterleaved:
         validate(described)
         result = run(described)
         computes = {
-            name: (span.start_s, span.end_s) for name, span in named(result).items() if span.kind in (Kind.F, Kind.B)
+            name: (span.start_s, span.end_s)
+            for name, span in named(result).items()
+            if span.kind in (ActionKind.F, ActionKind.B)
         }
         expected = "0F0 0-1 0F1 1-2 2F0 2-3 2F1 3-4 2B0 6-8 2B1 9-11 0B0 11-13 0B1 13-15 "
         expected += "1F0 1-2 1F1 2-3 3F0 3-4 3B0 4-6 3F1 6-7 3B1 7-9 1B0 9-11 1B1 11-13"
@@ -206,10 +208,10 @@ class TestInterleaved:
         (turns,) = self.turns().replicas
         beside = replica(stage(layers=(0, 4), ranks=(2,), device=A100), num_samples=1)
         eager = dataclasses.replace(TRAITS, overlaps_gradient_sync=True, bucket_numel=1)
-        sums = {sync.bucket.position: sync for sync in run(plan(self.FOUR, [turns, beside]), traits=eager).syncs}
+        sums = {sync.bucket.position: sync for sync in run(plan(self.FOUR, [turns, beside]), runtime=eager).syncs}
         ready = {layer: sums[layer].start_s for layer in range(4)}
         assert ready == pytest.approx({3: 9.0, 2: 11.0, 1: 13.0, 0: 15.0}, abs=0.05)
 
     def test_a_runtime_with_blocking_transfers_has_none(self) -> None:
         with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not interleave stages; give each"):
-            run(self.turns(), traits=TestDeepSpeed.TRAITS)
+            run(self.turns(), runtime=TestDeepSpeed.TRAITS)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetero.cost.parts import Part
-from hetero.cost.work import layer_work, parameters_of
+from hetero.cost.layers.stage_modules import Part
+from hetero.cost.layers.work import layer_work, parameters_of
 from hetero.data import shipped_profiles
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters

@@ -3,15 +3,15 @@
 import pytest
 import torch.distributed as dist
 
-from hetero.distributed.watch import Watch, WatchOptions
+from hetero.distributed.failure_detector import FailureDetector, FailureDetectorOptions
 from hetero.errors import MembershipError
 
-OPTIONS = WatchOptions(beat_s=0.02, lost_after_s=2.0, roll_call_s=0.2)
+OPTIONS = FailureDetectorOptions(beat_s=0.02, lost_after_s=2.0, roll_call_s=0.2)
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp"
 
 
 def raise_under_watch(error: Exception) -> None:
-    with Watch(dist.HashStore(), rank=0, world_size=1, options=OPTIONS):
+    with FailureDetector(dist.HashStore(), rank=0, world_size=1, options=OPTIONS):
         raise error
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.plan.holders import Bucket, gradient_buckets
+from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import CollectiveOptions, evaluation_rows, lower, step_rows
 from hetero.plan.validate import validate
-from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, RECEIVE, SEND, UPDATE, Action, Kind
+from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, RECEIVE, SEND, UPDATE, Action, ActionKind
 from hetero.schedule.program import Point, Program, parse_programs
 from hetero.spec.parameters import Parameter, stage_parameters
 from tests.helpers.layouts import layouts
@@ -42,8 +42,8 @@ def _unequal_microbatches() -> Plan:
 
 
 def _split_backward() -> Plan:
-    first = stage(layers=(0, 1), ranks=(0, 1), dp=2, depth=2, lag=0)
-    second = stage(layers=(1, 2), ranks=(2, 3), dp=2, depth=1, lag=1)
+    first = stage(layers=(0, 1), ranks=(0, 1), dp=2, depth=2, delay=0)
+    second = stage(layers=(1, 2), ranks=(2, 3), dp=2, depth=1, delay=1)
     return plan(llama_model(num_layers=2), [replica(first, second, num_samples=6)])
 
 
@@ -130,7 +130,7 @@ def test_every_action_of_a_step_is_in_the_row_of_the_group_that_holds_its_stage(
         assert {action.stage for action in row} == set(stages)
         for s in stages:
             computes = [action for action in row if action.stage == s and action.kind in COMPUTE]
-            per_microbatch = 3 if drawn.stages[s].weight_lag is not None else 2
+            per_microbatch = 3 if drawn.stages[s].wgrad_delay is not None else 2
             assert len(computes) == per_microbatch * drawn.num_microbatches(s)
 
 
@@ -138,9 +138,11 @@ def test_every_action_of_a_step_is_in_the_row_of_the_group_that_holds_its_stage(
 @settings(max_examples=40, deadline=None)
 def test_an_evaluation_is_the_forwards_alone(drawn: Replica) -> None:
     for stages, row in zip(drawn.device_groups, evaluation_rows(drawn), strict=True):
-        assert {action.kind for action in row} <= {Kind.F, Kind.SEND_F, Kind.RECV_F}
-        forwards = [action for action in row if action.kind == Kind.F]
-        assert sorted(forwards) == [Action(s, Kind.F, m) for s in stages for m in range(drawn.num_microbatches(s))]
+        assert {action.kind for action in row} <= {ActionKind.F, ActionKind.SEND_F, ActionKind.RECV_F}
+        forwards = [action for action in row if action.kind == ActionKind.F]
+        assert sorted(forwards) == [
+            Action(s, ActionKind.F, m) for s in stages for m in range(drawn.num_microbatches(s))
+        ]
 
 
 # Sums and gathers.
@@ -155,21 +157,23 @@ def test_collectives_are_launched_in_one_order_by_all_who_hold_a_bucket(drawn: t
         ranks = described.replicas[program.replica].stages[program.stages[0]].ranks
         held = [n for n, bucket in enumerate(buckets) if set(bucket.ranks) & set(ranks)]
         reduces, gathers = program.queues.get("reduce", ()), program.queues.get("gather", ())
-        assert [step.action for step in reduces] == [Action(NO_STAGE, Kind.REDUCE, n) for n in held]
+        assert [step.action for step in reduces] == [Action(NO_STAGE, ActionKind.REDUCE, n) for n in held]
         expected = reversed(held) if described.distributed_optimizer else []
-        assert [step.action for step in gathers] == [Action(NO_STAGE, Kind.GATHER, n) for n in expected]
+        assert [step.action for step in gathers] == [Action(NO_STAGE, ActionKind.GATHER, n) for n in expected]
         update = program.queues["compute"][-1]
         assert update.action == UPDATE
         assert update.after == ((Point(reduces[-1].action),) if reduces else ())
         assert all(step.after == (Point(UPDATE),) for step in gathers)
 
 
-def _with_lags(drawn: Plan, lags: list[int | None]) -> Plan:
-    """Stage s of every replica with lag s of ``lags``."""
+def _with_delays(drawn: Plan, delays: list[int | None]) -> Plan:
+    """Stage s of every replica with delay s of ``delays``."""
     replicas = (
         dataclasses.replace(
             each,
-            stages=tuple(dataclasses.replace(s, weight_lag=lag) for s, lag in zip(each.stages, lags, strict=False)),
+            stages=tuple(
+                dataclasses.replace(s, wgrad_delay=delay) for s, delay in zip(each.stages, delays, strict=False)
+            ),
         )
         for each in drawn.replicas
     )
@@ -178,7 +182,7 @@ def _with_lags(drawn: Plan, lags: list[int | None]) -> Plan:
 
 def _held(described: Plan, program: Program, bucket: Bucket) -> Iterator[tuple[int, float]]:
     """Each stage of the group that holds a part of the bucket, and the position of the part there."""
-    names = {piece.parameter.name for piece in bucket.pieces}
+    names = {segment.parameter.name for segment in bucket.segments}
     for s in program.stages:
         stage = described.replicas[program.replica].stages[s]
         for parameter in stage_parameters(described.model, first_layer=stage.start, end_layer=stage.end):
@@ -203,15 +207,15 @@ def _sums(described: Plan) -> Iterator[tuple[tuple[int, float], list[tuple[int, 
             whole = []
             for s, position in _held(described, program, buckets[step.action.number]):
                 stage = described.replicas[program.replica].stages[s]
-                kinds = {Kind.W} if stage.weight_lag is not None and position < stage.end else BACKWARD
+                kinds = {ActionKind.W} if stage.wgrad_delay is not None and position < stage.end else BACKWARD
                 whole.append((max(i for i, a in enumerate(order) if a.stage == s and a.kind in kinds), -position))
             yield (order.index(point.action), math.inf if point.position is None else -point.position), whole
 
 
 @given(legal_plans(), st.lists(st.one_of(st.none(), st.integers(0, 2)), min_size=4, max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_a_bucket_is_summed_when_all_its_gradients_are_whole(drawn: Plan, lags: list[int | None]) -> None:
-    for start, whole in _sums(_with_lags(drawn, lags)):
+def test_a_bucket_is_summed_when_all_its_gradients_are_whole(drawn: Plan, delays: list[int | None]) -> None:
+    for start, whole in _sums(_with_delays(drawn, delays)):
         assert start >= max(whole)
 
 
@@ -231,7 +235,7 @@ def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) 
         for step in program.queues.get("gather", ()):
             (point,) = step.before
             missed = [
-                (order.index(Action(s, Kind.F, 0)), position)
+                (order.index(Action(s, ActionKind.F, 0)), position)
                 for s, position in _held(described, program, buckets[step.action.number])
             ]
             assert point.position is not None
@@ -239,7 +243,7 @@ def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) 
 
 
 def test_without_overlap_sums_come_after_the_last_backward_and_weights_before_the_first_forward() -> None:
-    made = _with_lags(sharded(_interleaved()), [None, 0, 2, None])
+    made = _with_delays(sharded(_interleaved()), [None, 0, 2, None])
     options = CollectiveOptions(overlap_grad_reduce=False, overlap_param_gather=False)
     first, second, alone = lower(made, shared_buckets(made), options=options)
     for program, last in ((first, "2W3"), (second, "1W3"), (alone, "0B0")):

@@ -120,8 +120,8 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     ),
     (
         rules.check_device_groups,
-        "unlike in depth, recomputation and lag",
-        both(interleaved(2, 3, 4, 5), in_stage(1, 2, recompute="full"), in_stage(1, 3, weight_lag=1)),
+        "unlike in depth, recomputation and delay",
+        both(interleaved(2, 3, 4, 5), in_stage(1, 2, recompute="full"), in_stage(1, 3, wgrad_delay=1)),
     ),
     (
         rules.check_device_groups,
@@ -163,8 +163,8 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
         lambda plan: in_stage(1, 0, recompute="full", recompute_num_layers=3)(cut_inside(2.5)(plan)),
     ),
     (rules.check_recompute, "all layers", in_stage(0, 0, recompute="selective")),
-    (rules.check_weight_lag, "none", in_stage(0, 0, weight_lag=0)),
-    (rules.check_weight_lag, "selective", in_stage(0, 0, weight_lag=3, recompute="selective")),
+    (rules.check_wgrad_delay, "none", in_stage(0, 0, wgrad_delay=0)),
+    (rules.check_wgrad_delay, "selective", in_stage(0, 0, wgrad_delay=3, recompute="selective")),
     (rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
     (rules.check_gradient_domains, "none", in_sync()),
     (rules.check_gradient_domains, "in any order, without the idle rank", in_sync((5, 4), (6,), (3, 0, 1, 2))),
@@ -372,15 +372,15 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         lambda plan: in_stage(1, 0, recompute="full", recompute_num_layers=4)(cut_inside(2.5)(plan)),
     ),
     (
-        rules.check_weight_lag,
-        "replica 1 stage 0: weight_lag is -1, must be at least 0, or null for a backward in one",
-        in_stage(1, 0, weight_lag=-1),
+        rules.check_wgrad_delay,
+        "replica 1 stage 0: wgrad_delay is -1, must be at least 0, or null for a backward in one",
+        in_stage(1, 0, wgrad_delay=-1),
     ),
     (
-        rules.check_weight_lag,
-        "replica 0 stage 1: weight_lag 2 needs recompute none or selective, got full; "
-        "set weight_lag to null or choose another recompute",
-        in_stage(0, 1, weight_lag=2, recompute="full"),
+        rules.check_wgrad_delay,
+        "replica 0 stage 1: wgrad_delay 2 needs recompute none or selective, got full; "
+        "set wgrad_delay to null or choose another recompute",
+        in_stage(0, 1, wgrad_delay=2, recompute="full"),
     ),
     (
         rules.check_devices_can_do_the_precision,

@@ -137,12 +137,12 @@ def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
     """A model that needs both nodes makes a pipeline, of which the last stage's W's can wait."""
     (files / "cluster.yaml").write_text(CLUSTER.replace("gpus_per_node: 2", "gpus_per_node: 1"), encoding="utf-8")
     (files / "model.yaml").write_text(MODEL, encoding="utf-8")
-    lags = []
+    delays = []
     for more in ((), ("--no-split-backward",)):
         assert run(files, "--out", str(files / "plan.json"), "--no-interleave", *more) == 0
-        lags.append([stage.weight_lag for _, _, stage in load(Plan, files / "plan.json").stages()])
-    assert lags[0][-1] is not None
-    assert set(lags[1]) == {None}
+        delays.append([stage.wgrad_delay for _, _, stage in load(Plan, files / "plan.json").stages()])
+    assert delays[0][-1] is not None
+    assert set(delays[1]) == {None}
 
 
 def test_stages_are_interleaved_unless_that_is_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

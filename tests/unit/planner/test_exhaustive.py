@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hetero.cost.parts import HALVES
+from hetero.cost.layers.stage_modules import HALVES
 from hetero.planner.candidates import Candidates
 from hetero.planner.exhaustive import best_by_force
 from hetero.planner.floor import floor_s

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.data import shipped_profiles
 from hetero.errors import PlanError
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
-from hetero.plan.placement import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.planner import solver
 from hetero.planner.candidates import Candidates

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from hetero.cost.memory import device_memory, plan_memory
-from hetero.cost.traits import DEEPSPEED
+from hetero.cost.runtime_model import DEEPSPEED
 from hetero.plan.ir import Replica
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
@@ -52,7 +52,7 @@ def test_the_best_of_all_finalists_is_interleaved() -> None:
     [
         ({"interleaves": False}, 30),
         ({}, 0),
-        ({"costs": cost_model(MODEL, [profile(MODEL)], traits=DEEPSPEED)}, 30),
+        ({"costs": cost_model(MODEL, [profile(MODEL)], runtime=DEEPSPEED)}, 30),
     ],
     ids=["forbidden", "no time", "another runtime"],
 )
@@ -132,12 +132,12 @@ def test_unlike_microbatches_warm_up_with_the_samples_of_the_largest() -> None:
 def test_what_a_stage_recomputes_and_puts_off_is_shared_out() -> None:
     stages = (
         stage(layers=(0, 4), ranks=(0,), recompute="full", recompute_num_layers=3),
-        stage(layers=(4, 8), ranks=(1,), lag=2),
+        stage(layers=(4, 8), ranks=(1,), delay=2),
     )
     found = interleaved(replica(*stages, num_samples=8), 2, apart=2)
     assert found is not None
     assert [each.recompute_num_layers for each in found.stages] == [2, None, 2, None]
-    assert [each.weight_lag for each in found.stages] == [None, 0, None, 0]
+    assert [each.wgrad_delay for each in found.stages] == [None, 0, None, 0]
     validate(plan(MODEL, [found]))
 
 

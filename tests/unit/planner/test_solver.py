@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.placement import check_plan_on_cluster
+from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.planner.baselines import yardsticks
 from hetero.planner.solver import PlanResult, plan_cluster

@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 
 from hetero.cost.memory import plan_memory
-from hetero.cost.traits import DEEPSPEED
+from hetero.cost.runtime_model import DEEPSPEED
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner import finalists, split
 from hetero.planner.clock import Clock
 from hetero.planner.refine import neighbours
-from hetero.planner.split import LAGS, smaller_lag, with_split_backwards
+from hetero.planner.split import LAGS, smaller_delay, with_split_backwards
 from tests.helpers.synthetic_profiles import cost_model, profile
 from tests.unit.planner import line
 from tests.unit.planner.line import MODEL, score_of
@@ -21,8 +21,8 @@ from tests.unit.planner.line import MODEL, score_of
 line_problem, uniform = partial(line.line_problem, batch=12), partial(line.uniform, batch=12)
 
 
-def lags_of(plan: Plan) -> list[int | None]:
-    return [stage.weight_lag for _, _, stage in plan.stages()]
+def delays_of(plan: Plan) -> list[int | None]:
+    return [stage.wgrad_delay for _, _, stage in plan.stages()]
 
 
 def test_a_pipeline_of_equal_stages_idles_less() -> None:
@@ -30,7 +30,7 @@ def test_a_pipeline_of_equal_stages_idles_less() -> None:
     whole = score_of(uniform(pp=4), problem)
     found = with_split_backwards([whole], problem, Clock(30))
     validate(found.plan)
-    assert None not in lags_of(found.plan)
+    assert None not in delays_of(found.plan)
     weight_s = found.simulation.costs[0, 0].weight_s
     assert whole.step_s - found.step_s >= 3 * 2 * weight_s * 0.999, "at least what ZB-H1 saves"
 
@@ -48,7 +48,7 @@ def test_the_best_of_all_finalists_is_split() -> None:
     [
         ({"splits_backward": False}, 30),
         ({}, 0),
-        ({"costs": cost_model(MODEL, [profile(MODEL)], traits=DEEPSPEED)}, 30),
+        ({"costs": cost_model(MODEL, [profile(MODEL)], runtime=DEEPSPEED)}, 30),
     ],
     ids=["forbidden", "no time", "another runtime"],
 )
@@ -74,17 +74,17 @@ def test_stages_that_recompute_everything_stay_whole() -> None:
     mixed = dataclasses.replace(uniform(pp=4), replicas=(dataclasses.replace(replica, stages=stages),))
     found = with_split_backwards([score_of(mixed, problem)], problem, Clock(30))
     validate(found.plan)
-    assert lags_of(found.plan)[:2] == [None, None]
+    assert delays_of(found.plan)[:2] == [None, None]
     assert found.step_s < score_of(mixed, problem).step_s
 
 
-@pytest.mark.parametrize("spare_lags", [0, 1, 2])
-def test_lags_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_lags: int) -> None:
+@pytest.mark.parametrize("spare_delays", [0, 1, 2])
+def test_delays_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_delays: int) -> None:
     """A device that holds 1F1B's first stage and so many W's beside it, whichever stage it has."""
     problem = line_problem()
     whole = uniform(pp=4)
     (replica,) = whole.replicas
-    first = dataclasses.replace(replica.stages[0], weight_lag=spare_lags)
+    first = dataclasses.replace(replica.stages[0], wgrad_delay=spare_delays)
     most = dataclasses.replace(whole, replicas=(dataclasses.replace(replica, stages=(first, *replica.stages[1:])),))
     capacity = max(parts.total for parts in plan_memory(most, problem.costs).values())
     monkeypatch.setattr(finalists, "capacity_bytes", lambda *_: capacity)
@@ -94,18 +94,18 @@ def test_lags_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_lags
 
 
 @pytest.mark.parametrize(
-    ("lag", "deferred", "over", "smaller"),
+    ("delay", "deferred", "over", "smaller"),
     [(3, 400, 1, 2), (3, 400, 101, 1), (3, 400, 900, 0), (0, 100, 1, None), (2, 0, 1, None)],
 )
-def test_a_lag_shrinks_by_what_is_too_much(lag: int, deferred: int, over: int, smaller: int | None) -> None:
-    assert smaller_lag(lag, deferred=deferred, over=over) == smaller
+def test_a_delay_shrinks_by_what_is_too_much(delay: int, deferred: int, over: int, smaller: int | None) -> None:
+    assert smaller_delay(delay, deferred=deferred, over=over) == smaller
 
 
 def test_a_smaller_depth_does_not_help_a_stage_that_holds_only_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """With sequence parallelism that is more than activations, and depth 1 leaves none of these beside it."""
     problem = line_problem()
     (replica,) = uniform(pp=2, tp=2, sequence_parallel=True).replicas
-    last = dataclasses.replace(replica.stages[1], weight_lag=3, recompute="selective")
+    last = dataclasses.replace(replica.stages[1], wgrad_delay=3, recompute="selective")
     made = dataclasses.replace(
         uniform(pp=2, tp=2), replicas=(dataclasses.replace(replica, stages=(replica.stages[0], last)),)
     )
@@ -115,7 +115,7 @@ def test_a_smaller_depth_does_not_help_a_stage_that_holds_only_what_waits(monkey
     assert finalists.scored_shallower(made, problem) is None
 
 
-def test_the_first_lags_fill_the_depth_of_the_first_stage() -> None:
+def test_the_first_delays_fill_the_depth_of_the_first_stage() -> None:
     """In each stage's own microbatches: what it has less in flight than the first one."""
     (replica,) = uniform(pp=4).replicas
     doubled = dataclasses.replace(replica.stages[2], micro_batch_size=2, in_flight=1)
@@ -124,8 +124,8 @@ def test_the_first_lags_fill_the_depth_of_the_first_stage() -> None:
     assert found == {"_by_position": [0, 1, 2, 3], "_by_depth": [0, 1, 1, 3], "_at_once": [0, 0, 0, 0]}
 
 
-def test_small_changes_keep_the_lags() -> None:
+def test_small_changes_keep_the_delays() -> None:
     (replica,) = uniform(pp=4).replicas
-    stages = tuple(dataclasses.replace(stage, weight_lag=s) for s, stage in enumerate(replica.stages))
+    stages = tuple(dataclasses.replace(stage, wgrad_delay=s) for s, stage in enumerate(replica.stages))
     made = dataclasses.replace(uniform(pp=4), replicas=(dataclasses.replace(replica, stages=stages),))
-    assert all(lags_of(each) == [0, 1, 2, 3] for each in itertools.islice(neighbours(made), 50))
+    assert all(delays_of(each) == [0, 1, 2, 3] for each in itertools.islice(neighbours(made), 50))

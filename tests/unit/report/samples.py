@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-from hetero.cost.latency import CostModel
+from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import simulate
+from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
 from hetero.plan.ir import Replica
 from hetero.planner.baselines import Yardstick
@@ -126,8 +126,8 @@ def long_report() -> Report:
 def split_report() -> Report:
     """A pipeline whose stages split their backward."""
     stages = (
-        stage(layers=(0, 3), ranks=(0,), device="A100-40", depth=2, lag=0),
-        stage(layers=(3, 6), ranks=(1,), device="A100-40", depth=1, lag=2),
+        stage(layers=(0, 3), ranks=(0,), device="A100-40", depth=2, delay=0),
+        stage(layers=(3, 6), ranks=(1,), device="A100-40", depth=1, delay=2),
     )
     return report_of(cluster(("fast", "A100-40", 2, 1)), [replica(*stages, num_samples=6)])
 

@@ -7,7 +7,7 @@ import pytest
 
 from hetero.cli import main
 from hetero.commands.report import FIGURES, OVERVIEW
-from hetero.report.figures import DRAWINGS
+from hetero.report.figures.catalogue import DRAWINGS
 from hetero.serialization import save
 from tests.unit.report.samples import MIXED, MODEL, mixed_report
 

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from hetero.cost.memory import MemoryParts
-from hetero.report.bar_figures import PART_COLOURS
 from hetero.report.content import Report
-from hetero.report.figures import DRAWINGS, figure_bytes
-from hetero.report.sheet import HUES, INK, PAPER, fitting, ink_on, inline_svg, lighter, shade
-from hetero.report.timeline_figure import is_cut
+from hetero.report.figures.bars import PART_COLOURS
+from hetero.report.figures.canvas import HUES, INK, PAPER, fitting, ink_on, inline_svg, lighter, shade
+from hetero.report.figures.catalogue import DRAWINGS, figure_bytes
+from hetero.report.figures.timeline import is_cut
 from tests.unit.report.samples import (
     compared_report,
     fleet_report,
@@ -115,9 +115,9 @@ def test_the_middle_of_a_long_step_is_left_out_and_said_to_be() -> None:
 
 
 def test_what_is_not_drawn_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.report.timeline_figure.MOST_ROWS", 9)
-    monkeypatch.setattr("hetero.report.cluster_figure.MOST_BOXES", 5)
-    monkeypatch.setattr("hetero.report.bar_figures.MOST_ROWS", 9)
+    monkeypatch.setattr("hetero.report.figures.timeline.MOST_ROWS", 9)
+    monkeypatch.setattr("hetero.report.figures.cluster.MOST_BOXES", 5)
+    monkeypatch.setattr("hetero.report.figures.bars.MOST_ROWS", 9)
     report = many_sorts_report()
     assert "3 more groups of replicas are not drawn; the table has them" in texts(report, "timeline")
     assert "and 7 more nodes in other arrangements" in texts(report, "cluster")

@@ -118,7 +118,7 @@ def test_stages_in_turns_are_one_row_and_the_order_is_told() -> None:
 
 def test_a_split_backward_is_told_beside_the_depth() -> None:
     page = html_page(split_report())
-    assert "<th>in<br>flight<br>+ lag</th>" in page
+    assert "<th>in<br>flight<br>+ delay</th>" in page
     assert "<td>1+2</td>" in page
     assert "<th>in<br>flight</th>" in html_page(mixed_report())
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from hetero.cost.memory import device_memory
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.report.measurement import measurement_table
+from hetero.report.plan_wording import orders_of, shape_of
 from hetero.report.tables import (
     PICTURE_COLUMNS,
     StaticBytes,
@@ -20,7 +21,6 @@ from hetero.report.tables import (
     prediction_table,
     static_memory_table,
 )
-from hetero.report.wording import orders_of, shape_of
 from hetero.units import GIB, MIB
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
@@ -66,10 +66,10 @@ def test_the_table_has_a_row_per_stage() -> None:
 
 
 def test_a_split_backward_is_told_beside_the_depth() -> None:
-    stages = (stage(layers=(0, 3), ranks=(0,), depth=2), stage(layers=(3, 6), ranks=(1,), depth=1, lag=1))
+    stages = (stage(layers=(0, 3), ranks=(0,), depth=2), stage(layers=(3, 6), ranks=(1,), depth=1, delay=1))
     table = plan_table(plan(llama_model(), [replica(*stages, num_samples=2)]))
     assert [row[-2] for row in rows(table)] == ["2", "1+1"]
-    assert table.columns[-2].header == "in\nflight\n+ lag"
+    assert table.columns[-2].header == "in\nflight\n+ delay"
     assert plan_table(uneven_plan()).columns[-2].header == "in\nflight"
 
 

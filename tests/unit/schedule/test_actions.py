@@ -10,8 +10,8 @@ from hetero.schedule.actions import (
     SEND,
     UPDATE,
     Action,
-    Boundary,
-    Kind,
+    ActionKind,
+    StageBoundary,
     boundaries,
     format_schedule,
     parse_row,
@@ -41,7 +41,7 @@ def test_an_action_prints_as_it_parses(text: str) -> None:
 
 
 def test_an_action_says_stage_kind_and_number() -> None:
-    assert Action.parse("1SEND_B3") == Action(stage=1, kind=Kind.SEND_B, number=3)
+    assert Action.parse("1SEND_B3") == Action(stage=1, kind=ActionKind.SEND_B, number=3)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,19 @@ def test_other_words_are_no_actions(text: str) -> None:
         Action.parse(text)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_parses(kind: Kind) -> None:
-    action = UPDATE if kind == Kind.UPDATE else Action(NO_STAGE if kind in {Kind.REDUCE, Kind.GATHER} else 3, kind, 7)
+@pytest.mark.parametrize("kind", ActionKind)
+def test_every_kind_parses(kind: ActionKind) -> None:
+    action = (
+        UPDATE
+        if kind == ActionKind.UPDATE
+        else Action(NO_STAGE if kind in {ActionKind.REDUCE, ActionKind.GATHER} else 3, kind, 7)
+    )
     assert Action.parse(str(action)) == action
 
 
 def test_every_kind_is_of_one_sort() -> None:
-    sorts = [COMPUTE, SEND, RECEIVE, {Kind.REDUCE, Kind.GATHER}, {Kind.UPDATE}]
-    assert sorted(kind for sort in sorts for kind in sort) == sorted(Kind)
+    sorts = [COMPUTE, SEND, RECEIVE, {ActionKind.REDUCE, ActionKind.GATHER}, {ActionKind.UPDATE}]
+    assert sorted(kind for sort in sorts for kind in sort) == sorted(ActionKind)
 
 
 def test_a_schedule_is_a_row_per_stage() -> None:
@@ -82,16 +86,16 @@ def test_a_schedule_is_a_row_per_stage() -> None:
 def test_the_coarser_microbatch_is_several_slices(
     before: int, after: int, slices_before: list[list[int]], slices_after: list[list[int]]
 ) -> None:
-    boundary = Boundary.between(before, after)
+    boundary = StageBoundary.between(before, after)
     assert [list(boundary.slices_before(m)) for m in range(before)] == slices_before
     assert [list(boundary.slices_after(m)) for m in range(after)] == slices_after
 
 
 def test_counts_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ScheduleError, match="count 4 and 6 microbatches; one must be a multiple"):
-        Boundary.between(4, 6)
+        StageBoundary.between(4, 6)
 
 
 def test_boundaries_lie_between_stages() -> None:
-    assert boundaries([4, 2, 8]) == [Boundary(4, 4, 2), Boundary(8, 2, 8)]
+    assert boundaries([4, 2, 8]) == [StageBoundary(4, 4, 2), StageBoundary(8, 2, 8)]
     assert boundaries([4]) == []

@@ -14,7 +14,7 @@ from hetero.plan.ir import Replica
 from hetero.plan.lowering import step_rows
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate
-from hetero.schedule.actions import COMPUTE, Action, Kind, Row, Schedule
+from hetero.schedule.actions import COMPUTE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.passes import add_communication
 from tests.helpers.models import llama_model
@@ -27,8 +27,8 @@ def megatrons_row(*, pp: int, rank: int, chunks: int, num_microbatches: int) -> 
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
     )
     _, _, warm_up, remaining = get_pp_rank_microbatches(num_microbatches, chunks, pp, p2p_communicator=communicator)
-    forwards = [Action(chunk * pp + rank, Kind.F, m) for m, chunk in table]
-    backwards = [Action((chunks - 1 - chunk) * pp + rank, Kind.B, m) for m, chunk in table]
+    forwards = [Action(chunk * pp + rank, ActionKind.F, m) for m, chunk in table]
+    backwards = [Action((chunks - 1 - chunk) * pp + rank, ActionKind.B, m) for m, chunk in table]
     row = forwards[:warm_up]
     for i in range(remaining):
         row += [forwards[warm_up + i], backwards[i]]
@@ -98,4 +98,4 @@ def test_there_are_such_that_deadlock() -> None:
 
 
 def first_backward(row: Row) -> int:
-    return next(i for i, action in enumerate(row) if action.kind == Kind.B)
+    return next(i for i, action in enumerate(row) if action.kind == ActionKind.B)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulator import simulate
+from hetero.cost.simulation.simulator import simulate
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import lower, step_rows
 from hetero.plan.validate import validate
 from hetero.schedule import orders
-from hetero.schedule.actions import COMPUTE, Action, Kind, format_schedule
+from hetero.schedule.actions import COMPUTE, Action, ActionKind, format_schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -48,7 +48,7 @@ def test_its_rows_are_the_golden_ones_and_come_to_an_end(example: str) -> None:
     rows = step_rows(made.replicas[0])
     check_no_deadlock(rows, num_microbatches=[3, 3])
     assert format_schedule([[action for action in row if action.kind in COMPUTE] for row in rows]) == example
-    assert Action(0, Kind.R, 2) in lower(made, [])[0].host_order
+    assert Action(0, ActionKind.R, 2) in lower(made, [])[0].host_order
 
 
 def test_it_takes_a_forward_longer_and_keeps_an_activation_less(example: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
-from hetero.schedule.actions import Action, Kind, Schedule, format_schedule, parse_schedule
+from hetero.schedule.actions import Action, ActionKind, Schedule, format_schedule, parse_schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, gpipe, one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
@@ -42,9 +42,9 @@ def test_golden(path: Path) -> None:
     groups = groups_of(counts(given["groups"])) if "groups" in given else None
     in_flight = counts(given["in_flight"]) if "in_flight" in given else num_microbatches
     schedule = ORDERS[given["order"]](num_microbatches=num_microbatches, in_flight=in_flight, groups=groups)
-    if "weight_lag" in given:
-        lags = [None if word == "-" else int(word) for word in given["weight_lag"].split()]
-        schedule = split_backward(schedule, weight_lag=lags)
+    if "wgrad_delay" in given:
+        delays = [None if word == "-" else int(word) for word in given["wgrad_delay"].split()]
+        schedule = split_backward(schedule, wgrad_delay=delays)
     lowered = add_communication(schedule, num_microbatches=num_microbatches)
     check_no_deadlock(lowered, num_microbatches=num_microbatches)
     if "communication" in given:
@@ -88,7 +88,7 @@ def test_every_order_runs_everything_once_and_each_stage_in_order(pipeline: Repl
     rows = order_of(dataclasses.replace(pipeline, schedule=order))
     for stages, row in zip(pipeline.device_groups, rows, strict=True):
         assert {action.stage for action in row} == set(stages)
-        for s, kind in itertools.product(stages, (Kind.F, Kind.B)):
+        for s, kind in itertools.product(stages, (ActionKind.F, ActionKind.B)):
             expected = [Action(s, kind, m) for m in range(pipeline.num_microbatches(s))]
             assert [a for a in row if (a.stage, a.kind) == (s, kind)] == expected
 
@@ -97,7 +97,7 @@ def test_every_order_runs_everything_once_and_each_stage_in_order(pipeline: Repl
 @settings(max_examples=100, deadline=None)
 def test_1f1b_holds_no_more_than_it_may(pipeline: Replica) -> None:
     for stages, row in zip(pipeline.device_groups, order_of(pipeline), strict=True):
-        held = list(itertools.accumulate(1 if action.kind == Kind.F else -1 for action in row))
+        held = list(itertools.accumulate(1 if action.kind == ActionKind.F else -1 for action in row))
         depth = sum(pipeline.stages[s].in_flight for s in stages)
         assert max(held) == min(depth, len(row) // 2), "the depths of a group are used, not only respected"
         assert min(held) >= 0
@@ -111,7 +111,7 @@ def test_stages_of_a_group_take_turns_after_as_many_samples_as_all_groups_can_ho
     in_round = len(pipeline.device_groups) * largest
     for stages, row in zip(pipeline.device_groups, order_of(pipeline), strict=True):
         size = pipeline.stages[stages[0]].samples_per_microbatch
-        for kind, turns in ((Kind.F, stages), (Kind.B, stages[::-1])):
+        for kind, turns in ((ActionKind.F, stages), (ActionKind.B, stages[::-1])):
             order = [action for action in row if action.kind == kind]
             assert order == sorted(order, key=lambda a: (a.number * size // in_round, turns.index(a.stage), a.number))
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
-from hetero.schedule.actions import COMPUTE, RECEIVE, Action, Kind, Row, Schedule, boundaries, parse_row
+from hetero.schedule.actions import COMPUTE, RECEIVE, Action, ActionKind, Row, Schedule, boundaries, parse_row
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
@@ -18,10 +18,10 @@ def schedule_of(pipeline: Replica) -> tuple[list[int], Schedule]:
     num_microbatches = [pipeline.num_microbatches(s) for s in range(len(pipeline.stages))]
     in_flight = [stage.in_flight for stage in pipeline.stages]
     whole = one_f_one_b(num_microbatches=num_microbatches, in_flight=in_flight)
-    return num_microbatches, split_backward(whole, weight_lag=[stage.weight_lag for stage in pipeline.stages])
+    return num_microbatches, split_backward(whole, wgrad_delay=[stage.wgrad_delay for stage in pipeline.stages])
 
 
-def numbers(row: Row, kind: Kind) -> list[int]:
+def numbers(row: Row, kind: ActionKind) -> list[int]:
     return [action.number for action in row if action.kind == kind]
 
 
@@ -33,10 +33,10 @@ def test_what_one_stage_sends_its_neighbour_receives_in_the_same_order(pipeline:
     lowered = add_communication(schedule, num_microbatches=num_microbatches)
     for s, edge in enumerate(boundaries(num_microbatches)):
         every_slice = list(range(edge.num_slices))
-        assert numbers(lowered[s], Kind.SEND_F) == numbers(lowered[s + 1], Kind.RECV_F) == every_slice
-        assert numbers(lowered[s + 1], Kind.SEND_B) == numbers(lowered[s], Kind.RECV_B) == every_slice
-    assert not numbers(lowered[0], Kind.RECV_F) + numbers(lowered[0], Kind.SEND_B)
-    assert not numbers(lowered[-1], Kind.SEND_F) + numbers(lowered[-1], Kind.RECV_B)
+        assert numbers(lowered[s], ActionKind.SEND_F) == numbers(lowered[s + 1], ActionKind.RECV_F) == every_slice
+        assert numbers(lowered[s + 1], ActionKind.SEND_B) == numbers(lowered[s], ActionKind.RECV_B) == every_slice
+    assert not numbers(lowered[0], ActionKind.RECV_F) + numbers(lowered[0], ActionKind.SEND_B)
+    assert not numbers(lowered[-1], ActionKind.SEND_F) + numbers(lowered[-1], ActionKind.RECV_B)
 
 
 @given(split_pipelines())
@@ -67,7 +67,7 @@ def test_a_receive_moves_past_that_many_computes_and_no_more(pipeline: Replica, 
     lowered = add_communication(schedule, num_microbatches=num_microbatches)
     early = post_receives_early(lowered, computes_ahead=computes_ahead)
 
-    def computes_before(row: Row) -> dict[tuple[Kind, int], int]:
+    def computes_before(row: Row) -> dict[tuple[ActionKind, int], int]:
         return {
             (action.kind, action.number): sum(a.kind in COMPUTE for a in row[:i])
             for i, action in enumerate(row)
@@ -92,29 +92,29 @@ def test_weights_gradients_do_not_count_when_receives_move_up() -> None:
 def test_weights_gradients_follow_the_backward_of_so_many_microbatches_later(pipeline: Replica) -> None:
     num_microbatches, schedule = schedule_of(pipeline)
     for s, (stage, row) in enumerate(zip(pipeline.stages, schedule, strict=True)):
-        lag, last = stage.weight_lag, num_microbatches[s] - 1
+        delay, last = stage.wgrad_delay, num_microbatches[s] - 1
         every = list(range(last + 1))
-        assert numbers(row, Kind.I) == numbers(row, Kind.W) == ([] if lag is None else every)
-        assert numbers(row, Kind.B) == (every if lag is None else [])
-        if lag is None:
+        assert numbers(row, ActionKind.I) == numbers(row, ActionKind.W) == ([] if delay is None else every)
+        assert numbers(row, ActionKind.B) == (every if delay is None else [])
+        if delay is None:
             continue
         for m in range(last + 1):
-            at = row.index(Action(s, Kind.W, m))
-            assert at > row.index(Action(s, Kind.I, min(m + lag, last)))
-            if m + lag < last:
-                assert at < row.index(Action(s, Kind.I, m + lag + 1))
+            at = row.index(Action(s, ActionKind.W, m))
+            assert at > row.index(Action(s, ActionKind.I, min(m + delay, last)))
+            if m + delay < last:
+                assert at < row.index(Action(s, ActionKind.I, m + delay + 1))
 
 
 @pytest.mark.parametrize(
-    ("lags", "message"),
+    ("delays", "message"),
     [
-        ([0, 1], "1 stages, but weight_lag has 2 entries"),
-        ([-1], "weight_lag is -1, must be at least 0: weights' gradients come after the backward"),
+        ([0, 1], "1 stages, but wgrad_delay has 2 entries"),
+        ([-1], "wgrad_delay is -1, must be at least 0: weights' gradients come after the backward"),
     ],
 )
-def test_lags_that_make_no_schedule(lags: list[int], message: str) -> None:
+def test_delays_that_make_no_schedule(delays: list[int], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        split_backward([parse_row("0F0 0B0")], weight_lag=lags)
+        split_backward([parse_row("0F0 0B0")], wgrad_delay=delays)
 
 
 def test_no_compute_ahead_changes_nothing() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import UPDATE, Action, Kind, parse_row
+from hetero.schedule.actions import UPDATE, Action, ActionKind, parse_row
 from hetero.schedule.program import NO_REPLICA, Point, Program, Step, parse_programs
 
 TEXT = """\
@@ -19,9 +19,11 @@ def test_a_program_prints_as_it_parses() -> None:
     (program,) = parse_programs(TEXT)
     assert str(program) == TEXT
     assert (program.replica, program.stages) == (1, (0, 2))
-    assert program.queues["compute"][1] == Step(Action(2, Kind.B, 0), after=(Point(Action(2, Kind.RECV_B, 0)),))
-    assert program.queues["reduce"][0].after == (Point(Action(2, Kind.B, 0), 5.5),)
-    assert program.queues["gather"][0].before == (Point(Action(0, Kind.F, 0), -1),)
+    assert program.queues["compute"][1] == Step(
+        Action(2, ActionKind.B, 0), after=(Point(Action(2, ActionKind.RECV_B, 0)),)
+    )
+    assert program.queues["reduce"][0].after == (Point(Action(2, ActionKind.B, 0), 5.5),)
+    assert program.queues["gather"][0].before == (Point(Action(0, ActionKind.F, 0), -1),)
 
 
 def test_comments_and_empty_lines_do_not_count() -> None:

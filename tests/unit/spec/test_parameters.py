@@ -11,8 +11,8 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import (
     EMBEDDING,
     HALF,
-    Interval,
     Parameter,
+    ShardInterval,
     parameters,
     shard_intervals,
     stage_parameters,
@@ -157,7 +157,7 @@ def test_the_last_stage_holds_the_tied_embedding_but_not_the_positions() -> None
 )
 def test_shard_intervals_of_llama_at_tp_2(name: str, tp_rank: int, intervals: list[tuple[int, int, int]]) -> None:
     parameter = find(llama_model(), f"decoder.layers.0.{name}")
-    assert shard_intervals(parameter, tp=2, tp_rank=tp_rank) == tuple(Interval(*each) for each in intervals)
+    assert shard_intervals(parameter, tp=2, tp_rank=tp_rank) == tuple(ShardInterval(*each) for each in intervals)
 
 
 @given(models(), st.sampled_from([1, 2]))

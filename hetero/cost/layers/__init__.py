@@ -1,0 +1,1 @@
+"""What a layer costs on a device: seconds, work and numbers of parameters."""

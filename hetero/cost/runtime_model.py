@@ -1,0 +1,93 @@
+"""How a runtime executes a plan, as far as time and memory show it.
+
+The same plan takes another time under another runtime. What differs is written down here, so that the model can be
+held against measurements of somebody else's runtime and still predict ours.
+"""
+
+from dataclasses import dataclass
+
+from hetero.plan.lowering import RECEIVES_AHEAD
+from hetero.units import MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeModel:
+    """Properties of a runtime.
+
+    blocking_transfers: a transfer occupies the compute stream of sender and receiver, which wait for one another;
+        otherwise transfers run beside the compute, and only the compute that needs one waits for it.
+    receives_ahead: compute actions that a receive is posted ahead of its own; without blocking transfers only.
+    overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
+    overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
+        for its layer; otherwise all of them before the first forward.
+    waits_for_all_before_update: all ranks agree on the gradient's norm before any of them updates a weight.
+    bucket_numel: gradient elements that one collective reduces, about.
+    copies_gradients_to_sync: a reduction works on a copy of the gradients.
+    sync_host_gb_per_s: what gradients pass through beside the wire when they leave a node: copies, reduction, proxies.
+    runs_profiled_layers: the layers are the profile's own: they save what those saved, and a head that stopped before
+        the projection stops there; otherwise they are megatron-core's.
+    flash_attention: attention keeps no scores; counts for megatron-core's layers only.
+    context_gib: what a process occupies on a device before it allocates a tensor: CUDA context, kernels, libraries;
+        ``default_context_gib`` on devices that are not listed.
+    communicator_bytes: buffers of one communicator.
+    allocator_slack: share of activations and temporaries that the caching allocator reserves beyond them.
+    """
+
+    name: str
+    blocking_transfers: bool
+    receives_ahead: int
+    overlaps_gradient_sync: bool
+    overlaps_param_gather: bool
+    waits_for_all_before_update: bool
+    bucket_numel: int
+    copies_gradients_to_sync: bool
+    sync_host_gb_per_s: float
+    runs_profiled_layers: bool
+    flash_attention: bool
+    context_gib: tuple[tuple[str, float], ...]
+    default_context_gib: float
+    communicator_bytes: int
+    allocator_slack: float
+
+
+CONTEXT_GIB = (("GH200", 3.9),)
+"""Calibrated on published runs; nvidia-smi counts more than the process there. Elsewhere a typical figure stands in."""
+
+HETERO = RuntimeModel(
+    name="megatron-hetero",
+    blocking_transfers=False,
+    receives_ahead=RECEIVES_AHEAD,
+    overlaps_gradient_sync=True,
+    overlaps_param_gather=False,
+    waits_for_all_before_update=True,
+    bucket_numel=40_000_000,
+    copies_gradients_to_sync=False,
+    sync_host_gb_per_s=6.0,
+    runs_profiled_layers=False,
+    flash_attention=False,
+    context_gib=CONTEXT_GIB,
+    default_context_gib=1.0,
+    communicator_bytes=64 * MIB,
+    allocator_slack=0.03,
+)
+"""Our own runtime: asynchronous transfers, gradients reduced beside the last backward."""
+
+
+DEEPSPEED = RuntimeModel(
+    name="deepspeed-1f1b",
+    blocking_transfers=True,
+    receives_ahead=0,
+    overlaps_gradient_sync=False,
+    overlaps_param_gather=False,
+    waits_for_all_before_update=False,
+    bucket_numel=500_000_000,
+    copies_gradients_to_sync=True,
+    sync_host_gb_per_s=6.0,
+    runs_profiled_layers=True,
+    flash_attention=False,
+    context_gib=CONTEXT_GIB,
+    default_context_gib=1.0,
+    communicator_bytes=64 * MIB,
+    allocator_slack=0.03,
+)
+"""DeepSpeed's pipeline engine without ZeRO: blocking transfers on the compute stream, one reduction at the end."""

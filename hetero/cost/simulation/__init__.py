@@ -1,0 +1,1 @@
+"""Replays a step of a plan with predicted durations."""

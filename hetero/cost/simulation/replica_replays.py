@@ -1,0 +1,198 @@
+"""How the replicas of a plan run side by side: those in equal circumstances are replayed once."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import overload
+
+from hetero.cost.network import Port, TransferCost
+from hetero.cost.simulation.engine import NO_CAUSE, Lane, Pipeline, Replay, Span, route_costs
+from hetero.cost.simulation.exposed_communication import TimeInterval, exposed_s
+from hetero.cost.simulation.layout import Party
+from hetero.schedule.actions import BACKWARD, Action
+
+
+class ReplicaReplays:
+    """The replays of all different sets of replicas that share interfaces.
+
+    alike: for each replica, the one whose course it shares.
+
+    Args:
+        free_s: from when on each interface is free for the pipelines.
+
+    Raises:
+        ScheduleError: a replica stands still.
+    """
+
+    def __init__(self, pipelines: Sequence[Pipeline], *, blocking: bool, free_s: Mapping[Port, float]) -> None:
+        self._pipelines = pipelines
+        alike = list(range(len(pipelines)))
+        known: dict[object, list[int]] = {}
+        self._replays: list[tuple[Replay, list[int]]] = []
+        self._place: dict[int, tuple[Replay, int]] = {}
+        self._exposed: dict[Party, float] = {}
+        for members in _sharing_interfaces(pipelines):
+            signature = _signature([pipelines[r] for r in members], free_s)
+            if signature in known:
+                for r, twin in zip(members, known[signature], strict=True):
+                    alike[r] = twin
+                continue
+            known[signature] = members
+            replay = Replay([pipelines[r] for r in members], blocking=blocking, free_s=free_s)
+            self._replays.append((replay, members))
+            self._place |= {r: (replay, i) for i, r in enumerate(members)}
+        self.alike = tuple(alike)
+
+    def lane(self, party: Party) -> tuple[Replay, Lane]:
+        """Where the course of a party is to be read."""
+        replay, i = self._place[self.alike[party.replica]]
+        return replay, replay.lanes[i][party.group][party.lane]
+
+    def interval(self, party: Party, action: Action) -> TimeInterval:
+        """When a party ran one of its computes."""
+        replay, lane = self.lane(party)
+        node = lane.node(action)
+        return replay.start_s[node], replay.end_s[node]
+
+    def end_s(self, party: Party) -> float:
+        """When a party has computed everything."""
+        replay, lane = self.lane(party)
+        return replay.end_s[lane.nodes[-1]]
+
+    def busy_s(self, party: Party) -> float:
+        """Seconds of all computes of a party, without what it stands still for."""
+        return sum(self.lane(party)[1].seconds)
+
+    def exposed_s(self, party: Party) -> float:
+        """How long a party stood still while what it waited for was on the wire."""
+        twin = party._replace(replica=self.alike[party.replica])
+        if twin not in self._exposed:
+            replay, lane = self.lane(twin)
+            computes, arrivals = (
+                [(replay.start_s[n], replay.end_s[n]) for n in nodes]
+                for nodes in (lane.nodes, chain.from_iterable(lane.needs))
+            )
+            self._exposed[twin] = exposed_s(computes, arrivals, begin_s=lane.start.at_s)
+        return self._exposed[twin]
+
+    def spans(self) -> list[Span]:
+        """Of all replays; their ``replica`` is the one that was replayed."""
+        found: list[Span] = []
+        for replay, members in self._replays:
+            first = len(found)
+            for span in replay.spans():
+                span.replica = members[span.replica]
+                span.cause += first if span.cause != NO_CAUSE else 0
+                found.append(span)
+        return found
+
+    def late_transfers(self) -> dict[Port, tuple[TimeInterval, ...]]:
+        """When transfers use each interface, from the start of the earliest last backward on: no sum begins before."""
+        first_s = min(
+            replay.start_s[n]
+            for replay, _ in self._replays
+            for rows in replay.lanes
+            for row in rows
+            for lane in row
+            for n in _last_backwards(lane)
+        )
+        late: dict[int, list[list[float]]] = defaultdict(list)
+        for replay, members in self._replays:
+            for route in replay.routes:
+                late[members[route.replica]].append(
+                    [replay.start_s[n] for n in route.nodes if replay.end_s[n] > first_s]
+                )
+        found: dict[Port, list[TimeInterval]] = defaultdict(list)
+        for pipeline, twin in zip(self._pipelines, self.alike, strict=True):
+            for starts, cost in zip(late[twin], route_costs(pipeline), strict=True):
+                for port, busy_s in cost.ports if starts else ():
+                    found[port] += [(start_s, start_s + busy_s) for start_s in starts]
+        return {port: tuple(intervals) for port, intervals in found.items()}
+
+
+class Spans(Sequence[Span]):
+    """The spans of a course, made when they are looked at: most simulations are asked for their times alone."""
+
+    def __init__(self, course: ReplicaReplays) -> None:
+        self._course = course
+
+    @cached_property
+    def _every(self) -> list[Span]:
+        return self._course.spans()
+
+    @overload
+    def __getitem__(self, index: int) -> Span: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Span]: ...
+
+    def __getitem__(self, index: int | slice) -> Span | Sequence[Span]:
+        return self._every[index]
+
+    def __len__(self) -> int:
+        return len(self._every)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+
+def _last_backwards(lane: Lane) -> Iterator[int]:
+    """The node of the last backward of each stage."""
+    missing = {action.stage for action in lane.computes}
+    for n in reversed(lane.nodes):
+        stage, kind, _ = lane.computes[n - lane.first]
+        if stage in missing and kind in BACKWARD:
+            yield n
+            missing.remove(stage)
+            if not missing:
+                return
+
+
+def _sharing_interfaces(pipelines: Sequence[Pipeline]) -> list[list[int]]:
+    """Replicas in groups, such that no two groups use one interface."""
+    first_user: dict[Port, int] = {}
+    # Each replica points to an earlier one of its group, the first to itself.
+    earlier = list(range(len(pipelines)))
+
+    def first_of(r: int) -> int:
+        while earlier[r] != r:
+            earlier[r] = r = earlier[earlier[r]]
+        return r
+
+    for r, pipeline in enumerate(pipelines):
+        own = r
+        for port in {port for cost in route_costs(pipeline) for port, _ in cost.ports}:
+            user = first_user.setdefault(port, r)
+            if user != own and (other := first_of(user)) != own:
+                own, later = min(own, other), max(own, other)
+                earlier[later] = own
+    groups: dict[int, list[int]] = defaultdict(list)
+    for r in range(len(pipelines)):
+        groups[first_of(r)].append(r)
+    return list(groups.values())
+
+
+def _signature(pipelines: Sequence[Pipeline], free_s: Mapping[Port, float]) -> object:
+    """Equal for sets of replicas that take the same course: everything but the interfaces' names."""
+    names: dict[Port, int] = {}
+
+    def anonymous(cost: TransferCost) -> object:
+        ports = [(names.setdefault(port, len(names)), free_s.get(port, 0.0), busy_s) for port, busy_s in cost.ports]
+        return cost.seconds, tuple(ports)
+
+    return tuple(
+        (
+            tuple(map(id, pipeline.rows)),
+            pipeline.forward_s,
+            pipeline.backward_s,
+            pipeline.weight_s,
+            pipeline.lanes,
+            tuple(
+                tuple((pair, anonymous(cost)) for pair, cost in each.items())
+                for slices in pipeline.forward + pipeline.backward
+                for each in slices
+            ),
+        )
+        for pipeline in pipelines
+    )

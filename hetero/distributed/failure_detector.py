@@ -1,0 +1,340 @@
+"""Ends every rank with one clear message when one of them dies, instead of letting them wait.
+
+Each rank has a thread that touches its own key in the rendezvous store once a second and looks at the key of the
+next rank, so that a rank which dies silently is noticed by its neighbour in the ring. A rank whose own step fails
+says so first. Whoever notices calls the roll: every thread answers within a few seconds, whatever its main thread
+is blocked in; who does not answer is gone. Then all end with exit code 3, naming who was lost, what it was doing, and
+why. It begins before the first collective: a rank that does not even arrive is named after a time of its own.
+
+The store should live in none of the ranks, as torchrun's does. Where rank 0 hosts it, losing rank 0 still ends all,
+but nobody is left who could say which rank it was.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch.distributed as dist
+
+from hetero.distributed.rank_consensus import ConsensusError
+from hetero.errors import HeteroError, MembershipError
+from hetero.text import number_ranges
+
+EXIT_CODE = 3
+"""Exit code of a rank that ended because another one was lost."""
+
+EXIT_WITHIN_S = 30.0
+"""How long a process may take to end once its work is done or has failed."""
+
+_GLOO_LOST_PEER = re.compile(
+    r"gloo connectfullmesh failed|gloo/\S+\.(cc|h):\d+\].*(connect|broken pipe|timed out|timeout|closed)", re.I | re.S
+)
+"""What gloo says when a peer is gone, beside the place in its source: its errors have no type of their own, those of
+NCCL and of the store have."""
+
+_MAX_CHARACTERS = 500
+"""Of another rank's error. NCCL prints pages."""
+
+_ARRIVALS, _DEPARTURES = "arrivals", "departures"
+"""Keys of the store: how many ranks have come, and how many have left without leaving anybody behind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureDetectorOptions:
+    """beat_s: seconds between touches. lost_after_s: silence that counts as death. roll_call_s: time to answer.
+
+    arrive_within_s: how long the first rank to arrive waits for the last: hosts start at different speeds.
+    """
+
+    beat_s: float = 1.0
+    lost_after_s: float = 30.0
+    roll_call_s: float = 5.0
+    arrive_within_s: float = 600.0
+
+
+class FailureDetector:
+    """Context manager around everything that waits for other ranks, from the first collective to the last.
+
+    A rank that is killed is reported by the others within ``lost_after_s + roll_call_s + 2 * beat_s`` seconds, and
+    within ``roll_call_s + 2 * beat_s`` where a broken connection betrays it at once, as on gloo. Its
+    ``arrive_within_s`` seconds to get here apart, that holds for every phase of a run.
+
+    Args:
+        store: the rendezvous store of the launch.
+        hosts_store: it lives in this process, which then leaves last.
+
+    Attributes:
+        describe: names a rank for the report. By its host; once the plan is known, set it to what gives
+            ``rank 3 (replica 0 stage 1, A100-40)``.
+        doing: what this rank does at the moment, such as ``saving step 4``; a report on a lost rank tells its last.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        *,
+        rank: int,
+        world_size: int,
+        options: FailureDetectorOptions | None = None,
+        hosts_store: bool = False,
+    ) -> None:
+        # A connection of its own: the main thread may be blocked in another.
+        self._store = dist.PrefixStore("hetero-watch", store.clone())
+        self._rank = rank
+        self._world_size = world_size
+        self._options = options or FailureDetectorOptions()
+        self._hosts_store = hosts_store
+        self.describe: Callable[[int], str] = self._by_host
+        self.doing = "joining"
+        self._stop = threading.Event()
+        self._main_is_ending = threading.Event()
+        self._answers = 0
+        self._report = ""
+        self._ring = threading.Thread(target=self._watch_neighbour, name="hetero-watch", daemon=True)
+        self._guard = threading.Thread(target=self._watch_store, name="hetero-watch-store", daemon=True)
+
+    def __enter__(self) -> "FailureDetector":
+        self._ring.start()
+        self._guard.start()
+        return self
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank of the launch has come here.
+
+        Raises:
+            MembershipError: some have not after ``arrive_within_s`` seconds; it names them.
+        """
+        deadline = time.monotonic() + self._options.arrive_within_s
+        try:
+            # From here on its silence means something.
+            self._store.set(f"beat/{self._rank}", f"0 {self.doing}")
+            self._store.set(f"host/{self._rank}", socket.gethostname())
+            self._store.add(_ARRIVALS, 1)
+            pause_s = 0.02
+            while self._store.add(_ARRIVALS, 0) < self._world_size:
+                if time.monotonic() > deadline:
+                    raise MembershipError(
+                        f"of {self._world_size} ranks, {number_ranges(self._not_arrived())} did not arrive within "
+                        f"{self._options.arrive_within_s:g} s; look at what they printed last, start one process per "
+                        "rank, or raise --distributed-timeout-minutes"
+                    )
+                time.sleep(pause_s)
+                # Thousands of ranks ask one store.
+                pause_s = min(1.5 * pause_s, 1.0)
+        except dist.DistError as gone:
+            raise MembershipError(self._store_is_lost(gone)) from gone
+
+    def tell(self, error: BaseException) -> None:
+        """Let the others know why this rank leaves, before the connections to it break. Only the first call counts."""
+        if self._main_is_ending.is_set():
+            return
+        self._main_is_ending.set()
+        if isinstance(error, ConsensusError):
+            self._say_done()
+            return
+        self._store.set(f"{'broken' if _is_lost_peer(error) else 'cause'}/{self._rank}", _in_one_line(error))
+        self._store.set("failed", "")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """On an error, tell the others, and turn a lost connection into a ``MembershipError`` that names who left."""
+        lost_peer = _is_lost_peer(error)
+        try:
+            if error is not None:
+                self.tell(error)
+            else:
+                self._main_is_ending.set()
+                self._say_done()
+                self._outstay_the_others()
+            self._stop.set()
+            # It may be calling the roll. In a store that no longer answers it is blocked for ever.
+            self._ring.join(self._options.roll_call_s + self._options.beat_s)
+            if self._ring.is_alive():
+                raise dist.DistStoreError("no answer")
+            if lost_peer and not self._report:
+                self._call_the_roll()
+            if error is not None and not isinstance(error, ConsensusError):
+                self._outstay_the_others()
+        except dist.DistError as gone:
+            self._report = self._store_is_lost(gone)
+        finally:
+            self._stop.set()
+        if lost_peer:
+            raise MembershipError(self._report) from error
+
+    def _say_done(self) -> None:
+        self._store.set(f"done/{self._rank}", "")
+        self._store.add(_DEPARTURES, 1)
+
+    def _outstay_the_others(self) -> None:
+        """Who hosts the store takes it along, and ranks that still need it would believe that rank 0 was lost.
+
+        Waits until all have left, or after a failure as long as they need to read the report.
+        """
+        deadline = time.monotonic() + self._options.lost_after_s
+        while self._hosts_store and time.monotonic() < deadline:
+            if self._store.add(_DEPARTURES, 0) == self._world_size:
+                return
+            if self._has("failed"):
+                deadline = min(deadline, time.monotonic() + self._options.roll_call_s + self._options.beat_s)
+            time.sleep(self._options.beat_s / 10)
+
+    def _watch_neighbour(self) -> None:
+        """Silence is counted in this rank's own beats: who stood still itself, as on a host that did, cannot judge."""
+        neighbour = (self._rank + 1) % self._world_size
+        last_beat, beats, missed = b"", 0, 0
+        while not self._stop.wait(self._options.beat_s):
+            try:
+                beats += 1
+                self._store.set(f"beat/{self._rank}", f"{beats} {self.doing}")
+                # Who has left watches nobody any more.
+                while neighbour != self._rank and self._has(f"done/{neighbour}"):
+                    neighbour = (neighbour + 1) % self._world_size
+                beat = self._read(f"beat/{neighbour}")
+                # Who has not arrived yet has a limit of its own.
+                last_beat, missed = beat, 0 if beat != last_beat or not beat else missed + 1
+                if missed > self._patience:
+                    self._store.set("failed", "")
+                if self._has("failed"):
+                    self._call_the_roll()
+                    self._end(self._report)
+            except dist.DistError as error:
+                self._end(self._store_is_lost(error))
+
+    def _watch_store(self) -> None:
+        """A store whose host stands still, or whose network is cut, blocks its callers without an error."""
+        answers, missed = self._answers, 0
+        while not self._stop.wait(self._options.beat_s):
+            answers, missed = self._answers, 0 if self._answers != answers else missed + 1
+            if missed > self._patience:
+                self._end(self._store_is_lost(f"no answer for {self._options.lost_after_s:g} s"))
+
+    @property
+    def _patience(self) -> float:
+        """Beats that may be missed."""
+        return self._options.lost_after_s / self._options.beat_s
+
+    def _call_the_roll(self) -> None:
+        """Answer, and get the report on who is missing and who gave a reason.
+
+        The first to ask writes it for all: thousands that ask the store about thousands would take minutes.
+        """
+        self._store.set(f"alive/{self._rank}", "")
+        own = str(self._rank)
+        if self._store.compare_set("reporter", "", own).decode() != own:
+            deadline = time.monotonic() + self._options.roll_call_s + self._options.beat_s
+            while not self._has("report") and time.monotonic() < deadline:
+                time.sleep(0.1)
+        self._report = self._read("report").decode() or self._compiled_report()
+        self._store.set("report", self._report)
+
+    def _compiled_report(self) -> str:
+        """Wait for the answers of all, and name those that gave none."""
+        deadline = time.monotonic() + self._options.roll_call_s
+        absent = list(range(self._world_size))
+        while absent and time.monotonic() < deadline:
+            time.sleep(0.1)
+            absent = [rank for rank in absent if not self._answered(rank)]
+        failed = [f"{self.describe(rank)} failed with {cause}" for rank, cause in self._told("cause")]
+        started = [rank for rank in absent if self._has(f"host/{rank}")]
+        broken = [f"{self.describe(rank)} failed with {text}" for rank, text in self._told("broken")]
+        if started:
+            gone = " and ".join(self.describe(rank) + self._last_words(rank) for rank in started)
+            failed.append(f"{gone}, did not answer and must have died; start again without what was lost")
+        if expected := [rank for rank in absent if rank not in started]:
+            failed.append(f"ranks {number_ranges(expected)} had not arrived yet")
+        if not failed:
+            failed = [*broken, "every rank still answers"]
+        return f"{'; '.join(failed)}. Training stopped on all ranks."
+
+    def _answered(self, rank: int) -> bool:
+        return any(self._has(f"{key}/{rank}") for key in ("alive", "done", "cause"))
+
+    def _told(self, key: str) -> list[tuple[int, str]]:
+        """What each rank left under ``key``, for those that did."""
+        texts = [(rank, self._read(f"{key}/{rank}").decode()) for rank in range(self._world_size)]
+        return [(rank, text) for rank, text in texts if text]
+
+    def _not_arrived(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if not self._has(f"host/{rank}")]
+
+    def _by_host(self, rank: int) -> str:
+        host = self._read(f"host/{rank}").decode()
+        return f"rank {rank} (on {host})" if host else f"rank {rank}"
+
+    def _last_words(self, rank: int) -> str:
+        _, _, doing = self._read(f"beat/{rank}").decode().partition(" ")
+        return f", last heard of while {doing}" if doing else ""
+
+    def _has(self, key: str) -> bool:
+        found = bool(self._store.check([key]))
+        self._answers += 1
+        return found
+
+    def _read(self, key: str) -> bytes:
+        return bytes(self._store.get(key)) if self._has(key) else b""
+
+    def _store_is_lost(self, why: object) -> str:
+        return f"lost the rendezvous store, and with it the other ranks: {why}. Is the host of rank 0 still there?"
+
+    def _end(self, message: str) -> None:
+        """End this process from a thread, unless its main thread is just doing so and comes to an end with it."""
+        options = self._options
+        if self._main_is_ending.wait(options.beat_s) and self._stop.wait(options.roll_call_s + options.beat_s):
+            return
+        try:
+            sys.stderr.write(f"hetero: rank {self._rank}: {message}\n")
+            sys.stderr.flush()
+            sys.stdout.flush()
+            self._outstay_the_others()
+        finally:
+            os._exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def bounded_exit(*, within_s: float = EXIT_WITHIN_S) -> Iterator[None]:
+    """Around the main function of a process: what hangs on the way out is ended by the kernel after ``within_s``.
+
+    Such as a thread that waits for a lost rank: the interpreter waits for it in turn.
+    """
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, within_s)
+
+
+def _is_lost_peer(error: BaseException | None) -> bool:
+    """Whether ``error`` may be the consequence of another rank's end."""
+    return any(_says_that_a_peer_is_lost(each) for each in _chain(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what it was raised from: megatron-core wraps what happens while it builds a dataset.
+
+    Whoever raised a ``HeteroError`` knew what had happened.
+    """
+    while error is not None and not isinstance(error, HeteroError):
+        yield error
+        error = error.__cause__
+
+
+def _says_that_a_peer_is_lost(error: BaseException) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and _GLOO_LOST_PEER.search(str(error)) is not None
+
+
+def _in_one_line(error: BaseException) -> str:
+    """``ValueError: its message``; many are empty, such as an assertion's."""
+    message = " ".join(str(error).split())[:_MAX_CHARACTERS]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,0 +1,99 @@
+"""All ranks succeed at a step of start-up, or all fail with the same message, before anyone waits for anyone."""
+
+import hashlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from hetero.errors import ConfigError, HeteroError, PlanError
+from hetero.plan.ir import Plan
+from hetero.text import number_ranges
+
+T = TypeVar("T")
+
+
+class ConsensusError(ConfigError):
+    """Something is wrong on some rank, and every rank raises this same error at the same point."""
+
+
+def on_all_ranks(step: Callable[[], T]) -> T:
+    """Call ``step`` on every rank and return its value if it succeeded on all of them.
+
+    Collective over the world (all-gather of the errors). ``step`` must not communicate.
+
+    Raises:
+        ConsensusError: ``step`` raised a ``HeteroError`` on some rank; every rank gets the same message.
+    """
+    value, error = None, None
+    try:
+        value = step()
+    except HeteroError as raised:
+        error = str(raised) or type(raised).__name__
+    errors: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    if any(errors):
+        raise ConsensusError(_joined(errors))
+    return value  # type: ignore[return-value]
+
+
+def from_rank_0(step: Callable[[], str]) -> str:
+    """Call ``step`` on rank 0 and return its text on every rank.
+
+    Collective over the world (broadcast). ``step`` must not communicate.
+
+    Raises:
+        ConsensusError: ``step`` raised a ``HeteroError``; every rank gets the same message.
+    """
+    answer: list[str | None] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer = [step(), None]
+        except HeteroError as raised:
+            answer = [None, str(raised) or type(raised).__name__]
+    dist.broadcast_object_list(answer, src=0)
+    text, error = answer
+    if text is None:
+        raise ConsensusError(str(error))
+    return text
+
+
+def check_same_everywhere(what: str, text: str, *, fix: str) -> None:
+    """Check that every rank has the same ``text``, for example the plan file's contents.
+
+    Collective over the world (all-gather of digests).
+
+    Raises:
+        ConsensusError: some ranks differ from rank 0.
+    """
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    digests: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    if differing := [rank for rank, other in enumerate(digests) if other != digests[0]]:
+        raise ConsensusError(f"{what}: ranks {number_ranges(differing)} have another one than rank 0; {fix}")
+
+
+def check_devices(plan: Plan, devices: list[str]) -> None:
+    """Check that every working rank sits on the device type that its stage names. ``devices`` is by rank.
+
+    Raises:
+        PlanError: one does not.
+    """
+    for r, s, stage in plan.stages():
+        wrong = [rank for rank in stage.ranks if devices[rank] != stage.device]
+        if wrong:
+            found = ", ".join(sorted({devices[rank] for rank in wrong}))
+            raise PlanError(
+                f"replica {r} stage {s}: it is planned for {stage.device}, but ranks {number_ranges(wrong)} sit on "
+                f"{found}; reorder the hosts or make a plan for these devices"
+            )
+
+
+def _joined(errors: list[str | None]) -> str:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, error in enumerate(errors):
+        if error is not None:
+            ranks_of.setdefault(error, []).append(rank)
+    if len(ranks_of) == 1 and all(errors):
+        return next(iter(ranks_of))
+    return "; ".join(f"on ranks {number_ranges(ranks)}: {error}" for error, ranks in ranks_of.items())

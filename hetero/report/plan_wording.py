@@ -1,0 +1,117 @@
+"""Wording of plans that tables, figures and the page share."""
+
+from collections.abc import Iterable, Sequence
+
+from hetero.plan.ir import Plan, Stage
+from hetero.schedule.orders import BY_DEPTHS
+from hetero.text import in_halves, number_ranges
+
+SORTS_SHOWN = 3
+"""Sorts of replica that one line of text tells."""
+
+DOMAINS_SHOWN = 6
+"""Domains that one line of text tells."""
+
+
+def shape_of(plan: Plan) -> str:
+    """``4x (V100-16 tp2: 5 | A100-40: 7 + 6)``: layers per stage of each sort of replica; stages that the same devices
+    hold in turns are added up."""
+    sorts = []
+    for members in plan.alike():
+        replica = plan.replicas[members[0]]
+        groups = [[replica.stages[s] for s in group] for group in replica.device_groups]
+        devices = " | ".join(
+            f"{stages[0].device}{degrees(stages[0]).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
+            f"{' + '.join(in_halves(stage.num_layers) for stage in stages)}"
+            for stages in groups
+        )
+        sorts.append(f"{len(members)}x ({devices})")
+    shown = sorts[:SORTS_SHOWN] + ([f"and {len(sorts) - SORTS_SHOWN} more sorts"] if len(sorts) > SORTS_SHOWN else [])
+    return ", ".join(shown)
+
+
+def orders_of(plan: Plan) -> str:
+    """``replicas 0-3: stages 0,2 | 1,3 in turns``, and the schedule where it is not 1F1B; empty if there is nothing of
+    the kind."""
+    said = []
+    for members in plan.alike():
+        replica = plan.replicas[members[0]]
+        parts = [replica.schedule] if replica.schedule != BY_DEPTHS else []
+        if replica.is_interleaved:
+            parts.append(f"stages {' | '.join(map(number_ranges, replica.device_groups))} in turns")
+        if parts:
+            said.append(f"replica{'s' if len(members) > 1 else ''} {number_ranges(members)}: {', '.join(parts)}")
+    return "; ".join(
+        said[:SORTS_SHOWN] + ([f"and {len(said) - SORTS_SHOWN} more sorts"] if len(said) > SORTS_SHOWN else [])
+    )
+
+
+def in_turns(texts: Iterable[str]) -> str:
+    """What there is to say of the stages of one device: once if that is the same of all."""
+    return " | ".join(dict.fromkeys(texts))
+
+
+def title_of(plan: Plan) -> str:
+    return (
+        f"{plan.model.num_layers} layers, sequence {plan.seq_length}, global batch {plan.global_batch_size}, "
+        f"{plan.precision}, {plan.world_size} ranks" + (", distributed optimizer" if plan.distributed_optimizer else "")
+    )
+
+
+def layers_of(stage: Stage) -> str:
+    """``3 mlp + 4-5 + 6 attn``: the MLP of layer 3, layers 4 to 5, and the attention of layer 6."""
+    whole = number_ranges(range(stage.first_layer + stage.starts_with_mlp, stage.end_layer))
+    parts = [
+        f"{stage.first_layer} mlp" if stage.starts_with_mlp else "",
+        whole,
+        f"{stage.end_layer} attn" if stage.ends_with_attention else "",
+    ]
+    return " + ".join(part for part in parts if part)
+
+
+def held_by(plan: Plan, stage: Stage) -> str:
+    """The layers, and the embedding and the head with the stages that hold them."""
+    parts = ["emb"] if stage.start == 0 else []
+    parts.append(layers_of(stage))
+    if stage.end == plan.model.num_layers:
+        parts.append("head")
+    return " + ".join(parts)
+
+
+def depth_of(stage: Stage) -> str:
+    """Microbatches in flight, and as ``+2`` by how many the weights' gradients lag behind a split backward."""
+    return str(stage.in_flight) + (f"+{stage.wgrad_delay}" if stage.wgrad_delay is not None else "")
+
+
+def depth_title(plan: Plan) -> str:
+    """What :func:`depth_of` says, for the head of a column."""
+    splits = any(stage.wgrad_delay is not None for _, _, stage in plan.stages())
+    return "in\nflight\n+ delay" if splits else "in\nflight"
+
+
+def gradient_sync_of(plan: Plan) -> str:
+    """``inside 0-3 | 4-7 first, then between them; buckets of 5 M``; empty if the plan says nothing of the kind."""
+    sync = plan.gradient_sync
+    said = []
+    if sync.domains:
+        shown = [number_ranges(sorted(ranks)) for ranks in sync.domains[:DOMAINS_SHOWN]]
+        more = len(sync.domains) - len(shown)
+        said.append(f"inside {' | '.join([*shown, *([f'{more} more'] if more else [])])} first, then between them")
+    if sync.bucket_numel is not None:
+        said.append(f"buckets of {sync.bucket_numel / 1e6:.4g} M")
+    return "; ".join(said)
+
+
+def recompute_of(stage: Stage) -> str:
+    if stage.recompute_num_layers is None:
+        return "-" if stage.recompute == "none" else stage.recompute
+    return f"{stage.recompute} {stage.recompute_num_layers}/{len(stage.layer_numbers)}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
+
+
+def degrees(stage: Stage) -> str:
+    """``, tp 2, dp 4``, as far as they are above 1."""
+    return "".join(f", {name} {value}" for name, value in (("tp", stage.tp), ("dp", stage.dp)) if value > 1)

@@ -1,0 +1,81 @@
+"""Runs collectives that need the results of others, beside the backward.
+
+NCCL's collectives wait for one another on a stream. Without CUDA a thread waits for them.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hetero.distributed.timing import Waitable
+
+Phase = Callable[[], Sequence[dist.Work]]
+"""Starts collectives and returns what to wait for before the next phase."""
+
+
+class CollectiveSequencer:
+    """Runs each phase of a chain after the one before, and one chain after the other.
+
+    All ranks start the chains that they share in the same order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._runner = _StreamRunner(device) if device.type == "cuda" else _ThreadRunner()
+
+    def start(self, phases: Sequence[Phase]) -> Waitable:
+        """Run ``phases`` after all that have been started before."""
+        return self._runner.start(phases)
+
+
+class _ThreadRunner:
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collective-sequencer")
+
+    def start(self, phases: Sequence[Phase]) -> Waitable:
+        return _Running(self._thread.submit(_run, phases))
+
+
+class _StreamRunner:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def start(self, phases: Sequence[Phase]) -> Waitable:
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            _run(phases)
+            return _Recorded(self._stream.record_event())
+
+
+def _run(phases: Sequence[Phase]) -> None:
+    for phase in phases:
+        for work in phase():
+            work.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A chain on the thread; waiting raises what it raised."""
+
+    future: Future[None]
+
+    def wait(self) -> object:
+        return self.future.result()
+
+    def is_completed(self) -> bool:
+        return self.future.done()
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A chain on the stream; waiting holds up the caller's stream only."""
+
+    event: torch.cuda.Event
+
+    def wait(self) -> object:
+        return torch.cuda.current_stream().wait_event(self.event)
+
+    def is_completed(self) -> bool:
+        return self.event.query()

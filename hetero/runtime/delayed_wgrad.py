@@ -1,0 +1,111 @@
+"""A backward in two parts: linear layers that leave the gradients of their weights for later.
+
+For a layer Y = X W^T (+ bias), a backward usually computes dX = dY W and dW = dY^T X. Here it computes dX alone and
+keeps X and dY; dW is computed when :meth:`DelayedWeightGradients.compute` asks for it (zero bubble, arXiv 2401.10241).
+
+The four linear layers of a block are of this kind, its experts' included. Biases, norms, router and embedding are
+cheap, and their gradients stay in the backward. So does the head's: what it would keep, the gradient of the logits, is
+larger than all else, and the head of a tied model shares its weight with the embedding.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+
+class Product(NamedTuple):
+    """What the gradient of one weight [O, I] is still to be computed from, for one microbatch.
+
+    input: [..., I], output_gradient: [..., O]
+    sequence_group: the tensor-parallel ranks among which the rows of the input are cut, ``None`` if they are not.
+    """
+
+    weight: torch.nn.Parameter
+    input: torch.Tensor
+    output_gradient: torch.Tensor
+    sequence_group: dist.ProcessGroup | None
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add it to the weight's ``.grad``, in whose precision it is summed.
+
+        With a ``sequence_group``, an all-gather of the input over it comes first.
+        """
+        rows, gradient = self.input, self.output_gradient
+        if self.sequence_group is not None:
+            rows = rows.new_empty((self.sequence_group.size() * rows.shape[0], *rows.shape[1:]))
+            dist.all_gather_into_tensor(rows, self.input.contiguous(), group=self.sequence_group)
+        assert self.weight.grad is not None
+        self.weight.grad.add_(gradient.flatten(0, -2).t() @ rows.flatten(0, -2))
+
+
+class DelayedWeightGradients:
+    """The products that one stage has put off, by microbatch."""
+
+    def __init__(self) -> None:
+        self._of_backward: list[Product] = []
+        self._waiting: dict[int, list[Product]] = {}
+
+    def put_off(self, product: Product) -> None:
+        """Keep a product of the backward that is running."""
+        self._of_backward.append(product)
+
+    def end_of_backward(self, microbatch: int) -> None:
+        """What was put off since the last call belongs to ``microbatch``."""
+        self._waiting[microbatch] = self._of_backward
+        self._of_backward = []
+
+    def compute(self, microbatch: int, *, ready: Callable[[torch.nn.Parameter], None] | None) -> None:
+        """Compute the gradients of the weights for ``microbatch``, in the order of the backward, and let go of it.
+
+        Collective over the tensor-parallel group where it cuts the sequence: one all-gather per column-parallel layer.
+
+        Args:
+            ready: told each weight whose gradient has just grown.
+        """
+        products = self._waiting.pop(microbatch)
+        products.reverse()
+        while products:
+            product = products.pop()
+            product.add()
+            if ready is not None:
+                ready(product.weight)
+
+
+class _Split:
+    """For megatron-core's linear layers: keep what the weight's gradient needs instead of computing it.
+
+    A layer whose weight wants no gradient computes what is left, that of its input.
+    """
+
+    later: DelayedWeightGradients
+
+    def _forward_impl(
+        self, input: torch.Tensor, weight: torch.nn.Parameter, *, bias: torch.Tensor | None, **options: Any
+    ) -> torch.Tensor:
+        output = super()._forward_impl(input, weight.detach(), bias=None, **options)
+        if output.requires_grad:
+            group = options["tp_group"] if options["sequence_parallel"] else None
+            kept = input.detach()
+            output.register_hook(lambda gradient: self.later.put_off(Product(weight, kept, gradient, group)))
+        return output if bias is None else output + bias
+
+
+class SplitColumnParallelLinear(_Split, ColumnParallelLinear):
+    """A column-parallel layer, the sequence of whose input may be cut."""
+
+
+class SplitRowParallelLinear(_Split, RowParallelLinear):
+    """A row-parallel layer, which gets its input whole."""
+
+
+def put_off_weight_gradients(module: torch.nn.Module) -> DelayedWeightGradients:
+    """Where all split layers of ``module`` put off the gradients of their weights from now on."""
+    later = DelayedWeightGradients()
+    for layer in module.modules():
+        if isinstance(layer, _Split):
+            layer.later = later
+    return later

@@ -1,0 +1,249 @@
+"""Sums in two levels: what one process computes, whatever the domains, beside the backward or after it.
+
+In float64, to 1e-9 relative to the largest element of each tensor, over three clipped AdamW steps.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from hetero.distributed.timing import Collective, Timing, Start, Waitable
+from hetero.distributed.process_groups import create_groups, gradient_groups, level_groups
+from hetero.plan.gradient_groups import Bucket, gradient_buckets
+from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.validate import validate
+from hetero.runtime.options import DataParallelOptions, StageOptions
+from hetero.runtime.trainer import Trainer
+from hetero.schedule.program import Step
+from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import parameters
+from tests.helpers.comparison import assert_same_training
+from tests.helpers.models import gpt2_model, llama_model
+from tests.helpers.plans import plan, replica, sharded, stage
+from tests.helpers.ranks import run_ranks
+from tests.helpers.training import ADAM, Trace, microbatches, one_process_plan, train
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+
+NUM_STEPS = 3
+TOLERANCE = 1e-9
+BESIDE = DataParallelOptions(bucket_numel=3000)
+AFTER = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
+SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
+GATHERED_FIRST = dataclasses.replace(SHARDED, overlap_param_gather=False, overlap_grad_reduce=False)
+
+Domains = tuple[tuple[int, ...], ...]
+
+
+def with_domains(made: Plan, *domains: tuple[int, ...], bucket_numel: int | None = None) -> Plan:
+    sync = GradientSyncPlan(domains=domains, bucket_numel=bucket_numel)
+    return dataclasses.replace(made, gradient_sync=sync, precision="fp64")
+
+
+def equal_nodes(model: ModelSpec) -> Plan:
+    """Data parallelism over two nodes of two ranks: two rails."""
+    made = plan(model, [replica(stage(layers=(0, 6), ranks=(0, 1, 2, 3), dp=4), num_samples=4)])
+    return with_domains(made, (0, 1), (2, 3))
+
+
+def unequal_domains(model: ModelSpec) -> Plan:
+    """A replica of three ranks in one domain, one of two in another; ranks interleave, so do shards and rails."""
+    made = plan(
+        model,
+        [
+            replica(stage(layers=(0, 6), ranks=(0, 2, 4), dp=3), num_samples=3),
+            replica(stage(layers=(0, 6), ranks=(1, 3), dp=2), num_samples=4),
+        ],
+    )
+    return with_domains(made, (1, 3), (4, 0, 2))
+
+
+def tp_2_and_1(model: ModelSpec) -> Plan:
+    """tp 2 and tp 1 cut each weight in two; a domain of one rank has one rail."""
+    made = plan(
+        model,
+        [
+            replica(stage(layers=(0, 6), ranks=(0, 1, 2, 3), tp=2, dp=2, sp=True), num_samples=4),
+            replica(stage(layers=(0, 4), ranks=(4,)), stage(layers=(4, 6), ranks=(5,)), num_samples=2),
+        ],
+    )
+    return with_domains(made, (0, 1, 2, 3), (4, 5))
+
+
+def three_domains(model: ModelSpec) -> Plan:
+    """Two replicas and an intra-stage dp over three domains, one idle rank in one of them."""
+    made = plan(
+        model,
+        [
+            replica(stage(layers=(0, 2), ranks=(0, 1), dp=2), stage(layers=(2, 6), ranks=(2,), mbs=2), num_samples=4),
+            replica(stage(layers=(0, 3), ranks=(3, 4), tp=2), stage(layers=(3, 6), ranks=(5, 7), tp=2), num_samples=2),
+        ],
+        idle_ranks=(6,),
+    )
+    return with_domains(made, (0, 1, 3), (2, 5), (4, 6, 7), bucket_numel=2000)
+
+
+PLANS = {
+    "equal-nodes": equal_nodes,
+    "unequal-domains": unequal_domains,
+    "tp-2+1": tp_2_and_1,
+    "three-domains": three_domains,
+}
+MODELS = {"gpt2-tied": gpt2_model, "llama-gqa": llama_model}
+OPTIONS = {"beside": BESIDE, "after": AFTER, "sharded": SHARDED, "sharded-unequal": SHARDED, "gathered": GATHERED_FIRST}
+DISTRIBUTED = ("sharded", "sharded-unequal", "gathered")
+"""Of these, the plans have a distributed optimizer."""
+
+ALWAYS = {("three-domains", "gpt2-tied", "beside"), ("unequal-domains", "llama-gqa", "sharded-unequal")}
+"""What the fast run of the tests keeps."""
+
+
+def _cases() -> Iterator[Any]:
+    for layout, build in PLANS.items():
+        for style, model in MODELS.items():
+            for how, options in OPTIONS.items():
+                made = with_unequal_shares(build(model())) if how == "sharded-unequal" else build(model())
+                made = sharded(made) if how in DISTRIBUTED else made
+                marks = () if (layout, style, how) in ALWAYS else pytest.mark.slow
+                yield pytest.param(made, options, id=f"{layout}-{style}-{how}", marks=marks)
+
+
+def with_unequal_shares(made: Plan) -> Plan:
+    shares = iter(range(1, 100))
+    replicas = [
+        dataclasses.replace(r, stages=tuple(dataclasses.replace(s, optimizer_share=next(shares)) for s in r.stages))
+        for r in made.replicas
+    ]
+    return dataclasses.replace(made, replicas=tuple(replicas))
+
+
+@functools.cache
+def oracle(made: Plan) -> Trace:
+    """The same training in one process."""
+    (trace,) = run_ranks(train, 1, made, NUM_STEPS)
+    return trace
+
+
+@pytest.mark.parametrize(("made", "options"), _cases())
+def test_the_sums_are_those_of_one_process(made: Plan, options: DataParallelOptions) -> None:
+    validate(made)
+    assert level_groups(made)
+    traces = run_ranks(train, made.world_size, made, NUM_STEPS, options)
+    assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_a_bucket_may_be_too_small_for_its_lanes() -> None:
+    """A norm's 32 weights alone: one of two rails has nothing to carry, and no shard but one has an element."""
+    whole = with_unequal_shares(unequal_domains(gpt2_model()))
+    for made, options in ((whole, BESIDE), (sharded(whole), SHARDED)):
+        tiny = dataclasses.replace(options, bucket_numel=1)
+        traces = run_ranks(train, made.world_size, made, NUM_STEPS, tiny)
+        assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_every_holder_ends_with_the_same_bits() -> None:
+    """An element is summed in one place, and copied from there."""
+    made = three_domains(gpt2_model())
+    seen: dict[str, np.ndarray] = {}
+    for trace in run_ranks(train, made.world_size, made, NUM_STEPS):
+        for parameter in parameters(made.model):
+            if trace is not None and parameter.shard_dim is None and parameter.name in trace.weights[-1]:
+                weight = trace.weights[-1][parameter.name]
+                np.testing.assert_array_equal(weight, seen.setdefault(parameter.name, weight))
+    assert seen
+
+
+def collectives_of_a_step(rank: int, made: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    """(operation, ranks) of all collectives of the sums, in the order of their start on this rank."""
+    started: list[tuple[str, tuple[int, ...]]] = []
+    for name in ("all_reduce", "reduce", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor"):
+        setattr(dist, name, _recording(name, getattr(dist, name), started))
+    train(rank, made, 1, AFTER)
+    return [(name, ranks) for name, ranks in started if ranks in {*gradient_groups(made), *level_groups(made)}]
+
+
+def _recording(name: str, collective: Any, started: list[tuple[str, tuple[int, ...]]]) -> Any:
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("async_op"):
+            started.append((name, tuple(dist.get_process_group_ranks(kwargs["group"]))))
+        return collective(*args, **kwargs)
+
+    return recording
+
+
+@pytest.mark.slow
+def test_between_equal_domains_a_lane_carries_each_part_once() -> None:
+    """Per bucket a reduce-scatter inside, one all-reduce over the rail, an all-gather inside."""
+    made = equal_nodes(llama_model())
+    count = len(gradient_buckets(made, bucket_numel=3000))
+    for rank, started in enumerate(run_ranks(collectives_of_a_step, 4, made)):
+        inside, rail = ((0, 1), (2, 3))[rank // 2], ((0, 2), (1, 3))[rank % 2]
+        phases = [("reduce_scatter_tensor", inside), ("all_reduce", rail), ("all_gather_into_tensor", inside)]
+        assert started == phases * count
+
+
+class Watching(Timing):
+    """Lets a rank go on with its backward only when the bucket before is through, which nobody waits for."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, tuple[int, ...], bool]] = []
+        self._before: Sequence[Waitable] = ()
+
+    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+        deadline = time.monotonic() + 60
+        while not all(work.is_completed() for work in self._before):
+            assert time.monotonic() < deadline, "the phases of the bucket before stand still"
+            time.sleep(0.001)
+        self._before = start()
+        self.seen.append((operation, bucket.ranks, bool(bucket.domains)))
+        return self._before
+
+
+def watched_step(rank: int, made: Plan) -> list[tuple[str, tuple[int, ...], bool]]:
+    timing = Watching()
+    context = create_groups(made, device=torch.device("cpu"), timing=timing)
+    trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=BESIDE)
+    trainer.compute_gradients(microbatches(made, rank, step=0))
+    return timing.seen
+
+
+@pytest.mark.slow
+def test_phases_go_on_beside_the_backward() -> None:
+    """All phases of a bucket end while this rank computes, and the timing has seen every bucket with its domains."""
+    made = equal_nodes(gpt2_model())
+    buckets = gradient_buckets(made, bucket_numel=3000)
+    for seen in run_ranks(watched_step, made.world_size, made):
+        assert seen == [("all_reduce", bucket.ranks, True) for bucket in buckets]
+
+
+@pytest.mark.slow
+def test_every_rank_creates_the_groups_of_both_levels_in_one_order() -> None:
+    """An idle rank too: torch counts the groups of a process to tell them apart."""
+    made = three_domains(gpt2_model())
+    first, *others = run_ranks(created_groups, made.world_size, made)
+    assert all(groups == first for groups in others)
+    last = [tuple(sorted(ranks)) for ranks in level_groups(made)]
+    assert first[-len(last) :] == last
+
+
+def created_groups(rank: int, made: Plan) -> list[tuple[int, ...]]:
+    created: list[tuple[int, ...]] = []
+    new_group = dist.new_group
+
+    def recording(ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            created.append(tuple(ranks))
+        return new_group(ranks, *args, **kwargs)
+
+    dist.new_group = recording
+    create_groups(made, device=torch.device("cpu"))
+    return created

@@ -1,0 +1,35 @@
+"""The small model has everything that a plan refers to."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from hetero.emulation.shrunk_model import small_model, small_plan
+from hetero.plan.ir import Plan
+from hetero.plan.validate import validate
+from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import parameters
+from tests.helpers.layouts import layouts
+from tests.helpers.models import gpt2_model, llama_model, moe_model
+
+LARGE = {"hidden_size": 4096, "kv_channels": 128, "num_attention_heads": 32, "num_query_groups": 8}
+
+
+@pytest.mark.parametrize("make", [gpt2_model, llama_model, moe_model])
+def test_the_small_model_has_the_large_ones_parameters_but_not_their_size(make: Callable[..., ModelSpec]) -> None:
+    large = make(**LARGE, ffn_hidden_size=16384, padded_vocab_size=50304, vocab_size=50257)
+    small = small_model(large, vocab_size=259, seq_length=32)
+    assert [p.name for p in parameters(small)] == [p.name for p in parameters(large)]
+    assert small.hidden_size == 64
+    for tp in (1, 2, 4, 8):
+        for p in parameters(small):
+            assert p.shard_dim is None or p.shape[p.shard_dim] // p.blocks % tp == 0, (p.name, tp)
+
+
+@pytest.mark.parametrize("described", [pytest.param(p, id=f"{name}-{style}") for name, style, p in layouts()])
+def test_a_legal_plan_stays_legal(described: Plan) -> None:
+    small = small_plan(dataclasses.replace(described, precision="bf16"), vocab_size=100, seq_length=32)
+    validate(small)
+    assert small.replicas == described.replicas
+    assert small.precision == "fp32"
