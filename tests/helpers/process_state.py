@@ -42,9 +42,6 @@ MOST_FILES = 300
 _FILLED_IN_LATER = ("__slotnames__", "_abc_impl", "__warningregistry__")
 """What ``copyreg``, ``abc`` and ``warnings`` set when they please."""
 
-_PROTOCOL_INIT = "_no_init_or_replace_init"
-"""Of a class that implements a ``typing.Protocol``; it replaces itself at its first call."""
-
 
 class ProcessState:
     """The state of a process before its first test."""
@@ -121,7 +118,7 @@ class _Namespace:
             return []
         before, now = dict(zip(self._keys, self._values, strict=True)), dict(zip(keys, values, strict=True))
         changed = [key for key in before.keys() | now.keys() if before.get(key, self) is not now.get(key, self)]
-        return [key for key in changed if not _comes_by_itself(key, before.get(key), now.get(key))]
+        return [key for key in changed if not _comes_by_itself(key, now.get(key))]
 
     def put_back(self) -> None:
         if isinstance(self._owner, ModuleType | type):
@@ -140,9 +137,10 @@ def _entries(live: Any) -> tuple[list[Any], list[Any]]:
     return list(range(len(values))), values
 
 
-def _comes_by_itself(key: Any, before: Any, now: Any) -> bool:
-    """Modules that are imported later, and what Python keeps in a namespace for itself."""
-    return isinstance(now, ModuleType) or key in _FILLED_IN_LATER or getattr(before, "__name__", "") == _PROTOCOL_INIT
+def _comes_by_itself(key: Any, now: Any) -> bool:
+    """Modules that are imported later, what Python keeps in a namespace for itself, and the ``__init__`` that
+    ``typing.Protocol`` gives a class at its first call."""
+    return isinstance(now, ModuleType) or key in _FILLED_IN_LATER or now is object.__init__
 
 
 def _is_watched(name: str) -> bool:
