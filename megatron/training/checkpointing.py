@@ -74,7 +74,7 @@ class Saver:
         if self._writer is None or not (last or (interval is not None and step % interval == 0)):
             return
         self._trainer.finish_gather()
-        with self._context.pace.outside_steps():
+        with self._context.timing.outside_steps():
             self._writer.save(
                 step=step,
                 slices=self._trainer.optimizer.state(owned=True),

@@ -13,7 +13,7 @@ from tests.helpers.forked_launch import forked
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import profile
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(240)]
 
 CLUSTER = """
 node_types:
