@@ -20,7 +20,7 @@ setup(
     package_data={
         "hetero": ["py.typed"],
         "hetero.data": ["*.json", "profiles/*.json", "NOTICE.md"],
-        "hetero.report": ["*.html.j2"],
+        "hetero.report.page": ["*.html.j2"],
     },
     install_requires=[
         "Jinja2>=3.1",

@@ -12,7 +12,7 @@ from hetero.commands.measure import add_measure, check_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.capacity import memory_error
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
@@ -24,8 +24,10 @@ from hetero.planner.problem import Problem
 from hetero.planner.search import Progress
 from hetero.planner.solver import PlanResult, plan_cluster
 from hetero.report.content import Execution, Report
-from hetero.report.measurement import measurement_lines, measurement_table
-from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
+from hetero.report.tables.measurement import measurement_lines, measurement_table
+from hetero.report.tables.plan import plan_picture
+from hetero.report.tables.planner_result import comparison_table, result_lines
+from hetero.report.tables.prediction import prediction_table
 from hetero.report.trace import chrome_trace
 from hetero.serialization import check_can_be_written, load, save
 from hetero.spec.cluster import ClusterSpec

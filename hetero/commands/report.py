@@ -81,7 +81,7 @@ def written(wanted: Outputs, report: Report) -> Iterator[str]:
         ConfigError: a file cannot be written.
     """
     if wanted.page is not None:
-        from hetero.report.page import html_page
+        from hetero.report.page.html_page import html_page
 
         _write(wanted.page, html_page(report).encode("utf-8"))
         yield f"report written to {wanted.page}"

@@ -14,7 +14,7 @@ from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import lower, step_rows
 from hetero.plan.validate import validate
 from hetero.report.plan_wording import ranks_in_words
-from hetero.report.tables import plan_picture, plan_table
+from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec

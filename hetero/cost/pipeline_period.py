@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 def steady_period_s(*, microbatch_s: Sequence[float], boundary_s: Sequence[float], in_flight: Sequence[int]) -> float:
-    """P, in seconds per microbatch.
+    """Seconds per microbatch of steady 1F1B: P of the formula above.
 
     Args:
         microbatch_s: t_s of every stage.
@@ -47,7 +47,7 @@ def steady_period_s(*, microbatch_s: Sequence[float], boundary_s: Sequence[float
 
 
 def smallest_depths(*, microbatch_s: Sequence[float], boundary_s: Sequence[float], period_s: float) -> list[int]:
-    """The least in-flight depth of every stage with which the steady period is at most ``period_s``:
+    """The smallest in-flight depth of every stage with which the steady period is at most ``period_s``:
 
         N_last = 1;  N_i = max(1, max_{k>i} ( ceil( (sum_{j=i..k} t_j + 2 sum_{j=i..k-1} c_j) / period ) - 1 + N_k ))
 

@@ -17,7 +17,7 @@ from hetero.runtime import cpu_backend
 # Before megatron.core is imported by anyone.
 cpu_backend.install()
 
-from hetero.cost.layers.latency import CostModel  # noqa: E402
+from hetero.cost.cost_model import CostModel  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
 from hetero.data import shipped_profiles  # noqa: E402
 from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from hetero.cost.layers.latency import CostModel, StageCost
+from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.distributed.timing import Collective, Start, Timing, TransferDirection, Waitable
 from hetero.emulation.device_memory import DeviceMemory

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hetero.cost.cost_model import StageConfig
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.planner.boundaries import Seat
@@ -217,12 +218,14 @@ def _on_grid(
         }.values():
             times = [
                 problem.costs.stage(
-                    device=_kind_of(problem, group[0]).device,
-                    first_layer=sum(row[:s]),
-                    end_layer=sum(row[: s + 1]),
-                    tp=grid.tp,
-                    micro_batch_size=micro_batch_size,
-                    recompute=recompute,
+                    StageConfig(
+                        device=_kind_of(problem, group[0]).device,
+                        first_layer=sum(row[:s]),
+                        end_layer=sum(row[: s + 1]),
+                        tp=grid.tp,
+                        micro_batch_size=micro_batch_size,
+                        recompute=recompute,
+                    )
                 ).microbatch_s
                 for s, group in enumerate(pipeline)
             ]

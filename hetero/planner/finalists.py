@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from hetero.cost.memory import MemoryParts, device_memory, plan_memory
+from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.simulation.simulator import Simulation, simulate
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.validate import least_in_flight, validate
@@ -41,7 +42,7 @@ class Scored:
 
     plan: Plan
     simulation: Simulation
-    memory: Mapping[tuple[int, int], MemoryParts]
+    memory: Mapping[tuple[int, int], MemoryBreakdown]
 
     @property
     def step_s(self) -> float:
@@ -85,7 +86,7 @@ def capacity_bytes(plan: Plan, problem: Problem, key: tuple[int, int]) -> int:
 
 
 def short_bytes(
-    plan: Plan, problem: Problem, memory: Mapping[tuple[int, int], MemoryParts]
+    plan: Plan, problem: Problem, memory: Mapping[tuple[int, int], MemoryBreakdown]
 ) -> dict[tuple[int, int], int]:
     """How much the devices lack that do not hold their stages, by replica and the first of these stages."""
     over = {key: parts.total - capacity_bytes(plan, problem, key) for key, parts in device_memory(plan, memory).items()}

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.planner.problem import Problem

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hetero.cost.memory import MemoryParts
 from hetero.cost.simulation.simulator import Simulation
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan
 from hetero.planner.baselines import autohet_plans, best_plan, harp_plans
 from hetero.planner.candidates import Candidates
@@ -77,7 +77,7 @@ class PlanResult:
 
     plan: Plan
     simulation: Simulation
-    memory: Mapping[tuple[int, int], MemoryParts]
+    memory: Mapping[tuple[int, int], MemoryBreakdown]
     score: Score | None
     bound_s: float
     floor_s: float = 0.0

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch.distributed as dist
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.data import shipped_profiles
 from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.emulation.setup import Emulation, emulate

@@ -28,11 +28,11 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
-    from hetero.cost.layers.latency import CostModel  # noqa: PLC0415
+    from hetero.cost.cost_model import CostModel  # noqa: PLC0415
     from hetero.data import shipped_profiles  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
     from hetero.planner.solver import plan_cluster  # noqa: PLC0415
-    from hetero.report.tables import result_lines  # noqa: PLC0415
+    from hetero.report.tables.planner_result import result_lines  # noqa: PLC0415
     from hetero.spec.profile import Profile  # noqa: PLC0415
 
     if planner.out is not None:

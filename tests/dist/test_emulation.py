@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.simulation.simulator import simulate
 from hetero.cost.runtime_model import HETERO
 from hetero.distributed.process_groups import create_groups

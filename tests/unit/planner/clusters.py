@@ -1,6 +1,6 @@
 """Clusters and models of the planner's tests: published links, small counts."""
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.data import shipped_links, shipped_profiles
 from hetero.planner.problem import Problem
 from hetero.spec.cluster import ClusterSpec, Links, NodePair

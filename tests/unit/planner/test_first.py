@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.data import shipped_profiles
 from hetero.errors import PlanError

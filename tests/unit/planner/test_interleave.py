@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from hetero.cost.memory import device_memory, plan_memory
-from hetero.cost.runtime_model import DEEPSPEED
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.plan.ir import Replica
 from hetero.plan.uniform import uniform_plan
 from hetero.plan.validate import validate

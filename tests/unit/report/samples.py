@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
