@@ -36,8 +36,9 @@ from hetero.report.content import Execution, Report
 from hetero.report.page.html_page import html_page
 from hetero.serialization import check_can_be_written, load
 from hetero.spec.cluster import ClusterSpec
-from megatron.training.arguments import parse_args
-from megatron.training.config import EmulationConfig, PretrainConfig
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import EmulationConfig
 from megatron.training.emulation import emulated_config, emulated_costs, start_emulation
 from megatron.training.launch import exit_code, joined, launch_from
 from megatron.training.training import (

@@ -14,7 +14,6 @@ import functools
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hetero.runtime import cpu_backend
 
@@ -26,7 +25,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from torch.utils.data import Dataset
 
 from hetero.distributed.failure_detector import bounded_exit
 from hetero.distributed.process_groups import create_groups
@@ -36,8 +34,9 @@ from hetero.plan.uniform import uniform_plan
 from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.optimizer import StepResult
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
-from megatron.training.arguments import parse_args
-from megatron.training.config import PretrainConfig
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.data import SampleDataset
 from megatron.training.launch import exit_code, joined, launch_from
 from megatron.training.training import (
     LOG_COLUMNS,
@@ -112,7 +111,7 @@ def _first_steps(config: PretrainConfig, num_steps: int) -> PretrainConfig:
 
 
 def _train(
-    config: PretrainConfig, plan: Plan, dataset: Dataset[Any], device: torch.device
+    config: PretrainConfig, plan: Plan, dataset: SampleDataset, device: torch.device
 ) -> tuple[list[StepResult], Shards | None]:
     """Train the steps of ``config``; collective over the world. An idle rank returns no shards."""
     context = create_groups(plan, device=device)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from hetero.plan.gradient_groups import Bucket
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import Action, ActionKind
-from hetero.schedule.program import Step
+from hetero.schedule.program import QueuedAction
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
@@ -51,8 +51,10 @@ class Timing:
         """Start this rank's end of its messages of slice ``number``."""
         return start()
 
-    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
-        """Start the collective ``step`` of the program among the holders of ``bucket``, all phases of it where
+    def collective(
+        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+    ) -> Sequence[Waitable]:
+        """Start the collective ``queued`` of the program among the holders of ``bucket``, all phases of it where
         ``bucket.domains`` has some."""
         return start()
 

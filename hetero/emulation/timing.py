@@ -21,7 +21,7 @@ from hetero.plan.gradient_groups import Bucket
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import UPDATE, Action, ActionKind
-from hetero.schedule.program import Point, Step
+from hetero.schedule.program import Point, QueuedAction
 
 
 @dataclass(slots=True)
@@ -173,18 +173,20 @@ class EmulatedTiming(Timing):
             return works
         return [_Arrivals(self, keys, works)]
 
-    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(
+        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+    ) -> Sequence[Waitable]:
         if self._as_fast_as_it_can:
             return start()
         ready_s = self._clock.at_s
-        if step.action.kind == ActionKind.REDUCE:
+        if queued.action.kind == ActionKind.REDUCE:
             # All ranks launch their sums in one order, and this one's turn came no sooner than the last one's.
-            ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, step.after))
+            ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, queued.after))
             self._clock.sleep_until(ready_s)
         key = collective_key(operation, bucket)
         takes = self._link_model.collective(operation, bucket)
         self._timetable.come(key, self._meetings, ready_s=ready_s, takes=takes)
-        return [_Done(self, key, step, bucket.position, start())]
+        return [_Done(self, key, queued, bucket.position, start())]
 
     def _passed_s(self, point: Point) -> float:
         """When the described device passes a point; the real backward is over in no time."""
@@ -249,18 +251,18 @@ class EmulatedTiming(Timing):
         direction = key.direction
         self._step.arrivals.append(Arrival(direction.boundary, direction.kind, key.number, found.start_s, found.end_s))
 
-    def done(self, key: CollectiveKey, step: Step, position: float) -> None:
+    def done(self, key: CollectiveKey, queued: QueuedAction, position: float) -> None:
         """A collective is really done; it counts as done when the described links have carried it.
 
         A forward that waited for weights in its middle has the rest of its layers still before it.
         """
         found = self.appointment(key)
-        ran = BucketCollective(step.action.kind, key.ranks, position, found.start_s, found.end_s)
+        ran = BucketCollective(queued.action.kind, key.ranks, position, found.start_s, found.end_s)
         self._step.collectives.append(ran)
         running = self._running
         if running is None or self._device is None:
             return
-        for point in step.before:
+        for point in queued.before:
             if point.action == running.action and point.position is not None:
                 stage = self._device.stages[point.action.stage]
                 left = 1.0 - share_of_forward(self._costs, stage, point.position)
@@ -301,18 +303,23 @@ class _Done:
     """A collective under way."""
 
     def __init__(
-        self, timing: EmulatedTiming, key: CollectiveKey, step: Step, position: float, works: Sequence[Waitable]
+        self,
+        timing: EmulatedTiming,
+        key: CollectiveKey,
+        queued: QueuedAction,
+        position: float,
+        works: Sequence[Waitable],
     ) -> None:
         self._timing = timing
         self._key = key
-        self._step = step
+        self._queued = queued
         self._position = position
         self._works = works
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._timing.done(self._key, self._step, self._position)
+        self._timing.done(self._key, self._queued, self._position)
 
     def is_completed(self) -> bool:
         return False

@@ -9,7 +9,7 @@ from hetero.distributed.timing import Timing, Waitable
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.schedule.actions import BACKWARD, Action, ActionKind
-from hetero.schedule.program import Program, Step
+from hetero.schedule.program import Program, QueuedAction
 
 
 class GradientSync:
@@ -30,8 +30,8 @@ class GradientSync:
         self._buckets = buckets
         self._timing = timing or Timing()
         by_number = {local.number: local for local in buckets if local.number is not None}
-        self._queue: list[tuple[Step, LocalBucket]] = [
-            (step, by_number[step.action.number]) for step in program.queues.get("reduce", ())
+        self._queue: list[tuple[QueuedAction, LocalBucket]] = [
+            (queued, by_number[queued.action.number]) for queued in program.queues.get("reduce", ())
         ]
         self._last = _last_gradients(program)
         self._running: Action | None = None
@@ -99,24 +99,24 @@ class GradientSync:
 
     def _launch(self) -> None:
         while self._launched < len(self._queue) and self._may_launch(self._launched):
-            step, local = self._queue[self._launched]
+            queued, local = self._queue[self._launched]
             self._launched += 1
             local.collect_gradients()
             start = partial(local.collectives.sum, local.gradients)
-            self._pending += self._timing.collective(step, local.collectives.summing, local.bucket, start)
+            self._pending += self._timing.collective(queued, local.collectives.summing, local.bucket, start)
 
     def _may_launch(self, place: int) -> bool:
-        step, _ = self._queue[place]
+        queued, _ = self._queue[place]
         return all(
             point.action in self._done
             or (point.position is not None and point.action == self._running and not self._missing[place])
-            for point in step.after
+            for point in queued.after
         )
 
 
 def _last_gradients(program: Program) -> frozenset[Action]:
     """Of each stage the last backward and, where weights' gradients come later, the last of those."""
-    computes = [step.action for step in program.queues["compute"]]
+    computes = [queued.action for queued in program.queues["compute"]]
     last = {
         (each.stage, each.kind == ActionKind.W): each for each in computes if each.kind in BACKWARD | {ActionKind.W}
     }

@@ -32,13 +32,13 @@ class WeightGather:
         timing: Timing | None = None,
     ) -> None:
         by_number = {local.number: local for local in buckets if local.number is not None}
-        steps = program.queues.get("gather", ())
+        gathers = program.queues.get("gather", ())
         self._timing = timing or Timing()
-        self._queue = [(step, by_number[step.action.number]) for step in steps]
+        self._queue = [(queued, by_number[queued.action.number]) for queued in gathers]
         self._waited_for_at_once = [
-            step.action.number for step in steps if any(point.position is None for point in step.before)
+            queued.action.number for queued in gathers if any(point.position is None for point in queued.before)
         ]
-        gathered = {step.action.number for step in steps}
+        gathered = {queued.action.number for queued in gathers}
         self._at_hand = [local for local in buckets if local.number not in gathered]
         self._pending: dict[int, tuple[LocalBucket, Sequence[Waitable]]] = {}
         self._listen(modules, gathered.difference(self._waited_for_at_once), by_number)
@@ -49,10 +49,10 @@ class WeightGather:
         """
         for local in self._at_hand:
             local.return_weights()
-        for step, local in self._queue:
+        for queued, local in self._queue:
             start = partial(local.collectives.gather, local.weights)
-            works = self._timing.collective(step, "all_gather", local.bucket, start)
-            self._pending[step.action.number] = local, works
+            works = self._timing.collective(queued, "all_gather", local.bucket, start)
+            self._pending[queued.action.number] = local, works
         for number in self._waited_for_at_once:
             self._wait(number)
 

@@ -1,4 +1,4 @@
-"""What a training run tells: a line per interval, TensorBoard scalars, a progress line on a terminal."""
+"""Reports on a training run: a log line per interval, TensorBoard scalars, and a progress line on a terminal."""
 
 import importlib.util
 import os
@@ -64,6 +64,7 @@ class Metrics:
         )
         self._task = self._progress.add_task("train", total=train_iters, loss="-")
         self._skipped_total = 0
+        self._steps = 0
         self._begin_interval()
 
     def __enter__(self) -> "Metrics":
@@ -92,7 +93,7 @@ class Metrics:
 
     @contextmanager
     def outside_steps(self) -> Iterator[None]:
-        """Around saves and evaluations, whose time is no step's."""
+        """Leave the time of the block, a save or an evaluation, out of the step time."""
         began_s = time.perf_counter()
         try:
             yield
@@ -144,7 +145,7 @@ class Metrics:
                 self._writer.add_scalar(name, value, step)
 
     def _timing(self) -> dict[str, float] | None:
-        """Speed over the interval, by TensorBoard's names; ``None`` if no step of it was timed."""
+        """Compute the speed over the interval, by TensorBoard's names; ``None`` if no step of it was timed."""
         if not self._steps:
             return None
         step_s = (time.perf_counter() - self._started) / self._steps / (self._time_scale or 1.0)

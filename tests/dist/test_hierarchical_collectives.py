@@ -21,7 +21,7 @@ from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer
-from hetero.schedule.program import Step
+from hetero.schedule.program import QueuedAction
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
@@ -198,7 +198,7 @@ class Watching(Timing):
         self.seen: list[tuple[str, tuple[int, ...], bool]] = []
         self._before: Sequence[Waitable] = ()
 
-    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
         deadline = time.monotonic() + 60
         while not all(work.is_completed() for work in self._before):
             assert time.monotonic() < deadline, "the phases of the bucket before stand still"

@@ -1,4 +1,4 @@
-"""Which sums go in two levels, and by which rails."""
+"""Which sums are hierarchical, and by which rails they go."""
 
 import dataclasses
 import json
