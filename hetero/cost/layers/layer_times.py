@@ -126,13 +126,15 @@ class LayerTimes:
         return forward_s * min(1.0, throughput.core_attention_s(work) / throughput.seconds(work, tp=tp))
 
     def weight_gradients_s(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int) -> float:
-        """Seconds of the weights' gradients in the backward of a block, or of half of one: the share of their products,
+        """Seconds of the weights' gradients in the backward of a block, or of half of one.
+
+        An estimate, their share of the products: each linear layer has two in a backward, one for them and one for the
+        gradient of the input.
 
             w = b  a (operations - attention operations) / 2  /  t
 
         with b the backward's seconds of the whole block, measured or not, and a and t of :mod:`.throughput_fit`
-        for backwards; the operations are those of ``kind``. An estimate: one of the two products of each linear layer
-        in a backward.
+        for backwards; the operations are those of ``kind``.
         """
         backward_s = self.of("block", device=device, tp=tp, micro_batch_size=micro_batch_size).backward_s
         throughput, _ = self._references.throughput(device, "block", "backward")

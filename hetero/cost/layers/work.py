@@ -1,4 +1,4 @@
-"""How much work a layer is: operations, bytes and collectives, from its shape alone.
+"""Counts the work of a layer from its shape alone: operations, bytes and collectives.
 
 b samples of s tokens with e bytes per element, hidden size h, q and kv channels of queries and of keys, ffn size f
 (g projections up to it: 2 if gated, else 1), vocabulary v, tensor parallelism tp. One forward of one microbatch on

@@ -1,4 +1,4 @@
-"""The report as one HTML page that loads nothing: figures as inline SVG, tables, and where the numbers come from."""
+"""Renders a report as one HTML page that loads nothing: inline figures, tables, and where the numbers come from."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ SHARES = (
 
 
 def html_page(report: Report) -> str:
-    """The page. The same report gives the same text."""
+    """The HTML of a report's page. The same report gives the same text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("hetero.report.page").joinpath("page.html.j2").read_text(encoding="utf-8"))
     rows = report.rows[:MOST_TABLE_ROWS]
