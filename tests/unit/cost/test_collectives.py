@@ -31,7 +31,7 @@ def spans(
         buckets,
         cost_of=lambda bucket: CollectiveCost(tuple(costs[bucket.ranks])),
         ready_s=lambda rank, position: (late or {}).get((rank, position), 0.0),
-        party_of={rank: rank for ranks in costs for rank in ranks},
+        lane_of_rank={rank: rank for ranks in costs for rank in ranks},
         transfers={WIRE: transfers},
     )
     return {span.bucket.ranks: (span.start_s, span.end_s) for span in found.spans}
