@@ -168,7 +168,9 @@ class CostModel:
         key = device, layers, tp, micro_batch_size, recompute, recompute_num_layers, splits
         if key not in self._stages:
             modules = modules_of(first_layer, end_layer)
-            kinds = [*modules, *["embedding"] * has_embedding, *["head"] * has_head]
+            kinds = list(modules)
+            kinds += ["embedding"] if has_embedding else []
+            kinds += ["head"] if has_head else []
             costs = [self.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size) for kind in kinds]
             recomputed = modules[: recompute_num_layers or len(modules)] if recompute != "none" else []
             recompute_s = sum(

@@ -3,7 +3,8 @@
 A backward runs from the head to the embedding, a forward the other way round.
 """
 
-from hetero.cost.cost_model import CostModel, LayerCost
+from hetero.cost.cost_model import CostModel
+from hetero.cost.layers.layer_times import LayerCost
 from hetero.plan.ir import Stage
 from hetero.schedule.actions import ActionKind
 from hetero.spec.profile import LayerKind

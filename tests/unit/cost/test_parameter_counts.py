@@ -23,7 +23,9 @@ def test_a_stage_holds_what_its_parameters_add_up_to(legal: Plan) -> None:
 @settings(max_examples=20, deadline=None)
 def test_parts_add_up_to_the_model(legal: Plan) -> None:
     counts = ParameterCounts(legal.model)
-    elements = {part: counts.sharded(part) + counts.replicated(part) for part in ("embedding", "block", "head", *HALVES)}
+    elements = {
+        part: counts.sharded(part) + counts.replicated(part) for part in ("embedding", "block", "head", *HALVES)
+    }
     assert elements["block"] == elements["attention"] + elements["mlp"]
     total = elements["embedding"] + legal.model.num_layers * elements["block"] + elements["head"]
     assert total == sum(parameter.numel for parameter in parameters(legal.model))
