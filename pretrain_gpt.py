@@ -10,6 +10,11 @@ parallelism give the uniform one.
 import os
 import sys
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="pretrain_gpt.py")
+
 from hetero.distributed.failure_detector import bounded_exit
 from hetero.errors import HeteroError
 from hetero.runtime import cpu_backend

@@ -88,7 +88,7 @@ class _YamlLoader(yaml.SafeLoader):
         self._values_of: dict[str, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # not in the stubs of PyYAML
         before = self._num_values
         is_alias = isinstance(event, yaml.AliasEvent)
         self._num_values += self._values_of.get(event.anchor, 1) if is_alias else 1

@@ -15,6 +15,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="verify_plan.py")
+
 from hetero.runtime import cpu_backend
 
 # Before megatron.core is imported by anyone.
@@ -71,14 +76,14 @@ def main(argv: Sequence[str]) -> int:
         if config.emulation is not None:
             raise ConfigError("verify_plan.py: nothing is emulated here; leave --hetero-emulate out")
         launch = launch_from(os.environ)
-        with joined(launch, config.parallel) as (device, watch), memory_errors(watch, launch.rank):
+        with joined(launch, config.parallel) as (device, detector), memory_errors(detector, launch.rank):
             plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
-            watch.describe = functools.partial(describe_rank, plan)
-            watch.doing = "building the dataset"
+            detector.describe = functools.partial(describe_rank, plan)
+            detector.doing = "building the dataset"
             dataset, _ = build_datasets(config, plan, tokenizer)
             config = _first_steps(config, own.verify_steps)
             plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
-            watch.doing = "training the steps to verify"
+            detector.doing = "training the steps to verify"
             together = [_gathered(*_train(config, each, dataset, device)) for each in plans]
         if launch.rank != 0:
             return 0

@@ -22,9 +22,6 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LAYER_KINDS, Arithmetic, LayerShape, Profile, ProfileStore
 from hetero.units import BYTES_OF_PRECISION
 
-StageKey = tuple[int, int]
-"""Replica and stage."""
-
 
 class StageConfig(NamedTuple):
     """What decides the seconds and the bytes of a stage on its own devices: layers, degrees, microbatch, recomputation.

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from hetero.cost.layers.parameter_counts import ParameterCounts, TpSharding
 from hetero.cost.layers.stage_modules import ModuleKind
-from hetero.plan.ir import Plan, Stage
-from hetero.plan.sync_domains import Domains, Ranks, rails_of
+from hetero.plan.ir import Plan, Ranks, Stage
+from hetero.plan.sync_domains import Domains, rails_of
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 

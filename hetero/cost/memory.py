@@ -14,10 +14,10 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hetero.cost.cost_model import CostModel, StageKey
+from hetero.cost.cost_model import CostModel
 from hetero.cost.gradient_volume import communicators, owned_parameters, parameters_held_twice
 from hetero.cost.stage_memory import MemoryBreakdown, StageMemory, memory_of_stage, optimizer_bytes_per_parameter
-from hetero.plan.ir import Plan, Replica
+from hetero.plan.ir import Plan, Replica, StageKey
 from hetero.plan.lowering import step_rows
 from hetero.schedule.activation_residency import Moment, worst_moments
 from hetero.schedule.orders import BY_DEPTHS

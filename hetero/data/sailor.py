@@ -260,7 +260,7 @@ def _thinned(table: dict[int, float]) -> tuple[tuple[int, float], ...]:
     """Keeps the measured sizes nearest to each power of two: the others lie on the lines between them."""
     sizes = sorted(table)
     powers = range(math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1])) + 1)
-    nearest = {min(sizes, key=lambda size, p=power: abs(math.log2(size) - p)) for power in powers}  # type: ignore[misc]
+    nearest = {min(sizes, key=lambda size, p=power: abs(math.log2(size) - p)) for power in powers}  # type: ignore[misc]  # the default binds it, and is no argument
     return tuple((size, _rounded(table[size])) for size in sorted(nearest))
 
 

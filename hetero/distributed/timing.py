@@ -1,4 +1,4 @@
-"""When things happen. In production: as soon as they can.
+"""Decides when computes, transfers and collectives happen: in production, as soon as they can.
 
 :mod:`hetero.emulation` overrides every method to let a rank behave in time like a device that this machine does not
 have, and to record what it did. The runtime calls them at the places where time passes, and knows no more of it.
@@ -39,7 +39,7 @@ class TransferDirection:
 
 
 class Timing:
-    """The real time of this device itself."""
+    """Lets everything happen at once, in the real time of this device."""
 
     def compute(self, action: Action) -> AbstractContextManager[None]:
         """Surrounds a compute whose input is there, or the update."""

@@ -16,7 +16,7 @@ This is the hierarchical all-reduce of arXiv 1807.11205, here with domains of an
 
 from collections.abc import Sequence
 
-Ranks = tuple[int, ...]
+from hetero.plan.ir import Ranks
 
 
 class Domains:

@@ -13,7 +13,7 @@ from hetero.schedule.program import Program, QueuedAction
 
 
 class GradientSync:
-    """The reduce queue of one rank's program.
+    """Launches the REDUCEs of one rank's program, each as soon as the gradients that it sums are there.
 
     A step is: :meth:`zero`; :meth:`begins` and :meth:`ends` around each compute; :meth:`finish`. A REDUCE is launched
     as soon as its program lets it: behind those before it in the queue, which all ranks share, and once the action that
@@ -39,12 +39,12 @@ class GradientSync:
         self._missing: list[set[torch.nn.Parameter]] = []
         self._launched = 0
         self._pending: list[Waitable] = []
-        self._places: dict[torch.nn.Parameter, list[int]] = {}
+        self._places: dict[torch.Tensor, list[int]] = {}
         for place, (_, local) in enumerate(self._queue):
             for tensor in local.tensors():
                 self._places.setdefault(tensor, []).append(place)
-        for tensor in self._places:
-            tensor.register_post_accumulate_grad_hook(self.arrived)
+        for summed in self._places:
+            summed.register_post_accumulate_grad_hook(self.arrived)
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""
@@ -64,7 +64,7 @@ class GradientSync:
     def arrived(self, tensor: torch.Tensor) -> None:
         """Something has been added to the gradient of ``tensor``."""
         if self._running in self._last:
-            for place in self._places.get(tensor, ()):
+            for place in self._places.get(tensor, []):
                 self._missing[place].discard(tensor)
             self._launch()
 

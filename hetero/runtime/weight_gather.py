@@ -1,8 +1,7 @@
 """Brings updated weights from the ranks that own them to all that hold them, beside the next forward."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from hetero.schedule.program import Program
 
 
 class WeightGather:
-    """The gather queue of one rank's program, which is empty where every holder updates everything.
+    """Launches the GATHERs of one rank's program, of which there are none where every holder updates everything.
 
     A gather that has to be there before a position inside a forward is waited for by the modules that have a part of
     it, right before they run, and by :meth:`finish`; one that has to be there before a whole compute, at once.
@@ -82,8 +81,8 @@ class WeightGather:
                 if own:
                     submodule.register_forward_pre_hook(self._needs(sorted(own)))
 
-    def _needs(self, numbers: Sequence[int]) -> Any:
-        def hook(module: torch.nn.Module, args: Any) -> None:
+    def _needs(self, numbers: Sequence[int]) -> Callable[[torch.nn.Module, object], None]:
+        def hook(module: torch.nn.Module, args: object) -> None:
             for number in numbers:
                 self._wait(number)
 

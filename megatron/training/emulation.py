@@ -2,16 +2,13 @@
 
 import dataclasses
 
-import torch.distributed as dist
-
 from hetero.cost.cost_model import CostModel
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import plan_costs
 from hetero.distributed.rank_consensus import on_all_ranks
-from hetero.emulation.setup import Emulation, emulate
+from hetero.emulation.ranks.setup import Emulation, emulate
 from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.profile import Profile
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import EmulationConfig
 from megatron.training.planning import launched_runtime
@@ -38,7 +35,6 @@ def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) ->
         options=emulation.options,
         vocab_size=tokenizer.vocab_size,
         bucket_numel=config.parallel.bucket_size,
-        rank=dist.get_rank(),
     )
 
 
@@ -75,11 +71,9 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
     """
     emulation = config.emulation
     assert emulation is not None, "nothing is emulated"
-    return CostModel(
-        model=plan.model,
-        seq_length=plan.seq_length,
-        precision=plan.precision,
-        profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
+    return plan_costs(
+        plan,
+        profiles=emulation.profiles,
         data_sheets=emulation.data_sheets,
         runtime=launched_runtime(config),
     )

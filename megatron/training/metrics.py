@@ -1,6 +1,5 @@
 """Reports on a training run: a log line per interval, TensorBoard scalars, and a progress line on a terminal."""
 
-import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hetero.errors import ConfigError
+from hetero.extras import require
 from hetero.runtime.optimizer import StepResult
 
 if TYPE_CHECKING:
@@ -165,10 +165,7 @@ def check_tensorboard(folder: Path | None) -> None:
     """
     if folder is None:
         return
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            f"--tensorboard-dir {folder}: TensorBoard is not installed; pip install 'megatron-hetero[report]'"
-        )
+    require("tensorboard", asked_by=f"--tensorboard-dir {folder}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, get_args
 
 from hetero.errors import ConfigError
+from hetero.extras import require
 from hetero.serialization import near_match, parse_json, read_text
 from megatron.training.cli.value_types import TokenizerType
 
@@ -162,12 +162,11 @@ class HuggingFaceTokenizer:
         """Read ``tokenizer.json``, or the file of that name in a folder.
 
         Raises:
-            ConfigError: there is no such file, it is no tokenizer, or its vocabulary has no end of document.
+            ConfigError: there is no such file, it is no tokenizer, its vocabulary has no end of document, or the
+                tokenizers library is not installed.
         """
-        # Optional: byte-level and mock runs need none.
-        if find_spec("tokenizers") is None:
-            raise ConfigError("HuggingFaceTokenizer: the tokenizers package is missing; run: pip install tokenizers")
-        import tokenizers  # noqa: PLC0415
+        require("tokenizers", asked_by="HuggingFaceTokenizer")
+        import tokenizers  # noqa: PLC0415  (optional: byte-level and mock runs need none)
 
         file = path / "tokenizer.json" if path.is_dir() else path
         text = read_text(file)

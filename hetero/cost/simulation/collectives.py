@@ -19,7 +19,7 @@ from typing import TypeVar
 from hetero.cost.gradient_volume import CountedBucket
 from hetero.cost.network import CollectiveCost, Port
 from hetero.cost.simulation.exposed_communication import TimeInterval
-from hetero.plan.sync_domains import Ranks
+from hetero.plan.ir import Ranks
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 """What stands for ranks that have everything at the same time."""

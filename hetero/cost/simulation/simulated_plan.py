@@ -6,12 +6,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from hetero.cost.cost_model import CostModel, StageCost, StageKey
+from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.network import Topology, transfer_cost
 from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.engine import LaneStart, Pipeline, Slice
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes, one_lane_each
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Replica, Stage, StageKey
 from hetero.plan.lowering import CollectiveOptions, CollectivePoints
 from hetero.plan.reshard import num_phases
 from hetero.schedule.actions import Row, Schedule

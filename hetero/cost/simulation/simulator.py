@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
-from hetero.cost.cost_model import CostModel, StageCost, StageKey
+from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, sync_buckets
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.network import CollectiveCost, Port, Topology, all_reduce_cost
@@ -27,7 +27,7 @@ from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_fo
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.cost.simulation.stage_times import RankTimes, StageTimes, mean_times
-from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.ir import GradientSyncPlan, Plan, StageKey
 from hetero.plan.lowering import launch_order
 from hetero.schedule.actions import SEND, Action, ActionKind
 from hetero.spec.cluster import ClusterSpec

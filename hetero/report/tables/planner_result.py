@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from rich import box
 from rich.table import Table
 
-from hetero.planner.baselines import Yardstick
-from hetero.planner.solver import PlanResult
+from hetero.planner.plan_cluster import PlanResult
+from hetero.planner.reference.yardsticks import Yardstick
 from hetero.report.plan_wording import shape_of
 from hetero.report.tables.prediction import fullest
 from hetero.spec.cluster import ClusterSpec
@@ -31,7 +31,7 @@ def result_lines(result: PlanResult) -> Iterator[str]:
         )
     if simulation.step_s < result.bound_s:
         yield "the plan is shorter than that: the simulator prices it below the formula, or it is no such cover"
-    yield f"all the work over all the speed: no plan whatever is below {result.floor_s:.4g} s"
+    yield f"all the work over all the speed: no plan whatever is below {result.lower_bound_s:.4g} s"
     ending = "" if result.finished else "; stopped by the time limit"
     yield f"planned in {result.planning_s:.1f} s{ending}"
 
