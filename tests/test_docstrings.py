@@ -19,8 +19,6 @@ NOT_YET = frozenset(
         "hetero/commands/show.py",
         "hetero/cost/capacity.py",
         "hetero/cost/pipeline_period.py",
-        "hetero/planner/master.py",
-        "hetero/planner/templates.py",
         "hetero/report/page.py",
         "hetero/report/plan_wording.py",
     }
