@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hetero.cost.memory import MemoryParts, device_memory, plan_memory
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.plan.cluster_fit import check_plan_on_cluster
-from hetero.plan.ir import Plan, Recompute, Replica
+from hetero.plan.ir import Plan, Recompute, Replica, StageKey
 from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
@@ -27,9 +27,6 @@ MORE_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": 
 
 ENOUGH = 0.9998
 """A change has to better the goal by this factor: what is less is not worth another plan."""
-
-StageKey = tuple[int, int]
-"""Indices of a replica and of its stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
