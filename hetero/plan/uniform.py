@@ -7,7 +7,7 @@ from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.model import ModelSpec
 
 
-def uniform_plan(
+def uniform_plan(  # noqa: PLR0913  (one for each flag of Megatron-LM that it stands for)
     *,
     model: ModelSpec,
     world_size: int,

@@ -31,7 +31,7 @@ from hetero.planner.time_shares import TimeShare
 GRADIENT_GROUPS = (3, 8, 24)
 """Sets of ranks with which a device is assumed to sum gradients, until a plan fits the memory model itself."""
 
-OnProgress = Callable[[SearchProgress], None]
+ProgressReport = Callable[[SearchProgress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class PlanResult:
 def plan_cluster(
     problem: Problem,
     *,
-    report: OnProgress | None = None,
+    report: ProgressReport | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> PlanResult:
@@ -140,7 +140,7 @@ def _search(
     sync_tiers: SyncTiers,
     deadline: Deadline,
     *,
-    report: OnProgress | None,
+    report: ProgressReport | None,
     tolerance: float,
 ) -> _Found:
     """Templates, the best covers by them, and these covers' plans."""
