@@ -10,10 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "hetero").rglob("*.py"))
 
-NOT_YET = frozenset(
-    {
-    }
-)
+NOT_YET = frozenset({})
 """Modules whose docstrings are still to be written."""
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef
