@@ -11,7 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 steps="${1:-100}"
 race_steps="${2:-6}"
-prepare_environment ''
+prepare_environment '[train]'
 
 run=runs/quickstart
 mkdir -p "$run"

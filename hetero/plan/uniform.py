@@ -1,6 +1,4 @@
-"""The uniform plan that Megatron-LM's own flags describe: every replica alike, every stage alike."""
-
-import dataclasses
+"""Builds the uniform plan that Megatron-LM's own flags describe: every replica alike, every stage alike."""
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
@@ -9,7 +7,7 @@ from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.model import ModelSpec
 
 
-def uniform_plan(
+def uniform_plan(  # noqa: PLR0913  (one for each flag of Megatron-LM that it stands for)
     *,
     model: ModelSpec,
     world_size: int,
@@ -27,7 +25,7 @@ def uniform_plan(
     recompute_num_layers: int | None = None,
     distributed_optimizer: bool = False,
 ) -> Plan:
-    """``world_size / (tp * pp)`` equal replicas of ``pp * stages_per_rank`` equal stages.
+    """Builds a plan of ``world_size / (tp * pp)`` equal replicas of ``pp * stages_per_rank`` equal stages.
 
     Ranks are laid out as Megatron-LM does: tensor parallelism varies fastest, then data, then pipeline. 1F1B keeps
     ``pp - s`` microbatches in flight at stage s (arXiv 2104.04473); other schedules keep all of them. With v stages per
@@ -96,7 +94,7 @@ def uniform_plan(
         # Where the last round is not full, the warm-up may be too short. Megatron-LM refuses such batches.
         depths = enough_in_flight(first) or depths
     stages = (tuple(stage(d, s) for s in range(num_stages)) for d in range(dp))
-    replicas = tuple(dataclasses.replace(first, stages=each) for each in stages)
+    replicas = tuple(first.with_stages(each) for each in stages)
     return Plan(
         model=model,
         seq_length=seq_length,
@@ -108,7 +106,7 @@ def uniform_plan(
 
 
 def _depths(pp: int, stages_per_rank: int, num_microbatches: int, *, warms_up: bool) -> list[int]:
-    """``in_flight`` of every stage: all microbatches, or of the 1F1B warm-up those that are the stage's."""
+    """``in_flight`` of every stage: all microbatches, or with ``warms_up`` those of the stage in 1F1B's warm-up."""
     if not warms_up:
         return [num_microbatches] * (pp * stages_per_rank)
     if stages_per_rank == 1:

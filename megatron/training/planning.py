@@ -1,4 +1,4 @@
-"""A plan made at start: rank 0 asks the planner, and all ranks get its answer."""
+"""Plans at start: rank 0 asks the planner, and all ranks get its answer."""
 
 import dataclasses
 import sys
@@ -13,11 +13,12 @@ from hetero.runtime.layer_spec import may_split_backward
 from hetero.serialization import check_can_be_written, from_json, load, save, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
-from megatron.training.config import PlannerConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import PlannerConfig
 
 
 def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
-    """The planner's plan for the cluster file, the same on every rank; collective over the world (broadcast).
+    """Plan for the cluster file on rank 0 and hand the plan to every rank; collective over the world (broadcast).
 
     Raises:
         ConfigError: rank 0 found no plan, or cannot read the cluster or a profile; on every rank.
@@ -28,12 +29,10 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
-    from hetero.cost.layers.latency import CostModel  # noqa: PLC0415
-    from hetero.data import shipped_profiles  # noqa: PLC0415
+    from hetero.data.cost_models import model_costs  # noqa: PLC0415
+    from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
-    from hetero.planner.solver import plan_cluster  # noqa: PLC0415
     from hetero.report.tables import result_lines  # noqa: PLC0415
-    from hetero.spec.profile import Profile  # noqa: PLC0415
 
     if planner.out is not None:
         check_can_be_written(planner.out, asked_by="--hetero-plan-out")
@@ -43,13 +42,13 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
             f"{planner.cluster}: it describes {cluster.num_devices} devices, the launch has {dist.get_world_size()} "
             "ranks; start one process per device, or correct gpus_per_node and count"
         )
-    costs = CostModel(
-        model=model,
+    costs = model_costs(
+        model,
         seq_length=config.data.seq_length,
         precision=config.parallel.precision or "fp32",
-        profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
+        profiles=planner.profiles,
         data_sheets=planner.data_sheets,
-        runtime=runtime_runtime(config),
+        runtime=launched_runtime(config),
     )
     problem = Problem(
         cluster=cluster,
@@ -68,8 +67,8 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     return result.plan
 
 
-def runtime_runtime(config: PretrainConfig) -> RuntimeModel:
-    """How this launch executes a plan, as the cost model sees it."""
+def launched_runtime(config: PretrainConfig) -> RuntimeModel:
+    """Describe to the cost model how this launch executes a plan."""
     parallel = config.parallel
     return dataclasses.replace(
         HETERO,

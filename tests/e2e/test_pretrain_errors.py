@@ -23,7 +23,8 @@ import torch.distributed as dist
 from hetero.errors import ConfigError, HeteroError, MembershipError
 from hetero.serialization import save, to_json
 from megatron.training import launch
-from megatron.training.arguments import model_spec, parse_args
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.model_config import model_spec
 from megatron.training.launch import Launch, StoreAddress, agree_on_plan, exit_code, joined, launch_from
 from tests.helpers.commands import MODEL, ROOT, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks
@@ -338,9 +339,7 @@ def test_a_host_without_the_plan_file(hosts: list[Path]) -> None:
 def test_a_host_with_another_plan_file(hosts: list[Path]) -> None:
     """Legal on its own, so that only the comparison tells."""
     other = good_plan()
-    shallower = dataclasses.replace(other.replicas[1].stages[0], in_flight=1)
-    replicas = (other.replicas[0], dataclasses.replace(other.replicas[1], stages=(shallower,)))
-    save(dataclasses.replace(other, replicas=replicas), hosts[1] / "plan.json")
+    save(other.with_replica(1, other.replicas[1].with_stage(0, in_flight=1)), hosts[1] / "plan.json")
     message = "plan: ranks 2-3 have another one than rank 0; give every host the same --hetero-plan file"
     assert run_ranks(agree_in_own_folder, WORLD_SIZE, str(hosts[0].parent)) == [message] * WORLD_SIZE
 

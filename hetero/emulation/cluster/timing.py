@@ -1,0 +1,338 @@
+"""Makes a rank take as long as an emulated device would: real work, then sleep until that device would be done."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetero.cost.layers.latency import CostModel, StageCost
+from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
+from hetero.distributed.timing import Collective, Start, Timing, TransferDirection, Waitable
+from hetero.emulation.cluster.device_memory import DeviceMemory
+from hetero.emulation.cluster.emulated_clock import EmulatedClock
+from hetero.emulation.cluster.link_model import (
+    WORLD,
+    CollectiveKey,
+    LinkModel,
+    MessageKey,
+    TensorParallelKey,
+    collective_key,
+)
+from hetero.emulation.cluster.real_time_check import check_keeps_up
+from hetero.emulation.cluster.shared_timetable import Appointment, Occupation, SharedTimetable
+from hetero.emulation.records import Arrival, BucketCollective, Compute, StepRecord
+from hetero.plan.gradient_groups import Bucket
+from hetero.plan.ir import Stage
+from hetero.plan.reshard import Transfer
+from hetero.schedule.actions import UPDATE, Action, ActionKind
+from hetero.schedule.program import Point, QueuedAction
+
+WarmUp = tuple[float, float]
+"""Of the first step of a rank: processor seconds of its real work, and emulated seconds of computing."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A :class:`StepRecord` in the making. No sum of gradients is launched before ``launched_s``."""
+
+    start_s: float
+    wall_s: float
+    launched_s: float = 0.0
+    update_s: float = 0.0
+    computes: list[Compute] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    collectives: list[BucketCollective] = field(default_factory=list)
+
+    def pause(self, seconds: float) -> None:
+        """This time is none of the step's, on either clock."""
+        self.start_s += seconds
+        self.wall_s += seconds
+
+    def finished(self, *, end_s: float, wall_s: float, lateness_s: float) -> StepRecord:
+        return StepRecord(
+            start_s=self.start_s,
+            end_s=end_s,
+            update_s=self.update_s,
+            wall_s=wall_s - self.wall_s,
+            lateness_s=lateness_s,
+            computes=tuple(self.computes),
+            arrivals=tuple(self.arrivals),
+            collectives=tuple(self.collectives),
+        )
+
+
+@dataclass(slots=True)
+class _Running:
+    """A compute that is under way; it ends later if weights come late."""
+
+    action: Action
+    start_s: float
+    seconds: float
+    end_s: float
+
+    def at_s(self, share: float) -> float:
+        """When so much of it is over."""
+        return self.start_s + (self.end_s - self.start_s) * share
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The described device of a working rank: its stages, and what they take.
+
+    stages: by index, those that it holds.
+    computes: of a step, in order.
+    """
+
+    stages: Mapping[int, Stage]
+    costs: Mapping[int, StageCost]
+    tp_group: tuple[int, ...]
+    memory: DeviceMemory
+    computes: Sequence[Action]
+
+    @property
+    def update_s(self) -> float:
+        """Seconds of the update of all its weights."""
+        return sum(cost.update_s for cost in self.costs.values())
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of all its computes in one step, and of the update."""
+        return sum(self.costs[stage].seconds_of(kind) for stage, kind, _ in self.computes) + self.update_s
+
+
+class EmulatedTiming(Timing):
+    """Lets a rank take as long as the described device and its links would, and records what it did when.
+
+    The first step runs as fast as this machine can and tells whether it can keep up; all later ones are emulated.
+
+    Args:
+        device: ``None`` on an idle rank.
+        all_gather: collective over the world; what every rank gives, by rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        device: Device | None,
+        costs: CostModel,
+        link_model: LinkModel,
+        timetable: SharedTimetable,
+        clock: EmulatedClock,
+        all_gather: Callable[[WarmUp], Sequence[WarmUp]],
+    ) -> None:
+        self._rank = rank
+        self._device = device
+        self._costs = costs
+        self._link_model = link_model
+        self._timetable = timetable
+        self._clock = clock
+        self._all_gather = all_gather
+        self._meetings = 0
+        self._running: _Running | None = None
+        self._tp_meetings = 0
+        self._outside = False
+        self._worked_s = 0.0
+        self._step = _Step(0.0, 0.0)
+        self.steps: list[StepRecord] = []
+
+    @property
+    def _as_fast_as_it_can(self) -> bool:
+        """In the first step, and outside of steps."""
+        return self._meetings == 0 or self._outside
+
+    @contextlib.contextmanager
+    def compute(self, action: Action) -> Iterator[None]:
+        if action == UPDATE:
+            yield
+            self._update()
+            return
+        if self._outside:
+            yield
+            return
+        assert self._device is not None, "an idle rank computes nothing"
+        self._device.memory.before(action)
+        if not self._as_fast_as_it_can:
+            self._wait_for_tensor_parallel_ranks()
+        start_s, seconds = self._clock.at_s, self._device.costs[action.stage].seconds_of(action.kind)
+        self._running = running = _Running(action, start_s, seconds, start_s + seconds)
+        worked_s = time.process_time()
+        yield
+        self._worked_s += time.process_time() - worked_s
+        self._running = None
+        self._device.memory.after(action)
+        if not self._as_fast_as_it_can:
+            self._clock.advance(running.end_s)
+            self._step.computes.append(Compute(*action, running.start_s, running.end_s))
+
+    def _update(self) -> None:
+        if self._device is not None:
+            self._step.update_s = self._device.update_s
+            self._clock.advance(self._clock.at_s + self._device.update_s)
+
+    def transfer(
+        self, direction: TransferDirection, messages: Sequence[Transfer], number: int, start: Start
+    ) -> Sequence[Waitable]:
+        if self._as_fast_as_it_can or not messages:
+            return start()
+        keys = [MessageKey(direction, message.sender, message.receiver, number) for message in messages]
+        for key, message in zip(keys, messages, strict=True):
+            takes = self._link_model.message(key, message)
+            self._timetable.come(key, self._meetings, ready_s=self._clock.at_s, takes=takes)
+        works = start()
+        if messages[0].sender == self._rank:
+            return works
+        return [_Arrivals(self, keys, works)]
+
+    def collective(
+        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+    ) -> Sequence[Waitable]:
+        if self._as_fast_as_it_can:
+            return start()
+        ready_s = self._clock.at_s
+        if queued.action.kind == ActionKind.REDUCE:
+            # All ranks launch their sums in one order, and this one's turn came no sooner than the last one's.
+            ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, queued.after))
+            self._clock.sleep_until(ready_s)
+        key = collective_key(operation, bucket)
+        takes = self._link_model.collective(operation, bucket)
+        self._timetable.come(key, self._meetings, ready_s=ready_s, takes=takes)
+        return [_Done(self, key, queued, bucket.position, start())]
+
+    def _passed_s(self, point: Point) -> float:
+        """When the described device passes a point; the real backward is over in no time."""
+        running = self._running
+        if running is None:
+            return self._clock.at_s
+        if running.action != point.action:
+            # It has been passed before, and somebody else's turn came first.
+            return running.start_s
+        assert self._device is not None, "an idle rank computes nothing"
+        if point.position is None:
+            return running.end_s
+        stage = self._device.stages[point.action.stage]
+        return running.at_s(share_of_backward(self._costs, stage, point.position, point.action.kind))
+
+    def meet(self) -> None:
+        """The end of a step's gradients: nobody goes on before all are there."""
+        if self._meetings == 0:
+            self._finish_warm_up()
+        self._meetings += 1
+        self._timetable.come(WORLD, self._meetings, ready_s=self._clock.at_s, takes=_NOTHING)
+        self._clock.advance(self._timetable.appointment(WORLD, self._meetings).end_s)
+        at_s, wall_s = self._clock.at_s, self._clock.wall_s()
+        if self._meetings > 1:
+            self.steps.append(self._step.finished(end_s=at_s, wall_s=wall_s, lateness_s=self._clock.lateness_s))
+        self._clock.lateness_s = 0.0
+        self._step = _Step(at_s, wall_s)
+
+    @contextlib.contextmanager
+    def outside_steps(self) -> Iterator[None]:
+        """Nothing is emulated, and when it is over the emulated time goes on from the wall clock's on all ranks."""
+        if self._as_fast_as_it_can:
+            yield
+            return
+        self._outside = True
+        before_s = self._clock.at_s
+        yield
+        self._outside = False
+        self._meetings += 1
+        self._timetable.come(WORLD, self._meetings, ready_s=max(before_s, self._clock.wall_s()), takes=_NOTHING)
+        self._clock.at_s = self._timetable.appointment(WORLD, self._meetings).end_s
+        self._step.pause(self._clock.at_s - before_s)
+
+    def _wait_for_tensor_parallel_ranks(self) -> None:
+        """A compute of tensor-parallel ranks begins when the last of them has its input."""
+        assert self._device is not None
+        if len(self._device.tp_group) > 1:
+            self._tp_meetings += 1
+            key = TensorParallelKey(self._device.tp_group)
+            self._timetable.come(key, self._tp_meetings, ready_s=self._clock.at_s, takes=_NOTHING)
+            self._clock.advance(self._timetable.appointment(key, self._tp_meetings).end_s)
+
+    def appointment(self, key: MessageKey | CollectiveKey) -> Appointment:
+        """When something of this step starts and ends; the rank's own time moves to its end."""
+        found = self._timetable.appointment(key, self._meetings)
+        self._clock.advance(found.end_s)
+        return found
+
+    def arrived(self, key: MessageKey) -> None:
+        """A message is really here; it counts as received when the described link has brought it."""
+        found = self.appointment(key)
+        direction = key.direction
+        self._step.arrivals.append(Arrival(direction.boundary, direction.kind, key.number, found.start_s, found.end_s))
+
+    def done(self, key: CollectiveKey, queued: QueuedAction, position: float) -> None:
+        """A collective is really done; it counts as done when the described links have carried it.
+
+        A forward that waited for weights in its middle has the rest of its layers still before it.
+        """
+        found = self.appointment(key)
+        ran = BucketCollective(queued.action.kind, key.ranks, position, found.start_s, found.end_s)
+        self._step.collectives.append(ran)
+        running = self._running
+        if running is None or self._device is None:
+            return
+        for point in queued.before:
+            if point.action == running.action and point.position is not None:
+                stage = self._device.stages[point.action.stage]
+                left = 1.0 - share_of_forward(self._costs, stage, point.position)
+                running.end_s = max(running.end_s, found.end_s + left * running.seconds)
+
+    def _finish_warm_up(self) -> None:
+        """Compare this machine's work with the emulated one, and start the clock; collective over the world.
+
+        Raises:
+            ConfigError: this machine cannot keep up; on every rank.
+        """
+        own = self._worked_s, self._device.busy_s if self._device is not None else 0.0
+        check_keeps_up(self._all_gather(own), num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
+        self._clock.at_s = self._clock.wall_s()
+
+
+class _Arrivals:
+    """Messages of one slice on their way to this rank."""
+
+    def __init__(self, timing: EmulatedTiming, keys: Sequence[MessageKey], works: Sequence[Waitable]) -> None:
+        self._timing = timing
+        self._keys = keys
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        for key in self._keys:
+            self._timing.arrived(key)
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class _Done:
+    """A collective under way."""
+
+    def __init__(
+        self,
+        timing: EmulatedTiming,
+        key: CollectiveKey,
+        queued: QueuedAction,
+        position: float,
+        works: Sequence[Waitable],
+    ) -> None:
+        self._timing = timing
+        self._key = key
+        self._queued = queued
+        self._position = position
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._timing.done(self._key, self._queued, self._position)
+
+    def is_completed(self) -> bool:
+        return False
+
+
+_NOTHING = Occupation(seconds=0.0)

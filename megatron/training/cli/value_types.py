@@ -1,0 +1,153 @@
+"""Converts the text of a flag's value: a type for each sort of value, with its limits and its message."""
+
+import argparse
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypeVar, get_args
+
+from hetero.serialization import near_match
+
+T = TypeVar("T")
+
+TokenizerType = Literal["ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"]
+
+MAX_SHOWN = 60
+"""Characters of a wrong value that a message repeats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueType(Generic[T]):
+    """Converts a flag's text into its value; ``parse`` raises ValueError for text that is not ``limit``.
+
+    shown: what stands for the value in ``--help``.
+    """
+
+    shown: str
+    limit: str
+    parse: Callable[[str], T]
+    choices: tuple[str, ...] = ()
+
+    def __call__(self, text: str) -> T:
+        """Convert ``text``, as argparse asks for it.
+
+        Raises:
+            argparse.ArgumentTypeError: there is none.
+        """
+        try:
+            return self.parse(text)
+        except ValueError:
+            hint = near_match(text, list(self.choices))
+            shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+            raise argparse.ArgumentTypeError(f"{shown!r} is not {self.limit}{hint}") from None
+
+
+MOST = 10**12
+"""No count of a run is larger: trillions of tokens are billions of samples. torch and numpy count to 9 x 10^18, and
+products of two counts stay below that."""
+
+
+def integer(minimum: int, maximum: int = MOST) -> ValueType[int]:
+    """Accept whole numbers from ``minimum`` to ``maximum``."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not minimum <= value <= maximum:
+            raise ValueError
+        return value
+
+    return ValueType(shown="N", limit=f"a whole number of at least {minimum} and at most {maximum}", parse=parse)
+
+
+def number(limit: str, accepts: Callable[[float], bool]) -> ValueType[float]:
+    """Accept finite numbers that ``accepts`` lets pass; ``limit`` puts that into words."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and accepts(value)):
+            raise ValueError
+        return value
+
+    return ValueType(shown="X", limit=limit, parse=parse)
+
+
+def text(shown: str, convert: Callable[[str], T]) -> ValueType[T]:
+    """Accept any text but an empty one: that is an unset variable of the script, and as a path the current folder."""
+
+    def parse(text: str) -> T:
+        if not text.strip():
+            raise ValueError
+        return convert(text)
+
+    return ValueType(shown=shown, limit="a name; is a variable of the script empty?", parse=parse)
+
+
+def one_of(*choices: str) -> ValueType[str]:
+    """Accept some names."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    return ValueType(
+        shown="{" + ",".join(choices) + "}", limit=f"one of {', '.join(choices)}", parse=parse, choices=choices
+    )
+
+
+def only(value: T, why: str) -> ValueType[T]:
+    """Accept the one legal value of a flag that scripts carry along."""
+
+    def parse(text: str) -> T:
+        if text != str(value):
+            raise ValueError
+        return value
+
+    return ValueType(shown=f"{{{value}}}", limit=f"{value}, the only value supported: {why}", parse=parse)
+
+
+def _parse_split(text: str) -> str:
+    shares = text.split(",")
+    # Plain decimals only: megatron-core reads "1e2" as the two numbers 1 and 2.
+    if len(shares) > 3 or not all(re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*", share) for share in shares):
+        raise ValueError
+    if not 0 < float(shares[0]) <= sum(map(float, shares)) <= MOST:
+        raise ValueError
+    return text
+
+
+COUNT = integer(1)
+COUNT_FROM_0 = integer(0)
+POSITIVE = number("a number above 0", lambda x: x > 0)
+FROM_1 = number("a number of at least 1", lambda x: x >= 1)
+NOT_NEGATIVE = number("a number of at least 0", lambda x: x >= 0)
+TIMEOUT_MINUTES = number(
+    "a number of minutes from 0.5, in which the ranks of a busy host start, to 10080, a week",
+    lambda x: 0.5 <= x <= 7 * 24 * 60,
+)
+HEARTBEAT_SECONDS = number(
+    "a number of seconds from 3, as ranks give one sign a second, to 3600, an hour", lambda x: 3 <= x <= 3600
+)
+SECONDS = number("a number of seconds from 0.1 to 604800, a week", lambda x: 0.1 <= x <= 7 * 24 * 3600)
+TIME_SCALE = number("a number from 0.0001 to 10000", lambda x: 1e-4 <= x <= 1e4)
+LOSS_SCALE = number("a number above 0 and up to 2^127, which fp32 holds", lambda x: 0 < x <= 2.0**127)
+SEED = integer(0, 2**32 - 1)
+PROCESSES = integer(0, 1024)
+BELOW_1 = number("a number from 0 to below 1", lambda x: 0 <= x < 1)
+FRACTION = number("a number above 0 and up to 1", lambda x: 0 < x <= 1)
+PATH = text("PATH", Path)
+PATH_AS_GIVEN = text("PATH", str)
+PREFIXES = text("PREFIX", str)
+TOKENIZER = dataclasses.replace(
+    one_of(*get_args(TokenizerType)),
+    limit="ByteLevelTokenizer, HuggingFaceTokenizer (which reads any model's tokenizer.json) or NullTokenizer",
+    choices=(),  # the nearest name to another of Megatron-LM's tokenizers would be a wrong advice
+)
+SPLIT = ValueType(
+    shown="SHARES",
+    limit="one to three shares with commas between them, the first above 0, such as '969, 30, 1'",
+    parse=_parse_split,
+)
