@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetero.cost.cost_model import CostModel
-from hetero.cost.network import Port, Topology, TransferCost, ring_all_reduce_cost
+from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost
 from hetero.distributed.timing import Collective, TransferDirection
 from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
@@ -129,7 +129,7 @@ class LinkModel:
             for segment in bucket.segments
         )
         num_bytes, host_gb_per_s = int(numel * element), self._costs.runtime.sync_host_gb_per_s
-        return ring_all_reduce_cost(
+        return all_reduce_cost(
             num_bytes, bucket.ranks, bucket.domains, self._topology, host_gb_per_s=host_gb_per_s
         ).phases
 

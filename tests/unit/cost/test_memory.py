@@ -10,7 +10,7 @@ from hetero.cost import memory as memory_model
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.stage_memory import MemoryBreakdown, memory_of_stage
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
@@ -90,7 +90,7 @@ def interleaved(*, layers: int = 8, v: int = 2, batch: int = 8, **options: Any) 
     """Two device groups of one rank with ``v`` stages each; the untied head is on the second."""
     given: dict[str, Any] = {"world_size": 2, "pp": 2, "stages_per_rank": v, "micro_batch_size": 1, **options}
     model = gpt2_model(num_layers=layers, tied_embeddings=False)
-    made = uniform_plan(model=model, global_batch_size=batch, seq_length=16, device="A100-40", **given)
+    made = uniform_plan(UniformLayout(model=model, global_batch_size=batch, seq_length=16, device="A100-40", **given))
     validate(made)
     return made
 
