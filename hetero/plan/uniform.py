@@ -37,12 +37,12 @@ class UniformLayout:
 
     @property
     def dp(self) -> int:
-        """Replicas."""
+        """Replicas, which is what Megatron-LM calls data parallelism."""
         return self.world_size // (self.tp * self.pp)
 
     @property
     def num_stages(self) -> int:
-        """Stages of a replica."""
+        """Counts the stages of a replica."""
         return self.pp * self.stages_per_rank
 
 
