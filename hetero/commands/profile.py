@@ -1,4 +1,4 @@
-"""``hetero profile import``: published measurements as profiles and links."""
+"""``hetero profile import`` reads published measurements into profiles and links."""
 
 import argparse
 from pathlib import Path
@@ -12,6 +12,7 @@ LINKS = "links.json"
 
 
 def add_profile(commands: Any) -> None:
+    """Add the parser of ``hetero profile``."""
     parser = commands.add_parser("profile", help="profiles of devices: import published ones")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     imported = actions.add_parser(
@@ -36,5 +37,5 @@ def _import(args: argparse.Namespace) -> int:
         save(profile, path)
         print(f"{path}: {len(profile.times)} times, {profile.arithmetic}")
     save(links, args.out / LINKS)
-    print(f"{args.out / LINKS}: {len(links.nodes)} kinds of node, {len(links.pairs)} pairs of them")
+    print(f"{args.out / LINKS}: {len(links.nodes)} node types, {len(links.pairs)} pairs of them")
     return 0

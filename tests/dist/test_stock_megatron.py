@@ -4,13 +4,13 @@ Its own process groups, 1F1B schedule, DistributedDataParallel and optimizer run
 optimizers refuse float64. Both sides add the same numbers in different orders.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from hetero.spec.model import ModelSpec, RotaryScaling
@@ -65,11 +65,26 @@ UNIFORM = {
 }
 
 
-@pytest.mark.parametrize(("model", "world_size", "degrees", "data_parallel"), UNIFORM.values(), ids=UNIFORM)
+ROWS = (
+    ("llama-pp2", "llama-linear-pp2", "llama3-pp2"),
+    ("llama-pp2-interleaved", "gpt2-tied-pp2-interleaved", "llama-pp2-dp2-interleaved-distributed"),
+    ("gpt2-tied-pp2", "gpt2-tied-pp4"),
+    ("gpt2-tied-tp2-sp-pp2-dp2", "llama-tp2-sp-pp2-dp2-overlap"),
+)
+"""Alike enough that a run takes one of each."""
+
+
+def _cases() -> Iterator[Any]:
+    for name, case in UNIFORM.items():
+        marks = [pytest.mark.rotates(row[0]) for row in ROWS if name in row]
+        yield pytest.param(*case, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("model", "world_size", "degrees", "data_parallel"), _cases())
 def test_stock_megatron_trains_alike(
     model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], data_parallel: DataParallelOptions
 ) -> None:
-    plan = uniform_plan(
+    plan = uniform_plan(UniformLayout(
         model=model(**NO_PADDING),
         world_size=world_size,
         micro_batch_size=2,
@@ -78,7 +93,7 @@ def test_stock_megatron_trains_alike(
         device="cpu",
         distributed_optimizer=data_parallel is SHARDED,
         **degrees,
-    )
+    ))
     validate(plan)
     for trace, (losses, grad_norms) in run_ranks(train_both, world_size, plan, data_parallel):
         assert trace.losses == pytest.approx(losses, rel=TOLERANCE)
