@@ -22,6 +22,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hetero.errors import ConfigError
+from hetero.format_versions import upgraded
 from hetero.units import MIB
 
 T = TypeVar("T")
@@ -277,8 +278,8 @@ def from_json(cls: type[T], text: str, *, source: str) -> T:
         ConfigError: not JSON or beyond a limit, as :func:`parse_json` says, or a missing or unknown key, or a value of
             the wrong type. ``source`` names the text.
     """
-    parse_json(text, source=source)
-    return _validated(cls, text, source)
+    value = parse_json(text, source=source)
+    return _validated(cls, text, value, source)
 
 
 def checked(cls: type[T], data: Any, *, source: str) -> T:
@@ -291,7 +292,7 @@ def checked(cls: type[T], data: Any, *, source: str) -> T:
         text = json.dumps(data)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{source}: not plain data: {error}") from None
-    return _validated(cls, text, source)
+    return _validated(cls, text, data, source)
 
 
 def load(cls: type[T], path: Path) -> T:
@@ -404,9 +405,11 @@ def _adapter(cls: type[T]) -> TypeAdapter[T]:
     return _ADAPTERS[cls]
 
 
-def _validated(cls: type[T], text: str, source: str) -> T:
+def _validated(cls: type[T], text: str, data: Any, source: str) -> T:
+    """``data`` as a ``cls``, also if an earlier version of this program wrote it; ``text`` says the same in JSON."""
+    todays = upgraded(cls, data, source=source)
     try:
-        value = _adapter(cls).validate_json(text)
+        value = _adapter(cls).validate_json(text if todays is data else json.dumps(todays))
     except ValidationError as error:
         found = error.errors(include_url=False)
         problems = [_describe(cls, problem) for problem in found[:_MAX_PROBLEMS]]

@@ -17,10 +17,11 @@ microbatch of a stage a contiguous block of that, and each data-parallel rank a 
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from hetero.format_versions import FormatUpgrades, renamed_key
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.serialization import STRICT
 from hetero.spec.model import ModelSpec
@@ -203,6 +204,18 @@ class Placement:
     tp_rank: int
 
 
+def _from_version_1(plan: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 called a stage's ``wgrad_delay`` its ``weight_lag``."""
+    try:
+        replicas = [
+            {**replica, "stages": [renamed_key(stage, "weight_lag", "wgrad_delay") for stage in replica["stages"]]}
+            for replica in plan["replicas"]
+        ]
+    except (AttributeError, KeyError, TypeError):
+        return plan  # No plan of any version; the check of types says where.
+    return {**plan, "replicas": replicas}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """A whole assignment of a model and a global batch to ranks.
@@ -214,7 +227,9 @@ class Plan:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
+    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1}
+
     model: ModelSpec
     seq_length: int
     global_batch_size: int

@@ -34,7 +34,7 @@ from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.models import llama_model
 from tests.helpers.ranks import run_ranks
-from tests.helpers.stock_megatron import StockOptions, StockTrainer, install_stand_ins
+from tests.helpers.stock_megatron import StockOptions, StockTrainer, stand_ins
 
 ADAM = AdamOptions(lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=1.0)
 SEED, STD = 7, 0.02
@@ -149,7 +149,11 @@ def _plan(arguments: argparse.Namespace, world_size: int, degrees: dict[str, int
 
 def measure(rank: int, plan: Plan, num_steps: int, num_turns: int, options: DataParallelOptions) -> Turns:
     """On every rank: both sides, turn by turn, after one step of each to warm up."""
-    install_stand_ins()
+    with stand_ins():
+        return _measured(rank, plan, num_steps, num_turns, options)
+
+
+def _measured(rank: int, plan: Plan, num_steps: int, num_turns: int, options: DataParallelOptions) -> Turns:
     batches = _batches(plan, rank)
     stock = _stock(plan, rank, options, batches)
     ours = _ours(plan, options, batches)

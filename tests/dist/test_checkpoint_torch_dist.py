@@ -1,8 +1,10 @@
 """megatron-core's own ``dist_checkpointing`` reads what is written here, and what it writes is read here."""
 
+import contextlib
 import queue
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from tests.helpers.checkpoints import full_tensor
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.stock_megatron import StockOptions, StockTrainer, install_stand_ins
+from tests.helpers.stock_megatron import StockOptions, StockTrainer, stand_ins
 from tests.helpers.training import ADAM
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
@@ -65,16 +67,17 @@ def built(plan: Plan, seed: int) -> tuple[StageModel, dict[str, object]]:
     return model, model.module.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
 
 
-def save_without_a_manager() -> None:
+@contextlib.contextmanager
+def without_a_manager() -> Iterator[None]:
     """Its queue comes from a manager process, which takes seconds to start and which only asynchronous saves need."""
-    install_stand_ins()
-    filesystem_async._results_queue = queue.Queue()
+    with stand_ins(), mock.patch.object(filesystem_async, "_results_queue", queue.Queue()):
+        yield
 
 
 def save_with_megatron(rank: int, folder: Path, plan: Plan) -> dict[str, np.ndarray]:
-    save_without_a_manager()
-    model, state = built(plan, seed=4)
-    dist_checkpointing.save({"model": state, "iteration": 7}, str(folder))
+    with without_a_manager():
+        model, state = built(plan, seed=4)
+        dist_checkpointing.save({"model": state, "iteration": 7}, str(folder))
     return {name: tensor.detach().numpy().copy() for name, (_, tensor) in model.parameters.items()}
 
 
@@ -113,19 +116,19 @@ def stock_model(plan: Plan, rank: int, seed: int) -> StockTrainer:
 
 
 def save_with_stock(rank: int, folder: Path, plan: Plan) -> tuple[int, Arrays]:
-    save_without_a_manager()
-    trainer = stock_model(plan, rank, seed=4)
-    dist_checkpointing.save({"model": trainer.module.sharded_state_dict()}, str(folder))
+    with without_a_manager():
+        trainer = stock_model(plan, rank, seed=4)
+        dist_checkpointing.save({"model": trainer.module.sharded_state_dict()}, str(folder))
     place = plan.placement(rank)
     assert place is not None
     return place.tp_rank, {name: tensor.detach().numpy().copy() for name, (_, tensor) in trainer.parameters.items()}
 
 
 def load_with_stock(rank: int, folder: Path, plan: Plan) -> tuple[int, Arrays]:
-    install_stand_ins()
-    trainer = stock_model(plan, rank, seed=5)
-    state = {"model": trainer.module.sharded_state_dict()}
-    loaded = dist_checkpointing.load(state, str(folder), strict=StrictHandling.RAISE_ALL)
+    with stand_ins():
+        trainer = stock_model(plan, rank, seed=5)
+        state = {"model": trainer.module.sharded_state_dict()}
+        loaded = dist_checkpointing.load(state, str(folder), strict=StrictHandling.RAISE_ALL)
     trainer.module.load_state_dict(loaded["model"], strict=True)
     place = plan.placement(rank)
     assert place is not None

@@ -26,7 +26,7 @@ from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
-from tests.helpers.training import ADAM, data_of, one_process_plan, train
+from tests.helpers.training import ADAM, data_of, one_process
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -161,7 +161,7 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
     described = sharded(described) if data_parallel is SHARED else described
     ran, _ = run(described, nodes(2, gpus_per_node=2), data_parallel=data_parallel, time_scale=3.0)
     small = dataclasses.replace(_small(described), precision="fp32")
-    (alone,) = run_ranks(train, 1, one_process_plan(small), NUM_STEPS)
+    alone = one_process(small, NUM_STEPS)
     assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
 
 
@@ -181,7 +181,7 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
     )
     cluster = nodes(2, gpus_per_node=2, gb_per_s=0.05)
     ran, costs = run(described, cluster, data_parallel=SHARED, time_scale=3.0)
-    (alone,) = run_ranks(train, 1, one_process_plan(_small(described)), NUM_STEPS)
+    alone = one_process(_small(described), NUM_STEPS)
     assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
     assert ran.emulated_step_s == pytest.approx(simulate(described, cluster, costs).step_s, rel=0.05)
 

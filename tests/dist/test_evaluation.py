@@ -12,8 +12,8 @@ from hetero.runtime.options import StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.layouts import layouts
 from tests.helpers.plans import sharded
-from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, one_process_plan, train
+from tests.helpers.ranks import run_alone, run_ranks
+from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches, one_process, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -41,9 +41,8 @@ def losses_around_a_step(rank: int, plan: Plan) -> tuple[list[tuple[float, int]]
 
 @pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
 def test_evaluation_is_one_processs(name: str, plan: Plan) -> None:
-    ((expected, _),) = run_ranks(losses_around_a_step, 1, sharded(one_process_plan(plan)))
-    alone: Trace
-    (alone,) = run_ranks(train, 1, one_process_plan(plan), 2)
+    expected, _ = run_alone(losses_around_a_step, sharded(one_process_plan(plan)))
+    alone = one_process(plan, 2)
     loss, num_tokens = expected[1]
     assert loss / num_tokens == pytest.approx(alone.losses[1], rel=1e-12), "what training says of the same batch"
     assert expected[0][0] != loss

@@ -4,7 +4,6 @@ The order is none of the project's: it is added to the table here, as whoever tr
 """
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, moe_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import SMALL_BUCKETS, Trace, one_process_plan, train
+from tests.helpers.training import SMALL_BUCKETS, Trace, one_process, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -75,17 +74,10 @@ def interleaved() -> Plan:
     return sharded(plan(moe_model(), [replica(*stages, num_samples=6)]))
 
 
-@functools.cache
-def oracle(made: Plan) -> Trace:
-    """The same training in one process."""
-    (trace,) = run_ranks(train, 1, made, NUM_STEPS)
-    return trace
-
-
 @pytest.mark.parametrize("made", [unlike_replicas(), interleaved()], ids=["unlike-replicas", "interleaved"])
 def test_the_training_is_one_processs(made: Plan) -> None:
     traces, recorded = zip(*run_ranks(forwards_of_a_run, made.world_size, under(NAME, made), NUM_STEPS), strict=True)
-    assert_same_training(made, traces, oracle(one_process_plan(under("gpipe", made))), tolerance=TOLERANCE)
+    assert_same_training(made, traces, one_process(under("gpipe", made), NUM_STEPS), tolerance=TOLERANCE)
     for rank, forwards in enumerate(recorded):
         (r, *_), stages = (p.replica for p in made.placements(rank)), len(made.placements(rank))
         count = made.replicas[r].num_microbatches(made.placements(rank)[0].stage)

@@ -4,7 +4,6 @@ In float64, to 1e-9 relative to the largest element of each tensor, over three c
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, Trace, microbatches, one_process_plan, train
+from tests.helpers.training import ADAM, Training, microbatches, one_process, train, trained
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -101,18 +100,23 @@ OPTIONS = {"beside": BESIDE, "after": AFTER, "sharded": SHARDED, "sharded-unequa
 DISTRIBUTED = ("sharded", "sharded-unequal", "gathered")
 """Of these, the plans have a distributed optimizer."""
 
-ALWAYS = {("three-domains", "gpt2-tied", "beside"), ("unequal-domains", "llama-gqa", "sharded-unequal")}
-"""What the fast run of the tests keeps."""
+FAST = {("three-domains", "gpt2-tied"), ("unequal-domains", "llama-gqa")}
+"""What every run has, the fast one too."""
 
 
 def _cases() -> Iterator[Any]:
+    """Every layout in all ways, in one visit of its ranks."""
     for layout, build in PLANS.items():
         for style, model in MODELS.items():
-            for how, options in OPTIONS.items():
-                made = with_unequal_shares(build(model())) if how == "sharded-unequal" else build(model())
-                made = sharded(made) if how in DISTRIBUTED else made
-                marks = () if (layout, style, how) in ALWAYS else pytest.mark.slow
-                yield pytest.param(made, options, id=f"{layout}-{style}-{how}", marks=marks)
+            row = "beside the fast ones" if any(layout == name for name, _ in FAST) else layout
+            marks = () if (layout, style) in FAST else (pytest.mark.slow, pytest.mark.rotates(row))
+            ways = {how: Training(in_the_way(build(model()), how), options) for how, options in OPTIONS.items()}
+            yield pytest.param(ways, id=f"{layout}-{style}", marks=marks)
+
+
+def in_the_way(made: Plan, how: str) -> Plan:
+    made = with_unequal_shares(made) if how == "sharded-unequal" else made
+    return sharded(made) if how in DISTRIBUTED else made
 
 
 def with_unequal_shares(made: Plan) -> Plan:
@@ -124,29 +128,30 @@ def with_unequal_shares(made: Plan) -> Plan:
     return dataclasses.replace(made, replicas=tuple(replicas))
 
 
-@functools.cache
-def oracle(made: Plan) -> Trace:
-    """The same training in one process."""
-    (trace,) = run_ranks(train, 1, made, NUM_STEPS)
-    return trace
-
-
-@pytest.mark.parametrize(("made", "options"), _cases())
-def test_the_sums_are_those_of_one_process(made: Plan, options: DataParallelOptions) -> None:
-    validate(made)
-    assert level_groups(made)
-    traces = run_ranks(train, made.world_size, made, NUM_STEPS, options)
-    assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+@pytest.mark.parametrize("ways", _cases())
+def test_the_sums_are_those_of_one_process(
+    ways: dict[str, Training], num_steps: int, subtests: pytest.Subtests
+) -> None:
+    for training in ways.values():
+        validate(training.plan)
+        assert level_groups(training.plan)
+    for how, traces in trained(ways, num_steps).items():
+        with subtests.test(how):
+            made = ways[how].plan
+            assert_same_training(made, traces, one_process(made, num_steps), tolerance=TOLERANCE)
 
 
 @pytest.mark.slow
 def test_a_bucket_may_be_too_small_for_its_lanes() -> None:
     """A norm's 32 weights alone: one of two rails has nothing to carry, and no shard but one has an element."""
     whole = with_unequal_shares(unequal_domains(gpt2_model()))
-    for made, options in ((whole, BESIDE), (sharded(whole), SHARDED)):
-        tiny = dataclasses.replace(options, bucket_numel=1)
-        traces = run_ranks(train, made.world_size, made, NUM_STEPS, tiny)
-        assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+    ways = {"whole": Training(whole, BESIDE), "sharded": Training(sharded(whole), SHARDED)}
+    tiny = {
+        how: dataclasses.replace(each, data_parallel=dataclasses.replace(each.data_parallel, bucket_numel=1))
+        for how, each in ways.items()
+    }
+    for how, traces in trained(tiny, NUM_STEPS).items():
+        assert_same_training(ways[how].plan, traces, one_process(whole, NUM_STEPS), tolerance=TOLERANCE)
 
 
 @pytest.mark.slow

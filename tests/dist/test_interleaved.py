@@ -4,7 +4,6 @@ In float64, to 1e-9 relative to the largest element of each tensor, over three c
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from tests.dist.test_resume import END, HALF, run
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, sharded, stage
-from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, microbatches, one_process_plan, train
+from tests.helpers.ranks import run_alone, run_ranks
+from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches, one_process, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -93,13 +92,6 @@ PLANS = {
 }
 
 
-@functools.cache
-def oracle(made: Plan) -> Trace:
-    """The same training in one process."""
-    (trace,) = run_ranks(train, 1, made, NUM_STEPS)
-    return trace
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "beside-another" else pytest.mark.slow) for name in PLANS]
 )
@@ -109,7 +101,7 @@ def test_interleaved_stages_equal_one_process(name: str) -> None:
     assert any(each.is_interleaved for each in made.replicas)
     options = SHARDED if made.distributed_optimizer else SMALL_BUCKETS
     traces = run_ranks(train, made.world_size, made, NUM_STEPS, options)
-    assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+    assert_same_training(made, traces, one_process(made, NUM_STEPS), tolerance=TOLERANCE)
 
 
 def losses_around_a_step(rank: int, made: Plan) -> list[tuple[float, int]]:
@@ -126,7 +118,7 @@ def losses_around_a_step(rank: int, made: Plan) -> list[tuple[float, int]]:
 @pytest.mark.slow
 def test_an_evaluation_is_one_processs() -> None:
     made = PLANS["beside-another-sharded"]
-    (expected,) = run_ranks(losses_around_a_step, 1, one_process_plan(made))
+    expected = run_alone(losses_around_a_step, one_process_plan(made))
     for losses in run_ranks(losses_around_a_step, made.world_size, made):
         for (loss, tokens), (one_loss, one_tokens) in zip(losses, expected, strict=True):
             assert tokens == one_tokens

@@ -1,10 +1,11 @@
 """Whatever the plan: loss, gradients, gradient norm and updated weights are those of one process.
 
+With whole and with split backwards, and with the optimizer shared: all ways in which a layout trains in one visit.
+
 In float64, to 1e-9 relative to the largest element of each tensor, over three clipped AdamW steps.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +19,10 @@ from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.layouts import layouts
+from tests.helpers.layouts import layouts, with_delays
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import Trace, one_process_plan, train
+from tests.helpers.training import Training, one_process, train, trained
 
 pytestmark = pytest.mark.dist
 
@@ -30,8 +31,18 @@ AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
 SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 TOLERANCE = 1e-9
 LAYOUTS = list(layouts())
-ALWAYS = ("tp-1|2|4-sp", "micro-batch-2|4|1", "everything", "moe")
+ALWAYS_UNEQUAL = ("tp-1|2|4-sp", "micro-batch-2|4|1", "everything", "moe")
 """Layouts whose unequal shares are tested in every style."""
+
+DELAYS: dict[str, tuple[int | None, ...]] = {"as-zb-h1": (0, 1, 2, 3), "unlike": (2, None, 0, 9)}
+"""Of the weights' gradients, by the index of a stage in its replica."""
+
+SPLIT_AND_SHARDED = (
+    ("everything", "gpt2-tied"),
+    ("everything", "llama-gqa"),
+    ("same-layer-tp-2+4", "llama-gqa"),
+    ("depths-1+2+3", "gpt2-tied"),
+)
 
 FAST = (
     ("tp-1|2|4-sp", "gpt2-tied"),
@@ -40,39 +51,42 @@ FAST = (
     ("half-cuts", "moe"),
     ("half-cut-and-whole", "llama-gqa"),
 )
-"""Layouts and styles that the fast run of the tests keeps."""
+"""Layouts and styles that every run has, the fast one too."""
 
 
 def _cases() -> Iterator[Any]:
-    for name, style, plan in LAYOUTS:
-        marks = () if (name, style) in FAST else pytest.mark.slow
-        yield pytest.param(style, plan, id=f"{name}-{style}", marks=marks)
+    """Every layout in one style per run, with either delays in turn."""
+    for (name, style, plan), delays in zip(LAYOUTS, itertools.cycle(DELAYS), strict=False):
+        row = "beside the fast ones" if any(name == fast for fast, _ in FAST) else name
+        marks = () if (name, style) in FAST else (pytest.mark.slow, pytest.mark.rotates(row))
+        yield pytest.param(trainings_of(name, style, plan, delays), id=f"{name}-{style}", marks=marks)
 
 
-@functools.cache
-def oracle(plan: Plan) -> Trace:
-    """The same training in one process."""
-    (trace,) = run_ranks(train, 1, plan, NUM_STEPS)
-    return trace
+def trainings_of(name: str, style: str, plan: Plan, delays: str) -> dict[str, Training]:
+    """The layout with whole and with split backwards, and with all that shares the optimizer if ranks have parameters in
+    common: gradients are then reduced beside the backward and weights gathered beside the forward."""
+    trainings = {"whole": Training(plan), f"split, {delays}": Training(with_delays(plan, DELAYS[delays]))}
+    groups = gradient_groups(plan)
+    if groups and style != "gpt2-tied":
+        trainings["equal shares"] = Training(sharded(plan), SHARDED)
+    spans_stages = any(not any(set(ranks) <= set(stage.ranks) for _, _, stage in plan.stages()) for ranks in groups)
+    if spans_stages and (style != "llama-gqa" or name in ALWAYS_UNEQUAL):
+        trainings["unequal shares"] = Training(sharded(with_unequal_shares(plan)), SHARDED)
+    if (name, style) in SPLIT_AND_SHARDED:
+        trainings["split, equal shares"] = Training(sharded(with_delays(plan, DELAYS["as-zb-h1"])), SHARDED)
+    return trainings
 
 
-@pytest.mark.parametrize(("style", "plan"), _cases())
-def test_layout_equals_one_process(style: str, plan: Plan) -> None:
-    validate(plan)
-    traces = run_ranks(train, plan.world_size, plan, NUM_STEPS)
-    assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
-
-
-def _sharded_cases() -> Iterator[Any]:
-    """Every layout that has something to share. In every other style, shares are unequal where stages share."""
-    for name, style, plan in LAYOUTS:
-        groups = gradient_groups(plan)
-        marks = () if (name, style) == ("everything", "llama-gqa") else pytest.mark.slow
-        if groups and style != "gpt2-tied":
-            yield pytest.param(style, plan, id=f"{name}-{style}-equal", marks=marks)
-        spans_stages = any(not any(set(ranks) <= set(stage.ranks) for _, _, stage in plan.stages()) for ranks in groups)
-        if spans_stages and (style != "llama-gqa" or name in ALWAYS):
-            yield pytest.param(style, with_unequal_shares(plan), id=f"{name}-{style}-unequal", marks=pytest.mark.slow)
+@pytest.mark.parametrize("trainings", _cases())
+def test_a_layout_trains_like_one_process(
+    trainings: dict[str, Training], num_steps: int, subtests: pytest.Subtests
+) -> None:
+    for training in trainings.values():
+        validate(training.plan)
+    for name, traces in trained(trainings, num_steps).items():
+        with subtests.test(name):
+            plan = trainings[name].plan
+            assert_same_training(plan, traces, one_process(plan, num_steps), tolerance=TOLERANCE)
 
 
 def with_unequal_shares(plan: Plan) -> Plan:
@@ -89,29 +103,25 @@ def with_unequal_shares(plan: Plan) -> Plan:
     return dataclasses.replace(plan, replicas=tuple(replicas))
 
 
-@pytest.mark.parametrize(("style", "plan"), _sharded_cases())
-def test_distributed_optimizer_equals_one_process(style: str, plan: Plan) -> None:
-    """Sharded moments, gradients reduced beside the backward and weights gathered beside the forward."""
-    validate(plan)
-    traces = run_ranks(train, plan.world_size, sharded(plan), NUM_STEPS, SHARDED)
-    assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
+def layout(name: str, style: str) -> Plan:
+    (found,) = (plan for *row, plan in LAYOUTS if row == [name, style])
+    return found
 
 
 @pytest.mark.slow
 def test_the_state_of_the_optimizer_is_held_once() -> None:
     """Over all ranks the shards add up to the state of one process, but for the padding between segments."""
-    _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "llama-gqa"))
-    (alone,) = run_ranks(train, 1, one_process_plan(plan), 1)
-    shared = [trace for trace in run_ranks(train, plan.world_size, sharded(plan), 1, SHARDED) if trace is not None]
-    whole = [trace for trace in run_ranks(train, plan.world_size, plan, 1) if trace is not None]
-    total = sum(trace.optimizer_bytes for trace in shared)
-    assert alone.optimizer_bytes <= total < 1.15 * alone.optimizer_bytes
-    assert sum(trace.optimizer_bytes for trace in whole) > 2 * total
+    plan = layout("everything", "llama-gqa")
+    alone = one_process(plan, 1).optimizer_bytes
+    traces = trained({"shared": Training(sharded(plan), SHARDED), "whole": Training(plan)}, 1)
+    held = {name: sum(trace.optimizer_bytes for trace in of if trace is not None) for name, of in traces.items()}
+    assert alone <= held["shared"] < 1.15 * alone
+    assert held["whole"] > 2 * alone
 
 
 def test_every_rank_of_a_segment_ends_with_the_same_bits() -> None:
     """Replicated weights never drift apart: what two ranks both hold is equal bit for bit."""
-    _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "gpt2-tied"))
+    plan = layout("everything", "gpt2-tied")
     seen: dict[str, np.ndarray] = {}
     for trace in run_ranks(train, plan.world_size, plan, NUM_STEPS):
         if trace is None:
@@ -124,13 +134,13 @@ def test_every_rank_of_a_segment_ends_with_the_same_bits() -> None:
 
 
 @pytest.mark.slow
-def test_overlap_changes_nothing() -> None:
-    """Reducing buckets beside the backward gives the bits that reducing them after it gives."""
-    _, _, plan = next(row for row in LAYOUTS if row[:2] == ("everything", "llama-gqa"))
-    with_overlap = run_ranks(train, plan.world_size, plan, NUM_STEPS)
-    without = run_ranks(train, plan.world_size, plan, NUM_STEPS, AT_THE_END)
-    for ours, theirs in zip(with_overlap, without, strict=True):
-        if ours is not None:
+@pytest.mark.parametrize("delays", [(None,), DELAYS["unlike"]], ids=["whole", "split"])
+def test_overlap_changes_nothing(delays: tuple[int | None, ...]) -> None:
+    """Reducing buckets beside the backward, or the last W, gives the bits that reducing them after it gives."""
+    plan = with_delays(layout("everything", "llama-gqa" if delays == (None,) else "gpt2-tied"), delays)
+    traces = trained({"beside": Training(plan), "after": Training(plan, AT_THE_END)}, NUM_STEPS)
+    for ours, theirs in zip(traces["beside"], traces["after"], strict=True):
+        if ours is not None and theirs is not None:
             assert ours.grad_norms == theirs.grad_norms
             for name, weight in ours.weights[-1].items():
                 np.testing.assert_array_equal(weight, theirs.weights[-1][name])

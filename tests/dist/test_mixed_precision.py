@@ -1,7 +1,9 @@
 """bf16 and fp16: near the fp32 oracle, one decision about an overflow, full precision in everything that adds up."""
 
 import dataclasses
-import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from tests.helpers.comparison import GRADIENT_BOUND, LOSS_BOUND, assembled, shar
 from tests.helpers.layouts import layouts
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, data_of, microbatches, one_process_plan, train
+from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, data_of, microbatches, one_process, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -32,24 +34,22 @@ def in_precision(plan: Plan, precision: Precision) -> Plan:
     return dataclasses.replace(plan, precision=precision)
 
 
-@functools.cache
-def oracle(plan: Plan) -> Trace:
-    (trace,) = run_ranks(train, 1, in_precision(one_process_plan(plan), "fp32"), NUM_STEPS)
-    return trace
+def _cases() -> Iterator[Any]:
+    """Each precision with and without a shared optimizer, under one of the layouts per run."""
+    for precision, distributed in itertools.product(("bf16", "fp16"), (False, True)):
+        how = f"{precision}-{'distributed' if distributed else 'all-reduce'}"
+        for name, plan in CHOSEN:
+            yield pytest.param(plan, precision, distributed, id=f"{name}-{how}", marks=pytest.mark.rotates(how))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distributed", [False, True], ids=["all-reduce", "distributed"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
-def test_half_precision_is_near_the_fp32_oracle(
-    name: str, plan: Plan, precision: Precision, distributed: bool
-) -> None:
+@pytest.mark.parametrize(("plan", "precision", "distributed"), _cases())
+def test_half_precision_is_near_the_fp32_oracle(plan: Plan, precision: Precision, distributed: bool) -> None:
     """Every step's loss is that of one process with the same weights, in fp32. Trained for itself, one process gets the
     same losses, too, but for experts: rounding sends a token to another one, and two updates later that is more than
     rounding, on some processors.
     """
-    plan, expected = in_precision(plan, precision), oracle(plan)
+    plan, expected = in_precision(plan, precision), one_process(in_precision(plan, "fp32"), NUM_STEPS)
     plan, data_parallel = (sharded(plan), SHARDED) if distributed else (plan, SMALL_BUCKETS)
     scale = LossScaleOptions(constant=2.0**10)
     ranks = run_ranks(train, plan.world_size, plan, NUM_STEPS, data_parallel, None, scale)

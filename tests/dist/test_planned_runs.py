@@ -5,14 +5,12 @@ a tiny one, so that the ranks can be processes here; the planner prices it by pr
 """
 
 import dataclasses
-import functools
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero.cost.memory import plan_memory
-from hetero.plan.ir import Plan
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.planner.problem import Problem
@@ -23,7 +21,7 @@ from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model, profile
-from tests.helpers.training import Trace, one_process_plan, train
+from tests.helpers.training import one_process, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -70,12 +68,6 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@functools.cache
-def oracle(plan: Plan) -> Trace:
-    (trace,) = run_ranks(train, 1, plan, NUM_STEPS)
-    return trace
-
-
 @settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems())
 def test_every_plan_is_legal_and_trains_like_one_process(problem: Problem) -> None:
@@ -88,4 +80,4 @@ def test_every_plan_is_legal_and_trains_like_one_process(problem: Problem) -> No
         assert parts.total <= device.memory_gib * GIB
     plan = dataclasses.replace(plan, precision="fp64")
     traces = run_ranks(train, plan.world_size, plan, NUM_STEPS)
-    assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
+    assert_same_training(plan, traces, one_process(plan, NUM_STEPS), tolerance=TOLERANCE)

@@ -1,12 +1,9 @@
-"""A split backward is the same training: losses, gradients and weights are those of one process.
+"""A split backward gives the bits of a whole one, puts off what it may, and keeps what the memory model counts.
 
-In float64, to 1e-9 relative to the largest element of each tensor, over three clipped AdamW steps.
+That it trains like one process is tested for every layout: tests/dist/test_layouts.py.
 """
 
 import dataclasses
-import functools
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,6 @@ from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Precision
-from hetero.plan.validate import validate
 from hetero.runtime import delayed_wgrad
 from hetero.runtime import layer_spec
 from hetero.runtime.layer_spec import uses_transformer_engine
@@ -30,77 +26,22 @@ from hetero.runtime.trainer import Trainer
 from hetero.runtime.delayed_wgrad import Product, DelayedWeightGradients
 from hetero.spec.devices import device_type
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.layouts import layouts
+from tests.helpers.layouts import layouts, with_delays
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan as plan_of
-from tests.helpers.plans import replica, sharded, stage
+from tests.helpers.plans import replica, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model
-from tests.helpers.training import ADAM, Trace, microbatches, one_process_plan, train
+from tests.helpers.training import ADAM, Trace, Training, microbatches, one_process, train, trained
 
 pytestmark = pytest.mark.dist
 
 NUM_STEPS = 3
 TOLERANCE = 1e-9
-SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 TINY_BUCKETS = DataParallelOptions(bucket_numel=2000)
-AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
 
-LAGS: dict[str, tuple[int | None, ...]] = {"as-zb-h1": (0, 1, 2, 3), "unlike": (2, None, 0, 9)}
-"""By the index of a stage in its replica."""
-
-ALWAYS = ("tp-1|2|4-sp-llama-gqa-as-zb-h1", "everything-gpt2-tied-unlike")
-"""What the fast run of the tests keeps."""
-
-LAYOUTS = {f"{name}-{style}": plan for name, style, plan in layouts()}
-
-
-def split(whole: Plan, delays: tuple[int | None, ...]) -> Plan:
-    """Every stage that does not recompute all gets a delay."""
-    replicas = [
-        dataclasses.replace(
-            each,
-            stages=tuple(
-                dataclasses.replace(stage, wgrad_delay=None if stage.recompute == "full" else delay)
-                for stage, delay in zip(each.stages, itertools.cycle(delays), strict=False)
-            ),
-        )
-        for each in whole.replicas
-    ]
-    return dataclasses.replace(whole, replicas=tuple(replicas))
-
-
-def _cases() -> Iterator[Any]:
-    """Every layout, with either delays in turn."""
-    for (layout, whole), (name, delays) in zip(LAYOUTS.items(), itertools.cycle(LAGS.items()), strict=False):
-        case = f"{layout}-{name}"
-        yield pytest.param(split(whole, delays), id=case, marks=() if case in ALWAYS else pytest.mark.slow)
-
-
-@functools.cache
-def oracle(plan: Plan) -> Trace:
-    """The same training in one process, with whole backwards."""
-    (trace,) = run_ranks(train, 1, plan, NUM_STEPS)
-    return trace
-
-
-@pytest.mark.parametrize("plan", list(_cases()))
-def test_a_split_backward_equals_one_process(plan: Plan) -> None:
-    validate(plan)
-    traces = run_ranks(train, plan.world_size, plan, NUM_STEPS)
-    assert_same_training(plan, traces, oracle(one_process_plan(plan)), tolerance=TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout",
-    ["everything-gpt2-tied", "everything-llama-gqa", "same-layer-tp-2+4-llama-gqa", "depths-1+2+3-gpt2-tied"],
-)
-def test_with_a_distributed_optimizer_too(layout: str) -> None:
-    """Gradients scattered beside the last W, weights gathered beside the next forward."""
-    made = sharded(split(LAYOUTS[layout], LAGS["as-zb-h1"]))
-    traces = run_ranks(train, made.world_size, made, NUM_STEPS, SHARDED)
-    assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+DELAYS = (0, 1, 2, 3)
+"""Of the weights' gradients, by the index of a stage in its replica."""
 
 
 def same_bits(ours: list[Trace | None], theirs: list[Trace | None]) -> bool:
@@ -113,23 +54,13 @@ def same_bits(ours: list[Trace | None], theirs: list[Trace | None]) -> bool:
 
 
 @pytest.mark.slow
-def test_overlap_changes_nothing() -> None:
-    """Reducing buckets beside the last W gives the bits that reducing them after it gives."""
-    made = split(LAYOUTS["everything-gpt2-tied"], LAGS["unlike"])
-    with_overlap = run_ranks(train, made.world_size, made, NUM_STEPS)
-    without = run_ranks(train, made.world_size, made, NUM_STEPS, AT_THE_END)
-    assert same_bits(with_overlap, without)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_split_backward_gives_the_bits_of_a_whole_one(precision: Precision) -> None:
     """The same products, added up in the same order and precision. Biases, which this model has none of, may not."""
-    whole = dataclasses.replace(LAYOUTS["everything-llama-gqa"], precision=precision)
-    ours, theirs = (
-        run_ranks(train, made.world_size, made, NUM_STEPS) for made in (split(whole, LAGS["as-zb-h1"]), whole)
-    )
-    assert same_bits(ours, theirs)
+    (everything,) = (plan for name, style, plan in layouts() if (name, style) == ("everything", "llama-gqa"))
+    whole = dataclasses.replace(everything, precision=precision)
+    traces = trained({"split": Training(with_delays(whole, DELAYS)), "whole": Training(whole)}, NUM_STEPS)
+    assert same_bits(traces["split"], traces["whole"])
 
 
 @pytest.mark.slow
@@ -140,7 +71,7 @@ def test_experts_without_tokens() -> None:
     replicas = [replica(*stages, num_samples=2), replica(stage(layers=(0, 2), ranks=(3,), delay=2), num_samples=2)]
     made = dataclasses.replace(plan_of(model, replicas, seq_length=2), precision="fp64")
     traces = run_ranks(train, made.world_size, made, NUM_STEPS)
-    assert_same_training(made, traces, oracle(one_process_plan(made)), tolerance=TOLERANCE)
+    assert_same_training(made, traces, one_process(made, NUM_STEPS), tolerance=TOLERANCE)
 
 
 def events_of_a_step(rank: int, plan: Plan) -> list[str]:

@@ -354,3 +354,18 @@ def layouts() -> Iterator[tuple[str, str, Plan]]:
     for name, build, styles in _TABLE:
         for style in styles:
             yield name, style, dataclasses.replace(build(STYLES[style]()), precision="fp64")
+
+
+def with_delays(whole: Plan, delays: Sequence[int | None]) -> Plan:
+    """``whole`` with split backwards: every stage that does not recompute all gets a delay, by its place in the replica."""
+    replicas = [
+        dataclasses.replace(
+            each,
+            stages=tuple(
+                dataclasses.replace(stage, wgrad_delay=None if stage.recompute == "full" else delay)
+                for stage, delay in zip(each.stages, cycle(delays), strict=False)
+            ),
+        )
+        for each in whole.replicas
+    ]
+    return dataclasses.replace(whole, replicas=tuple(replicas))

@@ -16,6 +16,7 @@ import torch._dynamo  # noqa: E402, F401  (torch.optim imports it at its first s
 
 import hetero.runtime.trainer  # noqa: E402, F401
 import megatron.training.training  # noqa: E402, F401
+import tests.helpers.process_state  # noqa: E402, F401
 
 # The ranks share what was imported here, and need not look through it for garbage.
 gc.collect()

@@ -4,10 +4,12 @@ Only the model's description, the initial weights and the data are this project'
 here is compared with: the same numbers, and not slower.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,8 @@ from hetero.spec.parameters import Parameter
 _CPU = torch.device("cpu")
 
 
-def install_stand_ins() -> None:
+@contextlib.contextmanager
+def stand_ins() -> Iterator[None]:
     """What the schedule and the optimizer need on a machine without CUDA, beside ``hetero.runtime.cpu_backend``.
 
     * ``torch.zeros`` and ``torch.tensor`` with ``device="cuda"``: pipeline_parallel/schedules.py:596,2138,
@@ -47,17 +50,25 @@ def install_stand_ins() -> None:
     * ``Tensor.cuda``: models/common/language_module/language_module.py:244, for tied embeddings
     * ``torch.cuda.synchronize``: pipeline_parallel/p2p_communication.py:398
     * ``Tensor.type() == "torch.cuda.FloatTensor"``: optimizer/clip_grads.py:167
-
-    They stay for the life of the process, so only a rank of ``tests.helpers.ranks`` calls this.
     """
     if torch.cuda.is_available():
+        yield
         return
-    for name in ("zeros", "tensor"):
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
-    torch.Tensor.cuda = lambda self: self
-    torch.cuda.synchronize = lambda: None
     type_ = torch.Tensor.type
-    torch.Tensor.type = lambda self, *args: type_(self, *args) if args else type_(self).replace("torch.", "torch.cuda.")
+
+    def type_on_cuda(self: torch.Tensor, *args: Any) -> Any:
+        return type_(self, *args) if args else type_(self).replace("torch.", "torch.cuda.")
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, stand_in in (
+            (torch, "zeros", _on_cpu(torch.zeros)),
+            (torch, "tensor", _on_cpu(torch.tensor)),
+            (torch.Tensor, "cuda", lambda self: self),
+            (torch.Tensor, "type", type_on_cuda),
+            (torch.cuda, "synchronize", lambda: None),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        yield
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -87,7 +98,7 @@ class StockOptions:
 
 
 class StockTrainer:
-    """One rank of a uniform plan under stock megatron-core. Call :func:`install_stand_ins` first.
+    """One rank of a uniform plan under stock megatron-core. To be used inside of :func:`stand_ins`.
 
     Attributes:
         module: the first of its model chunks, of which a rank has one per stage.

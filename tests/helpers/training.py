@@ -1,5 +1,6 @@
 """A few training steps under a plan, small enough for a test, with everything that a comparison wants to see."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
+from tests.helpers.ranks import run_alone, run_ranks
 
 SMALL_BUCKETS = DataParallelOptions(bucket_numel=3000)
 """A tiny model has several."""
@@ -131,6 +133,54 @@ def train(
             trace.weights.append({n: t.double().numpy() for n, t in session.weights().items()})
             trace.optimizer_bytes = trainer.optimizer.state_bytes()
     return trace
+
+
+@dataclass(frozen=True)
+class Training:
+    """A plan and how it is executed."""
+
+    plan: Plan
+    data_parallel: DataParallelOptions = SMALL_BUCKETS
+    options: StageOptions | None = None
+    loss_scale: LossScaleOptions | None = None
+
+
+def train_each(rank: int, trainings: dict[str, Training], num_steps: int) -> dict[str, Trace | None]:
+    """One training after the other on the same ranks."""
+    traces: dict[str, Trace | None] = {}
+    for name, each in trainings.items():
+        try:
+            traces[name] = train(rank, each.plan, num_steps, each.data_parallel, each.options, each.loss_scale)
+        except BaseException as error:
+            error.add_note(f"in the training {name!r}")
+            raise
+    return traces
+
+
+def trained(trainings: dict[str, Training], num_steps: int) -> dict[str, list[Trace | None]]:
+    """What every rank saw of each training. They have as many ranks, and share one visit of those."""
+    (world_size,) = {each.plan.world_size for each in trainings.values()}
+    by_rank = run_ranks(train_each, world_size, trainings, num_steps, timeout_s=30 * (1 + len(trainings)))
+    return {name: [traces[name] for traces in by_rank] for name in trainings}
+
+
+MOST_STEPS = 3
+
+
+def one_process(plan: Plan, num_steps: int) -> Trace:
+    """The same training in one process, with whole backwards, asked once per test run.
+
+    All steps are alike, so a shorter training is the beginning of a longer one.
+    """
+    assert num_steps <= MOST_STEPS
+    alone: Trace = run_alone(train, one_process_plan(plan), MOST_STEPS)
+    return dataclasses.replace(
+        alone,
+        losses=alone.losses[:num_steps],
+        grad_norms=alone.grad_norms[:num_steps],
+        gradients=alone.gradients[:num_steps],
+        weights=alone.weights[:num_steps],
+    )
 
 
 def sums_of(trainer: Trainer) -> Sums:

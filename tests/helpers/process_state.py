@@ -1,0 +1,164 @@
+"""What a test leaves behind in the process that it ran in. To run the next one there, nothing may be left.
+
+What every training leaves is put back: random numbers, the default dtype, the number of threads, the environment, the
+folder, and the globals in which megatron-core and torch keep groups. All else that tests change is only found, and the
+process is unfit for another: functions and methods that were replaced, threads, signal handlers, open files.
+"""
+
+import gc
+import operator
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+PUT_BACK = (
+    "torch.cuda",
+    "torch.cuda.random",
+    "torch.distributed.distributed_c10d",
+    "megatron.core.parallel_state",
+    "megatron.core.tensor_parallel.cross_entropy",
+    "megatron.core.tensor_parallel.random",
+    "megatron.core.transformer.moe.moe_utils",
+)
+"""Modules whose globals, and those of their classes, training changes."""
+
+WATCHED = ("torch", "torch.distributed")
+WATCHED_PACKAGES = ("hetero.", "megatron.", "tests.", "tools.")
+"""Modules of which tests replace parts, and packages with all their modules."""
+
+MOST_FILES = 300
+"""Sockets of a group stay open for a moment after its end; more than these are a leak."""
+
+_FILLED_IN_LATER = ("__slotnames__", "_abc_impl", "__warningregistry__")
+"""What ``copyreg``, ``abc`` and ``warnings`` set when they please."""
+
+
+class ProcessState:
+    """The state of a process before its first test."""
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        self._folder = os.getcwd()
+        self._path = list(sys.path)
+        self._filters = list(warnings.filters)
+        self._handlers = _signal_handlers()
+        self._seen: dict[str, list[_Namespace]] = {}
+        self._see_new_modules()
+
+    def begin(self) -> None:
+        """Before a test, but after the import of its module."""
+        os.environ.clear()
+        os.environ.update(self._environment)
+        os.chdir(self._folder)
+        sys.path[:] = self._path
+        warnings.filters[:] = self._filters
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(False)
+        torch.set_grad_enabled(True)
+        torch.default_generator.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        self._see_new_modules()
+
+    def end(self) -> list[str]:
+        """Put back what can be; what is left is named."""
+        for name in PUT_BACK:
+            for namespace in self._seen.get(name, ()):
+                namespace.put_back()
+        # It is keyed by the module, which it keeps alive with all its groups.
+        RotaryEmbedding.forward.cache_clear()
+        gc.collect()
+        return list(self._left())
+
+    def _see_new_modules(self) -> None:
+        for name, module in list(sys.modules.items()):
+            if name not in self._seen and _is_watched(name) and isinstance(module, ModuleType):
+                self._seen[name] = list(_namespaces(module))
+
+    def _left(self) -> Iterator[str]:
+        for namespaces in self._seen.values():
+            for namespace in namespaces:
+                for key in namespace.differences():
+                    yield f"{namespace.name}.{key}"
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread():
+                yield f"thread {thread.name}"
+        for number, handler in _signal_handlers().items():
+            if handler != self._handlers[number]:
+                yield f"handler of signal {number}"
+        num_files = len(os.listdir("/proc/self/fd"))
+        if num_files > MOST_FILES:
+            yield f"{num_files} open files"
+
+
+class _Namespace:
+    """What a module, a class or a global container held when it was first seen."""
+
+    def __init__(self, name: str, owner: Any, live: Any) -> None:
+        self.name = name
+        self._owner = owner
+        self._live = live
+        self._keys, self._values = _entries(live)
+
+    def differences(self) -> list[Any]:
+        """Keys of entries that are other objects, new or gone."""
+        keys, values = _entries(self._live)
+        if len(keys) == len(self._keys) and all(map(operator.is_, values, self._values)):
+            return []
+        before, now = dict(zip(self._keys, self._values, strict=True)), dict(zip(keys, values, strict=True))
+        changed = [key for key in before.keys() | now.keys() if before.get(key, self) is not now.get(key, self)]
+        return [key for key in changed if not _comes_by_itself(key, now.get(key))]
+
+    def put_back(self) -> None:
+        if isinstance(self._owner, ModuleType | type):
+            before = dict(zip(self._keys, self._values, strict=True))
+            for key in self.differences():
+                if key in before:
+                    setattr(self._owner, key, before[key])
+                else:
+                    delattr(self._owner, key)
+
+
+def _entries(live: Any) -> tuple[list[Any], list[Any]]:
+    if isinstance(live, Mapping):
+        return list(live.keys()), list(live.values())
+    values = list(live)
+    return list(range(len(values))), values
+
+
+def _comes_by_itself(key: Any, now: Any) -> bool:
+    """Modules that are imported later, what Python keeps in a namespace for itself, and the ``__init__`` that
+    ``typing.Protocol`` gives a class at its first call."""
+    return isinstance(now, ModuleType) or key in _FILLED_IN_LATER or now is object.__init__
+
+
+def _is_watched(name: str) -> bool:
+    return name in WATCHED or name in PUT_BACK or name.startswith(WATCHED_PACKAGES)
+
+
+def _namespaces(module: ModuleType) -> Iterator[_Namespace]:
+    """The module itself, its global containers, and its classes."""
+    name = module.__name__
+    yield _Namespace(name, module, vars(module))
+    for key, value in list(vars(module).items()):
+        if key.startswith("__"):
+            continue
+        if isinstance(value, dict | list):
+            yield _Namespace(f"{name}.{key}", None, value)
+        elif isinstance(value, type) and value.__module__ == name:
+            yield _Namespace(f"{name}.{key}", value, vars(value))
+
+
+def _signal_handlers() -> dict[int, Any]:
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
