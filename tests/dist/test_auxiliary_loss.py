@@ -10,8 +10,8 @@ from hetero.runtime.options import StageOptions
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import moe_model
 from tests.helpers.plans import plan, replica, stage
-from tests.helpers.ranks import run_ranks
-from tests.helpers.training import SMALL_BUCKETS, Trace, one_process_plan, train
+from tests.helpers.ranks import run_alone, run_ranks
+from tests.helpers.training import SMALL_BUCKETS, Trace, Training, one_process, one_process_plan, train, trained
 
 pytestmark = pytest.mark.dist
 
@@ -31,17 +31,14 @@ def unequal_shares() -> Plan:
 def test_it_is_one_processs() -> None:
     made = unequal_shares()
     ranks = run_ranks(train, made.world_size, made, NUM_STEPS, SMALL_BUCKETS, STRONG)
-    alone: Trace
-    (alone,) = run_ranks(train, 1, one_process_plan(made), NUM_STEPS, SMALL_BUCKETS, STRONG)
-    (without,) = run_ranks(train, 1, one_process_plan(made), NUM_STEPS)
-    assert alone.grad_norms[0] > 1.1 * without.grad_norms[0]
+    alone: Trace = run_alone(train, one_process_plan(made), NUM_STEPS, SMALL_BUCKETS, STRONG)
+    assert alone.grad_norms[0] > 1.1 * one_process(made, 1).grad_norms[0]
     assert_same_training(made, ranks, alone, tolerance=1e-9)
 
 
 def test_it_is_scaled_with_the_loss() -> None:
     one = dataclasses.replace(one_process_plan(unequal_shares()), precision="fp16")
-    norms = []
-    for scale in (1.0, 2.0**7):
-        (trace,) = run_ranks(train, 1, one, 1, SMALL_BUCKETS, STRONG, LossScaleOptions(constant=scale))
-        norms.append(trace.grad_norms[0])
-    assert norms[0] == pytest.approx(norms[1], rel=0.02)
+    scales = {str(scale): LossScaleOptions(constant=scale) for scale in (1.0, 2.0**7)}
+    trainings = {name: Training(one, SMALL_BUCKETS, STRONG, scale) for name, scale in scales.items()}
+    first, second = (trace.grad_norms[0] for (trace,) in trained(trainings, 1).values() if trace is not None)
+    assert first == pytest.approx(second, rel=0.02)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tests.planted_faults.catalogue import FAULTS
-from tests.planted_faults.fault import ROOT
+from tests.planted_faults.fault import ROOT, Fault
 from tests.planted_faults.trial import Verdict
 
 PAGE = ROOT / "docs" / "planted_faults.md"
@@ -14,26 +14,38 @@ NOT_FOUND = "**not found**"
 
 def row(verdict: Verdict) -> str:
     """One line of the table."""
-    fault = verdict.fault
-    found = NOT_FOUND if verdict.found_by is None else f"`{verdict.found_by.replace('|', '/')}`"
-    if verdict.found_by is not None and not verdict.hinted:
-        found += " (whole suite)"
-    return f"| {fault.name} | {fault.kind} | `{fault.file}` | {found} | {verdict.seconds:.0f} |"
+    return _row(verdict.fault, _outcome(verdict))
 
 
 def written_rows() -> dict[str, str]:
     """The rows of the page by the names of their faults."""
     lines = _inside(PAGE.read_text(encoding="utf-8")).splitlines()
-    rows = [line for line in lines if line.startswith("| ") and line != HEAD[0]]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in rows}
+    return {
+        line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ") and line != HEAD[0]
+    }
 
 
 def write(verdicts: Iterable[Verdict]) -> None:
-    """Put the rows of ``verdicts`` into the page; those of other faults stay, those of faults that are no more go."""
-    rows = written_rows() | {verdict.fault.name: row(verdict) for verdict in verdicts}
-    table = [*HEAD, *(rows[fault.name] for fault in FAULTS if fault.name in rows)]
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(text.replace(_inside(text), "\n".join(["", "", *table, "", ""])), encoding="utf-8")
+    """Put ``verdicts`` into the page. What it says of other faults stays, but for where they are now; rows of faults
+    that are no more go."""
+    outcomes = {name: " | ".join(line.rsplit(" | ", 2)[1:]) for name, line in written_rows().items()}
+    outcomes |= {verdict.fault.name: _outcome(verdict) for verdict in verdicts}
+    table = [*HEAD, *(_row(fault, outcomes[fault.name]) for fault in FAULTS if fault.name in outcomes)]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *table, "", f"{END}{after}"]), encoding="utf-8")
+
+
+def _row(fault: Fault, outcome: str) -> str:
+    return f"| {fault.name} | {fault.kind} | `{fault.file}` | {outcome}"
+
+
+def _outcome(verdict: Verdict) -> str:
+    """The last two columns: who found it, and after how long."""
+    found = NOT_FOUND if verdict.found_by is None else f"`{verdict.found_by.replace('|', '/')}`"
+    if verdict.found_by is not None and not verdict.hinted:
+        found += " (whole suite)"
+    return f"{found} | {verdict.seconds:.0f} |"
 
 
 def _inside(text: str) -> str:

@@ -108,9 +108,7 @@ class TestSums:
 
     def test_the_node_with_the_fewest_interfaces_counts(self) -> None:
         """Wherever it stands in the ring."""
-        (one,), (two,) = (
-            nodes(1, gpus_per_node=2, gb_per_s=100.0, nics_per_node=count).node_types for count in (1, 2)
-        )
+        (one,), (two,) = (nodes(1, gpus_per_node=2, gb_per_s=100.0, nics_per_node=count).node_types for count in (1, 2))
         link = Links(between_nodes=Link(bandwidth_gb_per_s=1.0, latency_us=0.0))
         one, two = dataclasses.replace(one, name="one"), dataclasses.replace(two, name="two")
         for node_types in ((one, two), (two, one)):
