@@ -10,6 +10,11 @@ parallelism give the uniform one.
 import os
 import sys
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="pretrain_gpt.py")
+
 from hetero.distributed.failure_detector import bounded_exit
 from hetero.errors import HeteroError
 from hetero.runtime import cpu_backend
@@ -19,7 +24,7 @@ def main(argv: list[str]) -> int:
     """Exit code 0, 2 for wrong input or a loss that is no number, 3 if a rank was lost or ran out of memory."""
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
-    from megatron.training.arguments import parse_args  # noqa: PLC0415
+    from megatron.training.cli.arguments import parse_args  # noqa: PLC0415
     from megatron.training.launch import exit_code, launch_from  # noqa: PLC0415
     from megatron.training.training import pretrain  # noqa: PLC0415
 

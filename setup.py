@@ -8,9 +8,13 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
+TRAIN = ["megatron-core>=0.16.1,<0.17", "safetensors>=0.4.3", "torch>=2.10"]
+TOKENIZERS = ["tokenizers>=0.20"]
+TENSORBOARD = ["tensorboard>=2.16"]
+
 setup(
     name="megatron-hetero",
-    version="0.1.0",
+    version="0.2.0.dev0",
     description="Train one large language model on GPUs that are not alike",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -22,32 +26,34 @@ setup(
         "hetero.data": ["*.json", "profiles/*.json", "NOTICE.md"],
         "hetero.report": ["*.html.j2"],
     },
+    # What planning, show, validate, simulate and report need, without torch.
     install_requires=[
         "Jinja2>=3.1",
+        "MarkupSafe>=2.1",
         "matplotlib>=3.9",
-        "megatron-core>=0.16.1,<0.17",
         "numpy>=1.26",
         "ortools>=9.11",
-        "psutil>=5.9",
         "pydantic>=2.7",
         "PyYAML>=6.0",
         "rich>=13.7",
-        "safetensors>=0.4.3",
-        "torch>=2.10",
     ],
+    # hetero/extras.py has their names for whoever runs without one.
     extras_require={
-        "tokenizers": ["tokenizers>=0.20"],
-        "report": ["tensorboard>=2.16"],
-        "cuda": ["transformer-engine[pytorch]>=2.0"],
+        "train": TRAIN,
+        "tokenizers": TOKENIZERS,
+        "tensorboard": TENSORBOARD,
+        "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
         "test": [
+            *TRAIN,
+            *TOKENIZERS,
+            *TENSORBOARD,
             "hypothesis>=6.100",
             "import-linter>=2.0",
             "mypy>=1.11",
+            "psutil>=5.9",
             "pytest>=8.0",
             "pytest-timeout>=2.3",
             "ruff>=0.6",
-            "tensorboard>=2.16",
-            "tokenizers>=0.20",
             "transformers>=5.0",
             "types-PyYAML",
         ],

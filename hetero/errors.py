@@ -1,11 +1,11 @@
-"""Exceptions raised on purpose; everything else is a bug.
+"""Defines the exceptions that are raised on purpose; any other one is a bug.
 
 A message names the object, the value found, the limit it broke, and what to change.
 """
 
 
 class HeteroError(Exception):
-    """Base class, so that callers can catch everything this package raises on purpose."""
+    """Base class of all of them, so that callers can catch whatever this package raises on purpose."""
 
 
 class ConfigError(HeteroError, ValueError):
@@ -21,11 +21,11 @@ class PlanMemoryError(PlanError):
 
 
 class ScheduleError(HeteroError, ValueError):
-    """A schedule breaks an order rule or deadlocks."""
+    """A pipeline schedule breaks a rule of its order, or deadlocks."""
 
 
 class MembershipError(HeteroError, RuntimeError):
-    """A rank was lost while others waited for it."""
+    """A rank died or stopped answering while others waited for it."""
 
 
 class CheckpointError(HeteroError, ValueError):
@@ -37,7 +37,7 @@ class DeviceMemoryError(HeteroError, RuntimeError):
 
     @classmethod
     def of(cls, where: str, *, doing: str, detail: str) -> "DeviceMemoryError":
-        """``where`` names the rank, ``doing`` the work that it could not do."""
+        """The error with its one message: ``where`` names the rank, ``doing`` the work that it could not do."""
         return cls(
             f"{where}: out of memory in {doing}: {detail}; give this stage fewer layers, fewer microbatches in flight, "
             "smaller microbatches, recomputation or more tensor parallelism"

@@ -1,6 +1,7 @@
-"""Frozen dataclasses to and from JSON and YAML; unknown keys are refused with the near match, repeated ones too.
+"""Reads and writes frozen dataclasses as JSON and YAML, and checks every key and type on the way in.
 
-Humans write YAML, machines write JSON; both load through the same strict check of types, so ``"4"`` is not 4.
+Unknown keys are refused with the near match, repeated ones too. Humans write YAML, machines write JSON; both load
+through the same strict check of types, so ``"4"`` is not 4.
 
 This is the one place that reads a file which a user named as text, JSON or YAML. A file may be damaged or made to
 harm: what it may cost is limited before it is read or parsed, and whatever is wrong is a :class:`ConfigError` that
@@ -72,7 +73,9 @@ class _UnfitNumberError(_UnfitError):
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """PyYAML speaks YAML 1.1, in which ``1e-5`` is a text, ``012`` is ten, ``1:30`` is ninety and ``2024-01-31`` no
+    """Reads YAML with the numbers of YAML 1.2.
+
+    PyYAML speaks YAML 1.1, in which ``1e-5`` is a text, ``012`` is ten, ``1:30`` is ninety and ``2024-01-31`` no
     text; here numbers are decimal, as they look (``1_000`` too), and the rest is text, which no number's field takes.
 
     A key that a mapping has twice is refused: PyYAML would take the last one and say nothing.
@@ -85,7 +88,7 @@ class _YamlLoader(yaml.SafeLoader):
         self._values_of: dict[str, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # not in the stubs of PyYAML
         before = self._num_values
         is_alias = isinstance(event, yaml.AliasEvent)
         self._num_values += self._values_of.get(event.anchor, 1) if is_alias else 1
@@ -155,12 +158,12 @@ def _too_deep() -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON text of a dataclass; keys in field order, two spaces of indent, lists of numbers on one line."""
+    """Formats a dataclass as JSON: keys in field order, two spaces of indent, lists of numbers on one line."""
     return _indent(_adapter(type(value)).dump_python(value, mode="json")) + "\n"
 
 
 def parse_json(text: str, *, source: str, allow_nan: bool = False) -> Any:
-    """The value that JSON ``text`` says, of any type.
+    """Parses JSON ``text`` into plain data: objects as ``dict``, arrays as ``list``.
 
     Args:
         source: names the text in messages; empty if the caller does.
@@ -283,7 +286,7 @@ def from_json(cls: type[T], text: str, *, source: str) -> T:
 
 
 def checked(cls: type[T], data: Any, *, source: str) -> T:
-    """The ``cls`` of plain data that came from another format, under the same check of types as :func:`from_json`.
+    """Builds a ``cls`` from plain data of another format, under the same check of types as :func:`from_json`.
 
     Raises:
         ConfigError: a value is of the wrong type or breaks a rule of ``cls``.
@@ -330,7 +333,7 @@ def save(value: Any, path: Path) -> None:
 
 
 def check_can_be_written(path: Path, *, asked_by: str = "") -> None:
-    """Call this before the work whose result goes to the file ``path``: that would be lost.
+    """Checks that a file can be written, to be called before the work whose result goes there.
 
     Args:
         asked_by: the flag that names the file, for the message.
@@ -349,7 +352,7 @@ def check_can_be_written(path: Path, *, asked_by: str = "") -> None:
 
 
 def read_text(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a file that the user named.
+    """Reads a file that the user named as UTF-8 text.
 
     Raises:
         ConfigError: as :func:`read_bytes` does, or it is not UTF-8.
@@ -361,7 +364,7 @@ def read_text(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 def read_bytes(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """All of a file that the user named, if that is not too much.
+    """Reads all of a file that the user named, up to ``limit_bytes``.
 
     Raises:
         ConfigError: the file is missing, unreadable, no regular file, such as a pipe or a device, which may never end,
@@ -393,7 +396,10 @@ def _kind_of(path: Path) -> str:
 
 
 def near_match(word: str, known: list[str]) -> str:
-    """`` (did you mean 'x'?)``: up to three known words that ``word`` begins, else the closest; nothing if none is."""
+    """A hint for a misspelt word, such as `` (did you mean 'x'?)``, or nothing.
+
+    It names up to three known words that begin with ``word``, else the closest one.
+    """
     begun = [each for each in known if word and each.lower().startswith(word.lower())]
     matches = begun[:3] or difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""

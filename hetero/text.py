@@ -1,10 +1,10 @@
-"""Wording shared by messages and tables."""
+"""Formats numbers for messages and tables: ranges of ranks, and layers of which there may be halves."""
 
 from collections.abc import Iterable
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """``0-3,6`` for 0, 1, 2, 3, 6; the order stays, so 1, 0 is ``1,0``."""
+    """Formats numbers as ranges: ``0-3,6`` for 0, 1, 2, 3, 6; the order stays, so 1, 0 is ``1,0``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -15,6 +15,6 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 
 def in_halves(number: float) -> str:
-    """``3``, ``3½`` or ``½``: a number of layers, of which stages may hold halves."""
+    """Formats a number of layers, of which stages may hold halves: ``3``, ``3½`` or ``½``."""
     whole, has_half = int(number), number % 1 > 0
     return f"{whole or '' if has_half else whole}{'½' if has_half else ''}"

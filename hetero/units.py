@@ -1,4 +1,7 @@
-"""Units. Plain numbers carry their unit in the name: ``_s``, ``_us``, ``_bytes``, ``_mib``, ``_bytes_per_s``."""
+"""Constants to convert units.
+
+A number has its unit in its name: ``_s``, ``_us``, ``_bytes``, ``_mib``, ``_bytes_per_s``.
+"""
 
 MIB = 2**20
 GIB = 2**30

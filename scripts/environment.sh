@@ -1,6 +1,6 @@
 # Sourced by the other scripts: makes .venv in the repository with this project and its pinned dependencies.
 #
-#   prepare_environment EXTRAS      e.g. prepare_environment '' or prepare_environment '[test]'
+#   prepare_environment EXTRAS      e.g. prepare_environment '[train]' or prepare_environment '[test]'; '' plans only
 #
 # Does nothing if .venv already holds what setup.py and constraints.txt ask for.
 

@@ -10,7 +10,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 steps="${1:-100}"
-prepare_environment ''
+prepare_environment '[train]'
 
 run=runs/quickstart
 mkdir -p "$run"

@@ -4,6 +4,7 @@ import ast
 import fnmatch
 import hashlib
 import importlib.metadata
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from tests.helpers import module_map
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for folder in ("hetero", "megatron", "tools") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("hetero", "megatron", "tools", "examples") for path in (ROOT / folder).rglob("*.py")
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT / "hetero") and path.name != "cli.py"]
 
@@ -69,6 +72,50 @@ def test_no_star_imports(path: Path) -> None:
 def test_no_module_is_called_utils() -> None:
     """Such a name says nothing, so everything ends up there."""
     assert [name(path) for path in SOURCES + TESTS if path.stem.strip("_") in ("util", "utils")] == []
+
+
+def public_types(path: Path) -> Iterator[str]:
+    """Public classes of a module, and its type aliases: what is given a name like ``RankTuple`` and is no call."""
+    for node in ast.parse(path.read_text(encoding="utf-8"), filename=str(path)).body:
+        if isinstance(node, ast.ClassDef):
+            found = [node.name]
+        elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):
+            found = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        else:
+            found = []
+        yield from (each for each in found if re.fullmatch(r"[A-Z]\w*[a-z]\w*", each))
+
+
+def test_no_two_types_share_a_name() -> None:
+    """Who reads a name, or searches for it, finds one thing."""
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for each in public_types(path):
+            homes.setdefault(each, []).append(name(path))
+    assert {each: where for each, where in homes.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("class Span:\n    class Inner: ...", ["Span"]),
+        ("class _Span: ...", []),
+        ("Ranks = tuple[int, ...]", ["Ranks"]),
+        ("Choice = Literal['a', 'b']", ["Choice"]),
+        ("T = TypeVar('T')\nLIMIT = 3\nother = int", []),
+    ],
+)
+def test_public_types_are_found(tmp_path: Path, code: str, found: list[str]) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert list(public_types(path)) == found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_what_mypy_is_to_overlook_has_a_reason(path: Path) -> None:
+    """After the code of the error, which ruff asks for, stands why it is none."""
+    ignores = [line for line in path.read_text(encoding="utf-8").splitlines() if "# type: ignore" in line]
+    assert [line for line in ignores if not re.search(r"ignore\[[\w, -]+\]  # \w", line)] == []
 
 
 def environment_reads(path: Path) -> list[int]:
@@ -174,7 +221,7 @@ def test_one_geometry_of_boundaries() -> None:
     ]
     assert cutters == ["hetero/plan/reshard.py"] * 2
     takers = {name(path) for path in SOURCES if "transfers" in imports_of(path).get("hetero.plan.reshard", ())}
-    assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/link_model.py"} <= takers
+    assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/cluster/link_model.py"} <= takers
 
 
 def test_the_architecture_page_has_every_module() -> None:

@@ -16,6 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="convert_checkpoint.py")
+
 import torch
 
 from hetero.checkpoint.interchange.convert import Conversion, WeightFormat, convert

@@ -16,12 +16,17 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
+
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="preprocess_data.py")
 
 import numpy as np
 from rich.console import Console
@@ -63,7 +68,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
+class FileRange:
     """A text file, or the lines of a JSONL file that start in bytes ``[start, end)``."""
 
     path: Path
@@ -76,16 +81,16 @@ class Chunk:
 class BadRecord:
     """A document that cannot be used; ``offset`` in bytes is where its line starts."""
 
-    piece: Chunk
+    span: FileRange
     offset: int
     reason: str
 
     def __str__(self) -> str:
-        if self.piece.format == "text":
-            return f"{self.piece.path}: {self.reason}"
-        with self.piece.path.open("rb") as file:
+        if self.span.format == "text":
+            return f"{self.span.path}: {self.reason}"
+        with self.span.path.open("rb") as file:
             line = 1 + _count_newlines(file, self.offset)
-        return f"{self.piece.path}, line {line}: {self.reason}"
+        return f"{self.span.path}, line {line}: {self.reason}"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -98,6 +103,8 @@ class Tokens:
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
+    """What has been read so far, and what of it was left out."""
+
     num_bytes: int = 0
     num_empty: int = 0
     num_bad: int = 0
@@ -110,25 +117,25 @@ class Counts:
         self.first_bad = self.first_bad or other.first_bad
 
 
-def find_input(inputs: Sequence[str], *, input_format: str, pattern: str) -> list[Chunk]:
-    """Every input file as one piece: in the order given, those of a folder or a glob by name, none of them twice.
+def find_input(inputs: Sequence[str], *, input_format: str, pattern: str) -> list[FileRange]:
+    """Every input file as one range: in the order given, those of a folder or a glob by name, none of them twice.
 
     Raises:
         ConfigError: something matches no file.
     """
     paths = dict.fromkeys(path for item in inputs for path in _expand(item, pattern))
-    return [Chunk(path=path, format=_format_of(path, input_format), start=0, end=path.stat().st_size) for path in paths]
+    return [FileRange(path=p, format=_format_of(p, input_format), start=0, end=p.stat().st_size) for p in paths]
 
 
-def cut_into_chunks(files: Sequence[Chunk], *, chunk_bytes: int) -> Iterator[tuple[Chunk, ...]]:
+def cut_into_chunks(files: Sequence[FileRange], *, chunk_bytes: int) -> Iterator[tuple[FileRange, ...]]:
     """Cut long JSONL files and join short files to about ``chunk_bytes`` each, in order."""
-    chunk: list[Chunk] = []
+    chunk: list[FileRange] = []
     size = 0
     for file in files:
         stride = chunk_bytes if file.format == "jsonl" else max(file.end, 1)
         for start in range(0, max(file.end, 1), stride):
             end = min(start + stride, file.end)
-            chunk.append(Chunk(path=file.path, format=file.format, start=start, end=end))
+            chunk.append(FileRange(path=file.path, format=file.format, start=start, end=end))
             size += max(end - start, 1)
             if size >= chunk_bytes:
                 yield tuple(chunk)
@@ -137,19 +144,19 @@ def cut_into_chunks(files: Sequence[Chunk], *, chunk_bytes: int) -> Iterator[tup
         yield tuple(chunk)
 
 
-def tokenize_chunk(recipe: Recipe, chunk: tuple[Chunk, ...]) -> tuple[dict[str, Tokens], Counts]:
+def tokenize_chunk(recipe: Recipe, chunk: tuple[FileRange, ...]) -> tuple[dict[str, Tokens], Counts]:
     """Documents of a chunk by key. Stops at the first bad one unless the recipe skips them."""
     tokenizer = _tokenizer(recipe)
     ids: dict[str, list[int]] = {key: [] for key in recipe.json_keys}
     lengths: dict[str, list[int]] = {key: [] for key in recipe.json_keys}
-    counts = Counts(num_bytes=sum(piece.end - piece.start for piece in chunk))
-    for piece, offset, content in _read(chunk):
+    counts = Counts(num_bytes=sum(span.end - span.start for span in chunk))
+    for span, offset, content in _read(chunk):
         try:
-            texts = _texts(content, piece.format, recipe.json_keys)
+            texts = _texts(content, span.format, recipe.json_keys)
             # White space alone is no text: tokens of it, and an end of document, would be a sample of nothing.
             documents = {key: tokenizer.tokenize(text) if text.strip() else [] for key, text in texts.items()}
         except ConfigError as error:
-            counts.add(Counts(num_bad=1, first_bad=BadRecord(piece=piece, offset=offset, reason=str(error))))
+            counts.add(Counts(num_bad=1, first_bad=BadRecord(span=span, offset=offset, reason=str(error))))
             if recipe.skip_bad:
                 continue
             break
@@ -196,7 +203,7 @@ class DatasetWriter:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_tokens * np.dtype(self._builder.dtype).itemsize
+        return self.num_tokens * int(np.dtype(self._builder.dtype).itemsize)
 
     def add(self, tokens: Tokens) -> None:
         start = 0
@@ -222,7 +229,7 @@ class DatasetWriter:
 
 def preprocess(
     recipe: Recipe,
-    files: Sequence[Chunk],
+    files: Sequence[FileRange],
     *,
     output_prefix: str,
     overwrite: bool,
@@ -376,23 +383,23 @@ def _tokenizer(recipe: Recipe) -> Tokenizer:
     )
 
 
-def _read(chunk: tuple[Chunk, ...]) -> Iterator[tuple[Chunk, int, bytes | OSError]]:
+def _read(chunk: tuple[FileRange, ...]) -> Iterator[tuple[FileRange, int, bytes | OSError]]:
     """Where each record of a chunk starts, and its bytes."""
-    for piece in chunk:
+    for span in chunk:
         try:
-            with piece.path.open("rb") as file:
-                if piece.format == "text":
-                    yield piece, 0, file.read(MAX_LINE_BYTES + 1)
+            with span.path.open("rb") as file:
+                if span.format == "text":
+                    yield span, 0, file.read(MAX_LINE_BYTES + 1)
                     continue
-                if piece.start:  # the line that runs into this piece belongs to the one before
-                    file.seek(piece.start - 1)
+                if span.start:  # the line that runs into this range belongs to the one before
+                    file.seek(span.start - 1)
                     while (part := file.readline(MIB)) and not part.endswith(b"\n"):
                         pass
-                while (offset := file.tell()) < piece.end:
+                while (offset := file.tell()) < span.end:
                     if (line := file.readline(MAX_LINE_BYTES + 1)).strip():
-                        yield piece, offset, line
+                        yield span, offset, line
         except OSError as error:
-            yield piece, 0, error
+            yield span, 0, error
 
 
 def _texts(content: bytes | OSError, format: Format, keys: tuple[str, ...]) -> dict[str, str]:
@@ -420,8 +427,8 @@ def _texts(content: bytes | OSError, format: Format, keys: tuple[str, ...]) -> d
 
 
 def _tokenized(
-    recipe: Recipe, chunks: Iterator[tuple[Chunk, ...]], *, workers: int
-) -> Iterator[tuple[dict[str, Tokens], Counts]]:
+    recipe: Recipe, chunks: Iterator[tuple[FileRange, ...]], *, workers: int
+) -> Generator[tuple[dict[str, Tokens], Counts], None, None]:
     """Results in the order of ``chunks``, few enough at a time that memory does not grow with the input."""
     if workers == 1:
         yield from (tokenize_chunk(recipe, chunk) for chunk in chunks)
@@ -459,8 +466,7 @@ class _Bar(Progress):
         self._task = self.add_task("", total=num_bytes, documents=0, rate=0.0)
 
     def show(self, num_bytes: int, num_documents: int) -> None:
-        elapsed_s = self.tasks[0].elapsed or 0.0
-        rate = num_documents / elapsed_s if elapsed_s else 0.0
+        rate = num_documents / (self.tasks[0].elapsed or float("inf"))
         self.update(self._task, completed=num_bytes, documents=num_documents, rate=rate)
 
 
@@ -485,14 +491,9 @@ def _summary(writer: DatasetWriter, counts: Counts, *, elapsed_s: float) -> str:
     return line
 
 
-def _count_newlines(file: Any, end: int) -> int:
+def _count_newlines(file: BinaryIO, end: int) -> int:
     """Newlines in the first ``end`` bytes."""
-    count = 0
-    while end > 0:
-        block = file.read(min(end, MIB))
-        count += block.count(b"\n")
-        end -= len(block)
-    return count
+    return sum(file.read(min(MIB, end - start)).count(b"\n") for start in range(0, end, MIB))
 
 
 if __name__ == "__main__":

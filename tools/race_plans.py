@@ -14,6 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="race_plans.py")
+
 from hetero.runtime import cpu_backend
 
 # Before megatron.core is imported by anyone.
@@ -36,8 +41,9 @@ from hetero.report.content import Execution, Report
 from hetero.report.page import html_page
 from hetero.serialization import check_can_be_written, load
 from hetero.spec.cluster import ClusterSpec
-from megatron.training.arguments import parse_args
-from megatron.training.config import EmulationConfig, PretrainConfig
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import EmulationConfig
 from megatron.training.emulation import emulated_config, emulated_costs, start_emulation
 from megatron.training.launch import exit_code, joined, launch_from
 from megatron.training.training import (
@@ -59,8 +65,8 @@ def main(argv: Sequence[str]) -> int:
         configs = [parse_args([*flags, "--hetero-plan", str(path)]) for path in own.plans]
         _check(configs[0], own.report)
         launch = launch_from(os.environ)
-        with joined(launch, configs[0].parallel) as (device, watch), memory_errors(watch, launch.rank):
-            runs = [_run(config, device, watch) for config in configs]
+        with joined(launch, configs[0].parallel) as (device, detector), memory_errors(detector, launch.rank):
+            runs = [_run(config, device, detector) for config in configs]
         if launch.rank != 0:
             return 0
         executions = [_execution(path, run, config) for path, run, config in zip(own.plans, runs, configs, strict=True)]
@@ -100,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(config: PretrainConfig, device: torch.device, watch: FailureDetector) -> EmulatedRun:
+def _run(config: PretrainConfig, device: torch.device, detector: FailureDetector) -> EmulatedRun:
     """Train the steps of ``config``; collective over the world."""
-    watch.doing = f"racing {config.parallel.hetero_plan}"
+    detector.doing = f"racing {config.parallel.hetero_plan}"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
     emulation = start_emulation(config, plan, tokenizer)
     config = emulated_config(config, emulation)

@@ -14,7 +14,11 @@ import functools
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+
+from hetero.extras import exit_without
+
+# Before torch is imported by anyone.
+exit_without("train", program="verify_plan.py")
 
 from hetero.runtime import cpu_backend
 
@@ -26,7 +30,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from torch.utils.data import Dataset
 
 from hetero.distributed.failure_detector import bounded_exit
 from hetero.distributed.process_groups import create_groups
@@ -36,8 +39,9 @@ from hetero.plan.uniform import uniform_plan
 from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.optimizer import StepResult
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
-from megatron.training.arguments import parse_args
-from megatron.training.config import PretrainConfig
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.data import SampleDataset
 from megatron.training.launch import exit_code, joined, launch_from
 from megatron.training.training import (
     LOG_COLUMNS,
@@ -72,14 +76,14 @@ def main(argv: Sequence[str]) -> int:
         if config.emulation is not None:
             raise ConfigError("verify_plan.py: nothing is emulated here; leave --hetero-emulate out")
         launch = launch_from(os.environ)
-        with joined(launch, config.parallel) as (device, watch), memory_errors(watch, launch.rank):
+        with joined(launch, config.parallel) as (device, detector), memory_errors(detector, launch.rank):
             plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
-            watch.describe = functools.partial(describe_rank, plan)
-            watch.doing = "building the dataset"
+            detector.describe = functools.partial(describe_rank, plan)
+            detector.doing = "building the dataset"
             dataset, _ = build_datasets(config, plan, tokenizer)
             config = _first_steps(config, own.verify_steps)
             plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
-            watch.doing = "training the steps to verify"
+            detector.doing = "training the steps to verify"
             together = [_gathered(*_train(config, each, dataset, device)) for each in plans]
         if launch.rank != 0:
             return 0
@@ -112,7 +116,7 @@ def _first_steps(config: PretrainConfig, num_steps: int) -> PretrainConfig:
 
 
 def _train(
-    config: PretrainConfig, plan: Plan, dataset: Dataset[Any], device: torch.device
+    config: PretrainConfig, plan: Plan, dataset: SampleDataset, device: torch.device
 ) -> tuple[list[StepResult], Shards | None]:
     """Train the steps of ``config``; collective over the world. An idle rank returns no shards."""
     context = create_groups(plan, device=device)

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: names, atomic publishing, and what happens to old and half-written ones.
+"""Names, publishes, finds and deletes the checkpoints in the folder of a run.
 
     FOLDER/step_00000100/            published: complete, and never changed again
         state.json                   scalars, see :mod:`hetero.checkpoint.state`

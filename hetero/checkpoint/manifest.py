@@ -1,4 +1,6 @@
-"""Which box of which global tensor lies in which shard file, and the checksum of each.
+"""Lists which block of which global tensor lies in which shard file, and its checksum.
+
+A block is a box of a tensor: ``[offset, offset + size)`` along each dimension.
 
 A shard is a safetensors file. The manifest is the only index: a reader never looks for a file or a tensor that it
 does not name, and it names files of the checkpoint's own folder only.

@@ -10,7 +10,7 @@ import torch
 
 from hetero.checkpoint.folder import find_checkpoint, read_manifest, read_state
 from hetero.checkpoint.manifest import Manifest, Region, SavedBlock, Shard, index_within, overlap
-from hetero.checkpoint.shards import check_shard, read_boxes, read_rank_state
+from hetero.checkpoint.shards import DTYPE_OF, check_shard, read_boxes, read_rank_state
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
 from hetero.plan.ir import Plan
@@ -102,9 +102,7 @@ class SavedTensors:
         """
         if name not in self._manifest.tensors:
             raise CheckpointError(f"{self._path}: its manifest has no tensor {name}; load another step")
-        dtype = getattr(torch, self._manifest.tensors[name].dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
+        return DTYPE_OF[self._manifest.tensors[name].dtype]
 
     def check_weights(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that weights, or master weights, are here in these shapes, in files that are as large as that takes.

@@ -1,4 +1,4 @@
-"""Shard files: safetensors, written with checksums and read against them, box by box."""
+"""Writes and reads shard files: safetensors, of which every block is checked by its checksum."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hetero.checkpoint.folder import fsync
-from hetero.checkpoint.manifest import RankTensor, SavedBlock, Shard, TensorInfo
+from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard, TensorInfo
 from hetero.errors import CheckpointError
 from hetero.runtime.sharded_state import TensorSlice
+
+DTYPE_OF: dict[FloatType, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_FLOAT_TYPE_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 
 _MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library reads at most."""
@@ -60,10 +69,7 @@ def write_shard(
 
 def tensor_infos(slices: Iterable[TensorSlice]) -> dict[str, TensorInfo]:
     """The global tensors that ``slices`` are of."""
-    return {
-        each.name: TensorInfo(shape=each.shape, dtype=str(each.tensor.dtype).removeprefix("torch."))  # type: ignore[arg-type]
-        for each in slices
-    }
+    return {each.name: TensorInfo(shape=each.shape, dtype=_FLOAT_TYPE_OF[each.tensor.dtype]) for each in slices}
 
 
 def check_shard(checkpoint: Path, shard: Shard) -> None:
@@ -129,7 +135,7 @@ def _open(checkpoint: Path, shard: Shard) -> safe_open:
 
 def _verified(path: Path, file: safe_open, key: str, crc32: int) -> torch.Tensor:
     try:
-        tensor = file.get_tensor(key)
+        tensor: torch.Tensor = file.get_tensor(key)
     except (SafetensorError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: {key} cannot be read: {error}") from None
     if _crc32(tensor) != crc32:

@@ -1,4 +1,4 @@
-"""What a run has to know to continue, beside its tensors."""
+"""Holds the scalars that a run has to know to continue, beside its tensors."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

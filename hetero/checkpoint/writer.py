@@ -26,7 +26,7 @@ _SLOWEST_SAVE = datetime.timedelta(hours=6)
 
 
 class CheckpointWriter:
-    """The checkpoints of one run in one folder, which all hosts see and no other run writes to.
+    """Saves the checkpoints of one run in one folder, which all hosts see and no other run writes to.
 
     A save is: every rank copies its slices to host memory and, in the background if ``asynchronous``, writes them to
     its own shard of a hidden folder; when all shards are on the disk, rank 0 renames the folder and deletes the
@@ -181,7 +181,7 @@ def merge(written: Sequence[tuple[Shard, dict[str, TensorInfo]]], model: ModelSp
 
 
 class _Background:
-    """A call on a thread of its own. A daemon: an end of the process does not wait for ranks that are gone."""
+    """Runs a call on a thread of its own. A daemon: an end of the process does not wait for ranks that are gone."""
 
     def __init__(self, call: Callable[[], None], step: int) -> None:
         self.step = step

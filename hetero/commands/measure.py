@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.status import Status
@@ -14,6 +13,7 @@ from hetero.commands.console import console
 from hetero.cost.simulation.simulator import Simulation
 from hetero.emulation.records import EmulatedRun
 from hetero.errors import ConfigError
+from hetero.extras import require
 from hetero.serialization import load
 
 DEFAULT_STEPS, DEFAULT_SEQ_LENGTH = 2, 32
@@ -52,9 +52,8 @@ def check_measure(args: argparse.Namespace) -> None:
             raise ConfigError(f"{flag} {value:g} has no effect without --measure: add that, or leave {flag} out")
         if value is not None and value <= 0:
             raise ConfigError(f"{flag} is {value:g}, must be above 0")
-    missing = [name for name in ("torch", "megatron") if args.measure and find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"--measure trains a small model, and {missing[0]} is not installed; see the README")
+    if args.measure:
+        require("train", asked_by="--measure")
 
 
 def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:

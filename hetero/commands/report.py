@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from hetero.errors import ConfigError
@@ -17,8 +16,6 @@ FIGURES = (OVERVIEW, "cluster", "timeline", "memory", "comparison")
 PAGE_SUFFIXES = (".html", ".htm")
 
 FIGURE_SUFFIXES = (".svg", ".pdf", ".png")
-
-LIBRARIES = ("matplotlib", "jinja2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +53,7 @@ def outputs(args: argparse.Namespace, *, compares: bool) -> Outputs:
     compares: the command can compare a plan with yardsticks.
 
     Raises:
-        ConfigError: an unknown figure, a file that cannot be written or has another suffix, a missing library.
+        ConfigError: an unknown figure, or a file that cannot be written or has another suffix.
     """
     figures = tuple(_figure(text) for text in args.figure)
     wanted = Outputs(page=args.report, figures=figures)
@@ -66,11 +63,6 @@ def outputs(args: argparse.Namespace, *, compares: bool) -> Outputs:
         _check("--figure", path, FIGURE_SUFFIXES)
         if name == "comparison" and not compares:
             raise ConfigError(f"--figure comparison={path}: only hetero plan compares; leave it out, or plan")
-    missing = [library for library in LIBRARIES if wanted.wanted and find_spec(library) is None]
-    if missing:
-        raise ConfigError(
-            f"--report and --figure need {missing[0]}, which is not installed; run: pip install {' '.join(missing)}"
-        )
     return wanted
 
 

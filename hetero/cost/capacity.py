@@ -9,15 +9,12 @@ from typing import Any
 from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import MemoryParts, device_memory, memory_costs, plan_memory
 from hetero.errors import PlanError, PlanMemoryError
-from hetero.plan.ir import Plan, Stage
+from hetero.plan.ir import Plan, Stage, StageKey
 from hetero.plan.validate import validate
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
-
-StageKey = tuple[int, int]
-"""Replica and stage."""
 
 LARGEST_SHOWN = 3
 """Parts of a stage's memory that a message names."""

@@ -16,12 +16,10 @@ from typing import NamedTuple
 
 from hetero.cost.layers.parameter_counts import LayerSizes, Which
 from hetero.cost.layers.stage_modules import Part
-from hetero.plan.ir import Plan, Stage
+from hetero.plan.ir import Plan, Ranks, Stage
 from hetero.plan.sync_domains import Domains, rails_of
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
-
-Ranks = tuple[int, ...]
 
 Sizes = tuple[tuple[float, tuple[int, ...]], ...]
 """(position, running sums of the elements of its parameters), from the head to the embedding."""

@@ -1,4 +1,4 @@
-"""Measurements that ship with the package: layer profiles and links, each with who measured it and its licence."""
+"""Loads the measurements that ship with the package: layer profiles and links, with their origin and licence."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,7 +14,7 @@ from hetero.spec.profile import Profile, ProfileStore, Provenance
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLinks:
-    """What connects the devices of the nodes that somebody measured, by device type."""
+    """Measured links inside and between nodes with one type of device."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -27,7 +27,7 @@ class NodeLinks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedLinks:
-    """Links of published clusters. ``pairs`` names device types where a cluster file names its node types."""
+    """Measured links of published clusters; its ``pairs`` name device types where a cluster names its node types."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -49,7 +49,7 @@ class PublishedLinks:
         return known[device]
 
     def node_type(self, device: str, *, gpus_per_node: int, count: int = 1, zone: str = "default") -> NodeType:
-        """Nodes of ``device`` as they were measured; the type is called like the device.
+        """A node type with ``device`` and the measured links; it is called like the device.
 
         Raises:
             ConfigError: nobody published the links of such nodes.

@@ -1,4 +1,4 @@
-"""Reads the measurements that the authors of Sailor published, as tables of CSV, into profiles and links.
+"""Reads the CSV tables of measurements that the authors of Sailor published into profiles and links.
 
 A folder holds ``layer_profiles.csv``, ``layer_memory.csv``, ``collectives.csv``, ``p2p.csv`` and
 ``network_fits.csv``. Only the models whose sizes are known here are read.
@@ -56,6 +56,7 @@ ISOLATION_S = 7.0e-5
 """Calibrated on whole training runs, see docs/cost_model.md; fits of time over microbatch size have such intercepts."""
 
 UPDATE_DIVISOR = 4
+"""By what the tables divide the time of an update, see :func:`_updates`."""
 
 SEQ_LENGTH = 2048
 PRECISION_BYTES = 4
@@ -78,7 +79,7 @@ MODELS: dict[str, tuple[str, LayerShape, int]] = {
     "GPT-Neo-2.7": ("GPT-Neo-2.7B", _shape(2560, 20), 32),
     "OPT-30": ("OPT-30B", _shape(7168, 56), 48),
 }
-"""Name in the tables: what people call it, its layers' shape, how many blocks it has."""
+"""By name in the tables: the common name, the layers' shape, the number of blocks."""
 
 PROVENANCE = Provenance(
     measured_by="the authors of Sailor (SOSP 2025), ETH Zurich",
@@ -95,12 +96,12 @@ PROVENANCE = Provenance(
 
 
 def read_profiles(folder: Path) -> list[Profile]:
-    """One profile per known model and device in ``folder``, by device and model.
+    """Reads one profile per known model and device from the tables in ``folder``, sorted by device and model.
 
     Raises:
         ConfigError: a file is missing, has not the expected columns, or a cell is no number that can be.
     """
-    with _naming(folder):
+    with _errors_name(folder):
         return _profiles(folder)
 
 
@@ -161,10 +162,11 @@ def _times(rows: Sequence[CsvRow], num_layers: int) -> tuple[LayerTime, ...]:
 
 
 def _updates(rows: Sequence[CsvRow], memory: Sequence[LayerMemory]) -> tuple[UpdateTime, ...]:
-    """Each layer's share, by parameters, of an update that was timed for several layers together.
+    """Divides an update that was timed for several layers together among them, in proportion to their parameters.
 
-    The tables give every layer of a model one and the same time: the update of an embedding, the profiled blocks and
-    a head, over four. Only so does a parameter cost the same in every model (A100-40: 90 ps, V100-16: 149 ps).
+    The tables give every layer of a model one and the same time. Heuristic: it is taken for that of the embedding, the
+    profiled blocks and the head, divided by four, as only then a parameter costs the same in every model (A100-40: 90
+    ps, V100-16: 149 ps).
     """
     num_blocks = _num_profiled_blocks(rows)
     seconds: defaultdict[int, list[float]] = defaultdict(list)
@@ -184,7 +186,7 @@ def _updates(rows: Sequence[CsvRow], memory: Sequence[LayerMemory]) -> tuple[Upd
 
 
 def _num_profiled_blocks(rows: Sequence[CsvRow]) -> int:
-    """2 if the first block's times differ from the second's anywhere: the later ones are copies of the last timed."""
+    """How many blocks were timed: 2 if the first two have different times; later ones are copies of the last timed."""
     first = {(r["tp"], r["micro_batch"]): (r["fwd_s"], r["bwd_s"]) for r in rows if r["layer"] == "1"}
     second = {(r["tp"], r["micro_batch"]): (r["fwd_s"], r["bwd_s"]) for r in rows if r["layer"] == "2"}
     return 1 if first == second else 2
@@ -213,7 +215,7 @@ def _kind(layer: int, num_layers: int) -> LayerKind:
 
 
 def _arithmetic(device: str, shape: LayerShape, times: Iterable[LayerTime]) -> Arithmetic:
-    """TF32 if the device has it and its fp32 units could not have been so fast; TF32 too where both are alike."""
+    """TF32 if the device has it, and its fp32 units could not be that fast or are as fast as TF32 anyway."""
     sheet = device_type(device).data_sheet
     if sheet is None or sheet.tf32 is None:
         return "fp32"
@@ -234,7 +236,7 @@ def _arithmetic(device: str, shape: LayerShape, times: Iterable[LayerTime]) -> A
 
 
 def read_all_reduce(folder: Path) -> dict[str, tuple[GroupLink, ...]]:
-    """Measured fp32 all-reduces inside a node, by GPU name of the tables and ascending group.
+    """Reads the fp32 all-reduces inside a node, by GPU name of the tables and in ascending group size.
 
     Raises:
         ConfigError: as :func:`read_profiles`.
@@ -255,20 +257,20 @@ def read_all_reduce(folder: Path) -> dict[str, tuple[GroupLink, ...]]:
 
 
 def _thinned(table: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    """The measured sizes nearest to each power of two: the rest lies on the lines between."""
+    """Keeps the measured sizes nearest to each power of two: the others lie on the lines between them."""
     sizes = sorted(table)
     powers = range(math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1])) + 1)
-    nearest = {min(sizes, key=lambda size, p=power: abs(math.log2(size) - p)) for power in powers}  # type: ignore[misc]
+    nearest = {min(sizes, key=lambda size, p=power: abs(math.log2(size) - p)) for power in powers}  # type: ignore[misc]  # the default binds it, and is no argument
     return tuple((size, _rounded(table[size])) for size in sorted(nearest))
 
 
 def read_links(folder: Path) -> PublishedLinks:
-    """Links inside nodes, between nodes, between nodes of different devices, and between two regions.
+    """Reads the links inside nodes, between nodes of equal and of different devices, and between two regions.
 
     Raises:
         ConfigError: as :func:`read_profiles`.
     """
-    with _naming(folder):
+    with _errors_name(folder):
         return _links(folder)
 
 
@@ -308,7 +310,7 @@ def _links(folder: Path) -> PublishedLinks:
 
 
 def _fit(row: CsvRow) -> Link:
-    """GB/s = c2 m^2 + c1 m + c0 with m = log2(megabytes), never above the stated maximum, at 1 MB to 1 GB."""
+    """Tabulates a published fit at 1 MB to 1 GB: GB/s = c2 m^2 + c1 m + c0, m = log2(megabytes), up to a maximum."""
     c2, c1, c0 = (float(row[name]) for name in ("c2", "c1", "c0"))
     ceiling = float(row["max_bytes_per_s"]) / GB
     table = []
@@ -331,8 +333,8 @@ def _rounded(value: float) -> float:
 
 
 @contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    """Turn what cells that are no numbers, or impossible ones, raise into an error that names the folder."""
+def _errors_name(folder: Path) -> Iterator[None]:
+    """Turns the exceptions of cells that are no numbers, or impossible ones, into an error that names the folder."""
     try:
         yield
     except ConfigError as error:

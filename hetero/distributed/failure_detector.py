@@ -49,8 +49,11 @@ _ARRIVALS, _DEPARTURES = "arrivals", "departures"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureDetectorOptions:
-    """beat_s: seconds between touches. lost_after_s: silence that counts as death. roll_call_s: time to answer.
+    """How long a rank may be silent before it counts as lost, in seconds.
 
+    beat_s: between two signs of life.
+    lost_after_s: of silence that counts as death.
+    roll_call_s: time to answer when all ranks are asked whether they are there.
     arrive_within_s: how long the first rank to arrive waits for the last: hosts start at different speeds.
     """
 
@@ -61,7 +64,7 @@ class FailureDetectorOptions:
 
 
 class FailureDetector:
-    """Context manager around everything that waits for other ranks, from the first collective to the last.
+    """Context manager that notices lost ranks, around everything from the first collective to the last.
 
     A rank that is killed is reported by the others within ``lost_after_s + roll_call_s + 2 * beat_s`` seconds, and
     within ``roll_call_s + 2 * beat_s`` where a broken connection betrays it at once, as on gloo. Its
@@ -87,7 +90,7 @@ class FailureDetector:
         hosts_store: bool = False,
     ) -> None:
         # A connection of its own: the main thread may be blocked in another.
-        self._store = dist.PrefixStore("hetero-watch", store.clone())
+        self._store = dist.PrefixStore("failure-detector", store.clone())  # type: ignore[attr-defined]  # not in torch's stubs
         self._rank = rank
         self._world_size = world_size
         self._options = options or FailureDetectorOptions()
@@ -98,8 +101,8 @@ class FailureDetector:
         self._main_is_ending = threading.Event()
         self._answers = 0
         self._report = ""
-        self._ring = threading.Thread(target=self._watch_neighbour, name="hetero-watch", daemon=True)
-        self._guard = threading.Thread(target=self._watch_store, name="hetero-watch-store", daemon=True)
+        self._ring = threading.Thread(target=self._monitor_neighbour, name="failure-detector", daemon=True)
+        self._guard = threading.Thread(target=self._monitor_store, name="failure-detector-store", daemon=True)
 
     def __enter__(self) -> "FailureDetector":
         self._ring.start()
@@ -188,7 +191,7 @@ class FailureDetector:
                 deadline = min(deadline, time.monotonic() + self._options.roll_call_s + self._options.beat_s)
             time.sleep(self._options.beat_s / 10)
 
-    def _watch_neighbour(self) -> None:
+    def _monitor_neighbour(self) -> None:
         """Silence is counted in this rank's own beats: who stood still itself, as on a host that did, cannot judge."""
         neighbour = (self._rank + 1) % self._world_size
         last_beat, beats, missed = b"", 0, 0
@@ -196,7 +199,7 @@ class FailureDetector:
             try:
                 beats += 1
                 self._store.set(f"beat/{self._rank}", f"{beats} {self.doing}")
-                # Who has left watches nobody any more.
+                # Who has left monitors nobody any more.
                 while neighbour != self._rank and self._has(f"done/{neighbour}"):
                     neighbour = (neighbour + 1) % self._world_size
                 beat = self._read(f"beat/{neighbour}")
@@ -210,7 +213,7 @@ class FailureDetector:
             except dist.DistError as error:
                 self._end(self._store_is_lost(error))
 
-    def _watch_store(self) -> None:
+    def _monitor_store(self) -> None:
         """A store whose host stands still, or whose network is cut, blocks its callers without an error."""
         answers, missed = self._answers, 0
         while not self._stop.wait(self._options.beat_s):

@@ -1,4 +1,4 @@
-"""Helper processes that do not outlive the one that started them."""
+"""Ends helper processes with the one that started them."""
 
 import ctypes
 import os

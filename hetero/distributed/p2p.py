@@ -1,4 +1,4 @@
-"""One direction of a boundary between two stages, as one rank sees it: asynchronous sends and receives of slices.
+"""Sends and receives slices asynchronously in one direction of a boundary between two stages, as one rank.
 
 Tensor shapes: S sequence rows this rank holds, B samples of its microbatch, H hidden size.
 
@@ -44,7 +44,7 @@ class Pending:
 
 
 class Channel:
-    """Slices from ``sender`` to ``receiver``, both stages of one replica; this rank is in one of them.
+    """Carries slices from ``sender`` to ``receiver``, both stages of one replica; this rank is in one of them.
 
     Args:
         group: the ranks of both stages; used by this direction of this boundary only.

@@ -1,8 +1,8 @@
-"""The process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
+"""Creates the process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
 
 A group exists per tensor-parallel group, per direction of each boundary, and per distinct set of ranks that sum
-gradients, be it all holders or, in two levels, those of a domain or a rail: their number grows with the edges and
-holders of the plan, not with the paths through it.
+gradients, be it all holders or, where they are summed hierarchically, those of a domain or a rail: their
+number grows with the edges and holders of the plan, not with the paths through it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,10 +14,8 @@ import torch.distributed as dist
 
 from hetero.distributed.timing import Timing
 from hetero.plan.gradient_groups import gradient_buckets
-from hetero.plan.ir import Placement, Plan, Stage
+from hetero.plan.ir import Placement, Plan, Ranks, Stage
 from hetero.plan.sync_domains import rails_of
-
-Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +56,9 @@ class ParallelContext:
     stages: those that this rank holds, in order; several where they interleave, none on an idle rank.
     losses: the last stages of all replicas.
     gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange, and so
-        are buckets that are summed in two levels.
-    levels: the groups of those, by the ranks of a domain's holders or of a rail. No bucket's sum in one collective uses
-        them, so that the two sorts of sums need no order among each other.
+        are buckets that are summed hierarchically.
+    hierarchical: the groups of those, by the ranks of a domain's holders or of a rail. No bucket's sum in one
+        collective uses them, so that the two sorts of sums need no order among each other.
     timing: when things happen.
     """
 
@@ -71,7 +69,7 @@ class ParallelContext:
     stages: tuple[StageContext, ...]
     losses: dist.ProcessGroup
     gradients: Mapping[Ranks, dist.ProcessGroup]
-    levels: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
+    hierarchical: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
 
     @property
@@ -106,7 +104,7 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
 
     def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
         members = sorted(ranks)
-        group = dist.new_group(members)
+        group: dist.ProcessGroup = dist.new_group(members)
         if device.type == "cuda" and rank in members:
             dist.all_reduce(torch.zeros(1, device=device), group=group)
         return group
@@ -122,8 +120,8 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
         for s, (here, after) in enumerate(pairwise(replica.stages))
     }
     losses = new_group(rank for replica in plan.replicas for rank in replica.stages[-1].ranks)
-    gradients = {ranks: new_group(ranks) for ranks in gradient_groups(plan)}
-    levels = {ranks: new_group(ranks) for ranks in level_groups(plan)}
+    gradients = {ranks: new_group(ranks) for ranks in flat_sync_ranks(plan)}
+    hierarchical = {ranks: new_group(ranks) for ranks in hierarchical_sync_ranks(plan)}
 
     return ParallelContext(
         plan=plan,
@@ -133,7 +131,7 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
         stages=_stage_contexts(plan, rank, tp_groups, boundaries),
         losses=losses,
         gradients=gradients,
-        levels=levels,
+        hierarchical=hierarchical,
         timing=timing or Timing(),
     )
 
@@ -170,14 +168,14 @@ def _stage_contexts(
     return tuple(contexts)
 
 
-def gradient_groups(plan: Plan) -> tuple[Ranks, ...]:
+def flat_sync_ranks(plan: Plan) -> tuple[Ranks, ...]:
     """The distinct sets of two or more ranks that sum gradients in one collective, in the order of their creation."""
     buckets = gradient_buckets(plan, bucket_numel=1)
     return tuple(dict.fromkeys(bucket.ranks for bucket in buckets if len(bucket.ranks) > 1 and not bucket.domains))
 
 
-def level_groups(plan: Plan) -> tuple[Ranks, ...]:
-    """The distinct holders of a domain, and rails, of buckets summed in two levels, in the order of their creation."""
+def hierarchical_sync_ranks(plan: Plan) -> tuple[Ranks, ...]:
+    """The distinct holders of a domain, and rails, of buckets summed hierarchically, in the order of their creation."""
     buckets = gradient_buckets(plan, bucket_numel=1)
     sets = (ranks for bucket in buckets for ranks in (*bucket.domains, *rails_of(bucket.domains)))
     return tuple(dict.fromkeys(ranks for ranks in sets if len(ranks) > 1))

@@ -1,4 +1,4 @@
-"""All ranks succeed at a step of start-up, or all fail with the same message, before anyone waits for anyone."""
+"""Lets all ranks succeed at a step of start-up, or fail with the same message, before any waits for another."""
 
 import hashlib
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     Raises:
         ConsensusError: ``step`` raised a ``HeteroError`` on some rank; every rank gets the same message.
     """
-    value, error = None, None
+    error = None
     try:
         value = step()
     except HeteroError as raised:
@@ -34,7 +34,7 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     dist.all_gather_object(errors, error)
     if any(errors):
         raise ConsensusError(_joined(errors))
-    return value  # type: ignore[return-value]
+    return value
 
 
 def from_rank_0(step: Callable[[], str]) -> str:

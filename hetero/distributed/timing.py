@@ -1,4 +1,4 @@
-"""When things happen. In production: as soon as they can.
+"""Decides when computes, transfers and collectives happen: in production, as soon as they can.
 
 :mod:`hetero.emulation` overrides every method to let a rank behave in time like a device that this machine does not
 have, and to record what it did. The runtime calls them at the places where time passes, and knows no more of it.
@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from hetero.plan.gradient_groups import Bucket
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import Action, ActionKind
-from hetero.schedule.program import Step
+from hetero.schedule.program import QueuedAction
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
@@ -39,7 +39,7 @@ class TransferDirection:
 
 
 class Timing:
-    """The real time of this device itself."""
+    """Lets everything happen at once, in the real time of this device."""
 
     def compute(self, action: Action) -> AbstractContextManager[None]:
         """Surrounds a compute whose input is there, or the update."""
@@ -51,8 +51,10 @@ class Timing:
         """Start this rank's end of its messages of slice ``number``."""
         return start()
 
-    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
-        """Start the collective ``step`` of the program among the holders of ``bucket``, all phases of it where
+    def collective(
+        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+    ) -> Sequence[Waitable]:
+        """Start the collective ``queued`` of the program among the holders of ``bucket``, all phases of it where
         ``bucket.domains`` has some."""
         return start()
 

@@ -20,8 +20,8 @@ cpu_backend.install()
 from hetero.cost.layers.latency import CostModel  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
 from hetero.data import shipped_profiles  # noqa: E402
-from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
+from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.errors import HeteroError  # noqa: E402
 from hetero.plan.ir import Plan  # noqa: E402
 from hetero.plan.validate import validate  # noqa: E402
@@ -52,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _emulated(args: argparse.Namespace) -> Emulated:
+def _emulated(args: argparse.Namespace) -> EmulatedLaunch:
     plan = load(Plan, args.plan)
     validate(plan)
-    return Emulated(
+    return EmulatedLaunch(
         plan=plan,
         cluster=load(ClusterSpec, args.cluster),
         costs=CostModel(

@@ -1,4 +1,4 @@
-"""How to emulate, as far as a user chooses."""
+"""What a user chooses about an emulation."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,8 @@ from hetero.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmulationOptions:
-    """
+    """How fast to emulate, and with how much real work.
+
     time_scale: wall seconds per emulated second.
     seq_length: of the small model that really computes.
     """

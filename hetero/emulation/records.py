@@ -1,4 +1,4 @@
-"""What an emulated run writes down, as plain data. All seconds are emulated ones."""
+"""Plain data that an emulated run writes down. All seconds are emulated ones."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The small model that really computes while a large one is emulated.
+"""Shrinks a model to a small one, which really computes while the large one is emulated.
 
 Everything that a plan refers to stays: layers, heads and query groups, so that any legal tensor parallelism still
 divides them; microbatches and samples; experts. What is shrunk is the size of a head, the MLP, the sequence and the

@@ -1,4 +1,4 @@
-"""An emulated step in the terms in which the simulator predicts one, so that both can be laid side by side."""
+"""Turns the records of an emulated step into a simulation's result, so that both can be laid side by side."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""The contract between planner and runtime: who holds which layers, and who must agree on which gradient."""
+"""The plan, which planner and runtime share, and all that follows from it alone: buckets, messages, programs."""

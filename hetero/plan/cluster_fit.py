@@ -1,6 +1,7 @@
-"""Does a plan fit a cluster? One rule per function, as in :mod:`hetero.plan.validate`.
+"""Checks that a plan fits a cluster: the number of ranks, their devices, and tensor parallelism inside nodes.
 
-Rank r of the plan runs on device r of the cluster. Each rank checks its own device again when it starts.
+One rule per function, as in :mod:`hetero.plan.validate`. Rank r of the plan runs on device r of the cluster. Each rank
+checks its own device again when it starts.
 """
 
 from hetero.errors import PlanError
@@ -9,6 +10,7 @@ from hetero.spec.cluster import ClusterSpec
 
 
 def check_every_device_has_a_rank(plan: Plan, cluster: ClusterSpec) -> None:
+    """The plan names as many ranks, working or idle, as the cluster has devices."""
     if plan.world_size != cluster.num_devices:
         raise PlanError(
             f"plan: it names {plan.world_size} ranks, the cluster has {cluster.num_devices} devices; "
@@ -17,6 +19,7 @@ def check_every_device_has_a_rank(plan: Plan, cluster: ClusterSpec) -> None:
 
 
 def check_devices_match(plan: Plan, cluster: ClusterSpec) -> None:
+    """Every rank of a stage is a device of the type that the stage asks for."""
     for r, s, stage in plan.stages():
         for rank in stage.ranks:
             found = cluster.device_of_rank(rank).name
@@ -29,7 +32,7 @@ def check_devices_match(plan: Plan, cluster: ClusterSpec) -> None:
 
 
 def check_tensor_parallelism_stays_inside_a_node(plan: Plan, cluster: ClusterSpec) -> None:
-    """Tensor parallelism waits for its collectives several times in every layer: no network is fast enough."""
+    """Every tensor-parallel group lies on one node: several collectives per layer are too much for any network."""
     for r, s, stage in plan.stages():
         for group in stage.tp_groups:
             nodes = sorted({cluster.node_of_rank(rank) for rank in group})
@@ -48,7 +51,7 @@ CHECKS = (
 
 
 def check_plan_on_cluster(plan: Plan, cluster: ClusterSpec) -> None:
-    """Raise on the first rule that a legal ``plan`` breaks on ``cluster``.
+    """Applies all rules of this page to a legal ``plan``, and raises on the first one that it breaks.
 
     Raises:
         PlanError: another number of ranks, a stage on another device type, or tensor parallelism between nodes.

@@ -1,16 +1,26 @@
-"""Who must agree on which gradient.
+"""Cuts every parameter into segments that the same ranks hold, and packs them into buckets that those ranks sum.
 
-Every parameter has a name, a global shape, and in each stage that holds it a set of ranks with slices of it. Cut
-it at the union of all the slices' edges: each segment then has one group of ranks that hold exactly that segment, and
-their gradients have to be summed. This one rule serves replicas with other layer cuts, other tensor parallelism,
-data parallelism inside a stage, and tied embeddings, which are two stages that hold one name.
+Every parameter has a name, a global shape, and in each stage that holds it a set of ranks with shards of it. It is cut
+at the union of all shards' edges: each segment then has one *gradient group*, the ranks that hold exactly that segment,
+and their gradients have to be summed. A weight of 12 rows that one replica holds with tp 2 and another with tp 3:
 
-A replicated parameter is one segment on all ranks of its holders. Where each of the tp ranks has the whole gradient,
+    replica 0   |    rank 0: 0-5    |    rank 1: 6-11   |
+    replica 1   | rank 2: 0-3 | rank 3: 4-7 | rank 4: 8-11|
+    segments    | 0-3         | 4-5 | 6-7   | 8-11        |
+    groups      | {0, 2}      |{0, 3}|{1, 3}| {1, 4}      |
+
+This one rule serves replicas with other layer cuts, other tensor parallelism, data parallelism inside a stage, and tied
+embeddings, which are two stages that hold one name.
+
+A replicated parameter is one segment on all ranks of its stages. Where each of the tp ranks has the whole gradient,
 each contributes 1 / tp of it; where each has a part (sequence parallelism), each contributes what it has.
 
-Segments with the same holders lie behind one another in a flat buffer, the bucket. Each of its ranks answers for one
-shard of the buffer, so that every element of the model has exactly one owner: who counts it in the norm, saves it,
-and, with a distributed optimizer (ZeRO-1, arXiv 1910.02054), updates it.
+Segments of one gradient group lie behind one another in a flat buffer, the bucket, and are summed by one collective.
+Each of its ranks owns one shard of the buffer, so that every element of the model has exactly one owner: who counts it
+in the norm, saves it, and, with a distributed optimizer (ZeRO-1, arXiv 1910.02054, section 5.1), updates it.
+
+    bucket of {0, 2}   | segment of layer 1 | segment of layer 0 | padding |
+    owners             |        rank 0         |        rank 2             |
 """
 
 import math
@@ -26,7 +36,10 @@ from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSegment:
-    """Indices ``[start, end)`` of a parameter's shard dimension; ``[0, 1)`` stands for a parameter that is not cut."""
+    """A part of a parameter that one gradient group holds: indices ``[start, end)`` of its shard dimension.
+
+    ``[0, 1)`` stands for a parameter that tensor parallelism does not cut.
+    """
 
     parameter: Parameter
     start: int
@@ -34,6 +47,7 @@ class ShardSegment:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         dim = self.parameter.shard_dim
         if dim is None:
             return self.parameter.numel
@@ -41,18 +55,18 @@ class ShardSegment:
 
 
 ALIGNMENT = 64
-"""Elements. Segments and shards begin at multiples of it, 128 bytes in half precision, as matrix kernels want."""
+"""Elements of a bucket at whose multiples segments and shards begin: 128 bytes in half precision, as kernels want."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Segments that the same ranks hold and reduce with one collective.
+    """Segments of one gradient group, in a flat buffer that one collective sums.
 
-    ranks: in ascending order.
-    segments: those that decay first.
-    position: the lowest one of the segments: once its backward is done, the bucket is ready.
-    shares: by rank, the weight of its shard of the buffer.
-    domains: the ranks by domain, where they sum in two levels (:mod:`.sync_domains`); otherwise empty.
+    ranks: the gradient group, in ascending order.
+    segments: in the order of the buffer, those with weight decay first.
+    position: the lowest one of the segments; once the backward has passed it, all gradients are there.
+    shares: for each of ``ranks``, the relative size of its shard of the buffer.
+    domains: the ranks by domain, where they sum hierarchically (:mod:`.sync_domains`); otherwise empty.
     """
 
     ranks: tuple[int, ...]
@@ -63,20 +77,22 @@ class Bucket:
 
     @property
     def numel(self) -> int:
+        """Number of elements, without padding."""
         return sum(segment.numel for segment in self.segments)
 
     @property
     def has_equal_shards(self) -> bool:
+        """All shards have one length, as torch's ``reduce_scatter_tensor`` and ``all_gather_into_tensor`` need it."""
         return len(set(self.shares)) == 1
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each segment begins in the buffer, and where the last one's place ends."""
+        """Where each segment begins in the buffer, and where the last one ends, padding included."""
         return tuple(accumulate((_aligned(segment.numel) for segment in self.segments), initial=0))
 
     @cached_property
     def end_of_decayed(self) -> int:
-        """Where the first segment that does not decay begins."""
+        """Where in the buffer the first segment without weight decay begins."""
         return self.offsets[sum(segment.parameter.decays for segment in self.segments)]
 
     @cached_property
@@ -95,11 +111,11 @@ class Bucket:
 
     @property
     def length(self) -> int:
-        """Elements of the buffer."""
+        """Number of elements of the buffer, padding included."""
         return self.shard_edges[-1]
 
     def shard_of(self, rank: int) -> slice:
-        """The part of the buffer that ``rank`` answers for."""
+        """The part of the buffer that ``rank`` owns."""
         i = self.ranks.index(rank)
         return slice(self.shard_edges[i], self.shard_edges[i + 1])
 
@@ -109,10 +125,10 @@ def _aligned(numel: int) -> int:
 
 
 def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
-    """All buckets of ``plan`` in the one order in which every rank launches its own: head first, embedding last.
+    """All buckets of ``plan``, in the global order in which every rank launches its own: head first, embedding last.
 
-    Of one layer's, those that leave a domain go first. ``bucket_numel`` elements close a bucket; a larger parameter is
-    a bucket alone.
+    Of the buckets of one layer, those that cross domains come first. A bucket is closed once it has ``bucket_numel``
+    elements, about; a larger parameter is a bucket by itself.
     """
     domains = Domains(plan.gradient_sync.domains)
     shares = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
@@ -122,9 +138,15 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     def close(ranks: tuple[int, ...]) -> None:
         segments = sorted(open_buckets.pop(ranks), key=lambda segment: not segment.parameter.decays)
         position = min(segment.parameter.position for segment in segments)
-        taken = tuple(shares[rank] for rank in ranks)
-        parts = domains.parts(ranks)
-        closed.append(Bucket(ranks=ranks, segments=tuple(segments), position=position, shares=taken, domains=parts))
+        closed.append(
+            Bucket(
+                ranks=ranks,
+                segments=tuple(segments),
+                position=position,
+                shares=tuple(shares[rank] for rank in ranks),
+                domains=domains.parts(ranks),
+            )
+        )
 
     for segments in _segments_backward(plan):
         for segment, ranks in segments:
@@ -139,7 +161,10 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
 
 
 def gradient_scale(parameter: Parameter, stage: Stage) -> float:
-    """What a rank of ``stage`` multiplies its gradient of ``parameter`` by, so that the group's sum is the gradient."""
+    """The factor of a rank's own gradient of ``parameter``, with which the sum over its group is the whole gradient.
+
+    1 where the tensor-parallel ranks of ``stage`` hold different parts of it, 1 / tp where each holds the same.
+    """
     if parameter.shard_dim is not None or parameter.partial_gradient == "always":
         return 1.0
     if parameter.partial_gradient == "sequence_parallel" and stage.splits_sequence:
@@ -148,12 +173,12 @@ def gradient_scale(parameter: Parameter, stage: Stage) -> float:
 
 
 def _segments_backward(plan: Plan) -> Iterator[list[tuple[ShardSegment, tuple[int, ...]]]]:
-    """The segments of every parameter with their ranks, in the order in which the backward finishes the parameters."""
-    holders: dict[str, tuple[Parameter, list[Stage]]] = {}
+    """The segments of each parameter with their gradient groups, in the order in which the backward finishes them."""
+    stages_with: dict[str, tuple[Parameter, list[Stage]]] = {}
     for _, _, stage in plan.stages():
         for parameter in stage_parameters(plan.model, first_layer=stage.start, end_layer=stage.end):
-            holders.setdefault(parameter.name, (parameter, []))[1].append(stage)
-    for parameter, stages in sorted(holders.values(), key=lambda held: -held[0].position):
+            stages_with.setdefault(parameter.name, (parameter, []))[1].append(stage)
+    for parameter, stages in sorted(stages_with.values(), key=lambda found: -found[0].position):
         yield list(_segments_of(parameter, stages))
 
 
@@ -163,7 +188,7 @@ def _segments_of(parameter: Parameter, stages: Sequence[Stage]) -> Iterator[tupl
         yield ShardSegment(parameter=parameter, start=0, end=1), ranks
         return
     size = parameter.shape[parameter.shard_dim]
-    # Shard edges are multiples of block / lcm(tp): the cells between them are what any holder can have.
+    # All shard edges are multiples of block / lcm(tp), whatever the tp: no shard cuts the cells between them.
     cells = math.lcm(*(stage.tp for stage in stages))
     cell = size // parameter.blocks // cells
     edges = {0, size}

@@ -30,6 +30,12 @@ from hetero.spec.parameters import HALF
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
 
+Ranks = tuple[int, ...]
+"""A set of ranks, in the order that whoever has it says."""
+
+StageKey = tuple[int, int]
+"""A stage of a plan: the index of its replica, and its own in that replica."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:

@@ -1,10 +1,10 @@
 """Lowers a plan to the programs of its device groups: everything that takes time in a step, in order.
 
-Runtime, simulator, emulation, trace and ``hetero show`` read what is made here, and make no order of their own. The
-passes of a pipeline are those of :mod:`hetero.schedule`: the replica's order of computes, split backwards,
-communication, early receives. Collectives follow from the buckets of :mod:`.gradient_groups`: a bucket is summed as
-soon as the last backwards of all stages that hold a part of it have passed its lowest layer, and gathered for the first
-forwards of the next step.
+Runtime, simulator, emulation, trace and ``hetero show`` read what is made here, and decide on no order themselves. The
+passes are those of :mod:`hetero.schedule`: the replica's order of computes, split backwards, communication, early
+receives. Collectives follow from the buckets of :mod:`.gradient_groups`: a bucket is summed as soon as the last
+backwards of all stages that hold a part of it have passed its lowest layer, and gathered for the first forwards of the
+next step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action,
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only, lock_step
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
-from hetero.schedule.program import NO_REPLICA, Point, Program, Step
+from hetero.schedule.program import NO_REPLICA, Point, Program, QueuedAction
 
 RECEIVES_AHEAD = 2
-"""Computes that a receive is posted ahead of its own: one hides the transfer, another the neighbour's jitter."""
+"""By how many computes a receive is posted early. Heuristic: one hides the transfer, another the neighbour's jitter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveOptions:
-    """When the collectives of a step run.
+    """Whether the collectives of a step overlap with its computes, as Megatron-LM's flags of these names say.
 
-    overlap_grad_reduce: sums beside the last backward instead of after it.
-    overlap_param_gather: weights arrive beside the first forwards instead of before them.
+    overlap_grad_reduce: gradients are summed beside the last backward instead of after it.
+    overlap_param_gather: weights are gathered beside the first forwards instead of before them.
     """
 
     overlap_grad_reduce: bool = True
@@ -38,52 +38,48 @@ BucketT = TypeVar("BucketT")
 
 
 class SharedBucket(Protocol):
-    """What lowering needs to know of a bucket: who holds it, and its lowest layer."""
+    """What lowering needs to know of a bucket of several ranks."""
 
     @property
-    def ranks(self) -> tuple[int, ...]: ...
+    def ranks(self) -> tuple[int, ...]:
+        """The gradient group."""
+        ...
 
     @property
-    def position(self) -> float: ...
+    def position(self) -> float:
+        """The lowest position of its segments."""
+        ...
 
 
 def lower(plan: Plan, buckets: Sequence[SharedBucket], *, options: CollectiveOptions | None = None) -> list[Program]:
     """The program of every device group of ``plan``, replica after replica.
 
     Args:
-        buckets: those that more than one rank holds, in the order in which all ranks launch them.
+        buckets: those that more than one rank holds, in the global order.
 
     Raises:
         ScheduleError: the depths deadlock.
     """
     options = options or CollectiveOptions()
-    held: dict[int, list[int]] = {}
+    numbers_of: dict[int, list[int]] = {}
     for number, bucket in enumerate(buckets):
         for rank in bucket.ranks:
-            held.setdefault(rank, []).append(number)
-    return [
-        _program(
-            plan,
-            r,
-            stages,
-            row,
-            {
-                n: buckets[n]
-                for n in sorted({n for rank in replica.stages[stages[0]].ranks for n in held.get(rank, ())})
-            },
-            options,
-        )
-        for r, replica in enumerate(plan.replicas)
-        for stages, row in zip(replica.device_groups, _checked_rows(replica), strict=True)
-    ]
+            numbers_of.setdefault(rank, []).append(number)
+    programs = []
+    for r, replica in enumerate(plan.replicas):
+        for stages, row in zip(replica.device_groups, _checked_rows(replica), strict=True):
+            ranks = replica.stages[stages[0]].ranks
+            held = sorted({number for rank in ranks for number in numbers_of.get(rank, ())})
+            programs.append(_program(plan, r, stages, row, {n: buckets[n] for n in held}, options))
+    return programs
 
 
 def lower_rank(
     plan: Plan, rank: int, buckets: Mapping[int, SharedBucket], *, options: CollectiveOptions | None = None
 ) -> Program:
-    """The program of one rank: that of its device group, with the collectives of its own buckets.
+    """The program of one rank: that of its device group, with the collectives of its own buckets only.
 
-    An idle rank has nothing but the update, on which all ranks decide.
+    An idle rank has nothing but the update, as all ranks decide together whether to skip it.
 
     Args:
         buckets: by number, in that order: those of :func:`lower` that ``rank`` holds.
@@ -93,32 +89,37 @@ def lower_rank(
     """
     place = plan.placement(rank)
     if place is None:
-        return Program(replica=NO_REPLICA, stages=(), queues={"compute": (Step(UPDATE),)})
+        return Program(replica=NO_REPLICA, stages=(), queues={"compute": (QueuedAction(UPDATE),)})
     replica = plan.replicas[place.replica]
-    stages, row = _own(replica, place.stage, _checked_rows(replica))
+    stages, row = _group_and_row(replica, place.stage, _checked_rows(replica))
     return _program(plan, place.replica, stages, row, buckets, options or CollectiveOptions())
 
 
 def evaluation_program(plan: Plan, rank: int) -> Program:
-    """What ``rank`` does to evaluate a global batch: forwards with their communication, no backward and no update."""
+    """The program of ``rank`` for an evaluation: forwards with their communication, no backward and no update."""
     place = plan.placement(rank)
     if place is None:
         return Program(replica=NO_REPLICA, stages=(), queues={"compute": ()})
     replica = plan.replicas[place.replica]
-    stages, row = _own(replica, place.stage, evaluation_rows(replica))
-    return Program.of_row(row, replica=place.replica, stages=stages, num_microbatches=_counts(replica), updates=False)
+    stages, row = _group_and_row(replica, place.stage, evaluation_rows(replica))
+    return Program.of_row(
+        row, replica=place.replica, stages=stages, num_microbatches=_microbatch_counts(replica), updates=False
+    )
 
 
-def _own(replica: Replica, stage: int, rows: Schedule) -> tuple[tuple[int, ...], Row]:
+def _group_and_row(replica: Replica, stage: int, rows: Schedule) -> tuple[tuple[int, ...], Row]:
     """The device group of ``stage`` and its row."""
     return next(pair for pair in zip(replica.device_groups, rows, strict=True) if stage in pair[0])
 
 
 def launch_order(plan: Plan, shared: Sequence[BucketT]) -> tuple[Sequence[BucketT], Sequence[BucketT]]:
-    """What is summed and what is gathered of the buckets of several ranks, each in the order of its launch.
+    """The buckets to sum and the buckets to gather, each in the order of launch.
 
-    A backward is done with the head first, a forward asks for the embedding first. Without a distributed optimizer
-    every holder updates all weights, and nothing is gathered.
+    A backward finishes the head first, a forward needs the embedding first. Without a distributed optimizer every rank
+    updates all weights that it holds, and nothing is gathered.
+
+    Args:
+        shared: the buckets that more than one rank holds, in the global order.
     """
     return shared, tuple(reversed(shared)) if plan.distributed_optimizer else ()
 
@@ -134,11 +135,11 @@ def _program(
     points = CollectivePoints(plan.replicas[r], stages, row, options)
     summed, gathered = launch_order(plan, list(buckets.items()))
     reduces = [
-        Step(Action(NO_STAGE, ActionKind.REDUCE, n), after=(points.gradients_ready(bucket.position),))
+        QueuedAction(Action(NO_STAGE, ActionKind.REDUCE, n), after=(points.gradients_ready(bucket.position),))
         for n, bucket in summed
     ]
     gathers = [
-        Step(
+        QueuedAction(
             Action(NO_STAGE, ActionKind.GATHER, n),
             after=(Point(UPDATE),),
             before=(points.weights_needed(bucket.position),),
@@ -149,19 +150,19 @@ def _program(
         row,
         replica=r,
         stages=stages,
-        num_microbatches=_counts(plan.replicas[r]),
+        num_microbatches=_microbatch_counts(plan.replicas[r]),
         reduces=reduces,
         gathers=gathers,
     )
 
 
 def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Schedule:
-    """Computes and transfers of a step, a row per device group of ``replica``, as the hosts of its ranks issue them.
+    """The computes and transfers of a step: one row per device group of ``replica``, in the order of issue.
 
     Raises:
-        ScheduleError: a count or a delay makes no schedule. Whether depths deadlock is not looked at.
+        ScheduleError: a count or a delay makes no schedule. Whether depths deadlock is not checked here.
     """
-    counts = _counts(replica)
+    counts = _microbatch_counts(replica)
     rows = ORDERS[replica.schedule](
         num_microbatches=counts,
         in_flight=[stage.in_flight for stage in replica.stages],
@@ -180,23 +181,23 @@ def lock_step_rows(replica: Replica) -> Schedule:
 
 def _checked_rows(replica: Replica) -> Schedule:
     rows = step_rows(replica)
-    check_no_deadlock(rows, num_microbatches=_counts(replica))
+    check_no_deadlock(rows, num_microbatches=_microbatch_counts(replica))
     return rows
 
 
 def evaluation_rows(replica: Replica) -> Schedule:
-    """Forwards alone, with their communication, a row per device group of ``replica``."""
-    counts = _counts(replica)
+    """The rows of an evaluation: forwards alone, with their communication, per device group of ``replica``."""
+    counts = _microbatch_counts(replica)
     rows = forward_only(num_microbatches=counts, groups=replica.device_groups)
     return post_receives_early(add_communication(rows, num_microbatches=counts), computes_ahead=RECEIVES_AHEAD)
 
 
 class CollectivePoints:
-    """Where the row of a device group lets a bucket be summed, and where it wants one gathered.
+    """Finds the points of a device group's row from which a bucket can be summed and by which it must be gathered.
 
-    A backward finishes gradients from the head down, a forward asks for weights from the embedding up; a group passes
-    through its stages in those orders as well. So a bucket's lowest layer is the last to have its gradient and the
-    first whose weights are missed.
+    A backward finishes gradients from the head down, a forward needs weights from the embedding up; a group goes
+    through its stages in those orders as well. So of a bucket, the lowest layer is the last to have its gradient and
+    the first whose weights are needed.
     """
 
     def __init__(self, replica: Replica, stages: Sequence[int], row: Row, options: CollectiveOptions) -> None:
@@ -209,7 +210,7 @@ class CollectivePoints:
         self._place = {action: i for i, action in enumerate(row)}
 
     def gradients_ready(self, position: float) -> Point:
-        """When the group has the gradients of everything from ``position`` on, as far as it holds that."""
+        """The point at which the group has all gradients from ``position`` on, of the layers that it holds."""
         if not self._options.overlap_grad_reduce:
             last = [*self._last_backward.values(), *self._last_weights.values()]
             return Point(max(last, key=self._place.__getitem__))
@@ -220,14 +221,14 @@ class CollectivePoints:
         return max(points, key=lambda point: self._place[point.action])
 
     def weights_needed(self, position: float) -> Point:
-        """Before which part of which forward the group needs everything from ``position`` on that it holds."""
+        """The point before which the group needs the weights from ``position`` on, of the layers that it holds."""
         if not self._options.overlap_param_gather:
             return Point(self._first_compute)
         held_by, position = self._holder(position)
         return Point(self._first_forward[held_by], position)
 
     def _holder(self, position: float) -> tuple[int, float]:
-        """The stage of the group that holds ``position``, and where: a tied embedding's copy is the head's."""
+        """The stage of the group that holds ``position``, and where in it: a tied embedding's copy lies in the head."""
         for s, stage in self._stages:
             if (position < 0 and stage.start == 0) or stage.start <= position < stage.end:
                 return s, position
@@ -242,5 +243,5 @@ class CollectivePoints:
         return Point(last, position)
 
 
-def _counts(replica: Replica) -> list[int]:
+def _microbatch_counts(replica: Replica) -> list[int]:
     return [replica.num_microbatches(s) for s in range(len(replica.stages))]

@@ -1,4 +1,4 @@
-"""Which samples a rank trains on, so that every plan sees the same data at the same step.
+"""Computes which samples each rank trains on, so that every plan sees the same data at the same step.
 
 The dataset has one order. Step n takes samples ``[n * global_batch_size, (n + 1) * global_batch_size)``; a replica
 takes a contiguous block of them, a stage cuts that block into its own microbatches, and each data-parallel rank takes
@@ -9,7 +9,7 @@ from hetero.plan.ir import Placement, Plan
 
 
 def microbatch_indices(plan: Plan, placement: Placement, *, step: int) -> tuple[tuple[int, ...], ...]:
-    """Dataset indices of each microbatch of one rank at ``step``, counted from 0 at the start of training.
+    """The dataset indices of every microbatch of one rank in training step ``step``, counted from 0.
 
     The plan has passed :func:`hetero.plan.validate.validate`, so that microbatches divide the replica's block. Ranks
     that differ in ``tp_rank`` only get the same samples, and so does a rank in each of the stages that it holds.

@@ -1,8 +1,8 @@
-"""Which boxes of a parameter a flat stretch of one of its segments is.
+"""Describes a flat range of a shard segment as rectangular sub-blocks of its parameter.
 
-A shard of a bucket cuts segments wherever its edge falls. To save such a stretch under any plan and load it under any
-other, it is named by where it lies in the parameter: up to three boxes of a matrix, a part of a row, whole rows, and
-another part of a row.
+A shard of a bucket cuts segments wherever its edge falls. To save such a range under any plan and load it under any
+other, it is named by where it lies in the parameter. A range of a matrix is up to three sub-blocks: a part of a row,
+whole rows, and another part of a row.
 """
 
 import math
@@ -14,7 +14,11 @@ from hetero.plan.gradient_groups import ShardSegment
 
 @dataclass(frozen=True, slots=True)
 class SubBlock:
-    """``shape`` elements of a parameter from ``offsets`` on, which lie at ``[start, start + numel)`` of the segment."""
+    """A rectangular block of a parameter that is contiguous in its segment.
+
+    offsets, shape: of the block, in the parameter.
+    start: where it lies in the segment: at ``[start, start + numel)``.
+    """
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -22,11 +26,12 @@ class SubBlock:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 def sub_blocks_of(segment: ShardSegment, *, start: int, end: int) -> Iterator[SubBlock]:
-    """The boxes of elements ``[start, end)`` of ``segment``, whose elements lie row by row.
+    """The sub-blocks that make up elements ``[start, end)`` of ``segment``, which lies row by row, in this order.
 
     Parameters have one or two dimensions.
     """

@@ -1,4 +1,4 @@
-"""The uniform plan that Megatron-LM's own flags describe: every replica alike, every stage alike."""
+"""Builds the uniform plan that Megatron-LM's own flags describe: every replica alike, every stage alike."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def uniform_plan(
     recompute_num_layers: int | None = None,
     distributed_optimizer: bool = False,
 ) -> Plan:
-    """``world_size / (tp * pp)`` equal replicas of ``pp * stages_per_rank`` equal stages.
+    """Builds a plan of ``world_size / (tp * pp)`` equal replicas of ``pp * stages_per_rank`` equal stages.
 
     Ranks are laid out as Megatron-LM does: tensor parallelism varies fastest, then data, then pipeline. 1F1B keeps
     ``pp - s`` microbatches in flight at stage s (arXiv 2104.04473); other schedules keep all of them. With v stages per
@@ -108,7 +108,7 @@ def uniform_plan(
 
 
 def _depths(pp: int, stages_per_rank: int, num_microbatches: int, *, warms_up: bool) -> list[int]:
-    """``in_flight`` of every stage: all microbatches, or of the 1F1B warm-up those that are the stage's."""
+    """``in_flight`` of every stage: all microbatches, or with ``warms_up`` those of the stage in 1F1B's warm-up."""
     if not warms_up:
         return [num_microbatches] * (pp * stages_per_rank)
     if stages_per_rank == 1:

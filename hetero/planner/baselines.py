@@ -386,7 +386,7 @@ def harp_plans(problem: Problem, candidates: Candidates) -> Listing:
                     cover = (Copies(template, 1, problem.global_batch_size // samples),)
                     yield Candidate(
                         score(cover, problem, rings).step_s,
-                        lambda cover=cover: expand(cover, problem),  # type: ignore[misc]
+                        lambda cover=cover: expand(cover, problem),  # type: ignore[misc]  # the default binds it, and is no argument of theirs
                     )
 
 

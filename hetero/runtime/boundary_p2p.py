@@ -1,4 +1,4 @@
-"""Activations and their gradients between two stages, slice by slice, as one rank sees them.
+"""Sends activations and their gradients between two stages, slice by slice, as one rank takes part in it.
 
 Tensor shapes: S sequence rows on this rank, B samples of a microbatch on this rank, H hidden size.
 
@@ -20,7 +20,7 @@ from hetero.schedule.actions import ActionKind
 
 
 class BoundaryP2P:
-    """This rank's end of the boundary before or after its stage: microbatch tensors in, microbatch tensors out."""
+    """Receives and sends whole microbatches over the boundary before or after this rank's stage, in slices."""
 
     def __init__(
         self,

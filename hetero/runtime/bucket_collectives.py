@@ -1,4 +1,4 @@
-"""How the holders of a bucket sum its gradients and gather its weights: one strategy per bucket, chosen once.
+"""Sums the gradients of a bucket over its holders and gathers its weights: one strategy per bucket, chosen once.
 
 Nobody else asks how many holders a bucket has, how their shards are cut, or where they sit.
 """
@@ -18,11 +18,11 @@ from hetero.runtime.hierarchical_collectives import HierarchicalAllReduce, Hiera
 
 
 class BucketCollectives(Protocol):
-    """One rank's collectives of a bucket. All its holders start them in the same order."""
+    """Starts one rank's part in the collectives of a bucket. All its holders start them in the same order."""
 
     @property
     def summing(self) -> Collective:
-        """What the sum amounts to."""
+        """The collective that the sum amounts to."""
 
     @property
     def summed(self) -> slice:
@@ -59,7 +59,7 @@ def bucket_collectives(bucket: Bucket, context: ParallelContext, sequencer: Coll
 
 @dataclass(frozen=True, slots=True)
 class SingleHolder:
-    """No other rank holds the bucket: there is nothing to do."""
+    """Does nothing: no other rank holds the bucket."""
 
     summed: slice
     summing: Collective = "all_reduce"
@@ -73,7 +73,7 @@ class SingleHolder:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Every holder has all sums and updates all weights, so that there is nothing to gather. One all-reduce."""
+    """Sums by one all-reduce: every holder has all sums and updates all weights, so that nothing is gathered."""
 
     summed: slice
     group: dist.ProcessGroup
@@ -88,7 +88,7 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class EqualShards:
-    """Each holder updates a shard, all of one length: one reduce-scatter, one all-gather."""
+    """Sums by one reduce-scatter and gathers by one all-gather, where all shards are equally long."""
 
     summed: slice
     group: dist.ProcessGroup
@@ -103,9 +103,9 @@ class EqualShards:
 
 @dataclass(frozen=True, slots=True)
 class UnequalShards:
-    """Each holder updates a shard of another length, which neither NCCL nor gloo scatter and gather in one collective.
+    """Sums by a reduce to every holder and gathers by a broadcast from each, in the order of the bucket's ranks.
 
-    A reduce to, and a broadcast from, every holder in the order of the bucket's ranks.
+    For shards of unequal length, which neither NCCL nor gloo scatter and gather in one collective.
     """
 
     summed: slice

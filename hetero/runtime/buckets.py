@@ -1,4 +1,14 @@
-"""A rank's parameters and gradients as flat buffers, one pair per bucket of :mod:`.gradient_groups`.
+"""Keeps a rank's parameters and gradients in flat buffers, one pair per bucket of :mod:`.gradient_groups`.
+
+Each rank that holds a bucket has both buffers whole, and answers for one shard of them. Here is a bucket of ranks 0, 1
+and 4, whose shares of the optimizer are 1 : 2 : 1. Positions count elements; segments and shards begin at multiples of
+64, and the dots are padding up to the next one:
+
+               0               128             256             384     448     512
+               |  segments that decay                          |  that do not  |
+    weights    [ mlp.linear_fc1.weight    ....][ proj.weight  ][norm .][bias  ]     the layers' precision
+    gradients  [ mlp.linear_fc1.weight    ....][ proj.weight  ][norm .][bias  ]     full precision
+    shards     |<--- rank 0 -->|<----------- rank 1 ---------->|<-- rank 4 --->|
 
 A parameter whose segments lie behind one another in one bucket is a view of the buffers, and so is its ``.grad``:
 gradients add up there, and updated weights appear there, without a copy. A parameter that another holder's shard edges
@@ -23,11 +33,12 @@ from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import Parameter, ShardInterval, shard_intervals
 
 NamedParameters = Mapping[str, tuple[Parameter, torch.nn.Parameter]]
+"""By canonical name, what the model says of a parameter, and its shard on this rank."""
 
 
 @dataclass(slots=True)
 class LocalSegment:
-    """A segment in this rank's parameter and in its bucket's buffers.
+    """Where a segment lies in this rank's parameter and in its bucket's buffers.
 
     index: where it lies in the parameter.
     scale: what this rank multiplies its gradient by before the sum.
@@ -61,7 +72,7 @@ class LocalSegment:
 
 @dataclass(slots=True)
 class LocalBucket:
-    """This rank's buffers of a bucket.
+    """The two buffers of a bucket on this rank, and how it takes part in summing and gathering them.
 
     number: by which the collectives of a program name it, ``None`` if no other rank holds its segments.
     owned: the shard that this rank answers for.
@@ -113,13 +124,13 @@ class LocalBucket:
         for segment, offset in zip(self.bucket.segments, self.bucket.offsets, strict=False):
             start = max(within.start, first, offset)
             end = min(within.stop, first + values.numel(), offset + segment.numel)
-            for box in sub_blocks_of(segment, start=start - offset, end=end - offset):
-                at = offset + box.start - first
+            for block in sub_blocks_of(segment, start=start - offset, end=end - offset):
+                at = offset + block.start - first
                 yield TensorSlice(
                     name=f"{kind}/{segment.parameter.name}",
                     shape=segment.parameter.shape,
-                    offsets=box.offsets,
-                    tensor=values[at : at + box.numel].view(box.shape),
+                    offsets=block.offsets,
+                    tensor=values[at : at + block.numel].view(block.shape),
                 )
 
 
@@ -149,7 +160,7 @@ def local_buckets(
     for _, tensor in parameters.values():
         if tensor.dtype != gradient_dtype:
             tensor.grad_dtype = gradient_dtype
-        _move_into_buffers(tensor, [(local, p) for local in buckets for p in local.segments if p.tensor is tensor])
+        _move_into_buffers(tensor, [(local, s) for local in buckets for s in local.segments if s.tensor is tensor])
     return buckets
 
 
@@ -207,13 +218,14 @@ def _move_into_buffers(tensor: torch.nn.Parameter, places: list[tuple[LocalBucke
 
 
 def _lie_in_order(tensor: torch.nn.Parameter, segments: list[LocalSegment]) -> bool:
-    """The segments lie in the buffer as they lie in the tensor: each contiguous, all equally far from there."""
-    parts = [tensor[segment.index] for segment in segments]
+    """Whether the segments lie in the buffer as they do in the tensor: each contiguous, all equally far from there."""
+    held = [tensor[segment.index] for segment in segments]
     distances = {
-        segment.weight.storage_offset() - part.storage_offset() for segment, part in zip(segments, parts, strict=True)
+        segment.weight.storage_offset() - values.storage_offset()
+        for segment, values in zip(segments, held, strict=True)
     }
-    covers_all = sum(part.numel() for part in parts) == tensor.numel()
-    return covers_all and len(distances) == 1 and all(part.is_contiguous() for part in parts)
+    covers_all = sum(values.numel() for values in held) == tensor.numel()
+    return covers_all and len(distances) == 1 and all(values.is_contiguous() for values in held)
 
 
 def _local_index(segment: ShardSegment, stage: Stage, place: Placement) -> tuple[slice, ...]:

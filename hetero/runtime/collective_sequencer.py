@@ -1,6 +1,6 @@
-"""Runs collectives that need the results of others, beside the backward.
+"""Runs collectives of several phases in order, beside the backward, where each phase needs the one before.
 
-NCCL's collectives wait for one another on a stream. Without CUDA a thread waits for them.
+On CUDA they wait for one another on a stream of their own. Without it a thread waits for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ Phase = Callable[[], Sequence[dist.Work]]
 
 
 class CollectiveSequencer:
-    """Runs each phase of a chain after the one before, and one chain after the other.
+    """Runs each phase of a sequence after the one before, and one sequence after the other.
 
-    All ranks start the chains that they share in the same order.
+    All ranks start the sequences that they share in the same order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,6 +31,8 @@ class CollectiveSequencer:
 
 
 class _ThreadRunner:
+    """Runs sequences on one thread, which waits for each phase."""
+
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collective-sequencer")
 
@@ -39,6 +41,8 @@ class _ThreadRunner:
 
 
 class _StreamRunner:
+    """Runs sequences on one CUDA stream, on which each phase waits for the one before."""
+
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 
@@ -57,7 +61,7 @@ def _run(phases: Sequence[Phase]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A chain on the thread; waiting raises what it raised."""
+    """A sequence on the thread; waiting raises what it raised."""
 
     future: Future[None]
 
@@ -70,12 +74,14 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A chain on the stream; waiting holds up the caller's stream only."""
+    """A sequence on the stream; waiting holds up the caller's stream only."""
 
     event: torch.cuda.Event
 
     def wait(self) -> object:
-        return torch.cuda.current_stream().wait_event(self.event)
+        torch.cuda.current_stream().wait_event(self.event)
+        return None
 
     def is_completed(self) -> bool:
-        return self.event.query()
+        done: bool = self.event.query()
+        return done

@@ -1,4 +1,4 @@
-"""Stand-ins for the few CUDA calls that megatron-core 0.16's layers make, for machines without CUDA.
+"""Replaces the few CUDA calls that megatron-core 0.16's layers make, so that they run on machines without CUDA.
 
 Everything that is replaced is listed here, with the places in megatron-core that need it. With CUDA present
 :func:`install` replaces nothing. It has to run before the first import of ``megatron.core``, whose fused functions
@@ -8,11 +8,25 @@ call ``torch.compile`` while they are imported.
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 _CPU = torch.device("cpu")
+
+
+def _seed_default_generator(seed: int) -> None:
+    torch.default_generator.manual_seed(int(seed))
+
+
+_OF_DEVICES: dict[str, Callable[..., object]] = {
+    "current_device": lambda: _CPU,
+    "set_device": lambda device: None,
+}
+_OF_GENERATORS: dict[str, Callable[..., object]] = {
+    "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+    "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
+    "manual_seed": _seed_default_generator,
+}
 
 
 def install() -> None:
@@ -29,12 +43,10 @@ def install() -> None:
     if torch.cuda.is_available():
         return
     warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS")
-    torch.cuda.current_device = lambda: _CPU
-    torch.cuda.set_device = lambda device: None
-    for module in (torch.cuda, torch.cuda.random):
-        module.get_rng_state = lambda device="cuda": torch.get_rng_state()
-        module.set_rng_state = lambda new_state, device="cuda": torch.set_rng_state(new_state)
-        module.manual_seed = _seed_default_generator
+    for name, stand_in in {**_OF_DEVICES, **_OF_GENERATORS}.items():
+        setattr(torch.cuda, name, stand_in)
+    for name, stand_in in _OF_GENERATORS.items():
+        setattr(torch.cuda.random, name, stand_in)
     _import_megatron_without_compiling()
 
     from megatron.core.tensor_parallel import random as megatron_random
@@ -53,10 +65,6 @@ def _drop_warnings_nobody_can_act_on() -> None:
     warnings.filterwarnings("ignore", message="full scope is deprecated")
 
 
-def _seed_default_generator(seed: int) -> None:
-    torch.default_generator.manual_seed(int(seed))
-
-
 def _is_no_cpu_generator_warning(record: logging.LogRecord) -> bool:
     return "CPU RNG state changed" not in record.getMessage()
 
@@ -64,11 +72,11 @@ def _is_no_cpu_generator_warning(record: logging.LogRecord) -> bool:
 def _import_megatron_without_compiling() -> None:
     """core/jit.py:25 decorates with ``torch.compile``: on a CPU that costs 13 s at the first fused call."""
 
-    def leave_as_it_is(model: Callable[..., Any] | None = None, **_: Any) -> Any:
+    def leave_as_it_is(model: object = None, **_: object) -> object:
         return model if model is not None else lambda function: function
 
     compile_ = torch.compile
-    torch.compile = leave_as_it_is
+    torch.compile = leave_as_it_is  # type: ignore[assignment]  # the same call, but for its overloads
     try:
         with warnings.catch_warnings():
             # Half a dozen modules say that Apex and TransformerEngine are not installed.

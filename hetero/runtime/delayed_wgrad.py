@@ -1,4 +1,4 @@
-"""A backward in two parts: linear layers that leave the gradients of their weights for later.
+"""Splits a backward in two: linear layers that compute the gradient of their input now, that of their weight later.
 
 For a layer Y = X W^T (+ bias), a backward usually computes dX = dY W and dW = dY^T X. Here it computes dX alone and
 keeps X and dY; dW is computed when :meth:`DelayedWeightGradients.compute` asks for it (zero bubble, arXiv 2401.10241).
@@ -9,7 +9,7 @@ larger than all else, and the head of a tied model shares its weight with the em
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 
 class Product(NamedTuple):
-    """What the gradient of one weight [O, I] is still to be computed from, for one microbatch.
+    """Keeps what the gradient of one weight [O, I] is still to be computed from, for one microbatch.
 
     input: [..., I], output_gradient: [..., O]
     sequence_group: the tensor-parallel ranks among which the rows of the input are cut, ``None`` if they are not.
@@ -43,18 +43,18 @@ class Product(NamedTuple):
 
 
 class DelayedWeightGradients:
-    """The products that one stage has put off, by microbatch."""
+    """Keeps, by microbatch, what the gradients of one stage's weights are still to be computed from."""
 
     def __init__(self) -> None:
         self._of_backward: list[Product] = []
         self._waiting: dict[int, list[Product]] = {}
 
-    def put_off(self, product: Product) -> None:
+    def delay(self, product: Product) -> None:
         """Keep a product of the backward that is running."""
         self._of_backward.append(product)
 
     def end_of_backward(self, microbatch: int) -> None:
-        """What was put off since the last call belongs to ``microbatch``."""
+        """What was delayed since the last call belongs to ``microbatch``."""
         self._waiting[microbatch] = self._of_backward
         self._of_backward = []
 
@@ -75,37 +75,46 @@ class DelayedWeightGradients:
                 ready(product.weight)
 
 
-class _Split:
-    """For megatron-core's linear layers: keep what the weight's gradient needs instead of computing it.
+class _SplitLinear:
+    """Lets megatron-core's linear layers keep what the weight's gradient needs instead of computing it.
 
     A layer whose weight wants no gradient computes what is left, that of its input.
     """
 
-    later: DelayedWeightGradients
+    delayed: DelayedWeightGradients
 
     def _forward_impl(
-        self, input: torch.Tensor, weight: torch.nn.Parameter, *, bias: torch.Tensor | None, **options: Any
+        self,
+        input: torch.Tensor,
+        weight: torch.nn.Parameter,
+        *,
+        bias: torch.Tensor | None,
+        sequence_parallel: bool,
+        tp_group: dist.ProcessGroup | None,
+        **options: object,
     ) -> torch.Tensor:
-        output = super()._forward_impl(input, weight.detach(), bias=None, **options)
+        output: torch.Tensor = super()._forward_impl(  # type: ignore[misc]  # of the layer that it is mixed into
+            input, weight.detach(), bias=None, sequence_parallel=sequence_parallel, tp_group=tp_group, **options
+        )
         if output.requires_grad:
-            group = options["tp_group"] if options["sequence_parallel"] else None
+            group = tp_group if sequence_parallel else None
             kept = input.detach()
-            output.register_hook(lambda gradient: self.later.put_off(Product(weight, kept, gradient, group)))
+            output.register_hook(lambda gradient: self.delayed.delay(Product(weight, kept, gradient, group)))
         return output if bias is None else output + bias
 
 
-class SplitColumnParallelLinear(_Split, ColumnParallelLinear):
+class SplitColumnParallelLinear(_SplitLinear, ColumnParallelLinear):  # type: ignore[misc]  # megatron-core has no types
     """A column-parallel layer, the sequence of whose input may be cut."""
 
 
-class SplitRowParallelLinear(_Split, RowParallelLinear):
+class SplitRowParallelLinear(_SplitLinear, RowParallelLinear):  # type: ignore[misc]  # megatron-core has no types
     """A row-parallel layer, which gets its input whole."""
 
 
-def put_off_weight_gradients(module: torch.nn.Module) -> DelayedWeightGradients:
-    """Where all split layers of ``module`` put off the gradients of their weights from now on."""
-    later = DelayedWeightGradients()
+def delay_weight_gradients(module: torch.nn.Module) -> DelayedWeightGradients:
+    """Let all split layers of ``module`` leave the gradients of their weights to what is returned."""
+    delayed = DelayedWeightGradients()
     for layer in module.modules():
-        if isinstance(layer, _Split):
-            layer.later = later
-    return later
+        if isinstance(layer, _SplitLinear):
+            layer.delayed = delayed
+    return delayed

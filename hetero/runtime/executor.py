@@ -1,4 +1,4 @@
-"""Executes the program of a rank: the same that the simulator replays.
+"""Executes the program of a rank, the same one that the simulator replays.
 
 The host walks through computes and transfers in the program's order. Nothing blocks but a compute that waits for its
 own input: a RECV only posts, a SEND only starts. Collectives run beside the computes: autograd, split backwards and

@@ -9,11 +9,11 @@ from hetero.distributed.timing import Timing, Waitable
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.schedule.actions import BACKWARD, Action, ActionKind
-from hetero.schedule.program import Program, Step
+from hetero.schedule.program import Program, QueuedAction
 
 
 class GradientSync:
-    """The reduce queue of one rank's program.
+    """Launches the REDUCEs of one rank's program, each as soon as the gradients that it sums are there.
 
     A step is: :meth:`zero`; :meth:`begins` and :meth:`ends` around each compute; :meth:`finish`. A REDUCE is launched
     as soon as its program lets it: behind those before it in the queue, which all ranks share, and once the action that
@@ -30,8 +30,8 @@ class GradientSync:
         self._buckets = buckets
         self._timing = timing or Timing()
         by_number = {local.number: local for local in buckets if local.number is not None}
-        self._queue: list[tuple[Step, LocalBucket]] = [
-            (step, by_number[step.action.number]) for step in program.queues.get("reduce", ())
+        self._queue: list[tuple[QueuedAction, LocalBucket]] = [
+            (queued, by_number[queued.action.number]) for queued in program.queues.get("reduce", ())
         ]
         self._last = _last_gradients(program)
         self._running: Action | None = None
@@ -39,12 +39,12 @@ class GradientSync:
         self._missing: list[set[torch.nn.Parameter]] = []
         self._launched = 0
         self._pending: list[Waitable] = []
-        self._places: dict[torch.nn.Parameter, list[int]] = {}
+        self._places: dict[torch.Tensor, list[int]] = {}
         for place, (_, local) in enumerate(self._queue):
             for tensor in local.tensors():
                 self._places.setdefault(tensor, []).append(place)
-        for tensor in self._places:
-            tensor.register_post_accumulate_grad_hook(self.arrived)
+        for summed in self._places:
+            summed.register_post_accumulate_grad_hook(self.arrived)
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""
@@ -64,7 +64,7 @@ class GradientSync:
     def arrived(self, tensor: torch.Tensor) -> None:
         """Something has been added to the gradient of ``tensor``."""
         if self._running in self._last:
-            for place in self._places.get(tensor, ()):
+            for place in self._places.get(tensor, []):
                 self._missing[place].discard(tensor)
             self._launch()
 
@@ -99,24 +99,24 @@ class GradientSync:
 
     def _launch(self) -> None:
         while self._launched < len(self._queue) and self._may_launch(self._launched):
-            step, local = self._queue[self._launched]
+            queued, local = self._queue[self._launched]
             self._launched += 1
             local.collect_gradients()
             start = partial(local.collectives.sum, local.gradients)
-            self._pending += self._timing.collective(step, local.collectives.summing, local.bucket, start)
+            self._pending += self._timing.collective(queued, local.collectives.summing, local.bucket, start)
 
     def _may_launch(self, place: int) -> bool:
-        step, _ = self._queue[place]
+        queued, _ = self._queue[place]
         return all(
             point.action in self._done
             or (point.position is not None and point.action == self._running and not self._missing[place])
-            for point in step.after
+            for point in queued.after
         )
 
 
 def _last_gradients(program: Program) -> frozenset[Action]:
     """Of each stage the last backward and, where weights' gradients come later, the last of those."""
-    computes = [step.action for step in program.queues["compute"]]
+    computes = [queued.action for queued in program.queues["compute"]]
     last = {
         (each.stage, each.kind == ActionKind.W): each for each in computes if each.kind in BACKWARD | {ActionKind.W}
     }

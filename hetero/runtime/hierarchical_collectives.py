@@ -1,11 +1,31 @@
-"""Sums and gathers in two hierarchical: the collectives of a bucket whose holders lie in several domains.
+"""Sums gradients and gathers weights hierarchically, for a bucket whose holders lie in several domains.
 
-Gradients are summed in three phases: *inside* each domain, rail by rail, onto the holder that has the rail there;
-*across*, over the holders that a rail has in all domains; and *back* from them to the rest of their domain. Gathering
-weights goes the other way round. With d domains, every element leaves a domain 2 (d - 1) / d times where all ranks need
-its sum, and half as often where only its owner does; with one collective over n holders it is 2 (n - 1) / n and half of
-that. The scheme is that of hierarchical all-reduces such as arXiv 1807.11205, with rails that need not be as many as
-holders.
+Gradients are summed in three phases. Here rail 0 is ranks 0 and 4, rail 1 is ranks 1 and 5; rank 2 has no rail,
+because domain B has no third rank:
+
+          domain A, fast links              slow links           domain B, fast links
+     rank 0      rank 1      rank 2                              rank 4      rank 5
+    [a0 a1]     [b0 b1]     [c0 c1]                             [d0 d1]     [e0 e1]    one part per rail
+       |           |           |                                   |           |
+       +-----------+-----------+      1. inside: a reduce          +-----------+
+       |           |                     per rail                  |           |
+    [A0 . ]     [ . A1]     [ .  . ]                            [B0 . ]     [ . B1]    A0 = a0 + b0 + c0
+       |           |                                               |           |
+       |           +============ 2. across: an all-reduce =========|===========+
+       +========================    per rail =====================+            |
+       |           |                                               |           |
+    [S0 . ]     [ . S1]     [ .  . ]                            [S0 . ]     [ . S1]    S0 = A0 + B0
+       |           |           |                                   |           |
+       +-----------+-----------+      3. back: a broadcast         +-----------+
+       |           |           |         per rail                  |           |
+    [S0 S1]     [S0 S1]     [S0 S1]                             [S0 S1]     [S0 S1]
+
+With a distributed optimizer a part is the shard of one owner, travels on one of the rails, and goes to its owner alone;
+gathering weights runs the three phases the other way round.
+
+With d domains, every element leaves a domain 2 (d - 1) / d times where all ranks need its sum, and half as often where
+only its owner does; with one collective over n holders it is 2 (n - 1) / n and half of that. The scheme is that of
+hierarchical all-reduces such as arXiv 1807.11205, with rails that need not be as many as holders.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +37,17 @@ import torch.distributed as dist
 
 from hetero.distributed.timing import Collective, Waitable
 from hetero.plan.gradient_groups import ALIGNMENT, Bucket
+from hetero.plan.ir import Ranks
 from hetero.plan.sync_domains import rails_of
 from hetero.runtime.collective_sequencer import CollectiveSequencer, Phase
-
-Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """The part of the buffer that one rank answers for; it travels on ``rail``. ``domain`` is the owner's."""
+    """The part of the buffer that one rank answers for; it crosses the slow links on ``rail``.
+
+    domain: the owner's.
+    """
 
     place: slice
     owner: int
@@ -42,7 +64,7 @@ class _Shard:
 
 
 class HierarchicalCollectives:
-    """One rank's collectives of a bucket in two hierarchical.
+    """Runs the phases of a bucket's sums and gathers in which one rank takes part.
 
     Args:
         groups: by the ranks of the holders in a domain and of a rail, where those are two or more.
@@ -57,7 +79,7 @@ class HierarchicalCollectives:
         self._home = next(d for d, ranks in enumerate(bucket.domains) if rank in ranks)
         self._neighbours = bucket.domains[self._home]
         self._place = self._neighbours.index(rank)
-        self._lanes = rails_of(bucket.domains)
+        self._rails = rails_of(bucket.domains)
         self._groups = groups
         self._sequencer = sequencer
 
@@ -157,8 +179,8 @@ class HierarchicalCollectives:
 
     def _start(self, inside: Phase, across: Phase, back: Phase) -> Sequence[Waitable]:
         """Run those in which this rank takes part."""
-        has_neighbours, has_lane = len(self._neighbours) > 1, self._place < len(self._lanes)
-        taking_part = ((inside, has_neighbours), (across, has_lane), (back, has_neighbours))
+        has_neighbours, has_rail = len(self._neighbours) > 1, self._place < len(self._rails)
+        taking_part = ((inside, has_neighbours), (across, has_rail), (back, has_neighbours))
         return [self._sequencer.start([phase for phase, takes_part in taking_part if takes_part])]
 
     @property
@@ -167,11 +189,11 @@ class HierarchicalCollectives:
 
     @property
     def _across(self) -> dist.ProcessGroup:
-        return self._groups[self._lanes[self._place]]
+        return self._groups[self._rails[self._place]]
 
     def _cut(self, values: torch.Tensor) -> list[torch.Tensor]:
         """``values`` in one part per rail, at aligned positions."""
-        count, unit = len(self._lanes), ALIGNMENT
+        count, unit = len(self._rails), ALIGNMENT
         edges = [values.numel() * i // count // unit * unit for i in range(count)] + [values.numel()]
         return [values[start:end] for start, end in pairwise(edges)]
 
@@ -181,12 +203,12 @@ class HierarchicalCollectives:
             for i, rank in enumerate(ranks):
                 place = self._bucket.shard_of(rank)
                 if place.start < place.stop:
-                    yield _Shard(place, rank, d, i % len(self._lanes))
+                    yield _Shard(place, rank, d, i % len(self._rails))
 
 
 @dataclass(frozen=True, slots=True)
 class HierarchicalAllReduce:
-    """Every holder has all sums and updates all weights, so that there is nothing to gather."""
+    """All-reduces hierarchically: every holder has all sums and updates all weights, so that nothing is gathered."""
 
     summed: slice
     hierarchical: HierarchicalCollectives
@@ -201,7 +223,7 @@ class HierarchicalAllReduce:
 
 @dataclass(frozen=True, slots=True)
 class HierarchicalShards:
-    """Each holder updates a shard of any length."""
+    """Reduces each shard hierarchically to the holder that updates it, and gathers the updated ones."""
 
     summed: slice
     hierarchical: HierarchicalCollectives

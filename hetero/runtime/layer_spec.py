@@ -1,4 +1,4 @@
-"""Which of megatron-core's modules make up a layer on this device."""
+"""Chooses the modules of megatron-core that a stage's layers are made of on this device."""
 
 import copy
 import dataclasses
@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_block import LayerNormImpl, Transform
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.errors import ConfigError
+from hetero.extras import pip_install
 from hetero.plan.ir import Stage
 from hetero.runtime.delayed_wgrad import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.runtime.options import StageOptions
@@ -26,13 +27,15 @@ from hetero.spec.model import ModelSpec
 
 
 class Norm(torch.nn.Module):
-    """LayerNorm or RMSNorm of torch for the local spec.
+    """Makes torch's LayerNorm or RMSNorm, for the local spec.
 
     The stock ``WrappedTorchNorm`` refuses sequence parallelism (torch_norm.py:32), whose only effect on a norm is
     that its gradient is partial; :mod:`.gradient_groups` accounts for that by the parameter's name.
     """
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:
+    def __new__(  # type: ignore[misc]  # a spec names a class, which makes one of torch's
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
+    ) -> torch.nn.Module:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
         return kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
 
@@ -50,9 +53,13 @@ def uses_transformer_engine(options: StageOptions, device: DeviceType, *, splits
         )
     possible = HAVE_TE and device.has_transformer_engine
     if options.transformer_impl == "transformer_engine" and not possible:
-        reason = "is not installed" if device.has_transformer_engine else f"does not run on {device.name}"
+        reason = (
+            f"is not installed; run: {pip_install('transformer-engine')}, or"
+            if device.has_transformer_engine
+            else f"does not run on {device.name};"
+        )
         raise ConfigError(
-            f"--transformer-impl transformer_engine: TransformerEngine {reason}; "
+            f"--transformer-impl transformer_engine: TransformerEngine {reason} "
             "choose auto, which takes the local layers where it is missing"
         )
     return possible and options.transformer_impl != "local" and not splits_backward
@@ -122,7 +129,7 @@ def _local_layer(model: ModelSpec) -> ModuleSpec:
 def _with_bias(linear: type) -> type:
     """``linear`` with a bias, whatever megatron-core asks for: one of its settings serves this layer and the MLP."""
 
-    class WithBias(linear):
+    class WithBias(linear):  # type: ignore[misc]  # known only when the layer is built
         def __init__(self, *args: object, bias: bool, **options: object) -> None:
             super().__init__(*args, bias=True, **options)
 

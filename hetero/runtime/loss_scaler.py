@@ -1,4 +1,4 @@
-"""Loss scaling for fp16 (arXiv 1710.03740): gradients that half precision would round to 0 are lifted above it."""
+"""Scales the loss in fp16 (arXiv 1710.03740), so that half precision does not round small gradients to 0."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class LossScaleOptions:
 
 @dataclass(slots=True)
 class LossScaler:
-    """The scale of the loss and what its next change depends on. Every rank has one, and all move alike.
+    """Keeps the scale of the loss and what its next change depends on. Every rank has one, and all move alike.
 
     clean_steps: steps without an overflow since the last change.
     overflows_left: before the scale shrinks.

@@ -36,7 +36,7 @@ class PipelinePosition:
         return self._num_stages
 
 
-class StageLayout(PipelineParallelLayerLayout):
+class StageLayout(PipelineParallelLayerLayout):  # type: ignore[misc]  # megatron-core has no types
     """The layer layout of one replica, bound to one of its stages.
 
     The stock class asks ``parallel_state`` for the pipeline rank, and transformer_block.py:91 and

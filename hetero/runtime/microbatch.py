@@ -1,4 +1,4 @@
-"""Tokens of one microbatch.
+"""Holds the tokens of one microbatch.
 
 Tensor shapes: B samples of a microbatch on this rank, S the whole sequence.
 """

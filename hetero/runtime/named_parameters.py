@@ -1,4 +1,4 @@
-"""The parameters of a stage under their canonical names, and their initial values.
+"""Finds the parameters of a stage under their canonical names, and draws their initial values.
 
 A weight is drawn for the full tensor from a seed made of its name, then cut: no plan, placement or layer spec
 changes it.

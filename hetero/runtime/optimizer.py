@@ -1,4 +1,4 @@
-"""AdamW on the gradient sums: clipping by the exact global norm, and one decision of all ranks to skip a step.
+"""Updates weights by AdamW: clips by the exact global gradient norm, and all ranks decide as one to skip a step.
 
 It works on flat stretches of the buckets: all of them, or with a distributed optimizer (ZeRO-1, arXiv 1910.02054) the
 shards that this rank owns. Half-precision weights have a float32 master copy of what is updated here.
@@ -54,7 +54,7 @@ class StepResult:
 
 @dataclass(slots=True, eq=False)
 class _UpdatedRange:
-    """A stretch of a bucket that this rank updates and that decays or not as a whole.
+    """A range of a bucket that this rank updates, and whose weights all decay or all do not.
 
     main: in full precision what the optimizer updates: the weights themselves, or their master copy.
     """
@@ -80,7 +80,7 @@ class _UpdatedRange:
 
 
 class Optimizer:
-    """The optimizer of one rank; without buckets on an idle one, which still joins the decisions.
+    """Updates one rank's part of the weights; an idle rank has no buckets, and still joins the decisions.
 
     Args:
         scaler: of the loss, in fp16.
@@ -187,7 +187,7 @@ class Optimizer:
 
     def _scale_gradients(self, factor: float) -> None:
         if factor != 1.0 and self._segments:
-            torch._foreach_mul_([segment.main.grad for segment in self._segments], factor)
+            torch._foreach_mul_([each.main.grad for each in self._segments if each.main.grad is not None], factor)
 
 
 def _segments(local: LocalBucket) -> Iterator[_UpdatedRange]:
@@ -211,8 +211,8 @@ def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
     """
     row = 1024
     whole_rows = flat.numel() // row * row
-    norms = torch.linalg.vector_norm(flat[:whole_rows].view(-1, row), dim=1).double()
-    rest = torch.linalg.vector_norm(flat[whole_rows:]).double()
+    norms: torch.Tensor = torch.linalg.vector_norm(flat[:whole_rows].view(-1, row), dim=1).double()
+    rest: torch.Tensor = torch.linalg.vector_norm(flat[whole_rows:]).double()
     return norms.square().sum() + rest.square()
 
 

@@ -1,4 +1,7 @@
-"""What a stage's layers are built with beside their shapes, and how ranks share gradients. The same on every rank."""
+"""Options of the runtime: what layers are built with beside their shapes, and how gradients are summed.
+
+The same on every rank.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

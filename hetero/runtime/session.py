@@ -34,7 +34,9 @@ def _never() -> bool:
 
 
 class TrainingSession:
-    """Trainer, data and schedule of one rank. An idle rank takes part in the decisions.
+    """Runs step after step with the trainer, data and learning-rate schedule of one rank.
+
+    An idle rank takes part in the decisions.
 
     Args:
         data: this rank's microbatches, in order, of one step after the other; ``None`` where

@@ -1,10 +1,9 @@
-"""A pipeline stage: megatron-core's ``GPTModel`` with exactly the layers that the plan gives it.
+"""Builds pipeline stages: megatron-core's ``GPTModel`` with exactly the layers that the plan gives it.
 
 Tensor shapes: S sequence rows on this rank, B samples of a microbatch, H hidden size, V vocabulary rows on this rank.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -12,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime import cpu_backend, mcore
-from hetero.runtime.delayed_wgrad import DelayedWeightGradients, put_off_weight_gradients
+from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gradients
 from hetero.runtime.layer_spec import activation_function, stage_spec, uses_transformer_engine
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
@@ -27,7 +26,7 @@ GRADIENT_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.f
 """Gradients and master weights are in full precision, whatever the layers compute in."""
 
 
-class MaskedVocabularyGPT(GPTModel):
+class MaskedVocabularyGPT(GPTModel):  # type: ignore[misc]  # megatron-core has no types
     """A GPTModel whose padding rows of the vocabulary take no part in the softmax."""
 
     num_padding_logits = 0
@@ -39,7 +38,8 @@ class MaskedVocabularyGPT(GPTModel):
             # Autograd, if it knew, would copy the whole gradient to put zeros here. The softmax yields them already.
             with torch.no_grad():
                 logits[..., -self.num_padding_logits :] = torch.finfo(logits.dtype).min
-        return super().compute_language_model_loss(labels, logits)
+        losses: torch.Tensor = super().compute_language_model_loss(labels, logits)
+        return losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class StageModel:
     """The module of one rank and its parameters by canonical name.
 
     attention_mask: [1, 1, S, S], true where a position is hidden; ``None`` where the kernels are causal themselves.
-    later: what a split backward has put off; ``None`` where backwards are whole.
+    delayed: the weights' gradients that a split backward has left for later; ``None`` where backwards are whole.
     """
 
     module: MaskedVocabularyGPT
     parameters: dict[str, tuple[Parameter, torch.nn.Parameter]]
     attention_mask: torch.Tensor | None
     dtype: torch.dtype
-    later: DelayedWeightGradients | None
+    delayed: DelayedWeightGradients | None
 
     def forward(self, input_SBH: torch.Tensor | None, batch: Microbatch | None) -> torch.Tensor:
         """Activations [S, B, H] for the next stage, or on the last stage the loss of every token [B, S].
@@ -64,12 +64,13 @@ class StageModel:
         if input_SBH is not None:
             self.module.set_input_tensor(input_SBH)
         is_last = self.module.post_process
-        return self.module(
+        output: torch.Tensor = self.module(
             batch.tokens_BS if batch is not None else None,
             batch.position_ids_BS if batch is not None else None,
             self.attention_mask,
             labels=batch.labels_BS if batch is not None and is_last else None,
         )
+        return output
 
 
 def build_stages(context: ParallelContext, *, options: StageOptions, seed: int) -> list[StageModel]:
@@ -128,7 +129,7 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
         std=options.init_method_std,
     )
     mask = None if transformer_engine else _causal_mask(plan.seq_length, context.device)
-    return StageModel(module, parameters, mask, dtype, put_off_weight_gradients(module) if splits else None)
+    return StageModel(module, parameters, mask, dtype, delay_weight_gradients(module) if splits else None)
 
 
 def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:
@@ -185,7 +186,7 @@ def _transformer_config(context: ParallelContext, work: StageContext, options: S
     )
 
 
-def _recompute_settings(work: StageContext) -> dict[str, Any]:
+def _recompute_settings(work: StageContext) -> dict[str, object]:
     stage = work.stage
     match stage.recompute:
         case "none":
@@ -200,7 +201,7 @@ def _recompute_settings(work: StageContext) -> dict[str, Any]:
             }
 
 
-def _moe_settings(context: ParallelContext, options: StageOptions) -> dict[str, Any]:
+def _moe_settings(context: ParallelContext, options: StageOptions) -> dict[str, object]:
     model = context.plan.model
     if model.num_experts is None:
         return {}

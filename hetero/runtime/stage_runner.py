@@ -26,7 +26,7 @@ class Keeps(Enum):
 
 
 class StageRunner:
-    """A rank's stage with what its microbatches have left here for later.
+    """Runs forwards and backwards of a rank's stage, and keeps between them what its microbatches need later.
 
     Args:
         ready: told each weight that a split backward has added a gradient to, which autograd's hooks know nothing of.
@@ -99,18 +99,18 @@ class StageRunner:
             gradient = loss_scale().to(output.dtype)
         with self._timing.compute(action):
             custom_backward(output, gradient)
-        if self._model.later is not None:
-            self._model.later.end_of_backward(action.number)
+        if self._model.delayed is not None:
+            self._model.delayed.end_of_backward(action.number)
         if self._before is not None:
             gradient_SBH = self._inputs.pop(action.number).grad
             assert gradient_SBH is not None
             self._before.offer(action.number, gradient_SBH)
 
     def weight_gradients(self, action: Action) -> None:
-        """W: the gradients of weights that I has put off."""
-        assert self._model.later is not None, "the schedule has a W where backwards are whole"
+        """W: the gradients of weights that I has left for later."""
+        assert self._model.delayed is not None, "the schedule has a W where backwards are whole"
         with self._timing.compute(action):
-            self._model.later.compute(action.number, ready=self._ready)
+            self._model.delayed.compute(action.number, ready=self._ready)
 
     def _compute_forward(
         self, action: Action, input_SBH: torch.Tensor | None, batch: Microbatch | None, *, with_graph: bool

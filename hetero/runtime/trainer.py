@@ -1,4 +1,4 @@
-"""One rank's part in a training step, from its microbatches to its updated weights."""
+"""Runs one rank's part of a training step, from its microbatches to its updated weights."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -22,7 +22,9 @@ from hetero.runtime.weight_gather import WeightGather
 
 
 class Trainer:
-    """Stages, gradient sums and optimizer of a rank. On an idle one these are empty, and it joins the decisions.
+    """Holds the stages, gradient sums and optimizer of a rank, and trains them step by step.
+
+    On an idle rank these are empty, and it joins the decisions.
 
     Args:
         loss_scale: used for a plan in fp16 only.

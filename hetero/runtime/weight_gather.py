@@ -1,8 +1,7 @@
 """Brings updated weights from the ranks that own them to all that hold them, beside the next forward."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from hetero.schedule.program import Program
 
 
 class WeightGather:
-    """The gather queue of one rank's program, which is empty where every holder updates everything.
+    """Launches the GATHERs of one rank's program, of which there are none where every holder updates everything.
 
     A gather that has to be there before a position inside a forward is waited for by the modules that have a part of
     it, right before they run, and by :meth:`finish`; one that has to be there before a whole compute, at once.
@@ -32,13 +31,13 @@ class WeightGather:
         timing: Timing | None = None,
     ) -> None:
         by_number = {local.number: local for local in buckets if local.number is not None}
-        steps = program.queues.get("gather", ())
+        gathers = program.queues.get("gather", ())
         self._timing = timing or Timing()
-        self._queue = [(step, by_number[step.action.number]) for step in steps]
+        self._queue = [(queued, by_number[queued.action.number]) for queued in gathers]
         self._waited_for_at_once = [
-            step.action.number for step in steps if any(point.position is None for point in step.before)
+            queued.action.number for queued in gathers if any(point.position is None for point in queued.before)
         ]
-        gathered = {step.action.number for step in steps}
+        gathered = {queued.action.number for queued in gathers}
         self._at_hand = [local for local in buckets if local.number not in gathered]
         self._pending: dict[int, tuple[LocalBucket, Sequence[Waitable]]] = {}
         self._listen(modules, gathered.difference(self._waited_for_at_once), by_number)
@@ -49,10 +48,10 @@ class WeightGather:
         """
         for local in self._at_hand:
             local.return_weights()
-        for step, local in self._queue:
+        for queued, local in self._queue:
             start = partial(local.collectives.gather, local.weights)
-            works = self._timing.collective(step, "all_gather", local.bucket, start)
-            self._pending[step.action.number] = local, works
+            works = self._timing.collective(queued, "all_gather", local.bucket, start)
+            self._pending[queued.action.number] = local, works
         for number in self._waited_for_at_once:
             self._wait(number)
 
@@ -82,8 +81,8 @@ class WeightGather:
                 if own:
                     submodule.register_forward_pre_hook(self._needs(sorted(own)))
 
-    def _needs(self, numbers: Sequence[int]) -> Any:
-        def hook(module: torch.nn.Module, args: Any) -> None:
+    def _needs(self, numbers: Sequence[int]) -> Callable[[torch.nn.Module, object], None]:
+        def hook(module: torch.nn.Module, args: object) -> None:
             for number in numbers:
                 self._wait(number)
 

@@ -1,1 +1,1 @@
-"""Order of work: no time, no tensors."""
+"""Pipeline schedules: the actions of a training step and their order, without time or tensors."""

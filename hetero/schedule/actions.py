@@ -1,8 +1,8 @@
-"""The instructions of a pipeline schedule, and the text form they print and parse as.
+"""Defines the actions of a pipeline schedule, and the text form in which they print and parse.
 
 ``2F0`` is the forward of microbatch 0 on stage 2; ``1SEND_B3`` sends slice 3 of the gradient across the boundary
-before stage 1; ``REDUCE4`` sums bucket 4. A schedule is one row of actions per device group of a replica, the ranks
-that hold one or more of its stages, in the order in which they run them. Nothing here knows tensors, time or processes.
+before stage 1; ``REDUCE4`` sums bucket 4. A schedule has one row, an ordered list of actions, per device group of a
+replica: the ranks that hold one or more of its stages. Nothing here knows tensors, time or processes.
 
 Each stage counts its own microbatches. What crosses a boundary is counted in slices: the smaller of the two
 microbatches, so that one microbatch of the coarser stage is several slices.
@@ -18,7 +18,7 @@ from hetero.errors import ScheduleError
 
 
 class ActionKind(StrEnum):
-    """What takes time in a step; the letters are those of ``torch.distributed.pipelining``.
+    """The kinds of work that take time in a step, with the letters of ``torch.distributed.pipelining``.
 
     F is a forward. B is a backward; where it is in two parts, I computes the gradient of the input and W that of the
     weights. R runs a forward again whose first run kept nothing but its input. UPDATE is the optimizer's. A SEND starts
@@ -42,20 +42,23 @@ class ActionKind(StrEnum):
 
 COMPUTE = frozenset({ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W})
 BACKWARD = frozenset({ActionKind.B, ActionKind.I})
-"""Backwards that give their input's gradient to the stage before."""
+"""Computes that produce the gradient of the stage's input, which the stage before needs."""
 
 SEND = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 RECEIVE = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 
 NO_STAGE = -1
-"""In place of the stage of what belongs to a device group as a whole."""
+"""Stands for the stage in actions of a device group as a whole: collectives and the update."""
 
 _WORD = re.compile(r"(?:(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)|(REDUCE|GATHER))(\d+)|UPDATE")
 
 
 class Action(NamedTuple):
-    """``number`` is a microbatch of ``stage`` for a compute, a slice of the boundary for transfers, and for collectives
-    a bucket of the plan; those and the update have no stage.
+    """One piece of work of a schedule: what is done, on which stage, to which microbatch, slice or bucket.
+
+    stage: the stage that computes, sends or receives; :data:`NO_STAGE` for collectives and the update.
+    number: of a compute the microbatch of ``stage``, of a transfer the slice of the boundary, of a collective the
+        bucket.
     """
 
     stage: int
@@ -89,28 +92,41 @@ class Action(NamedTuple):
 
 UPDATE = Action(NO_STAGE, ActionKind.UPDATE, 0)
 
-
 Row = list[Action]
+"""What the ranks of one device group do, in order."""
+
 Schedule = list[Row]
+"""One row per device group of a replica."""
 
 
 def parse_row(text: str) -> Row:
-    """``"0F0 0F1 0B0"`` -> three actions."""
+    """Parses one row: ``"0F0 0F1 0B0"`` is three actions.
+
+    Raises:
+        ScheduleError: a word is no action.
+    """
     return [Action.parse(word) for word in text.split()]
 
 
 def parse_schedule(text: str) -> Schedule:
-    """One row per line, the inverse of :func:`format_schedule`."""
+    """Parses a schedule of one row per line, the inverse of :func:`format_schedule`.
+
+    Raises:
+        ScheduleError: a word is no action.
+    """
     return [parse_row(line) for line in text.splitlines() if line.strip()]
 
 
 def format_schedule(schedule: Schedule) -> str:
-    """One line per device group."""
+    """Formats a schedule as text, one line per device group."""
     return "\n".join(" ".join(map(str, row)) for row in schedule)
 
 
 class StageBoundary(NamedTuple):
-    """How the microbatches of two neighbouring stages meet: ``num_slices`` is the larger of their two counts."""
+    """The slices in which the activations of two neighbouring stages cross from one to the other.
+
+    A slice is the smaller of the two stages' microbatches, so that ``num_slices`` is the larger of their two counts.
+    """
 
     num_slices: int
     microbatches_before: int
@@ -118,7 +134,7 @@ class StageBoundary(NamedTuple):
 
     @classmethod
     def between(cls, before: int, after: int) -> "StageBoundary":
-        """The boundary between stages that count ``before`` and ``after`` microbatches of the same samples.
+        """The boundary between two stages that cut the same samples into ``before`` and ``after`` microbatches.
 
         Raises:
             ScheduleError: neither count is a multiple of the other.
@@ -140,12 +156,12 @@ class StageBoundary(NamedTuple):
 
 
 def boundaries(num_microbatches: Sequence[int]) -> list[StageBoundary]:
-    """The boundary after each stage but the last."""
+    """The boundary after each stage but the last, from the number of microbatches of every stage."""
     return [StageBoundary.between(before, after) for before, after in pairwise(num_microbatches)]
 
 
 def received_by(compute: Action, edges: Sequence[StageBoundary]) -> list[Action]:
-    """The receives of the slices that a compute needs."""
+    """The RECVs of the slices that a compute needs from its neighbour; ``edges`` are those of :func:`boundaries`."""
     s, kind, m = compute
     if kind == ActionKind.F and s > 0:
         return [Action(s, ActionKind.RECV_F, i) for i in edges[s - 1].slices_after(m)]
@@ -155,7 +171,7 @@ def received_by(compute: Action, edges: Sequence[StageBoundary]) -> list[Action]
 
 
 def sent_by(compute: Action, edges: Sequence[StageBoundary]) -> list[Action]:
-    """The sends of the slices that a compute makes."""
+    """The SENDs of the slices that a compute produces for its neighbour; ``edges`` are those of :func:`boundaries`."""
     s, kind, m = compute
     if kind == ActionKind.F and s < len(edges):
         return [Action(s, ActionKind.SEND_F, i) for i in edges[s].slices_before(m)]

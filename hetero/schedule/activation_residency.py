@@ -1,4 +1,4 @@
-"""What a row keeps alive: the microbatches that the stages of a device group hold at its worst moments.
+"""Counts the microbatches whose activations a device group holds, and finds when it holds the most.
 
 A forward leaves the activations of its microbatch behind, which its B or I needs. Where an R runs the forward again,
 the first one leaves its input alone. An I leaves what its W needs.
@@ -11,11 +11,11 @@ from hetero.schedule.actions import BACKWARD, COMPUTE, Action, ActionKind
 
 
 class HeldMicrobatches(NamedTuple):
-    """Microbatches of one stage of which something is held.
+    """How many microbatches of one stage have something in memory.
 
     in_flight: between F, or R if there is one, and B or I: all of their activations.
     inputs: between F and R: their input alone.
-    deferred: between I and W.
+    deferred: between I and W: what the gradients of the weights will need.
     """
 
     in_flight: int = 0
@@ -24,11 +24,11 @@ class HeldMicrobatches(NamedTuple):
 
 
 Moment = Mapping[int, HeldMicrobatches]
-"""What a device holds at one time, by stage."""
+"""What the ranks of a device group hold at one time, by stage."""
 
 
 class Residency:
-    """Counts what is held while actions of a device group begin and end.
+    """Counts what a device group holds, as its actions begin and end one by one.
 
     Args:
         recomputed: the microbatches that have an R, as (stage, number).
@@ -40,11 +40,11 @@ class Residency:
 
     @classmethod
     def of_row(cls, row: Iterable[Action]) -> "Residency":
-        """Nothing held yet of what ``row`` will hold."""
+        """A counter at the start of ``row``: nothing is held yet."""
         return cls({(stage, number) for stage, kind, number in row if kind == ActionKind.R})
 
     def begin(self, action: Action) -> None:
-        """A compute begins: what a forward saves counts from here on."""
+        """Counts the start of a compute: what a forward saves is held from here on."""
         stage, kind, number = action
         if kind == ActionKind.F:
             again = (stage, number) in self._recomputed
@@ -53,7 +53,7 @@ class Residency:
             self._add(stage, in_flight=1, inputs=-1)
 
     def end(self, action: Action) -> None:
-        """A compute has ended: what it was the last to need is let go of, and an I leaves what its W needs."""
+        """Counts the end of a compute: what it was the last to need is freed, and an I leaves what its W needs."""
         stage, kind, _ = action
         if kind in BACKWARD:
             self._add(stage, in_flight=-1, deferred=kind == ActionKind.I)
@@ -66,9 +66,10 @@ class Residency:
 
 
 def worst_moments(row: Sequence[Action]) -> list[Moment]:
-    """The moments of ``row``, of one device group, at which it holds most: at no other is as much held of everything.
+    """The moments at which the row of a device group holds the most: the Pareto maxima over everything that it holds.
 
-    Transfers count for nothing here, and a row without a forward has no such moment.
+    Which of them needs the most bytes depends on the stages, so all are returned. Transfers are not counted, and a row
+    without a forward has no such moment.
     """
     residency = Residency.of_row(row)
     computes = [action for action in row if action.kind in COMPUTE]
@@ -88,7 +89,7 @@ def worst_moments(row: Sequence[Action]) -> list[Moment]:
 
 
 def _covers(more: tuple[HeldMicrobatches, ...], less: tuple[HeldMicrobatches, ...]) -> bool:
-    """Whether as much is held of everything; all activations of a microbatch are as much as its input."""
+    """Whether ``more`` holds at least as much of everything; all activations of a microbatch contain its input."""
     return all(
         a.in_flight >= b.in_flight and a.deferred >= b.deferred and a.in_flight + a.inputs >= b.in_flight + b.inputs
         for a, b in zip(more, less, strict=True)

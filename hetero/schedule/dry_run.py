@@ -1,4 +1,4 @@
-"""Runs a schedule without tensors or time, to see that it comes to an end on every transport that it may meet."""
+"""Runs a schedule without tensors or time, to check that it does not deadlock on the transport that it will meet."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from hetero.schedule.actions import (
 
 
 class Transport(StrEnum):
-    """How sends and receives behave.
+    """How sends and receives of a communication library behave, as far as a deadlock depends on it.
 
     BUFFERED: a SEND is over at once and a RECV only posts; slices are told apart by number (gloo).
     IN_ORDER: as well, but one direction of a boundary matches the n-th SEND with the n-th RECV (NCCL's communicators).
@@ -36,7 +36,7 @@ class Transport(StrEnum):
 def check_no_deadlock(
     schedule: Schedule, *, num_microbatches: Sequence[int], transport: Transport = Transport.IN_ORDER
 ) -> None:
-    """Dry-run all device groups of a replica; raise with the full table if none can move.
+    """Runs all device groups of a replica, and raises with the full schedule if none of them can go on.
 
     A compute waits for its slices, and a SEND follows the compute whose result it is.
 
@@ -60,8 +60,8 @@ class _Run:
         self._done: set[Action] = set()
         self._recomputed = {(s, m) for row in schedule for s, kind, m in row if kind == ActionKind.R}
         self._producer = {send: action for row in schedule for action in row for send in sent_by(action, self._edges)}
-        self._place: dict[tuple[int, ActionKind], dict[int, int]] = defaultdict(dict)
-        """Of the slices of a direction on one side, in the order in which they were issued."""
+        self._issue_order: dict[tuple[int, ActionKind], dict[int, int]] = defaultdict(dict)
+        """By stage and kind of transfer: the place of each slice in the order in which they were issued."""
         self._at_first_contact: set[Action] = set()
 
     def is_unfinished(self) -> bool:
@@ -84,7 +84,7 @@ class _Run:
     def _run(self, action: Action) -> None:
         self._done.add(action)
         if action.kind in SEND | RECEIVE:
-            issued = self._place[action.stage, action.kind]
+            issued = self._issue_order[action.stage, action.kind]
             issued[action.number] = len(issued)
 
     def _can_run(self, action: Action) -> bool:
@@ -113,14 +113,14 @@ class _Run:
             return False
         if self._transport == Transport.BUFFERED:
             return True
-        received, sent = self._place[receive.stage, receive.kind], self._place[send.stage, send.kind]
+        received, sent = self._issue_order[receive.stage, receive.kind], self._issue_order[send.stage, send.kind]
         if sent[send.number] != received[receive.number]:
             raise ScheduleError(f"{send} and {receive} are not the same transfer of their direction, counted from 0")
         return True
 
     def _meets(self, action: Action) -> bool:
         """Whether a transfer need not wait for the other side to come to its first one."""
-        if self._place[action.stage, action.kind]:
+        if self._issue_order[action.stage, action.kind]:
             return True
         other = _other_side(action)
         self._at_first_contact.add(Action(action.stage, action.kind, 0))

@@ -1,4 +1,4 @@
-"""Compute orders of a pipeline: GPipe, 1F1B and interleaved 1F1B, lock step, and what evaluates.
+"""Orders the forwards and backwards of a pipeline: 1F1B, interleaved 1F1B, GPipe, DeepSpeed's 1F1B, and evaluation.
 
 1F1B is PipeDream-Flush (arXiv 2104.04473, figure 4), here with any depth per stage:
 
@@ -32,7 +32,7 @@ Groups = Sequence[Sequence[int]]
 
 
 def one_f_one_b(*, num_microbatches: Sequence[int], in_flight: Sequence[int], groups: Groups | None = None) -> Schedule:
-    """Forward and backward actions of every device group, without communication.
+    """1F1B with any depth per stage, interleaved where a device group has several stages; without communication.
 
     ``num_microbatches[s]`` and ``in_flight[s]`` are counted in stage ``s``'s own microbatches. Without ``groups`` every
     stage is one of its own.
@@ -45,7 +45,7 @@ def one_f_one_b(*, num_microbatches: Sequence[int], in_flight: Sequence[int], gr
     rows = []
     for stages in groups:
         count = num_microbatches[stages[0]]
-        # As many samples in a round as p of the largest microbatches have.
+        # A round has as many samples as p of the largest microbatches.
         in_round = max(1, len(groups) * count // fewest) if len(stages) > 1 else count
         forwards = _in_rounds(ActionKind.F, stages, count, in_round)
         backwards = _in_rounds(ActionKind.B, stages[::-1], count, in_round)
@@ -65,15 +65,14 @@ def gpipe(
 
 
 BY_DEPTHS = "1f1b"
-"""What a plan has that says nothing else, and the one order in which stages hold as many microbatches as ``in_flight``
-says."""
+"""The default order of a plan, and the only one in which stages hold as many microbatches as ``in_flight`` says."""
 
 ORDERS: Mapping[str, Callable[..., Schedule]] = {BY_DEPTHS: one_f_one_b, "gpipe": gpipe}
-"""What a replica of a plan may name as its ``schedule``. Each takes what :func:`one_f_one_b` takes."""
+"""The orders that a replica of a plan may name as its ``schedule``. Each takes what :func:`one_f_one_b` takes."""
 
 
 def forward_only(*, num_microbatches: Sequence[int], groups: Groups | None = None) -> Schedule:
-    """Evaluation: every forward, in the order of :func:`one_f_one_b`, and no backward."""
+    """The order of an evaluation: every forward as in :func:`one_f_one_b`, and no backward."""
     whole = one_f_one_b(num_microbatches=num_microbatches, in_flight=num_microbatches, groups=groups)
     return [[action for action in row if action.kind == ActionKind.F] for row in whole]
 

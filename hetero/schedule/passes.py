@@ -1,4 +1,4 @@
-"""Passes over a schedule: each takes a schedule and returns a new one, or raises."""
+"""Transforms schedules, pass by pass: splits backwards, adds communication, posts receives early."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,14 @@ from hetero.schedule.actions import (
     sent_by,
 )
 
-TALKING = BACKWARD | {ActionKind.F}
-"""Computes with a neighbour before or behind them; the others take and give nothing."""
+COMMUNICATING = BACKWARD | {ActionKind.F}
+"""Computes that receive from a neighbouring stage or send to one; the others, R and W, do neither."""
 
 
 def split_backward(schedule: Schedule, *, wgrad_delay: Sequence[int | None]) -> Schedule:
-    """Part the backward of stages with a delay into I, which computes the input's gradient, and W, which computes the
-    weights' (zero bubble, arXiv 2401.10241).
+    """Splits the backward of stages with a weight-gradient delay into I, the input's gradient, and W, the weights'.
+
+    This is zero bubble (arXiv 2401.10241, section 2).
 
     ``wgrad_delay[s]`` is ``None`` where stage ``s`` keeps its backward whole. With delay k, W of microbatch m stands
     behind I of microbatch m + k, so that up to k microbatches wait for their W. Four equal stages with the delays
@@ -68,7 +69,7 @@ def _with_weights(row: Row, wgrad_delay: Sequence[int | None]) -> Row:
 
 
 def add_communication(schedule: Schedule, *, num_microbatches: Sequence[int]) -> Schedule:
-    """Post each slice's RECV right before the compute that needs it, start each SEND right after its producer."""
+    """Puts the RECV of each slice right before the compute that needs it, and its SEND right behind its producer."""
     edges = boundaries(num_microbatches)
     return [
         [each for action in row for each in (*received_by(action, edges), action, *sent_by(action, edges))]
@@ -77,7 +78,7 @@ def add_communication(schedule: Schedule, *, num_microbatches: Sequence[int]) ->
 
 
 def post_receives_early(schedule: Schedule, *, computes_ahead: int) -> Schedule:
-    """Move every RECV up past ``computes_ahead`` forwards and backwards, so that the transfer runs beside them.
+    """Moves every RECV up past ``computes_ahead`` forwards and backwards, so that the transfer overlaps with them.
 
     Each posted receive holds a buffer of one slice. The order of the receives of one direction stays as it is:
     a transport without tags matches them by order.
@@ -91,13 +92,13 @@ def post_receives_early(schedule: Schedule, *, computes_ahead: int) -> Schedule:
 
 
 def _hoist_receives(row: Row, computes_ahead: int) -> Row:
-    num_computes = sum(action.kind in TALKING for action in row)
+    num_computes = sum(action.kind in COMMUNICATING for action in row)
     receives_before: list[Row] = [[] for _ in range(num_computes + 1)]
     position = 0
     for action in row:
         if action.kind in RECEIVE:
             receives_before[max(0, position - computes_ahead)].append(action)
-        position += action.kind in TALKING
+        position += action.kind in COMMUNICATING
 
     out: Row = []
     position = 0
@@ -106,7 +107,7 @@ def _hoist_receives(row: Row, computes_ahead: int) -> Row:
             # A W in between does not hold them up.
             out += receives_before[position]
             receives_before[position] = []
-            position += action.kind in TALKING
+            position += action.kind in COMMUNICATING
         if action.kind not in RECEIVE:
             out.append(action)
     return out

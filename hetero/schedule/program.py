@@ -1,4 +1,4 @@
-"""The program of a step: everything that takes time, as actions in ordered queues of a device group.
+"""Describes all that the ranks of a device group do in a step that takes time, as actions in ordered queues.
 
     compute    0F0 0F1 0B0[0RECV_B0] 0B1[0RECV_B1] UPDATE[REDUCE2]
     0SEND_F    0SEND_F0[0F0] 0SEND_F1[0F1]
@@ -37,10 +37,10 @@ from hetero.schedule.actions import (
 
 
 class Point(NamedTuple):
-    """The end of an action, or of a compute the moment at which it has done with the layers from ``position`` on.
+    """A point in a program: where an action ends, or where a compute has passed the layer at ``position``.
 
-    position: a layer, half a layer more for its MLP, -1 for the embedding, the number of layers for the head. A
-        backward passes the positions downwards, a forward upwards.
+    position: a layer, half a layer more for its MLP, -1 for the embedding, the number of layers for the head; ``None``
+        for the end of the action. A backward passes the positions downwards, a forward upwards.
     """
 
     action: Action
@@ -63,11 +63,11 @@ class Point(NamedTuple):
             raise ScheduleError(f"not a position: {position!r} in {text!r}, expected a layer, e.g. 0B7@2.5") from None
 
 
-class Step(NamedTuple):
-    """An action of a queue.
+class QueuedAction(NamedTuple):
+    """An action in its queue, with what it waits for and what waits for it.
 
     after: what has to be done first, beside what stands before it in its queue.
-    before: what waits for it, from these points on, in the step that follows.
+    before: what waits for it, from these points on, in the training step that follows.
     """
 
     action: Action
@@ -80,15 +80,17 @@ class Step(NamedTuple):
         return f"{self.action}{after}{before}"
 
     @classmethod
-    def parse(cls, text: str) -> "Step":
-        """The step that prints as ``text``.
+    def parse(cls, text: str) -> "QueuedAction":
+        """The queued action that prints as ``text``.
 
         Raises:
-            ScheduleError: ``text`` is no step.
+            ScheduleError: ``text`` is none.
         """
         match = re.fullmatch(r"([^\[<]+)(?:\[([^\]]+)\])?(?:<(.+))?", text)
         if match is None:
-            raise ScheduleError(f"not a step: {text!r}, expected e.g. 0B0[0RECV_B0] or GATHER2[UPDATE]<0F0@-1")
+            raise ScheduleError(
+                f"not an action of a queue: {text!r}, expected e.g. 0B0[0RECV_B0] or GATHER2[UPDATE]<0F0@-1"
+            )
         action, after, before = match.groups()
         return cls(Action.parse(action), _points(after), _points(before))
 
@@ -98,16 +100,16 @@ def _points(text: str | None) -> tuple[Point, ...]:
 
 
 NO_REPLICA, IDLE = -1, "idle"
-"""Of the program of a rank that holds nothing."""
+"""Replica and head line of the program of a rank that holds no stage."""
 
-Queues = Mapping[str, tuple[Step, ...]]
-"""By name: ``compute``, ``reduce`` and ``gather``, and the transfers of each direction of a boundary by the stage that
-takes part and the kind, such as ``1RECV_B``."""
+Queues = Mapping[str, tuple[QueuedAction, ...]]
+"""The queues by name: ``compute``, ``reduce`` and ``gather``, and for the transfers of each direction of a boundary the
+stage that takes part and the kind, such as ``1RECV_B``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What the ranks of one device group do in a step; ``stages`` of ``replica`` are those that they hold."""
+    """What the ranks of one device group do in a training step; they hold ``stages`` of ``replica``."""
 
     replica: int
     stages: tuple[int, ...]
@@ -121,34 +123,34 @@ class Program:
         replica: int,
         stages: Sequence[int],
         num_microbatches: Sequence[int],
-        reduces: Sequence[Step] = (),
-        gathers: Sequence[Step] = (),
+        reduces: Sequence[QueuedAction] = (),
+        gathers: Sequence[QueuedAction] = (),
         updates: bool = True,
     ) -> "Program":
-        """The program whose host issues ``row``, an order of computes with their communication, and then updates.
+        """Builds the program from ``row``, an ordered list of computes with their communication.
 
         Args:
             num_microbatches: of every stage of the replica.
-            updates: false for a row that trains nothing.
+            updates: whether an update follows; false for an evaluation.
             reduces, gathers: the collectives of any of the group's ranks, in the order of their launch.
         """
         edges = boundaries(num_microbatches)
         producer = {send: action for action in row for send in sent_by(action, edges)}
-        queues: dict[str, list[Step]] = {"compute": []}
+        queues: dict[str, list[QueuedAction]] = {"compute": []}
         previous: tuple[Point, ...] = ()
         for action in row:
             if action.kind in COMPUTE:
                 received = received_by(action, edges)
-                queues["compute"].append(Step(action, tuple(map(Point, received))))
+                queues["compute"].append(QueuedAction(action, tuple(map(Point, received))))
                 previous = (Point(action),)
             else:
                 after = (Point(producer[action]),) if action.kind in SEND else previous
-                queues.setdefault(f"{action.stage}{action.kind}", []).append(Step(action, after))
+                queues.setdefault(f"{action.stage}{action.kind}", []).append(QueuedAction(action, after))
         # A queue is ordered: the last sum is done when all are, and the world agrees on the norm after that.
         if updates:
-            queues["compute"].append(Step(UPDATE, (Point(reduces[-1].action),) if reduces else ()))
+            queues["compute"].append(QueuedAction(UPDATE, (Point(reduces[-1].action),) if reduces else ()))
         queues |= {"reduce": list(reduces), "gather": list(gathers)}
-        named = {name: tuple(queues[name]) for name in sorted(queues, key=_place) if queues[name]}
+        named = {name: tuple(queues[name]) for name in sorted(queues, key=_reading_order) if queues[name]}
         return cls(replica=replica, stages=tuple(stages), queues=named)
 
     @cached_property
@@ -157,39 +159,39 @@ class Program:
 
         Behind each compute come the sends of what it made, and then the receives that the next computes will need.
         """
-        needed = {point.action: i for i, step in enumerate(self.queues["compute"]) for point in step.after}
+        needed = {point.action: i for i, queued in enumerate(self.queues["compute"]) for point in queued.after}
         posted: dict[Action | None, list[Action]] = defaultdict(list)
-        for steps in self.queues.values():
-            for step in steps:
-                if step.action.kind in SEND | RECEIVE:
-                    posted[step.after[0].action if step.after else None].append(step.action)
+        for queue in self.queues.values():
+            for queued in queue:
+                if queued.action.kind in SEND | RECEIVE:
+                    posted[queued.after[0].action if queued.after else None].append(queued.action)
         order: list[Action] = []
-        for action in (None, *(step.action for step in self.queues["compute"])):
+        for action in (None, *(queued.action for queued in self.queues["compute"])):
             order += [action] if action is not None else []
             order += sorted(posted[action], key=lambda each: needed.get(each, -1))
         return tuple(order)
 
     def __str__(self) -> str:
-        """A line that names the group, and one per queue."""
+        """The program as text: a line that names the device group, and one per queue."""
         width = max(map(len, self.queues), default=0)
-        lines = [f"{name:{width}}  {' '.join(map(str, steps))}" for name, steps in self.queues.items()]
+        lines = [f"{name:{width}}  {' '.join(map(str, queue))}" for name, queue in self.queues.items()]
         head = f"replica {self.replica}, stages {' '.join(map(str, self.stages))}" if self.stages else IDLE
         return "\n".join([head, *lines])
 
 
-def _place(queue: str) -> tuple[int, str]:
-    """Queues in the order in which a reader follows them: compute, sends and receives by stage, collectives."""
+def _reading_order(queue: str) -> tuple[int, str]:
+    """Sorts queues as a reader follows them: compute, sends and receives by stage, collectives."""
     fixed = {"compute": 0, "reduce": 2, "gather": 3}
     return fixed.get(queue, 1), queue
 
 
 def parse_programs(text: str) -> list[Program]:
-    """Programs from their text, one after the other; empty lines and those that begin with ``#`` do not count.
+    """Parses programs that are written one below the other; empty lines and those that begin with ``#`` are skipped.
 
     Raises:
         ScheduleError: a line is neither the head of a program nor a queue of one.
     """
-    programs: list[tuple[int, tuple[int, ...], dict[str, tuple[Step, ...]]]] = []
+    programs: list[tuple[int, tuple[int, ...], dict[str, tuple[QueuedAction, ...]]]] = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
@@ -200,10 +202,10 @@ def parse_programs(text: str) -> list[Program]:
         if head is not None:
             programs.append((int(head[1]), tuple(map(int, head[2].split())), {}))
             continue
-        name, *steps = line.split()
+        name, *words = line.split()
         if not programs or not re.fullmatch(r"compute|reduce|gather|\d+(SEND|RECV)_[FB]", name):
             raise ScheduleError(f"not a queue of a program: {line!r}, expected e.g. compute 0F0 0B0 UPDATE")
-        programs[-1][2][name] = tuple(map(Step.parse, steps))
+        programs[-1][2][name] = tuple(map(QueuedAction.parse, words))
     for r, stages, queues in programs:
         if stages and "compute" not in queues:
             raise ScheduleError(f"the program of replica {r}, stages {list(stages)} has no queue compute")

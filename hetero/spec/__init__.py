@@ -1,1 +1,1 @@
-"""Inputs as pure data: the model, the devices, the cluster."""
+"""Inputs of planning and training as plain data: the model, the devices, the cluster, and measured profiles."""

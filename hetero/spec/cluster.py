@@ -1,4 +1,4 @@
-"""The cluster: which devices there are, on which nodes, in which zones, and what connects them.
+"""Describes a cluster: its devices, the nodes and zones in which they are, and the links between them.
 
 Ranks number the devices in file order: the nodes of the first node type one after the other, then the next type's.
 A person writes this as YAML:
@@ -32,12 +32,12 @@ from hetero.spec.devices import DeviceType, device_type
 from hetero.units import GB
 
 MAX_DEVICES = 1_000_000
-"""Several times the largest cluster that there is; ranks are counted one by one."""
+"""Limit of a cluster's size, several times that of the largest one there is; ranks are counted one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What connects two devices: the same figures in both directions, and both at once.
+    """A full-duplex link between two devices, with the same figures in both directions.
 
     bandwidth_gb_per_s: 10^9 bytes per second; one number, or what was measured as pairs of message size in bytes
         and bandwidth, in ascending size.
@@ -72,11 +72,11 @@ class Link:
         return ((1, self.bandwidth_gb_per_s),)
 
     def bytes_per_s(self, num_bytes: int) -> float:
-        """Bandwidth for one message of ``num_bytes``.
+        """The bandwidth that one message of ``num_bytes`` gets, in bytes per second.
 
-        Between two measured sizes it is a power of the size, a straight line on logarithmic axes: a bandwidth that
-        were linear in the logarithm of the size would let a larger message arrive sooner. Beyond the smallest and
-        the largest size it stays what it is there, since nobody measured more.
+        Heuristic: between two measured sizes it is a power of the size, a straight line on logarithmic axes, as with
+        a bandwidth that is linear in the logarithm of the size a larger message could arrive sooner. Beyond the
+        smallest and the largest measured size it stays as it is there.
         """
         table = self._table
         if num_bytes <= table[0][0]:
@@ -92,9 +92,9 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupLink:
-    """What an all-reduce of ``size`` devices of one node reaches, as somebody measured it.
+    """The measured bandwidth of an all-reduce among ``size`` devices of one node.
 
-    bus: its bandwidth is the bus bandwidth, 2 (n - 1) / n x bytes / seconds, over the bytes that each device reduces.
+    bus: bus bandwidth as nccl-tests define it, 2 (n - 1) / n x bytes / seconds with the bytes that each device reduces.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -109,7 +109,7 @@ class GroupLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeType:
-    """``count`` nodes that are alike, in one zone. The same hardware in two zones is two node types.
+    """A number of equal nodes in one zone; the same hardware in two zones is two node types.
 
     device: the name of a device type, see :mod:`hetero.spec.devices`.
     memory_gib: of one device, where it is not the nominal one.
@@ -117,7 +117,7 @@ class NodeType:
     price_per_hour: of one node, in whatever currency the whole file uses.
     inside_node: what connects two devices of one node; may be left out where a node has one device.
     all_reduce_inside_node: measured all-reduces, by ascending size; where there are none, a ring over ``inside_node``
-        is assumed, which is far off where devices share a bus.
+        is assumed (a heuristic), which is far off where devices share a bus.
     nics_per_node: network interfaces, over which the devices of a node are spread evenly, neighbours together. A link
         between nodes is what one of them can do.
     """
@@ -156,12 +156,13 @@ class NodeType:
 
     @property
     def num_devices(self) -> int:
+        """Number of devices on all nodes of the type."""
         return self.count * self.gpus_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePair:
-    """The link between nodes of two types in one zone, or between two nodes of the same type."""
+    """The link between any two nodes of two types in one zone, or of one type."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -181,7 +182,7 @@ class ZonePair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """What connects nodes.
+    """The links between nodes.
 
     between_nodes: any two nodes of one zone that ``node_pairs`` does not list.
     """
@@ -195,7 +196,7 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSpec:
-    """All nodes and the links between them."""
+    """A cluster: all of its nodes and the links between them."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -240,6 +241,7 @@ class ClusterSpec:
 
     @property
     def num_devices(self) -> int:
+        """Number of devices, which is also that of ranks."""
         return sum(node_type.num_devices for node_type in self.node_types)
 
     def node_type_of_rank(self, rank: int) -> NodeType:
@@ -259,7 +261,7 @@ class ClusterSpec:
         return self._locate(rank)[1]
 
     def nic_of_rank(self, rank: int) -> tuple[int, int]:
-        """The node that ``rank`` sits on, and which of the node's network interfaces it uses.
+        """The number of the node that ``rank`` sits on, and of the node's network interface that it uses.
 
         Raises:
             ConfigError: the cluster has no such rank.
@@ -326,7 +328,7 @@ class ClusterSpec:
 
 
 def _numbered(key: str, pairs: list[tuple[str, str]]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Every pair with the place that a message names it by.
+    """Every pair, with its place in the file for messages.
 
     Raises:
         ConfigError: a pair is listed twice, in either order.

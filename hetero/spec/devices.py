@@ -1,7 +1,7 @@
-"""Device types by name: what a plan may ask of them, and what their vendors' data sheets promise.
+"""Lists the known device types, with memory, precisions and the peak figures of their data sheets.
 
-Memory, precisions and names serve validation. Peak figures never price a layer that somebody has measured: real
-layers reach between a tenth and nine tenths of them. They only shape estimates, which say that they are estimates.
+Memory, precisions and names serve validation. Peak figures never price a layer that somebody has measured, as real
+layers reach between a tenth and nine tenths of them. They only serve estimates, which are marked as such.
 """
 
 import re
@@ -14,11 +14,12 @@ from hetero.units import TERA
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSheet:
-    """Peak figures as a vendor states them: dense, without sparsity, 16-bit products summed in fp32.
+    """Peak figures of a device as its vendor states them: without sparsity, 16-bit products summed in fp32.
 
     memory_gb_per_s: 10^9 bytes per second of the device's own memory.
     fp64, fp32, tf32, half: 10^12 floating-point operations per second; ``tf32`` is ``None`` before Ampere. ``half``
         is fp16, and bf16 where the device has it.
+    source: the document that states them.
     """
 
     memory_gb_per_s: float
@@ -29,7 +30,7 @@ class DataSheet:
     source: str
 
     def flops_per_s(self, arithmetic: str) -> float:
-        """Peak operations per second of matrix products in ``arithmetic``; fp32 where there is no TF32."""
+        """Peak rate of matrix products in ``arithmetic``, operations per second; fp32's where there is no TF32."""
         rates = {
             "fp64": self.fp64,
             "fp32": self.fp32,
@@ -42,7 +43,7 @@ class DataSheet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceType:
-    """One kind of accelerator.
+    """A type of accelerator, such as A100-40.
 
     memory_gib: nominal capacity; ``None`` for the host CPU, whose memory is not the device's own.
     compute_capability: CUDA's (major, minor); bf16, TransformerEngine and FlashAttention-2 begin at (8, 0).
@@ -58,13 +59,14 @@ class DeviceType:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Training precisions that run on the device's own units, not emulated."""
+        """The training precisions that the device computes natively."""
         if self.compute_capability is None:
             return ("fp64", "fp32", "bf16", "fp16")
         return ("fp64", "fp32", "fp16") + (("bf16",) if self.compute_capability >= (8, 0) else ())
 
     @property
     def has_transformer_engine(self) -> bool:
+        """TransformerEngine's layers run on it."""
         return self.compute_capability is not None and self.compute_capability >= (8, 0)
 
 
@@ -77,7 +79,7 @@ def _gpu(
     tflops: tuple[float, float, float | None, float],
     source: str,
 ) -> DeviceType:
-    """``tflops`` in the order fp64, fp32, tf32, half."""
+    """A GPU of the catalogue; ``tflops`` are in the order fp64, fp32, tf32, half."""
     fp64, fp32, tf32, half = tflops
     sheet = DataSheet(memory_gb_per_s=memory_gb_per_s, fp64=fp64, fp32=fp32, tf32=tf32, half=half, source=source)
     return DeviceType(
@@ -130,7 +132,7 @@ def device_type(name: str) -> DeviceType:
 
 
 def device_type_of_cuda_name(cuda_name: str) -> DeviceType | None:
-    """The device type whose CUDA device name is ``cuda_name``, such as ``NVIDIA A100-SXM4-40GB``."""
+    """The device type of a CUDA device name such as ``NVIDIA A100-SXM4-40GB``, ``None`` if it is not known."""
     for device in _CATALOGUE:
         if device.cuda_name is not None and re.search(device.cuda_name, cuda_name, re.IGNORECASE):
             return device

@@ -1,4 +1,4 @@
-"""The model: every number that changes its parameters or its arithmetic, and nothing else.
+"""Describes a GPT-style model by every number that changes its parameters or arithmetic, and by nothing else.
 
 A plan carries its model, so that a plan for another model is refused by the field that differs, and so that
 ``padded_vocab_size`` is a property of the model and not of a tensor-parallel degree.
@@ -15,8 +15,8 @@ from hetero.errors import ConfigError
 from hetero.serialization import STRICT
 
 MAX_BLOCKS = 100_000
-"""Layers, each as often as it has experts. Everything that lists parameters, from the validator to a checkpoint, has
-some entries for each; the largest models have a fourth of it (61 layers of 384 experts)."""
+"""Limit of layers x experts. Everything that lists parameters, from the validator to a checkpoint, has some entries
+for each; the largest models have a fourth of it (61 layers of 384 experts)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,11 +148,12 @@ class ModelSpec:
 
     @property
     def is_gated(self) -> bool:
+        """The MLP has a gate projection beside the up projection, as SwiGLU has."""
         return self.activation == "swiglu"
 
 
 def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
-    """``field: our value, not theirs`` for the first field in which two models differ, ``None`` if they do not."""
+    """Names the first field in which two models differ, as ``field ours, not theirs``; ``None`` if they are equal."""
     for field in dataclasses.fields(ModelSpec):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here != there:
@@ -161,7 +162,7 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
 
 
 def padded_vocab_size(vocab_size: int, *, divisible_by: int) -> int:
-    """``vocab_size`` rounded up to a multiple of ``divisible_by``.
+    """Rounds ``vocab_size`` up to a multiple of ``divisible_by``.
 
     Megatron-LM multiplies the divisor by the tensor-parallel degree, which makes the model depend on the plan;
     here the plan has to fit the model instead, and the validator refuses a ``tp`` that does not divide the rows.

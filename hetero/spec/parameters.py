@@ -1,4 +1,4 @@
-"""The parameters of a model by canonical name: shapes, sharding and gradients, whatever code holds them.
+"""Lists the parameters of a model by canonical name, with their shapes, shards and initial values.
 
 The names are megatron-core's local layer spec with the global layer number. TransformerEngine's fused modules
 call the same tensors by other names; :mod:`hetero.runtime.stage` translates. A tied output layer has no name of
@@ -21,7 +21,7 @@ from hetero.spec.model import ModelSpec
 EMBEDDING = "embedding.word_embeddings.weight"
 
 HALF = 0.5
-"""Of a layer: how far its MLP is behind its attention. Sums of it are exact."""
+"""How many layers the MLP of a layer lies behind its attention. Sums of halves are exact in floating point."""
 
 Init = Literal["normal", "scaled_normal", "zeros", "ones"]
 """``scaled_normal`` divides the deviation by sqrt(2 num_layers): the two projections onto the residual stream."""
@@ -32,13 +32,14 @@ PartialGradient = Literal["never", "sequence_parallel", "always"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One parameter of the whole model.
+    """One parameter of the whole model, as no single rank may hold it.
 
     shape: global shape.
     position: -1 for the embedding, the layer number for its attention, half a layer more for its MLP, and num_layers
         for the head: the order of the forward.
     shard_dim: the dimension that tensor parallelism cuts, ``None`` if every rank holds all of it.
     blocks: equal parts along ``shard_dim`` that are cut one by one: 2 for a gated MLP's [gate; up], else 1.
+    partial_gradient: when tensor-parallel ranks that all hold the parameter have parts of its gradient only.
     """
 
     name: str
@@ -51,15 +52,16 @@ class Parameter:
 
     @property
     def numel(self) -> int:
+        """Number of elements, of all shards together."""
         return math.prod(self.shape)
 
     @property
     def decays(self) -> bool:
-        """Weight decay applies: Megatron exempts biases and everything of one dimension."""
+        """Weight decay applies to it: Megatron-LM exempts biases and everything else of one dimension."""
         return len(self.shape) > 1
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Shape of one of ``tp`` shards."""
+        """The shape of one of ``tp`` shards."""
         if self.shard_dim is None:
             return self.shape
         return tuple(size // tp if dim == self.shard_dim else size for dim, size in enumerate(self.shape))
@@ -67,7 +69,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ShardInterval:
-    """``length`` consecutive indices along a parameter's shard dimension, where the model and a shard count them."""
+    """Consecutive indices along a parameter's shard dimension, and where they lie in the model and in a shard."""
 
     global_start: int
     local_start: int
@@ -75,7 +77,7 @@ class ShardInterval:
 
 
 def shard_intervals(parameter: Parameter, *, tp: int, tp_rank: int) -> tuple[ShardInterval, ...]:
-    """What tensor-parallel rank ``tp_rank`` of ``tp`` holds: one interval per block, in local order."""
+    """The intervals that tensor-parallel rank ``tp_rank`` of ``tp`` holds: one per block, in local order."""
     if parameter.shard_dim is None:
         return (ShardInterval(0, 0, 1),)
     block = parameter.shape[parameter.shard_dim] // parameter.blocks
@@ -172,7 +174,7 @@ def _mlp(model: ModelSpec, prefix: str, ffn_hidden_size: int, position: float) -
 def _column(
     prefix: str, shape: tuple[int, int], position: float, *, bias: bool, blocks: int = 1
 ) -> Iterator[Parameter]:
-    """Column-parallel: output features are cut, of weight and bias alike."""
+    """The parameters of a column-parallel linear layer: output features are cut, of weight and bias alike."""
     yield Parameter(name=f"{prefix}.weight", shape=shape, position=position, shard_dim=0, blocks=blocks)
     if bias:
         yield Parameter(
@@ -181,7 +183,7 @@ def _column(
 
 
 def _row(prefix: str, shape: tuple[int, int], position: float, *, bias: bool) -> Iterator[Parameter]:
-    """Row-parallel: input features are cut; the bias is added after the sum, by every rank."""
+    """The parameters of a row-parallel linear layer: input features are cut; every rank adds the bias after the sum."""
     yield Parameter(name=f"{prefix}.weight", shape=shape, position=position, shard_dim=1, init="scaled_normal")
     if bias:
         yield Parameter(

@@ -1,7 +1,7 @@
-"""Profiles: what one kind of layer costs on one device type, as somebody measured it.
+"""Defines profiles: measured seconds and bytes of a model's layers on one device type.
 
-A profile holds measured numbers only, and says who measured them and how. Everything between and beyond them is
-computed in :mod:`hetero.cost`, which marks what is no longer measured.
+A profile holds measured numbers only, and says who measured them and how. :mod:`hetero.cost` interpolates and
+extrapolates them, and marks what is no longer measured.
 
 A layer's time depends on its shape, not on how many there are: a profile of 24 layers serves any model whose
 layers have the same sizes.
@@ -27,12 +27,12 @@ LayerKind = Literal["embedding", "block", "head"]
 LAYER_KINDS: tuple[LayerKind, ...] = ("embedding", "block", "head")
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
-"""What the matrix units multiply in. ``tf32`` is fp32 in memory and 19 bits in the product: several times faster."""
+"""The number format of matrix products. ``tf32`` is fp32 in memory and 19 bits in the product: several times faster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerShape:
-    """The sizes that a layer's time and memory follow from.
+    """The sizes that decide what time and memory a layer takes.
 
     heads: attention heads, and ``query_groups`` of keys and values.
     gated: the MLP has a gate and an up projection of ``ffn`` rows each.
@@ -74,13 +74,13 @@ class LayerShape:
 
     @property
     def dense_block(self) -> "LayerShape":
-        """The same without a vocabulary: all that a block's time depends on."""
+        """The same shape without a vocabulary, on which the time of a block does not depend."""
         return dataclasses.replace(self, vocabulary=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTime:
-    """Seconds of one layer for one microbatch on one of ``tp`` ranks, the collectives of tensor parallelism included.
+    """Measured seconds of one layer and microbatch on one of ``tp`` ranks, collectives of tensor parallelism included.
 
     forward_s, backward_s: medians of the measurer's repetitions; the backward is of weights and inputs together.
     """
@@ -105,7 +105,7 @@ class LayerTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateTime:
-    """Seconds of the optimizer's update of one layer's parameters on one of ``tp`` ranks."""
+    """Measured seconds of the optimizer's update of one layer's parameters on one of ``tp`` ranks."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -121,7 +121,7 @@ class UpdateTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerMemory:
-    """What one layer keeps on one of ``tp`` ranks.
+    """Measured memory of one layer on one of ``tp`` ranks.
 
     parameters: elements, not bytes.
     saved_bytes: activations kept from forward to backward, of one sample.
@@ -139,11 +139,11 @@ class LayerMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Where a profile's numbers come from.
+    """Where measured numbers come from.
 
-    measured_by: who ran it; a shipped profile is somebody else's work.
+    measured_by: who ran the measurements.
     licence: under which the numbers may be passed on, with the copyright notice that it asks for.
-    notes: what a reader must know before believing them.
+    notes: what a reader must know before using them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -159,13 +159,13 @@ class Profile:
     """Measured seconds and bytes of one model's layers on one device type.
 
     device: the name of a device type, see :mod:`hetero.spec.devices`.
-    model: what people call it; only :attr:`shape`, :attr:`seq_length` and :attr:`precision` are compared.
+    model: its common name; only :attr:`shape`, :attr:`seq_length` and :attr:`precision` are compared.
     precision: of weights and activations in memory; ``arithmetic``: of the matrix products.
     tp_collectives_included: the times of ``tp`` > 1 contain their all-reduces.
     head_has_projection: false where the measurer's last layer stopped before the projection onto the vocabulary.
     isolation_s: what measuring one layer alone adds to each of its passes: the device idles before the first kernel
         and after the last, which in a row of layers is hidden behind the neighbours. Not part of a layer's cost.
-    all_reduce: what the collectives inside the times reach on the machine that was measured.
+    all_reduce: bandwidths of the collectives that the times contain, on the machine that was measured.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -221,7 +221,7 @@ class Profile:
 
 
 class ProfileStore:
-    """Profiles by device type and layer shape. Immutable; :meth:`plus` makes a larger one."""
+    """Looks up profiles by device type and layer shape. Immutable; :meth:`plus` makes a larger store."""
 
     def __init__(self, profiles: Iterable[Profile]) -> None:
         self._profiles = tuple(profiles)
@@ -233,11 +233,11 @@ class ProfileStore:
         return len(self._profiles)
 
     def plus(self, profiles: Iterable[Profile]) -> "ProfileStore":
-        """These and ``profiles``, which win where both describe the same."""
+        """A store of these and ``profiles``, of which the latter are found first where both describe the same."""
         return ProfileStore((*profiles, *self._profiles))
 
     def without_model(self, model: str) -> "ProfileStore":
-        """All but the profiles of ``model``: what a leave-one-model-out error is computed with."""
+        """A store without the profiles of ``model``, to compute leave-one-model-out errors with."""
         return ProfileStore(profile for profile in self._profiles if profile.model != model)
 
     def devices(self) -> tuple[str, ...]:

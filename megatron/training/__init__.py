@@ -1,1 +1,1 @@
-"""The harness around the runtime: Megatron-LM's flags, tokenizer, data, training loop and logging."""
+"""Pretrains a GPT as Megatron-LM's users know it: flags, tokenizer, data, training loop, checkpoints and logging."""

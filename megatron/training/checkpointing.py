@@ -1,4 +1,4 @@
-"""Saves and loads a training run: what the flags ask for, in terms of :mod:`hetero.checkpoint`."""
+"""Saves and loads a training run with :mod:`hetero.checkpoint`, as ``--save`` and ``--load`` ask for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.trainer import Trainer
-from megatron.training.config import CheckpointConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.training_config import CheckpointConfig
 
 
 def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> int:
@@ -74,7 +75,7 @@ class Saver:
         if self._writer is None or not (last or (interval is not None and step % interval == 0)):
             return
         self._trainer.finish_gather()
-        with self._context.pace.outside_steps():
+        with self._context.timing.outside_steps():
             self._writer.save(
                 step=step,
                 slices=self._trainer.optimizer.state(owned=True),
@@ -110,8 +111,9 @@ def saving(
     *,
     start_step: int,
 ) -> Iterator[Saver]:
-    """A saver whose last save is published when the block ends, also with what all ranks raise. Collective over the
-    world at both ends.
+    """Open the folder of ``--save``, and publish the last save when the block ends, be it with an error of all ranks.
+
+    Collective over the world at both ends.
 
     Raises:
         CheckpointError: the folder cannot be written, or holds later checkpoints than ``start_step``.
@@ -137,7 +139,7 @@ def saving(
 
 
 def _step_to_load(wanted: CheckpointConfig) -> int | None:
-    """Rank 0's choice, on every rank: a file system may show hosts a new checkpoint at different times."""
+    """Let rank 0 choose the step for all: a file system may show hosts a new checkpoint at different times."""
     folder = wanted.load
     assert folder is not None
 
@@ -168,7 +170,7 @@ def _fill(config: PretrainConfig, context: ParallelContext, trainer: Trainer, st
 
 
 def _check_same_run(path: Path, state: CheckpointState, config: PretrainConfig, plan: Plan) -> None:
-    """What decides which sample comes when; checked before anything large is read."""
+    """Check what decides which sample comes when, before anything large is read."""
     if state.plan is None:
         raise ConfigError(f"{path}: holds weights of another program and no training state; add --finetune")
     for flag, saved, given in (

@@ -1,4 +1,4 @@
-"""Tokens for training: megatron-core's dataset over Megatron's ``.bin`` and ``.idx`` files, cut into microbatches.
+"""Reads tokens for training: megatron-core's dataset over ``.bin`` and ``.idx`` files, cut into microbatches.
 
 Tensor shapes: B samples of a microbatch on this rank, S the whole sequence.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Placement, Plan
 from hetero.plan.sample_order import microbatch_indices
 from hetero.runtime.microbatch import Microbatch
-from megatron.training.config import DataConfig
+from megatron.training.cli.training_config import DataConfig
 from megatron.training.index_cache import built_completely
 from megatron.training.tokenizer import Tokenizer
 
@@ -75,12 +75,24 @@ class _Corpus:
     lengths: np.ndarray
 
 
+Sample = dict[str, torch.Tensor]
+"""Tokens, position ids, labels and loss mask, each of shape [S]."""
+
+
+class SampleDataset(Protocol):
+    """Gives the samples of a run by their number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+
 Split = Literal["train", "valid", "test"]
 _SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
-def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num_samples: int) -> Dataset[Any]:
-    """A dataset; item i is sample i of the run, the same on every rank and under every plan.
+def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num_samples: int) -> SampleDataset:
+    """Build a dataset whose item i is sample i of the run, the same on every rank and under every plan.
 
     One corpus repeats in epochs, each in its own order, until it fills ``train_samples``; so does a blend with
     weights, whose samples come in proportion to them. A blend without weights reads each corpus once. The order
@@ -129,7 +141,7 @@ def build_dataset(config: DataConfig, tokenizer: Tokenizer, *, split: Split, num
 
 
 def microbatches(
-    dataset: Dataset[Any],
+    dataset: SampleDataset,
     plan: Plan,
     placement: Placement,
     *,
@@ -137,7 +149,7 @@ def microbatches(
     num_steps: int,
     num_workers: int,
 ) -> Iterator[list[Microbatch]]:
-    """This rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
+    """Yield this rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
 
     About one step is kept ready beyond the one in hand. Only ranks of first and last stages need it.
 
@@ -158,8 +170,8 @@ def microbatches(
     per_step = plan.replicas[placement.replica].num_microbatches(placement.stage)
     steps = range(first_step, first_step + num_steps)
     loader = DataLoader(
-        dataset,
-        batch_sampler=(indices for step in steps for indices in microbatch_indices(plan, placement, step=step)),
+        cast("Dataset[Sample]", dataset),
+        batch_sampler=(list(indices) for step in steps for indices in microbatch_indices(plan, placement, step=step)),
         collate_fn=_collate,
         worker_init_fn=partial(_start_reader, os.getpid()),
         num_workers=num_workers,
@@ -178,14 +190,12 @@ def _by_step(loader: Iterable[Microbatch], per_step: int) -> Iterator[list[Micro
 
 
 def _start_reader(parent: int, worker: int) -> None:
-    """A launcher sends SIGTERM to a rank's whole group. The rank saves and leaves; its readers live until then, and
-    no longer.
-    """
+    """Keep a reader process alive as long as its rank, which saves after the launcher's SIGTERM to the whole group."""
     os.setpgid(0, 0)
     end_with_parent(parent)
 
 
-def _collate(samples: list[dict[str, torch.Tensor]]) -> Microbatch:
+def _collate(samples: list[Sample]) -> Microbatch:
     return Microbatch(
         tokens_BS=torch.stack([sample["tokens"] for sample in samples]),
         position_ids_BS=torch.stack([sample["position_ids"] for sample in samples]),
@@ -194,7 +204,7 @@ def _collate(samples: list[dict[str, torch.Tensor]]) -> Microbatch:
     )
 
 
-class _Builder(BlendedMegatronDatasetBuilder):
+class _Builder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]  # megatron-core has no types
     """Builds indices with errors that say what to do.
 
     A blend's own index is not cached but computed by each rank, which takes milliseconds: BlendedDataset asks
@@ -227,13 +237,14 @@ def _cached_in(config: GPTDatasetConfig, folder: Path | None) -> GPTDatasetConfi
     return changed
 
 
-def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, split: Split, num_samples: int) -> Dataset[Any]:
+def _build(core: GPTDatasetConfig, cls: type[GPTDataset], *, split: Split, num_samples: int) -> SampleDataset:
     # Without this the builder makes the other splits as well, and one without documents is an endless loop.
     wanted = _SPLITS.index(split)
     core.split_matrix = [core.split_matrix[i] if i == wanted else None for i in range(len(_SPLITS))]
     sizes = [num_samples if i == wanted else 0 for i in range(len(_SPLITS))]
     with _quiet():
-        return _Builder(cls, sizes, lambda: True, core).build()[wanted]
+        built: SampleDataset = _Builder(cls, sizes, lambda: True, core).build()[wanted]
+    return built
 
 
 def _core_config(config: DataConfig, tokenizer: Tokenizer, **source: Any) -> GPTDatasetConfig:
@@ -258,7 +269,7 @@ def _cache_error(folder: str, error: Exception) -> ConfigError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """megatron-core warns that it keeps no index cache where it is told to keep none."""
+    """Silence megatron-core, which warns that it keeps no index cache where it is told to keep none."""
     logger = logging.getLogger("megatron.core.datasets")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -269,7 +280,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _blend(config: DataConfig, split: Split) -> _Blend | None:
-    """Where the data of ``split`` comes from, ``None`` for mock data."""
+    """Find where the data of ``split`` comes from; ``None`` for mock data."""
     if config.mock_data:
         return None
     if not config.data_path:
@@ -287,7 +298,7 @@ def _blend(config: DataConfig, split: Split) -> _Blend | None:
 
 
 def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]:
-    """Shares of training, validation and test such that ``share`` is that of ``split``."""
+    """Return shares of training, validation and test such that ``share`` is that of ``split``."""
     start, end = share
     i = _SPLITS.index(split)
     edges = [0.0] * i + [start] + [end] * (len(_SPLITS) - i)
@@ -296,7 +307,7 @@ def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]
 
 
 def _parse_blend(items: tuple[str, ...], *, flag: str) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
-    """Prefixes and their weights; a single prefix needs none."""
+    """Split the words of a flag into prefixes and their weights; a single prefix needs none."""
     if not items:
         raise ConfigError(f"data: nothing to read; give {flag}, --data-path or --mock-data")
     numbers = [_number(item) for item in items]
@@ -349,11 +360,11 @@ def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer)
 
 
 def _open_corpus(prefix: str) -> _Corpus:
-    """Read the header of ``prefix.idx`` and hold both files against it."""
+    """Read the header of ``prefix.idx`` and check both files against it."""
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
-    for file in (index, data):
-        if not file.is_file():
-            raise ConfigError(f"{file}: no such file; tools/preprocess_data.py makes it, data paths end before .bin")
+    for path in (index, data):
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; tools/preprocess_data.py makes it, data paths end before .bin")
     with index.open("rb") as file:
         header = file.read(_INDEX_HEADER.size)
     if len(header) < _INDEX_HEADER.size or not header.startswith(_INDEX_MAGIC):
@@ -406,7 +417,7 @@ def _check_index(index: Path, corpus: _Corpus, num_documents: int) -> None:
 
 
 def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> None:
-    """Are there enough tokens for one sample, and does the beginning keep to the vocabulary?"""
+    """Check that there are enough tokens for one sample, and that the first ones are of the vocabulary."""
     # Rounded as megatron-core does it.
     first, end = (round(edge * float(len(corpus.lengths))) for edge in blend.share)
     num_tokens = int(corpus.lengths[first:end].sum(dtype=np.int64))
@@ -426,7 +437,7 @@ def _check_corpus(corpus: _Corpus, blend: _Blend, config: DataConfig, tokenizer:
 
 
 def _digest(corpora: list[_Corpus]) -> str:
-    """Tells datasets apart by their sizes and the lengths of their first documents, without reading them whole."""
+    """Hash the sizes of datasets and the lengths of their first documents, to tell them apart by reading little."""
     digest = hashlib.sha256()
     for corpus in corpora:
         digest.update(f"{corpus.dtype} {len(corpus.lengths)} {Path(corpus.prefix + '.bin').stat().st_size} ".encode())

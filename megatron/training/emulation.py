@@ -1,19 +1,18 @@
-"""``--hetero-emulate``: the launch that would train on a cluster, on this machine's processor."""
+"""Runs ``--hetero-emulate``: a launch for a described cluster, with its times and memory, on this machine's CPU."""
 
 import dataclasses
-
-import torch.distributed as dist
 
 from hetero.cost.layers.latency import CostModel
 from hetero.data import shipped_profiles
 from hetero.distributed.rank_consensus import on_all_ranks
-from hetero.emulation.setup import Emulation, emulate
+from hetero.emulation.ranks.setup import Emulation, emulate
 from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.profile import Profile
-from megatron.training.config import EmulationConfig, PretrainConfig
-from megatron.training.planning import runtime_runtime
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import EmulationConfig
+from megatron.training.planning import launched_runtime
 from megatron.training.tokenizer import Tokenizer
 
 CHECKPOINTS = "emulated"
@@ -21,7 +20,7 @@ CHECKPOINTS = "emulated"
 
 
 def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> Emulation:
-    """The small model's plan and the timing of this rank; collective over the world.
+    """Make the small model's plan and this rank's emulated timing; collective over the world.
 
     Raises:
         ConfigError: a device has no profile, the ranks sit on several machines, or the small model does not fit the
@@ -37,12 +36,11 @@ def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) ->
         options=emulation.options,
         vocab_size=tokenizer.vocab_size,
         bucket_numel=config.parallel.bucket_size,
-        rank=dist.get_rank(),
     )
 
 
 def emulated_config(config: PretrainConfig, emulation: Emulation) -> PretrainConfig:
-    """``config`` for the small model: its data are cut to the shorter sequences, and its checkpoints are kept apart."""
+    """Change ``config`` for the small model: shorter sequences, and checkpoints in a folder of their own."""
     checkpoint = config.checkpoint
     return dataclasses.replace(
         config,
@@ -57,7 +55,7 @@ def emulated_config(config: PretrainConfig, emulation: Emulation) -> PretrainCon
 
 
 def emulation_notice(config: EmulationConfig, plan: Plan) -> str:
-    """What a reader of the log has to know."""
+    """Say in the log that times are emulated and losses those of a small model."""
     return (
         f"EMULATED: times are those of {config.cluster.name}, a second of which takes "
         f"{config.options.time_scale:g} s here; losses are of a small model (hidden size {plan.model.hidden_size}, "
@@ -67,7 +65,7 @@ def emulation_notice(config: EmulationConfig, plan: Plan) -> str:
 
 
 def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
-    """What the described devices take.
+    """Price the work on the described devices.
 
     Raises:
         ConfigError: a profile is missing or malformed.
@@ -80,5 +78,5 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         precision=plan.precision,
         profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
         data_sheets=emulation.data_sheets,
-        runtime=runtime_runtime(config),
+        runtime=launched_runtime(config),
     )

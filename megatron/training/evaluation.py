@@ -1,33 +1,30 @@
-"""The loss on data that is not trained on."""
+"""Evaluates: the loss on data that is not trained on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from torch.utils.data import Dataset
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.microbatch import Microbatch, to_device
 from hetero.runtime.trainer import Trainer, reads_data
-from megatron.training.config import PretrainConfig
-from megatron.training.data import Split, microbatches
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.data import SampleDataset, Split, microbatches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A set of samples whose loss is computed again and again, always the same ones.
+    """Computes the loss on one set of samples, always the same ones, whenever it is asked.
 
     split: the name under which it is reported.
     num_batches: global batches.
     """
 
     split: Split
-    dataset: Dataset[Any]
+    dataset: SampleDataset
     num_batches: int
     num_workers: int
 
     def loss(self, context: ParallelContext, trainer: Trainer) -> float:
-        """Mean over the loss tokens of all samples; collective over the world."""
+        """Return the mean loss over the loss tokens of all samples; collective over the world."""
         data = self._batches(context)
         loss_sum, num_tokens = 0.0, 0
         for _ in range(self.num_batches):
@@ -50,7 +47,7 @@ class Evaluation:
 
 
 def evaluated_splits(config: PretrainConfig) -> tuple[Split, ...]:
-    """What this run evaluates: validation data, and test data at the end where it has a path of its own."""
+    """Name what this run evaluates: validation data, and test data at the end where it has a path of its own."""
     if config.run.eval_iters == 0:
         return ()
     return ("valid", "test") if config.data.test_data_path else ("valid",)

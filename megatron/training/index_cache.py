@@ -1,4 +1,4 @@
-"""Sample indices on disk that appear complete or not at all, whoever is killed while megatron-core writes them."""
+"""Writes sample indices so that they appear complete or not at all, whoever is killed while megatron-core works."""
 
 import multiprocessing
 import os
@@ -71,7 +71,7 @@ def _child_main(parent: int, build: Callable[[Path], object], folder: Path, answ
 
 @contextmanager
 def _scratch(cache: Path) -> Iterator[Path]:
-    """A folder in ``cache`` for this process, after those of processes of this host that are gone were deleted."""
+    """Make a folder in ``cache`` for this process, and delete those of processes of this host that are gone."""
     host = socket.gethostname()
     for path in cache.glob(f"{_PREFIX}{host}.*"):
         if not _is_running(int(path.suffix[1:])):

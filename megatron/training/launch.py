@@ -1,4 +1,4 @@
-"""From a launched process to a rank that agrees with all others on the plan."""
+"""Turns a process into a rank: reads torchrun's variables, joins the world, and agrees with all on the plan."""
 
 import contextlib
 import datetime
@@ -24,7 +24,8 @@ from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DEVICE_TYPES, device_type_of_cuda_name
 from hetero.spec.model import ModelSpec
-from megatron.training.config import ParallelConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import ParallelConfig
 from megatron.training.planning import plan_on_rank_0
 
 _SECONDS_TO_REPORT = 30.0
@@ -37,7 +38,7 @@ _CONNECT_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreAddress:
-    """Where the ranks meet. ``in_rank_0``: rank 0 hosts the store, and not the launcher, as torchrun does."""
+    """Says where the ranks meet. ``in_rank_0``: rank 0 hosts the store, and not the launcher, as torchrun does."""
 
     host: str
     port: int
@@ -46,7 +47,7 @@ class StoreAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """What the launcher says of this process. ``store`` is ``None`` if it is the only one."""
+    """Holds what the launcher says of this process. ``store`` is ``None`` if it is the only one."""
 
     rank: int
     world_size: int
@@ -110,9 +111,9 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.device, FailureDetector]]:
-    """The world of this launch, watched from the first word with another rank until it has been left again.
+    """Join the world of this launch, and watch its ranks from the first word with another until it has been left.
 
-    Yields this rank's device and the watch over the others.
+    Yields this rank's device and the failure detector.
 
     Raises:
         ConfigError: a rank has no device for the backend that was asked for; on every rank.
@@ -128,8 +129,8 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             lost_after_s=config.heartbeat_timeout_s, arrive_within_s=timeout.total_seconds()
         ),
         hosts_store=launch.store is not None and launch.store.in_rank_0 and launch.rank == 0,
-    ) as watch:
-        watch.wait_for_all()
+    ) as detector:
+        detector.wait_for_all()
         # Objects and CPU tensors travel over gloo, GPU tensors over NCCL, which a host without GPUs cannot even set up.
         has_nccl = config.backend == "nccl" and torch.cuda.device_count() > 0
         dist.init_process_group(
@@ -143,18 +144,18 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            yield device, watch
+            yield device, detector
         except BaseException as error:
             # The store may be what was lost. What happened here is worth more than that nobody hears of it.
             with contextlib.suppress(dist.DistError):
-                watch.tell(error)
+                detector.tell(error)
             raise
         finally:
             dist.destroy_process_group()
 
 
 def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
-    """The rendezvous store, as soon as it is there. It waits for no rank: the watch knows who is missing.
+    """Connect to the rendezvous store, or open it. It waits for no rank: the failure detector knows who is missing.
 
     Raises:
         ConfigError: rank 0 cannot open its port.
@@ -187,7 +188,7 @@ def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
 
 
 def _connected(address: StoreAddress, timeout: datetime.timedelta) -> dist.Store:
-    """A client of the store. While nobody listens, it would wait up to three times as long as it is told to."""
+    """Connect to the store, once somebody listens: before, torch waits up to three times as long as it is told to."""
     socket.create_connection((address.host, address.port), timeout=_CONNECT_S).close()
     within = datetime.timedelta(seconds=_CONNECT_S)
     store = dist.TCPStore(address.host, address.port, is_master=False, timeout=within, wait_for_workers=False)
@@ -212,7 +213,7 @@ def _device(backend: str, local_rank: int) -> torch.device:
 
 
 def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device) -> Plan:
-    """The plan of this launch: the file's, the planner's, or the uniform one of the flags. The same on every rank.
+    """Get the plan of this launch, the same on every rank: the file's, the planner's, or the uniform one of the flags.
 
     Collective over the world.
 
@@ -252,7 +253,7 @@ def _check_memory(plan: Plan, cluster: Path) -> None:
 
 
 def _devices(config: PretrainConfig, device: torch.device) -> list[str]:
-    """The device types by rank, those of the described cluster where it is emulated; collective over the world."""
+    """List the device types by rank, those of the described cluster where it is emulated; collective over the world."""
     if (emulation := config.emulation) is not None:
         cluster = on_all_ranks(lambda: load(ClusterSpec, emulation.cluster))
         if cluster.num_devices != dist.get_world_size():
@@ -267,7 +268,7 @@ def _devices(config: PretrainConfig, device: torch.device) -> list[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """The catalogue's name of this rank's device; an unknown GPU keeps its CUDA name."""
+    """Name this rank's device as the catalogue does; an unknown GPU keeps its CUDA name."""
     if device.type == "cpu":
         return "cpu"
     cuda_name = torch.cuda.get_device_name(device)
@@ -303,9 +304,10 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
 
 
 def _check_no_flag_asks_for_a_distributed_optimizer(parallel: ParallelConfig) -> None:
-    """
+    """Refuse flags that would share an optimizer of which the plan keeps a whole copy on every rank.
+
     Raises:
-        PlanError: one does, or would have no effect without one.
+        PlanError: there is one.
     """
     for flag, given in (
         ("--use-distributed-optimizer", parallel.use_distributed_optimizer),
@@ -320,6 +322,7 @@ def _check_no_flag_asks_for_a_distributed_optimizer(parallel: ParallelConfig) ->
 
 def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
     parallel = config.parallel
+    assert parallel.micro_batch_size is not None, "required without a plan"
     kinds = sorted(set(devices))
     if len(kinds) > 1:
         raise PlanError(

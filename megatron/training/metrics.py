@@ -1,6 +1,5 @@
-"""What a training run tells: a line per interval, TensorBoard scalars, a progress line on a terminal."""
+"""Reports on a training run: a log line per interval, TensorBoard scalars, and a progress line on a terminal."""
 
-import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hetero.errors import ConfigError
+from hetero.extras import require
 from hetero.runtime.optimizer import StepResult
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Metrics:
         )
         self._task = self._progress.add_task("train", total=train_iters, loss="-")
         self._skipped_total = 0
+        self._steps = 0
         self._begin_interval()
 
     def __enter__(self) -> "Metrics":
@@ -92,7 +93,7 @@ class Metrics:
 
     @contextmanager
     def outside_steps(self) -> Iterator[None]:
-        """Around saves and evaluations, whose time is no step's."""
+        """Leave the time of the block, a save or an evaluation, out of the step time."""
         began_s = time.perf_counter()
         try:
             yield
@@ -144,7 +145,7 @@ class Metrics:
                 self._writer.add_scalar(name, value, step)
 
     def _timing(self) -> dict[str, float] | None:
-        """Speed over the interval, by TensorBoard's names; ``None`` if no step of it was timed."""
+        """Compute the speed over the interval, by TensorBoard's names; ``None`` if no step of it was timed."""
         if not self._steps:
             return None
         step_s = (time.perf_counter() - self._started) / self._steps / (self._time_scale or 1.0)
@@ -164,10 +165,7 @@ def check_tensorboard(folder: Path | None) -> None:
     """
     if folder is None:
         return
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            f"--tensorboard-dir {folder}: TensorBoard is not installed; pip install 'megatron-hetero[report]'"
-        )
+    require("tensorboard", asked_by=f"--tensorboard-dir {folder}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A plan made at start: rank 0 asks the planner, and all ranks get its answer."""
+"""Plans at start: rank 0 asks the planner, and all ranks get its answer."""
 
 import dataclasses
 import sys
@@ -13,11 +13,12 @@ from hetero.runtime.layer_spec import may_split_backward
 from hetero.serialization import check_can_be_written, from_json, load, save, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
-from megatron.training.config import PlannerConfig, PretrainConfig
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.parallel_config import PlannerConfig
 
 
 def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
-    """The planner's plan for the cluster file, the same on every rank; collective over the world (broadcast).
+    """Plan for the cluster file on rank 0 and hand the plan to every rank; collective over the world (broadcast).
 
     Raises:
         ConfigError: rank 0 found no plan, or cannot read the cluster or a profile; on every rank.
@@ -49,7 +50,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         precision=config.parallel.precision or "fp32",
         profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
         data_sheets=planner.data_sheets,
-        runtime=runtime_runtime(config),
+        runtime=launched_runtime(config),
     )
     problem = Problem(
         cluster=cluster,
@@ -68,8 +69,8 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     return result.plan
 
 
-def runtime_runtime(config: PretrainConfig) -> RuntimeModel:
-    """How this launch executes a plan, as the cost model sees it."""
+def launched_runtime(config: PretrainConfig) -> RuntimeModel:
+    """Describe to the cost model how this launch executes a plan."""
     parallel = config.parallel
     return dataclasses.replace(
         HETERO,

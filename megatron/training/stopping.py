@@ -1,4 +1,4 @@
-"""When a run ends before its last step: a signal, a time limit, or a step that it was told to end after."""
+"""Ends a run before its last step: at a signal, after a time limit, or after a step that the flags name."""
 
 import signal
 import time
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from megatron.training.config import RunConfig
+from megatron.training.cli.training_config import RunConfig
 
 
 class Stop:
-    """Whether this rank wants to stop. Ranks may differ; the step's collective makes it one decision."""
+    """Knows whether this rank wants to stop. Ranks may differ; the step's collective makes it one decision."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -19,19 +19,19 @@ class Stop:
 
     @property
     def wanted(self) -> bool:
-        """A signal came, or the time is over."""
+        """Whether a signal came, or the time is over."""
         minutes = self._config.exit_duration_minutes
         return self.signalled or (minutes is not None and time.monotonic() - self._started_s > minutes * 60)
 
     def is_last(self, step: int) -> bool:
-        """The run ends after ``step`` by its flags."""
+        """Tell whether the run ends after ``step`` by its flags."""
         interval = self._config.exit_interval
         return step == self._config.train_iters or (interval is not None and step % interval == 0)
 
 
 @contextmanager
 def stop_on_sigterm(stop: Stop) -> Iterator[None]:
-    """SIGTERM, which Slurm sends before a job's time is over, ends the run after the step in hand."""
+    """Let SIGTERM, which Slurm sends before a job's time is over, end the run after the step in hand."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.signalled = True

@@ -1,4 +1,4 @@
-"""Text to token ids and back.
+"""Turns text into token ids and back.
 
 These stand in for ``megatron.core.tokenizers`` of 0.16, which does not serve here:
 
@@ -10,22 +10,21 @@ These stand in for ``megatron.core.tokenizers`` of 0.16, which does not serve he
 """
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, get_args
 
 from hetero.errors import ConfigError
+from hetero.extras import require
 from hetero.serialization import near_match, parse_json, read_text
+from megatron.training.cli.value_types import TokenizerType
 
-try:
+if TYPE_CHECKING:
     import tokenizers
-except ModuleNotFoundError:  # an optional dependency: byte-level and mock runs need none
-    tokenizers = None
 
-TOKENIZER_TYPES = ("ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer")
+TOKENIZER_TYPES: tuple[str, ...] = get_args(TokenizerType)
 
 END_OF_DOCUMENT_TOKENS = (
     "<|endoftext|>",
@@ -42,42 +41,48 @@ MAX_VOCABULARY = 2**24
 """Sixty times the largest in use. A model has a row of weights for each id, whether a token has it or not."""
 
 
-class Tokenizer(ABC):
-    """What megatron-core's GPTDataset and this harness ask of a tokenizer.
+NO_TOKEN = -1
+"""An id that no token has."""
 
-    vocab_size: ids are below it, ``eod`` included.
-    eod: id of the end of a document.
-    pad: an id that no token has. GPTDataset drops labels equal to it from the loss; samples are cut from one stream
-        of tokens and never padded, so nothing may be dropped.
-    unique_identifiers: part of the key of the dataset's index cache.
+
+class Tokenizer(Protocol):
+    """Turns text into token ids and back, with all that megatron-core's GPTDataset asks of a tokenizer.
+
+    pad: :data:`NO_TOKEN`. GPTDataset drops labels equal to it from the loss; samples are cut from one stream of tokens
+        and never padded, so nothing may be dropped.
     """
 
-    vocab_size: int
-    eod: int
-    pad: ClassVar[int] = -1
+    pad: ClassVar[int]
 
     @property
-    @abstractmethod
-    def unique_identifiers(self) -> dict[str, Any]: ...
+    def vocab_size(self) -> int:
+        """Ids are below it, ``eod`` included."""
 
-    @abstractmethod
+    @property
+    def eod(self) -> int:
+        """Id of the end of a document."""
+
+    @property
+    def unique_identifiers(self) -> dict[str, str | int]:
+        """Part of the key of the dataset's index cache."""
+
     def tokenize(self, text: str) -> list[int]:
         """The ids of a document, without an end of document."""
 
-    @abstractmethod
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of some ids; ends of documents are left out."""
 
 
 @dataclass(frozen=True)
-class ByteLevelTokenizer(Tokenizer):
-    """Bytes of the UTF-8 text, and one id after them for the end of a document."""
+class ByteLevelTokenizer:
+    """Takes the bytes of the UTF-8 text for ids, and one id after them for the end of a document."""
 
+    pad: ClassVar[int] = NO_TOKEN
     vocab_size: int = 257
     eod: int = 256
 
     @property
-    def unique_identifiers(self) -> dict[str, Any]:
+    def unique_identifiers(self) -> dict[str, str | int]:
         return {"class": "ByteLevelTokenizer"}
 
     def tokenize(self, text: str) -> list[int]:
@@ -89,9 +94,10 @@ class ByteLevelTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
-class NullTokenizer(Tokenizer):
-    """Ids written as decimal numbers, for mock data and for data that was tokenized elsewhere. The last id is eod."""
+class NullTokenizer:
+    """Reads ids written as decimal numbers, for mock data and data that was tokenized elsewhere. The last id is eod."""
 
+    pad: ClassVar[int] = NO_TOKEN
     vocab_size: int
 
     @property
@@ -99,11 +105,11 @@ class NullTokenizer(Tokenizer):
         return self.vocab_size - 1
 
     @property
-    def unique_identifiers(self) -> dict[str, Any]:
+    def unique_identifiers(self) -> dict[str, str | int]:
         return {"class": "NullTokenizer", "vocab_size": self.vocab_size}
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids that are written in ``text``.
+        """Return the ids that are written in ``text``.
 
         Raises:
             ConfigError: a word is not a number of the vocabulary.
@@ -121,13 +127,14 @@ class NullTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
-class HuggingFaceTokenizer(Tokenizer):
-    """A ``tokenizer.json`` in the hands of Hugging Face's ``tokenizers`` library.
+class HuggingFaceTokenizer:
+    """Tokenizes with a model's ``tokenizer.json`` by Hugging Face's ``tokenizers`` library.
 
     file: where it was read, for messages.
     digest: SHA-256 of the file. The cache key follows what the file says, not where it lies.
     """
 
+    pad: ClassVar[int] = NO_TOKEN
     model: "tokenizers.Tokenizer"
     file: Path
     digest: str
@@ -135,7 +142,7 @@ class HuggingFaceTokenizer(Tokenizer):
     eod: int
 
     @property
-    def unique_identifiers(self) -> dict[str, Any]:
+    def unique_identifiers(self) -> dict[str, str | int]:
         return {"class": "HuggingFaceTokenizer", "sha256": self.digest}
 
     def tokenize(self, text: str) -> list[int]:
@@ -155,10 +162,12 @@ class HuggingFaceTokenizer(Tokenizer):
         """Read ``tokenizer.json``, or the file of that name in a folder.
 
         Raises:
-            ConfigError: there is no such file, it is no tokenizer, or its vocabulary has no end of document.
+            ConfigError: there is no such file, it is no tokenizer, its vocabulary has no end of document, or the
+                tokenizers library is not installed.
         """
-        if tokenizers is None:
-            raise ConfigError("HuggingFaceTokenizer: the tokenizers package is missing; run: pip install tokenizers")
+        require("tokenizers", asked_by="HuggingFaceTokenizer")
+        import tokenizers  # noqa: PLC0415  (optional: byte-level and mock runs need none)
+
         file = path / "tokenizer.json" if path.is_dir() else path
         text = read_text(file)
         _check_is_tokenizer(file, text)
@@ -183,7 +192,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def build_tokenizer(*, tokenizer_type: str, tokenizer_model: str | None, vocab_size: int | None) -> Tokenizer:
-    """The tokenizer that the flags ask for.
+    """Build the tokenizer that the flags ask for.
 
     Args:
         tokenizer_type: one of :data:`TOKENIZER_TYPES`.
@@ -218,7 +227,7 @@ def build_tokenizer(*, tokenizer_type: str, tokenizer_model: str | None, vocab_s
 
 
 def _check_is_tokenizer(file: Path, text: str) -> None:
-    """Names what users get wrong most, which the library does not: another of the model's files."""
+    """Refuse another of the model's files, which users get wrong most and the library does not name."""
     content = parse_json(text, source=str(file))
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ConfigError(f"{file}: no tokenizer, it has no 'model' section; --tokenizer-model wants a tokenizer.json")

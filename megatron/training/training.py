@@ -1,17 +1,15 @@
-"""Pretraining: join, agree, build, loop."""
+"""Pretrains: joins the world, agrees on the plan, builds model, data and optimizer, and runs the steps."""
 
 import contextlib
 import functools
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rich.console import Console
-from torch.utils.data import Dataset
 
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.failure_detector import FailureDetector
@@ -24,15 +22,16 @@ from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
-from megatron.training.arguments import model_spec
 from megatron.training.checkpointing import Saver, load, saving
-from megatron.training.config import OptimizerConfig, PretrainConfig
-from megatron.training.data import build_dataset, microbatches
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.model_config import model_spec
+from megatron.training.cli.training_config import OptimizerConfig
+from megatron.training.data import SampleDataset, build_dataset, microbatches
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.launch import Launch, agree_on_plan, joined
 from megatron.training.metrics import Metrics, check_tensorboard
-from megatron.training.schedules import build_scheduler
+from megatron.training.param_scheduler import build_scheduler
 from megatron.training.stopping import Stop, stop_on_sigterm
 from megatron.training.tokenizer import Tokenizer, build_tokenizer
 
@@ -49,38 +48,38 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         MembershipError: another rank was lost on the way.
     """
     stop = Stop(config.run)
-    with joined(launch, config.parallel) as (device, watch), memory_errors(watch, launch.rank):
-        _pretrain(config, device, watch, stop)
+    with joined(launch, config.parallel) as (device, detector), memory_errors(detector, launch.rank):
+        _pretrain(config, device, detector, stop)
 
 
-def _pretrain(config: PretrainConfig, device: torch.device, watch: FailureDetector, stop: Stop) -> None:
-    watch.doing = "agreeing on the plan"
+def _pretrain(config: PretrainConfig, device: torch.device, detector: FailureDetector, stop: Stop) -> None:
+    detector.doing = "agreeing on the plan"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
-    watch.describe = functools.partial(describe_rank, plan)
+    detector.describe = functools.partial(describe_rank, plan)
     emulation = start_emulation(config, plan, tokenizer) if config.emulation is not None else None
     if emulation is not None:
         config, plan = emulated_config(config, emulation), emulation.plan
-    watch.doing = "building the dataset"
+    detector.doing = "building the dataset"
     dataset, evaluations = build_datasets(config, plan, tokenizer)
-    watch.doing = "making process groups"
+    detector.doing = "making process groups"
     context = create_groups(plan, device=device, timing=emulation.timing if emulation is not None else None)
-    watch.doing = "building the model"
+    detector.doing = "building the model"
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     described = emulation.described if emulation is not None else plan
     with _metrics(config, context, trainer, described) as metrics:
-        watch.doing = "loading a checkpoint"
+        detector.doing = "loading a checkpoint"
         start_step = load(config, context, trainer, scheduler)
         session = build_session(config, context, trainer, scheduler, dataset, start_step=start_step)
         # A second signal must not end the last save, which may still be written when the loop is over.
         with stop_on_sigterm(stop), saving(config, context, trainer, scheduler, start_step=start_step) as saver:
-            _Run(config, context, session, evaluations, saver, stop, metrics, watch).train()
-    watch.doing = "leaving"
+            _Run(config, context, session, evaluations, saver, stop, metrics, detector).train()
+    detector.doing = "leaving"
 
 
 @contextlib.contextmanager
-def memory_errors(watch: FailureDetector, rank: int) -> Iterator[None]:
-    """A device that is too small for what its rank does is an error that says what to change.
+def memory_errors(detector: FailureDetector, rank: int) -> Iterator[None]:
+    """Turn running out of device memory into an error that says what to change.
 
     Raises:
         DeviceMemoryError: in place of torch's.
@@ -89,11 +88,11 @@ def memory_errors(watch: FailureDetector, rank: int) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         detail = str(error).splitlines()[0]
-        raise DeviceMemoryError.of(watch.describe(rank), doing=watch.doing, detail=detail) from error
+        raise DeviceMemoryError.of(detector.describe(rank), doing=detector.doing, detail=detail) from error
 
 
 def agree_on_plan_and_tokenizer(config: PretrainConfig, device: torch.device) -> tuple[Plan, Tokenizer]:
-    """The plan of this launch and its tokenizer; the same everywhere, collective over the world.
+    """Get the plan of this launch and its tokenizer, the same everywhere; collective over the world.
 
     Raises:
         ConfigError: some rank's tokenizer or plan is wrong; on every rank.
@@ -112,8 +111,8 @@ def agree_on_plan_and_tokenizer(config: PretrainConfig, device: torch.device) ->
     return agree_on_plan(config, model, device), tokenizer
 
 
-def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> tuple[Dataset[Any], list[Evaluation]]:
-    """What is trained on and what is evaluated on; collective over the world.
+def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> tuple[SampleDataset, list[Evaluation]]:
+    """Build the training data and what is evaluated on; collective over the world.
 
     Raises:
         ConfigError: some rank's data is wrong; on every rank.
@@ -134,8 +133,8 @@ def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> 
     return dataset, evaluations
 
 
-def start_session(config: PretrainConfig, context: ParallelContext, dataset: Dataset[Any]) -> TrainingSession:
-    """The steps of ``config`` from the first on, with initial weights."""
+def start_session(config: PretrainConfig, context: ParallelContext, dataset: SampleDataset) -> TrainingSession:
+    """Build a session with initial weights that runs the steps of ``config`` from the first on."""
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     return build_session(config, context, trainer, scheduler, dataset)
@@ -146,11 +145,11 @@ def build_session(
     context: ParallelContext,
     trainer: Trainer,
     scheduler: OptimizerParamScheduler,
-    dataset: Dataset[Any],
+    dataset: SampleDataset,
     *,
     start_step: int = 0,
 ) -> TrainingSession:
-    """The steps of ``config`` after ``start_step``, whose state ``trainer`` and ``scheduler`` have; reads ahead."""
+    """Build a session that goes on after ``start_step``, the state of ``trainer`` and ``scheduler``; it reads ahead."""
     data = None
     if context.work is not None and reads_data(context):
         data = microbatches(
@@ -172,7 +171,7 @@ def build_session(
 
 
 def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
-    """This rank's stage, gradient sums and optimizer, as plan and flags say."""
+    """Build this rank's stage, gradient sums and optimizer, as plan and flags say."""
     return Trainer(
         context,
         options=config.stage,
@@ -198,7 +197,7 @@ def adam_options(config: OptimizerConfig) -> AdamOptions:
 
 
 def describe_rank(plan: Plan, rank: int) -> str:
-    """``rank 3 (replica 0 stage 1, A100-40)``, or ``stages 1 3`` of a rank that has these in turns."""
+    """Say what a rank holds: ``rank 3 (replica 0 stage 1, A100-40)``, or ``stages 1 3`` if it runs these in turns."""
     places = plan.placements(rank)
     if not places:
         return f"rank {rank} (idle)"
@@ -211,7 +210,7 @@ def describe_rank(plan: Plan, rank: int) -> str:
 def _metrics(
     config: PretrainConfig, context: ParallelContext, trainer: Trainer, described: Plan
 ) -> contextlib.AbstractContextManager[Metrics | None]:
-    """Rank 0 reports; every rank knows the same numbers after a step, an idle one too. Collective over the world."""
+    """Print the plan and make the reporter, on rank 0: every rank knows its numbers. Collective over the world."""
     measured = _static_bytes(context, trainer) if config.emulation is None else None
     if context.rank != 0:
         return contextlib.nullcontext()
@@ -238,7 +237,7 @@ def _metrics(
 
 
 def _static_bytes(context: ParallelContext, trainer: Trainer) -> list[StaticBytes]:
-    """By rank; gather of a short object over the world."""
+    """List the bytes of weights, gradients and optimizer state by rank; gather of a short object over the world."""
     weights, gradients, optimizer = trainer.static_bytes()
     own = StaticBytes(weights=weights, gradients=gradients, optimizer=optimizer)
     every = [own] * context.plan.world_size
@@ -248,7 +247,7 @@ def _static_bytes(context: ParallelContext, trainer: Trainer) -> list[StaticByte
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Everything that the loop over the steps has to do with."""
+    """Runs the loop over the steps, with saves, evaluations and reports between them."""
 
     config: PretrainConfig
     context: ParallelContext
@@ -257,10 +256,10 @@ class _Run:
     saver: Saver
     stop: Stop
     metrics: Metrics | None
-    watch: FailureDetector
+    detector: FailureDetector
 
     def train(self) -> None:
-        """The steps that are left; collective over the world."""
+        """Run the steps that are left; collective over the world."""
         num_steps, start_step = self.config.run.train_iters, self.session.steps_done
         if start_step >= num_steps:
             self._say(f"step {start_step} is done and --train-iters is {num_steps}: nothing left to train")
@@ -268,14 +267,14 @@ class _Run:
         gc.collect()
         gc.freeze()
         for step in range(start_step + 1, num_steps + 1):
-            self.watch.doing = f"training step {step}"
+            self.detector.doing = f"training step {step}"
             lr = self.session.learning_rate
             result = self.session.step(wants_stop=lambda: self.stop.wanted)
             if self.metrics is not None:
                 self.metrics.record(step, result, lr=lr)
             last = result.stop or self.stop.is_last(step)
             with self._outside_steps():
-                self.watch.doing = f"saving step {step}"
+                self.detector.doing = f"saving step {step}"
                 self.saver.after(step, last=last)
                 # Who sent a signal does not wait for long.
                 if not result.stop:
@@ -291,7 +290,7 @@ class _Run:
     def _evaluate(self, step: int, *, last: bool) -> None:
         for evaluation in self.evaluations:
             if last or (evaluation.split == "valid" and step % self.config.run.eval_interval == 0):
-                self.watch.doing = f"evaluating after step {step}"
+                self.detector.doing = f"evaluating after step {step}"
                 loss = evaluation.loss(self.context, self.session.trainer)
                 if self.metrics is not None:
                     self.metrics.record_evaluation(step, evaluation.split, loss)

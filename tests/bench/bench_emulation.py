@@ -30,8 +30,8 @@ from hetero.cost.pipeline_period import smallest_depths  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
 from hetero.cost.simulation.simulator import simulate  # noqa: E402
 from hetero.data import shipped_profiles  # noqa: E402
-from hetero.emulation.local_launch import Emulated, run_emulated  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
+from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.emulation.records import EmulatedRun  # noqa: E402
 from hetero.plan.ir import Plan, Precision, Replica  # noqa: E402
 from hetero.planner.baselines import yardsticks  # noqa: E402
@@ -62,7 +62,7 @@ class Case:
     time_scale: float
 
     def run(self, num_steps: int) -> EmulatedRun:
-        emulated = Emulated(
+        emulated = EmulatedLaunch(
             plan=self.plan,
             cluster=self.cluster,
             costs=self.costs,

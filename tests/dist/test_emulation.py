@@ -15,7 +15,7 @@ from hetero.cost.runtime_model import HETERO
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun, StepRecord
-from hetero.emulation.setup import emulate
+from hetero.emulation.ranks.setup import emulate
 from hetero.emulation.timeline import executed
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.runtime.options import DataParallelOptions, StageOptions
@@ -59,7 +59,6 @@ def emulated_steps(
         options=options,
         vocab_size=VOCABULARY,
         bucket_numel=data_parallel.bucket_numel,
-        rank=rank,
     )
     context = create_groups(emulation.plan, device=torch.device("cpu"), timing=emulation.timing)
     trainer = Trainer(

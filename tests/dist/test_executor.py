@@ -14,7 +14,7 @@ from hetero.plan.lowering import CollectiveOptions, lower_rank
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.schedule.actions import Action
-from hetero.schedule.program import Program, Step
+from hetero.schedule.program import Program, QueuedAction
 from tests.dist.test_interleaved import PLANS
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
@@ -43,7 +43,7 @@ class Recording(Timing):
         yield
         self._runs = False
 
-    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
         if operation == "all_gather":
             self.gathers.append((bucket.ranks, bucket.position))
         else:
@@ -79,12 +79,12 @@ def test_a_rank_does_what_its_program_says(made: Plan, overlap: bool) -> None:
     shared = [bucket for bucket in gradient_buckets(made, bucket_numel=BUCKET_NUMEL) if len(bucket.ranks) > 1]
     for rank, (computes, sums, gathers) in enumerate(run_ranks(a_step, made.world_size, made, overlap)):
         program = program_of(made, rank, shared, overlap=overlap)
-        assert computes == [step.action for step in program.queues["compute"]]
+        assert computes == [queued.action for queued in program.queues["compute"]]
         assert gathers == named(program, "gather", shared)
         assert [bucket for *bucket, _, _ in sums] == [list(each) for each in named(program, "reduce", shared)]
         earliest = 0
-        for step, (_, _, last_begun, runs) in zip(program.queues.get("reduce", ()), sums, strict=True):
-            (point,) = step.after
+        for queued, (_, _, last_begun, runs) in zip(program.queues.get("reduce", ()), sums, strict=True):
+            (point,) = queued.after
             # What stands before it in the queue may hold it up.
             earliest = max(earliest, computes.index(point.action))
             assert last_begun == computes[earliest]
@@ -93,5 +93,5 @@ def test_a_rank_does_what_its_program_says(made: Plan, overlap: bool) -> None:
 
 def named(program: Program, queue: str, shared: Sequence[Bucket]) -> list[tuple[tuple[int, ...], float]]:
     """Ranks and positions of the buckets of ``queue``, in its order."""
-    numbers = [step.action.number for step in program.queues.get(queue, ())]
+    numbers = [queued.action.number for queued in program.queues.get(queue, ())]
     return [(shared[n].ranks, shared[n].position) for n in numbers]

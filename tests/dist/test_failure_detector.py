@@ -1,6 +1,6 @@
 """When a rank dies, stops or fails, all others end soon, and say which one it was, where it worked, and why.
 
-Ranks train a small plan under the watch; one of them comes to grief in the middle of a backward, while others wait
+Ranks train a small plan under the failure detector; one of them comes to grief in the middle of a backward, while others wait
 for it. The store is the launcher's, as under torchrun, where nothing else is said.
 """
 
@@ -64,7 +64,7 @@ Grief = Callable[[], None]
 
 
 def train_until_grief(rank: int, store: dist.Store, victim: int, grief: Grief, happened: Path) -> None:
-    """As ``pretrain_gpt.py`` does it: many steps under a watch; a lost rank is an exit code of its own."""
+    """As ``pretrain_gpt.py`` does it: many steps under a failure detector; a lost rank is an exit code of its own."""
     made = small_plan()
 
     def suffer(*_: object) -> None:
@@ -72,9 +72,9 @@ def train_until_grief(rank: int, store: dist.Store, victim: int, grief: Grief, h
         grief()
 
     try:
-        with FailureDetector(store, rank=rank, world_size=made.world_size, options=OPTIONS) as watch:
-            watch.wait_for_all()
-            watch.describe, watch.doing = PLACES.__getitem__, "training"
+        with FailureDetector(store, rank=rank, world_size=made.world_size, options=OPTIONS) as detector:
+            detector.wait_for_all()
+            detector.describe, detector.doing = PLACES.__getitem__, "training"
             context = create_groups(made, device=torch.device("cpu"))
             trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS)
             # Always the same batch.
@@ -211,8 +211,8 @@ def test_ranks_that_finish_at_different_times_raise_no_alarm() -> None:
 def finish_during_the_roll_call(rank: int, store: dist.Store) -> None:
     """Rank 1 stands still, rank 2 fails, and while the roll is called for rank 1, rank 0 comes to its end."""
     options = FailureDetectorOptions(beat_s=0.1, lost_after_s=30.0, roll_call_s=3.0)
-    with FailureDetector(store, rank=rank, world_size=3, options=options) as watch:
-        watch.wait_for_all()
+    with FailureDetector(store, rank=rank, world_size=3, options=options) as detector:
+        detector.wait_for_all()
         if rank == 1:
             stand_still()
         if rank == 2:
@@ -230,9 +230,9 @@ def test_a_rank_that_is_done_is_left_alone() -> None:
 def wait_too_long(rank: int, store: dist.Store) -> None:
     """Rank 1 computes for longer than rank 0's patience with a collective."""
     impatient = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
-    with FailureDetector(store, rank=rank, world_size=2, options=OPTIONS) as watch:
-        watch.wait_for_all()
-        watch.describe = PLACES.__getitem__
+    with FailureDetector(store, rank=rank, world_size=2, options=OPTIONS) as detector:
+        detector.wait_for_all()
+        detector.describe = PLACES.__getitem__
         if rank == 1:
             time.sleep(20)
         dist.all_reduce(torch.zeros(1), group=impatient)
@@ -252,10 +252,10 @@ def one_stays_away(rank: int, store: dist.Store, dies: bool) -> None:
     if rank == 2:
         return
     try:
-        with FailureDetector(store, rank=rank, world_size=3, options=options) as watch:
+        with FailureDetector(store, rank=rank, world_size=3, options=options) as detector:
             if dies and rank == 1:
                 threading.Timer(1.0, die).start()
-            watch.wait_for_all()
+            detector.wait_for_all()
     except MembershipError as error:
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
         sys.exit(EXIT_CODE)
@@ -282,9 +282,9 @@ def test_a_rank_that_dies_while_others_are_awaited_is_noticed_at_once() -> None:
 def stand_still_among_the_last(rank: int, store: dist.Store) -> None:
     """Rank 1 has left when rank 2, whom it watched, stands still; rank 0 waits for rank 2."""
     options = FailureDetectorOptions(beat_s=0.1, lost_after_s=3.0, roll_call_s=1.0)
-    with FailureDetector(store, rank=rank, world_size=3, options=options) as watch:
-        watch.wait_for_all()
-        watch.describe = PLACES.__getitem__
+    with FailureDetector(store, rank=rank, world_size=3, options=options) as detector:
+        detector.wait_for_all()
+        detector.describe = PLACES.__getitem__
         if rank == 1:
             return
         time.sleep(2.0)
@@ -302,8 +302,8 @@ def test_who_is_left_watches_over_those_that_are_left() -> None:
 
 def leave_the_store_behind(rank: int, store: dist.Store) -> None:
     options = FailureDetectorOptions(beat_s=0.1, lost_after_s=10.0, roll_call_s=1.0)
-    with FailureDetector(store, rank=rank, world_size=2, options=options, hosts_store=rank == 0) as watch:
-        watch.wait_for_all()
+    with FailureDetector(store, rank=rank, world_size=2, options=options, hosts_store=rank == 0) as detector:
+        detector.wait_for_all()
         dist.barrier()
         time.sleep(3.0 * rank)
     if rank == 0:
@@ -318,8 +318,8 @@ def test_rank_0_takes_the_store_along_only_when_nobody_needs_it() -> None:
 
 def agree_slowly(rank: int, store: dist.Store) -> None:
     options = FailureDetectorOptions(beat_s=0.1, lost_after_s=10.0, roll_call_s=1.0)
-    with FailureDetector(store, rank=rank, world_size=2, options=options) as watch:
-        watch.wait_for_all()
+    with FailureDetector(store, rank=rank, world_size=2, options=options) as detector:
+        detector.wait_for_all()
         time.sleep(3.0 * rank)
         raise ConsensusError("the plan is wrong")
 

@@ -35,7 +35,7 @@ from hetero.runtime import optimizer
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.training.arguments import parse_args
+from megatron.training.cli.arguments import parse_args
 from megatron.training.training import adam_options
 from tests.helpers import sessions, training
 from tests.helpers.commands import command_line

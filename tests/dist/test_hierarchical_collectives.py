@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.timing import Collective, Timing, Start, Waitable
-from hetero.distributed.process_groups import create_groups, gradient_groups, level_groups
+from hetero.distributed.process_groups import create_groups, flat_sync_ranks, hierarchical_sync_ranks
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer
-from hetero.schedule.program import Step
+from hetero.schedule.program import QueuedAction
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
@@ -134,7 +134,7 @@ def test_the_sums_are_those_of_one_process(
 ) -> None:
     for training in ways.values():
         validate(training.plan)
-        assert level_groups(training.plan)
+        assert hierarchical_sync_ranks(training.plan)
     for how, traces in trained(ways, num_steps).items():
         with subtests.test(how):
             made = ways[how].plan
@@ -173,7 +173,7 @@ def collectives_of_a_step(rank: int, made: Plan) -> list[tuple[str, tuple[int, .
     for name in ("all_reduce", "reduce", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor"):
         setattr(dist, name, _recording(name, getattr(dist, name), started))
     train(rank, made, 1, AFTER)
-    return [(name, ranks) for name, ranks in started if ranks in {*gradient_groups(made), *level_groups(made)}]
+    return [(name, ranks) for name, ranks in started if ranks in {*flat_sync_ranks(made), *hierarchical_sync_ranks(made)}]
 
 
 def _recording(name: str, collective: Any, started: list[tuple[str, tuple[int, ...]]]) -> Any:
@@ -203,7 +203,7 @@ class Watching(Timing):
         self.seen: list[tuple[str, tuple[int, ...], bool]] = []
         self._before: Sequence[Waitable] = ()
 
-    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
         deadline = time.monotonic() + 60
         while not all(work.is_completed() for work in self._before):
             assert time.monotonic() < deadline, "the phases of the bucket before stand still"
@@ -236,7 +236,7 @@ def test_every_rank_creates_the_groups_of_both_levels_in_one_order() -> None:
     made = three_domains(gpt2_model())
     first, *others = run_ranks(created_groups, made.world_size, made)
     assert all(groups == first for groups in others)
-    last = [tuple(sorted(ranks)) for ranks in level_groups(made)]
+    last = [tuple(sorted(ranks)) for ranks in hierarchical_sync_ranks(made)]
     assert first[-len(last) :] == last
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.distributed.process_groups import gradient_groups
+from hetero.distributed.process_groups import flat_sync_ranks
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
@@ -66,7 +66,7 @@ def trainings_of(name: str, style: str, plan: Plan, delays: str) -> dict[str, Tr
     """The layout with whole and with split backwards, and with all that shares the optimizer if ranks have parameters in
     common: gradients are then reduced beside the backward and weights gathered beside the forward."""
     trainings = {"whole": Training(plan), f"split, {delays}": Training(with_delays(plan, DELAYS[delays]))}
-    groups = gradient_groups(plan)
+    groups = flat_sync_ranks(plan)
     if groups and style != "gpt2-tied":
         trainings["equal shares"] = Training(sharded(plan), SHARDED)
     spans_stages = any(not any(set(ranks) <= set(stage.ranks) for _, _, stage in plan.stages()) for ranks in groups)

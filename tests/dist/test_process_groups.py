@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 
 from hetero.distributed import process_groups
-from hetero.distributed.process_groups import ParallelContext, create_groups, gradient_groups
+from hetero.distributed.process_groups import ParallelContext, create_groups, flat_sync_ranks
 from hetero.plan.ir import Plan
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, stage
@@ -136,9 +136,9 @@ def test_holder_groups_stay_few_for_any_plan(made: Plan) -> None:
     edges = {edge for _, _, stage in made.stages() for edge in (stage.first_layer, stage.end_layer)}
     stretches = len(edges) - 1
     # Degrees come from 1, 2, 3, 4 and 6: their least common multiple is 12 at most. One more group: all shards.
-    assert len(gradient_groups(made)) <= (stretches + 1) * (12 + 1)
-    assert len(set(gradient_groups(made))) == len(gradient_groups(made))
-    assert all(list(ranks) == sorted(set(ranks)) and len(ranks) > 1 for ranks in gradient_groups(made))
+    assert len(flat_sync_ranks(made)) <= (stretches + 1) * (12 + 1)
+    assert len(set(flat_sync_ranks(made))) == len(flat_sync_ranks(made))
+    assert all(list(ranks) == sorted(set(ranks)) and len(ranks) > 1 for ranks in flat_sync_ranks(made))
 
 
 def seen_by(rank: int, plan: Plan) -> dict[str, Any]:
@@ -202,10 +202,10 @@ def test_each_rank_finds_its_own_groups() -> None:
         assert seen["ends"] == (place.stage == 0, place.stage == len(stages) - 1)
         assert ("losses" in seen) == (place.stage == len(stages) - 1)
         assert seen.get("losses", on(5, 8)) == on(5, 8)
-        assert seen["gradients"] == {ranks: on(*ranks) for ranks in gradient_groups(made) if rank in ranks}
+        assert seen["gradients"] == {ranks: on(*ranks) for ranks in flat_sync_ranks(made) if rank in ranks}
     assert [seen["num_microbatches"] for seen in by_rank if "tp" in seen] == [2, 2, 2, 2, 2, 3, 3]
 
 
 def test_a_rank_that_holds_all_alone_shares_no_gradients() -> None:
     made = plan(gpt2_model(), [replica(stage(layers=(0, 6), ranks=(0,)))])
-    assert gradient_groups(made) == ()
+    assert flat_sync_ranks(made) == ()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hetero.plan.gradient_groups import gradient_buckets
-from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.ir import GradientSyncPlan, Plan, Ranks
 from hetero.runtime.options import DataParallelOptions
 from hetero.serialization import to_json
 from tests.helpers.comparison import assert_same_training
@@ -28,7 +28,6 @@ from tests.helpers.training import one_process, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(100)]
 
-Ranks = tuple[int, ...]
 NUM_STEPS = 2
 TOLERANCE = 1e-9
 IN_THE_SUITE, IN_THE_FAST_RUN = 100, 3

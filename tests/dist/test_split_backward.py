@@ -159,8 +159,8 @@ def bytes_put_off(rank: int, plan: Plan) -> int:
     context = create_groups(plan, device=torch.device("cpu"))
     (model,) = build_stages(context, options=StageOptions(), seed=7)
     kept: list[Product] = []
-    assert model.later is not None
-    model.later.put_off = kept.append
+    assert model.delayed is not None
+    model.delayed.delay = kept.append
     model.forward(None, microbatches(plan, rank, step=0)[0]).sum().backward()
     assert all(product.weight.grad is None for product in kept), "no gradient of these before its W"
     return sum(product.input.nbytes + product.output_gradient.nbytes for product in kept)

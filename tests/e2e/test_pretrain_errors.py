@@ -23,7 +23,8 @@ import torch.distributed as dist
 from hetero.errors import ConfigError, HeteroError, MembershipError
 from hetero.serialization import save, to_json
 from megatron.training import launch
-from megatron.training.arguments import model_spec, parse_args
+from megatron.training.cli.arguments import parse_args
+from megatron.training.cli.model_config import model_spec
 from megatron.training.launch import Launch, StoreAddress, agree_on_plan, exit_code, joined, launch_from
 from tests.helpers.commands import MODEL, ROOT, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks

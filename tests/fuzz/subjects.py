@@ -31,7 +31,7 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.model_import import from_hugging_face, load_model
 from hetero.spec.parameters import Parameter, parameters
 from hetero.spec.profile import Profile, ProfileStore
-from megatron.training.config import DataConfig
+from megatron.training.cli.training_config import DataConfig
 from megatron.training.data import build_dataset
 from megatron.training.tokenizer import ByteLevelTokenizer, HuggingFaceTokenizer
 from tests.fuzz.said import assert_says

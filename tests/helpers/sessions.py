@@ -9,9 +9,9 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.session import TrainingSession
-from megatron.training.arguments import parse_args
 from megatron.training.checkpointing import load, saving
-from megatron.training.schedules import build_scheduler
+from megatron.training.cli.arguments import parse_args
+from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
 from tests.helpers.training import data_of
 

@@ -1,4 +1,4 @@
-"""Opens any format and writes any other."""
+"""Converts weights from any supported format to any other."""
 
 import dataclasses
 from dataclasses import dataclass

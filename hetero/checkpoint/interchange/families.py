@@ -1,4 +1,4 @@
-"""Tensor by tensor, how Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral and GPT-2 hold the same weights.
+"""Maps our parameters to the tensors of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral and GPT-2.
 
 Every rearrangement is linear and has an inverse, so that it serves gradients as it serves weights, and a round trip
 is exact.
@@ -7,7 +7,7 @@ is exact.
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -168,7 +168,7 @@ def model_types(model: ModelSpec) -> tuple[ModelType, ...]:
         "proj_bias": model.qkv_bias and not model.linear_bias,
     }
     experts = {"num_experts": model.num_experts or 1, "moe_router_topk": max(2, model.moe_router_topk)}
-    needs: dict[ModelType, dict[str, Any]] = {
+    needs: dict[ModelType, dict[str, object]] = {
         "llama": {**dense, **attention, "qk_layernorm": False},
         "mistral": {**dense, **plain},
         "qwen2": {**dense, **plain, "qkv_bias": True},
@@ -195,10 +195,10 @@ def model_types(model: ModelSpec) -> tuple[ModelType, ...]:
     return found
 
 
-def config_of(model: ModelSpec, model_type: ModelType, dtype: torch.dtype) -> dict[str, Any]:
+def config_of(model: ModelSpec, model_type: ModelType, dtype: torch.dtype) -> dict[str, object]:
     """The ``config.json`` of ``model``; both the old and the new names of the keys that transformers 5 renamed."""
     name = str(dtype).removeprefix("torch.")
-    builders: dict[ModelType, tuple[str, Callable[[ModelSpec], Mapping[str, Any]]]] = {
+    builders: dict[ModelType, tuple[str, Callable[[ModelSpec], Mapping[str, object]]]] = {
         "llama": ("LlamaForCausalLM", _llama_config),
         "mistral": ("MistralForCausalLM", _llama_config),
         "qwen2": ("Qwen2ForCausalLM", _llama_config),
@@ -218,9 +218,9 @@ def config_of(model: ModelSpec, model_type: ModelType, dtype: torch.dtype) -> di
     }
 
 
-def _llama_config(model: ModelSpec) -> dict[str, Any]:
+def _llama_config(model: ModelSpec) -> dict[str, object]:
     scaling = _rope_scaling(model.rotary_scaling)
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.ffn_hidden_size,
         "num_hidden_layers": model.num_layers,
@@ -245,14 +245,14 @@ def _llama_config(model: ModelSpec) -> dict[str, Any]:
     return config
 
 
-def _rope_scaling(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+def _rope_scaling(scaling: RotaryScaling | None) -> dict[str, object] | None:
     if scaling is None:
         return None
     stated = {name: value for name, value in dataclasses.asdict(scaling).items() if value is not None}
     return {"rope_type": stated.pop("kind"), **stated}
 
 
-def _gpt2_config(model: ModelSpec) -> dict[str, Any]:
+def _gpt2_config(model: ModelSpec) -> dict[str, object]:
     return {
         "n_embd": model.hidden_size,
         "n_inner": model.ffn_hidden_size,

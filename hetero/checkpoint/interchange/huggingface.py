@@ -1,4 +1,4 @@
-"""Hugging Face folders: ``config.json`` and safetensors, in one file or many."""
+"""Reads and writes Hugging Face folders: ``config.json`` and safetensors, in one file or many."""
 
 import dataclasses
 import functools

@@ -10,7 +10,7 @@ import pickletools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.serialization
@@ -20,7 +20,15 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from hetero.errors import CheckpointError, ConfigError
 from hetero.serialization import read_bytes
 
-_RECORDS: dict[str, tuple[Any, ...]] = {
+
+class _Named(Protocol):
+    """A class, or a function."""
+
+    @property
+    def __name__(self) -> str: ...
+
+
+_RECORDS: dict[str, tuple[_Named, ...]] = {
     "torch.distributed.checkpoint.metadata": (
         metadata.BytesStorageMetadata,
         metadata.ChunkStorageMetadata,
@@ -44,7 +52,9 @@ _RECORDS: dict[str, tuple[Any, ...]] = {
     "pathlib": (type(Path()),),
 }
 
-_ALLOWED = {(module, each.__name__): each for module, records in _RECORDS.items() for each in records}
+_ALLOWED: dict[tuple[str, str], object] = {
+    (module, each.__name__): each for module, records in _RECORDS.items() for each in records
+}
 _ALLOWED |= {
     ("torch", str(each).removeprefix("torch.")): each for each in vars(torch).values() if type(each) is torch.dtype
 }
@@ -53,7 +63,9 @@ _DATA_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.distcp")
 
 
 class _RecordUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    """Refuses every name that is not on the list."""
+
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return _ALLOWED[module, name]
@@ -93,7 +105,8 @@ def _check_memo(content: bytes) -> None:
         ValueError: one is, or it is no pickle.
     """
     for opcode, number, _ in pickletools.genops(content):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= number <= len(content):
+        is_kept = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
+        if is_kept and not (isinstance(number, int) and 0 <= number <= len(content)):
             raise ValueError(f"it keeps a value under the number {number}")
 
 

@@ -1,4 +1,4 @@
-"""This project's own checkpoints, as a converter reads and writes them."""
+"""Reads and writes this project's own checkpoints for a converter."""
 
 import shutil
 from pathlib import Path

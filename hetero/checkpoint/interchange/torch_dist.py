@@ -1,4 +1,4 @@
-"""megatron-core's ``torch_dist`` checkpoints: what ``dist_checkpointing`` saves of a GPTModel, weights only.
+"""Reads and writes megatron-core's ``torch_dist`` checkpoints, as ``dist_checkpointing`` saves a GPTModel's weights.
 
 A tensor has one name for all layers, with the layer as its first dimension and the expert as its second, or, where
 layers differ, one name per layer. Norms before a linear layer carry TransformerEngine's names under either spec.
@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -118,11 +117,14 @@ class TorchDistSource:
                 file.seek(info.offset)
                 content = file.read(info.length)
             _check_archive(content)
-            part = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            part: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except _UNREADABLE as error:
             raise CheckpointError(f"{path}: {key} cannot be read: {error}") from None
-        is_tensor = isinstance(part, torch.Tensor) and part.layout == torch.strided and part.device.type == "cpu"
-        if not is_tensor or tuple(part.shape) != saved.shape or part.dtype != self._stored(key).properties.dtype:
+        if not (
+            isinstance(part, torch.Tensor)
+            and (part.layout, part.device.type) == (torch.strided, "cpu")
+            and (tuple(part.shape), part.dtype) == (saved.shape, self._stored(key).properties.dtype)
+        ):
             raise CheckpointError(f"{path}: what is said to be {key} is something else")
         return part
 
@@ -241,7 +243,7 @@ class _StackedTensor:
         self._source, self._dtype, self._key, self._parts = source, dtype, key, parts
         self._stacked = tuple(max(column) + 1 for column in zip(*parts, strict=True))
 
-    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
         properties = TensorProperties.create_from_tensor(torch.empty(0, dtype=self._dtype))
         items = []
         for index, parameter in self._parts.items():
@@ -263,7 +265,7 @@ class _StackedTensor:
 class _SavePlanner(dcp.DefaultSavePlanner):
     """Reads a part when it is about to be written, and not before."""
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
+    def lookup_object(self, index: MetadataIndex) -> object:
         found = self.state_dict[index.fqn]
         return found.read_part(index) if isinstance(found, _StackedTensor) else found
 

@@ -1,4 +1,4 @@
-"""What every format offers a converter: its model, and one full tensor at a time."""
+"""Defines what every format offers a converter: its model, and one full tensor at a time."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence

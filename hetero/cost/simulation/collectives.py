@@ -16,9 +16,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hetero.cost.gradient_volume import CountedBucket, Ranks
+from hetero.cost.gradient_volume import CountedBucket
 from hetero.cost.network import Port, SumCost
 from hetero.cost.simulation.exposed_communication import TimeInterval
+from hetero.plan.ir import Ranks
 
 PartyT = TypeVar("PartyT", bound=Hashable)
 """Ranks that have everything at the same time."""

@@ -12,14 +12,11 @@ from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.engine import LaneStart, Pipeline, Slice
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes, one_lane_each
 from hetero.errors import PlanError
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Replica, Stage, StageKey
 from hetero.plan.lowering import CollectiveOptions, CollectivePoints, lock_step_rows, step_rows
 from hetero.plan.reshard import num_phases
 from hetero.schedule.actions import Row, Schedule
 from hetero.schedule.program import Point
-
-StageKey = tuple[int, int]
-"""Replica and stage."""
 
 
 class Party(NamedTuple):

@@ -25,9 +25,9 @@ from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, pa
 from hetero.cost.simulation.engine import NO_CAUSE, Hold, LaneStart, Span
 from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
-from hetero.cost.simulation.layout import Layout, Party, StageKey
+from hetero.cost.simulation.layout import Layout, Party
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
-from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.ir import GradientSyncPlan, Plan, StageKey
 from hetero.plan.lowering import launch_order
 from hetero.schedule.actions import SEND, Action, ActionKind
 from hetero.spec.cluster import ClusterSpec

@@ -89,8 +89,8 @@ def inline_svg(drawing: Drawing, *, name: str, label: str) -> str:
     label: read out instead of the figure.
     """
     text = render([drawing], file_format="svg", margin_in=0.03).decode("utf-8")
-    head, body = re.match(r".*?<svg ([^>]*)>(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    view_box = re.search(r'viewBox="[^"]*"', head).group()  # type: ignore[union-attr]
+    head, body = re.match(r".*?<svg ([^>]*)>(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]  # matplotlib writes both
+    view_box = re.search(r'viewBox="[^"]*"', head).group()  # type: ignore[union-attr]  # matplotlib writes both
     # Several figures share one page, whose ids must differ.
     body = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", body)
     escaped = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

@@ -1,1 +1,1 @@
-"""Hugging Face's ``config.json``: which keys the supported families have, and the model that they make."""
+"""Converts a Hugging Face ``config.json`` to a model, and refuses every key that it cannot account for."""

@@ -1,4 +1,4 @@
-"""The one table of keys: per family every key that its configurations have, and how each is accounted for.
+"""Lists every key that the configurations of each family have, with the rule that accounts for it.
 
 Defaults are those of the family's class in ``transformers``; tests/unit/spec/test_hugging_face_keys.py holds the tables
 against these classes, key by key.
@@ -14,12 +14,12 @@ from hetero.spec.hugging_face.keys import (
     POSITIVE,
     SWITCH,
     TEXTS,
-    Account,
     Ignored,
+    KeyRule,
+    KeyTable,
     Only,
     Read,
     SameAs,
-    Table,
     texts_of,
 )
 
@@ -31,11 +31,11 @@ _NO_BIAS = Only((False,), "the linear layers of this family have no biases but t
 _NO_WINDOW = "attention sees the whole sequence"
 
 
-def _ignored(because: str, keys: str) -> dict[str, Account]:
+def _ignored(because: str, keys: str) -> dict[str, KeyRule]:
     return dict.fromkeys(keys.split(), Ignored(because))
 
 
-_COMMON: dict[str, Account] = {
+_COMMON: dict[str, KeyRule] = {
     **_ignored("says who wrote the file", "model_type transformers_version _name_or_path name_or_path _commit_hash"),
     **_ignored("the type that weights are stored in; every tensor says its own", "dtype torch_dtype use_bfloat16"),
     **_ignored("initial weights are drawn with --init-method-std", "initializer_range init_std"),
@@ -77,7 +77,7 @@ _COMMON: dict[str, Account] = {
     "vocab_size": Read(("vocab_size", "padded_vocab_size"), COUNT),
 }
 
-_LLAMA_LIKE: dict[str, Account] = {
+_LLAMA_LIKE: dict[str, KeyRule] = {
     **_COMMON,
     "hidden_size": Read(("hidden_size", "kv_channels"), COUNT),
     "intermediate_size": Read(("ffn_hidden_size",), COUNT),
@@ -100,7 +100,7 @@ _LLAMA_LIKE: dict[str, Account] = {
     "layer_types": Read((), texts_of("full_attention").or_null(), default=None),
 }
 
-_LLAMA: dict[str, Account] = {
+_LLAMA: dict[str, KeyRule] = {
     **_LLAMA_LIKE,
     "architectures": Read((), texts_of("LlamaForCausalLM", "LlamaModel").or_null(), default=None),
     "max_position_embeddings": Read(("max_position_embeddings",), COUNT, default=2048),
@@ -108,7 +108,7 @@ _LLAMA: dict[str, Account] = {
     "mlp_bias": Read(("linear_bias", "proj_bias"), SWITCH, default=False),
 }
 
-_MISTRAL: dict[str, Account] = {
+_MISTRAL: dict[str, KeyRule] = {
     **_LLAMA_LIKE,
     "architectures": Read((), texts_of("MistralForCausalLM", "MistralModel").or_null(), default=None),
     "max_position_embeddings": Read(("max_position_embeddings",), COUNT, default=131_072),
@@ -117,7 +117,7 @@ _MISTRAL: dict[str, Account] = {
     "use_sliding_window": Ignored("this family reads ``sliding_window`` alone"),
 }
 
-_MIXTRAL: dict[str, Account] = {
+_MIXTRAL: dict[str, KeyRule] = {
     **_MISTRAL,
     "architectures": Read((), texts_of("MixtralForCausalLM", "MixtralModel").or_null(), default=None),
     "sliding_window": Read((), COUNT.or_null(), default=None),
@@ -130,7 +130,7 @@ _MIXTRAL: dict[str, Account] = {
     "router_jitter_noise": Only((0.0,), "there is no noise before the router"),
 }
 
-_QWEN: dict[str, Account] = {
+_QWEN: dict[str, KeyRule] = {
     **_LLAMA_LIKE,
     "max_position_embeddings": Read(("max_position_embeddings",), COUNT, default=32_768),
     "num_key_value_heads": Read(("num_query_groups",), COUNT.or_null(), default=32),
@@ -140,7 +140,7 @@ _QWEN: dict[str, Account] = {
     "layer_types": Read((), TEXTS.or_null(), default=None),
 }
 
-_QWEN2: dict[str, Account] = {
+_QWEN2: dict[str, KeyRule] = {
     **_QWEN,
     "architectures": Read((), texts_of("Qwen2ForCausalLM", "Qwen2Model").or_null(), default=None),
     "head_dim": Read(("kv_channels",), COUNT, default=None),
@@ -148,14 +148,14 @@ _QWEN2: dict[str, Account] = {
     "use_mrope": Only((False,), "positions have one dimension"),
 }
 
-_QWEN3: dict[str, Account] = {
+_QWEN3: dict[str, KeyRule] = {
     **_QWEN,
     "architectures": Read((), texts_of("Qwen3ForCausalLM", "Qwen3Model").or_null(), default=None),
     "head_dim": Read(("kv_channels",), COUNT, default=128),
     "attention_bias": Read(("qkv_bias", "proj_bias"), SWITCH, default=False),
 }
 
-_GPT2: dict[str, Account] = {
+_GPT2: dict[str, KeyRule] = {
     **_COMMON,
     **_ignored(
         "of heads for other tasks, which ``architectures`` would name",
@@ -179,7 +179,7 @@ _GPT2: dict[str, Account] = {
     "reorder_and_upcast_attn": Ignored("in which order and precision attention rounds"),
 }
 
-_OPT: dict[str, Account] = {
+_OPT: dict[str, KeyRule] = {
     **_COMMON,
     "architectures": Read((), texts_of("OPTForCausalLM", "OPTModel").or_null(), default=None),
     "hidden_size": Read(("hidden_size", "kv_channels"), COUNT),
@@ -200,7 +200,7 @@ _OPT: dict[str, Account] = {
     "layerdrop": Only((0.0,), "no layer is left out"),
 }
 
-TABLES: Mapping[str, Table] = MappingProxyType(
+TABLES: Mapping[str, KeyTable] = MappingProxyType(
     {
         "llama": _LLAMA,
         "mistral": _MISTRAL,

@@ -1,4 +1,4 @@
-"""How a key of a configuration is accounted for, and the values of one configuration, checked.
+"""Defines the rules that account for the keys of a configuration, and checks a configuration against them.
 
 Whatever a file says has either an effect on the model here, or a reason to have none; the rest is refused. A value
 that a file leaves out is that of the family's class in ``transformers``.
@@ -16,12 +16,13 @@ from hetero.serialization import near_match
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """What a value may be; ``limit`` says it in messages."""
+    """Which values a key may have: a test, and ``limit``, its wording in messages."""
 
     limit: str
     accepts: Callable[[Any], bool]
 
     def or_null(self) -> "ValueKind":
+        """The same values and ``None``."""
         return ValueKind(f"{self.limit}, or null", lambda value: value is None or self.accepts(value))
 
 
@@ -38,13 +39,13 @@ TEXTS = ValueKind("a list of texts", lambda value: isinstance(value, list) and a
 
 
 def texts_of(*names: str) -> ValueKind:
-    """A list of some of ``names``."""
+    """Values that are lists of some of ``names``."""
     limit = f"a list with nothing but {' or '.join(names)}"
     return ValueKind(limit, lambda value: TEXTS.accepts(value) and set(value) <= set(names))
 
 
 REQUIRED = object()
-"""Instead of a default: a file without this key is not complete."""
+"""Stands for the default of a key that every file must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Only:
 
     @property
     def unless_given(self) -> Any:
+        """The value of a file that leaves the key out."""
         return self.values[0] if self.default is None else self.default
 
 
@@ -86,36 +88,41 @@ class Ignored:
     because: str
 
 
-Account = Read | Only | SameAs | Ignored
-Table = Mapping[str, Account]
+KeyRule = Read | Only | SameAs | Ignored
+KeyTable = Mapping[str, KeyRule]
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
-    """The values of one configuration, those that the file leaves out included. ``family`` is its ``model_type``."""
+class ConfigValues:
+    """The values of one configuration, with defaults for those that the file leaves out.
+
+    family: its ``model_type``.
+    table: the rules of the family.
+    given: what the file says.
+    """
 
     family: str
-    table: Table
+    table: KeyTable
     given: Mapping[str, Any]
 
     def __getitem__(self, key: str) -> Any:
-        account = self.table[key]
+        rule = self.table[key]
         if key in self.given:
             return self.given[key]
-        if isinstance(account, Only):
-            return account.unless_given
-        assert isinstance(account, Read)
-        if account.default is REQUIRED:
+        if isinstance(rule, Only):
+            return rule.unless_given
+        assert isinstance(rule, Read)
+        if rule.default is REQUIRED:
             raise ConfigError(f"missing key {key!r} of a {self.family} configuration")
-        return account.default
+        return rule.default
 
     def check(self) -> None:
-        """Every key of the file against the table.
+        """Checks every key of the file against the table.
 
         Raises:
             ConfigError: a key that the table does not have, or with a value that it does not allow.
         """
-        counting = [key for key, account in self.table.items() if not isinstance(account, Ignored)]
+        counting = [key for key, rule in self.table.items() if not isinstance(rule, Ignored)]
         for key in self.given:
             if key not in self.table:
                 raise ConfigError(
@@ -123,16 +130,16 @@ class Values:
                     f"models here{near_match(key, counting)}; take it out of the file if the model computes "
                     "the same without it"
                 )
-        for key, account in self.table.items():
-            if key in self.given or isinstance(account, Read | Only):
-                self._check_value(key, account)
+        for key, rule in self.table.items():
+            if key in self.given or isinstance(rule, Read | Only):
+                self._check_value(key, rule)
 
-    def _check_value(self, key: str, account: Account) -> None:
-        if isinstance(account, Ignored):
+    def _check_value(self, key: str, rule: KeyRule) -> None:
+        if isinstance(rule, Ignored):
             return
-        value = self.given[key] if isinstance(account, SameAs) else self[key]
+        value = self.given[key] if isinstance(rule, SameAs) else self[key]
         shown = f"{key} is {reprlib.repr(value)}" + ("" if key in self.given else " where a file leaves it out")
-        match account:
+        match rule:
             case Read(_, kind, _) if key in self.given and not kind.accepts(value):
                 raise ConfigError(f"{shown}, must be {kind.limit}")
             case Only(values, because) if value not in values:

@@ -1,11 +1,11 @@
-"""The model that the checked values of a configuration describe."""
+"""Builds a model from the checked values of a configuration, one function per kind of family."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.spec.hugging_face.keys import Values
+from hetero.spec.hugging_face.keys import ConfigValues
 from hetero.spec.hugging_face.rotary import rotary_positions
 from hetero.spec.model import ModelSpec, padded_vocab_size
 
@@ -13,8 +13,8 @@ VOCABULARY_DIVISOR = 128
 """Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
 
 
-def llama_like(values: Values) -> ModelSpec:
-    """Llama, Mistral, Qwen2, Qwen3 and Mixtral: rotary positions, RMSNorm, a gated MLP or experts."""
+def llama_like(values: ConfigValues) -> ModelSpec:
+    """Builds a Llama, Mistral, Qwen2, Qwen3 or Mixtral: rotary positions, RMSNorm, a gated MLP or experts."""
     _check_windows(values)
     base, scaling = rotary_positions(values)
     heads = values["num_attention_heads"]
@@ -43,8 +43,8 @@ def llama_like(values: Values) -> ModelSpec:
     )
 
 
-def gpt2(values: Values) -> ModelSpec:
-    """GPT-2: learned positions, LayerNorm, biases everywhere."""
+def gpt2(values: ConfigValues) -> ModelSpec:
+    """Builds a GPT-2: learned positions, LayerNorm, biases everywhere."""
     return ModelSpec(
         num_layers=values["n_layer"],
         ffn_hidden_size=values["n_inner"] or 4 * values["n_embd"],
@@ -57,8 +57,8 @@ def gpt2(values: Values) -> ModelSpec:
     )
 
 
-def opt(values: Values) -> ModelSpec:
-    """OPT as published has ReLU; variants with the tanh form of GELU are imported."""
+def opt(values: ConfigValues) -> ModelSpec:
+    """Builds an OPT with the tanh form of GELU; as published it has ReLU, which is refused."""
     return ModelSpec(
         num_layers=values["num_hidden_layers"],
         ffn_hidden_size=values["ffn_dim"],
@@ -80,17 +80,17 @@ _LIKE_GPT2: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-BUILDERS: Mapping[str, Callable[[Values], ModelSpec]] = MappingProxyType(
+BUILDERS: Mapping[str, Callable[[ConfigValues], ModelSpec]] = MappingProxyType(
     dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), llama_like) | {"gpt2": gpt2, "opt": opt}
 )
 
 
-def _vocabulary(values: Values) -> dict[str, Any]:
+def _vocabulary(values: ConfigValues) -> dict[str, Any]:
     rows = values["vocab_size"]
     return {"vocab_size": rows, "padded_vocab_size": padded_vocab_size(rows, divisible_by=VOCABULARY_DIVISOR)}
 
 
-def _heads(values: Values, *, hidden_key: str, heads_key: str) -> dict[str, Any]:
+def _heads(values: ConfigValues, *, hidden_key: str, heads_key: str) -> dict[str, Any]:
     hidden, heads = values[hidden_key], values[heads_key]
     if hidden % heads:
         raise ConfigError(f"{heads_key} {heads} does not divide {hidden_key} {hidden}: change one of them")
@@ -102,7 +102,7 @@ def _heads(values: Values, *, hidden_key: str, heads_key: str) -> dict[str, Any]
     }
 
 
-def _biases(values: Values) -> dict[str, Any]:
+def _biases(values: ConfigValues) -> dict[str, Any]:
     if values.family == "qwen2":
         return {"linear_bias": False, "qkv_bias": True}
     attention, mlp = values["attention_bias"], values["mlp_bias"]
@@ -114,7 +114,7 @@ def _biases(values: Values) -> dict[str, Any]:
     return {"linear_bias": mlp, "qkv_bias": attention, "proj_bias": attention and not mlp}
 
 
-def _experts_per_token(values: Values) -> int:
+def _experts_per_token(values: ConfigValues) -> int:
     experts: int = values["num_experts_per_tok"]
     if experts == 1:
         raise ConfigError(
@@ -124,8 +124,8 @@ def _experts_per_token(values: Values) -> int:
     return experts
 
 
-def _check_windows(values: Values) -> None:
-    """A window that holds the longest sequence changes nothing."""
+def _check_windows(values: ConfigValues) -> None:
+    """Refuses sliding windows, but for one that holds the longest sequence, which changes nothing."""
     window: int | None = values["sliding_window"]
     if values.family.startswith("qwen"):
         window = window if values["use_sliding_window"] else None
@@ -139,8 +139,8 @@ def _check_windows(values: Values) -> None:
         )
 
 
-def _has_sliding_layers(values: Values, window: int | None) -> bool:
-    """Whether Qwen has any: as ``layer_types`` says, else from ``max_window_layers`` on."""
+def _has_sliding_layers(values: ConfigValues, window: int | None) -> bool:
+    """Whether a Qwen has layers with a window: as ``layer_types`` says, else those from ``max_window_layers`` on."""
     types: list[str] | None = values["layer_types"]
     num_layers = values["num_hidden_layers"]
     if types is None:

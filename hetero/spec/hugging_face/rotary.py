@@ -1,4 +1,4 @@
-"""Rotary positions of a configuration, in the three places where versions of ``transformers`` put them."""
+"""Reads the rotary positions of a configuration from the three places where versions of ``transformers`` put them."""
 
 import reprlib
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.spec.hugging_face.keys import COUNT, POSITIVE, ValueKind, Values
+from hetero.spec.hugging_face.keys import COUNT, POSITIVE, ConfigValues, ValueKind
 from hetero.spec.model import RotaryScaling
 
 _BASE: Mapping[str, float] = MappingProxyType({"mixtral": 1_000_000.0})
-"""Where a file says none, and it is not 10,000."""
+"""By family, the base of a file that says none, where it is not 10,000."""
 
 _SCALING: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
     {
@@ -24,13 +24,13 @@ _SCALING: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
         },
     }
 )
-"""By type, the keys that it needs."""
+"""By type of scaling, the keys that it needs."""
 
 _HEADS_ROTATE_WHOLE = (None, 1.0)
 
 
-def rotary_positions(values: Values) -> tuple[float, RotaryScaling | None]:
-    """Base and scaling: of ``rope_scaling``, else of ``rope_parameters`` (transformers 5), beside ``rope_theta``.
+def rotary_positions(values: ConfigValues) -> tuple[float, RotaryScaling | None]:
+    """The base and the scaling, from ``rope_scaling``, else ``rope_parameters`` (transformers 5), and ``rope_theta``.
 
     Raises:
         ConfigError: another kind of scaling, or the places contradict each other.
@@ -53,7 +53,7 @@ def rotary_positions(values: Values) -> tuple[float, RotaryScaling | None]:
     return float(base), next(iter(scalings.values()), None)
 
 
-def _scaling(values: Values, key: str) -> RotaryScaling | None:
+def _scaling(values: ConfigValues, key: str) -> RotaryScaling | None:
     stated: dict[str, Any] = values[key]
     kind = _type(key, stated)
     needs = _SCALING[kind]
@@ -88,7 +88,7 @@ def _scaling(values: Values, key: str) -> RotaryScaling | None:
 
 
 def _type(key: str, stated: Mapping[str, Any]) -> str:
-    """``type`` is the old name of ``rope_type``."""
+    """The type of scaling; ``type`` is the old name of ``rope_type``."""
     said = [stated[name] for name in ("rope_type", "type") if name in stated] or ["default"]
     if said[0] != said[-1]:
         raise ConfigError(f"{key} has the rope_type {said[0]!r} and the type {said[-1]!r}: keep one")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hetero.cost.memory import MemoryParts, StageMemory
-from hetero.emulation.device_memory import DeviceMemory
+from hetero.emulation.cluster.device_memory import DeviceMemory
 from hetero.errors import DeviceMemoryError
 from hetero.schedule.actions import Action, parse_row
 from hetero.schedule.activation_residency import Residency

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hetero.emulation.emulated_clock import EmulatedClock
+from hetero.emulation.cluster.emulated_clock import EmulatedClock
 
 
 def test_advance_sleeps_until_the_deadline() -> None:

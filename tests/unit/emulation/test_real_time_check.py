@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetero.emulation.real_time_check import check_keeps_up
+from hetero.emulation.cluster.real_time_check import check_keeps_up
 from hetero.errors import ConfigError
 
 

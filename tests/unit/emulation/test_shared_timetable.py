@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.emulation.shared_timetable import Appointment, Occupation, SharedTimetable
+from hetero.emulation.cluster.shared_timetable import Appointment, Occupation, SharedTimetable
 
 NOTHING = Occupation(seconds=0.0)
 

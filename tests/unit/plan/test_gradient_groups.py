@@ -1,4 +1,4 @@
-"""Who must agree on which gradient: everyone who holds it, nobody else, and every element once."""
+"""Gradient groups: whoever holds a segment sums its gradient, nobody else does, and every element is there once."""
 
 import dataclasses
 import itertools
@@ -21,19 +21,19 @@ from tests.helpers.strategies import legal_plans
 ALL_IN_ONE = 10**9
 
 
-def held_indices(parameter: Parameter, holder: Stage, rank: int) -> frozenset[int]:
+def held_indices(parameter: Parameter, held_by: Stage, rank: int) -> frozenset[int]:
     """Indices along the shard dimension that ``rank`` holds, by the shards themselves and not by the segments."""
-    tp_rank = holder.ranks.index(rank) % holder.tp
-    intervals = shard_intervals(parameter, tp=holder.tp, tp_rank=tp_rank)
+    tp_rank = held_by.ranks.index(rank) % held_by.tp
+    intervals = shard_intervals(parameter, tp=held_by.tp, tp_rank=tp_rank)
     return frozenset(i for each in intervals for i in range(each.global_start, each.global_start + each.length))
 
 
 def every_shard(plan: Plan) -> Iterator[tuple[Parameter, int, frozenset[int]]]:
     """Every parameter on every rank that holds some of it."""
-    for _, _, holder in plan.stages():
-        for parameter in stage_parameters(plan.model, first_layer=holder.start, end_layer=holder.end):
-            for rank in holder.ranks:
-                yield parameter, rank, held_indices(parameter, holder, rank)
+    for _, _, each in plan.stages():
+        for parameter in stage_parameters(plan.model, first_layer=each.start, end_layer=each.end):
+            for rank in each.ranks:
+                yield parameter, rank, held_indices(parameter, each, rank)
 
 
 def segments_by_name(buckets: tuple[Bucket, ...]) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
@@ -187,8 +187,8 @@ def test_groups_grow_with_edges_and_not_with_paths(cuts_a: list[int], cuts_b: li
 @settings(max_examples=40, deadline=None)
 def test_groups_are_bounded_by_edges_and_holders(random_plan: Plan) -> None:
     """Between two neighbouring cuts: one group for what is replicated, one per cell of the finest common shards."""
-    cuts = {holder.start for _, _, holder in random_plan.stages()} | {random_plan.model.num_layers}
-    cells = math.lcm(*(holder.tp for _, _, holder in random_plan.stages()))
+    cuts = {each.start for _, _, each in random_plan.stages()} | {random_plan.model.num_layers}
+    cells = math.lcm(*(each.tp for _, _, each in random_plan.stages()))
     runs_of_layers = len(cuts) - 1
     tied = cells if random_plan.model.tied_embeddings else 0
     assert len(groups(random_plan)) <= runs_of_layers * (cells + 1) + tied

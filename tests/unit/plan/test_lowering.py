@@ -157,13 +157,13 @@ def test_collectives_are_launched_in_one_order_by_all_who_hold_a_bucket(drawn: t
         ranks = described.replicas[program.replica].stages[program.stages[0]].ranks
         held = [n for n, bucket in enumerate(buckets) if set(bucket.ranks) & set(ranks)]
         reduces, gathers = program.queues.get("reduce", ()), program.queues.get("gather", ())
-        assert [step.action for step in reduces] == [Action(NO_STAGE, ActionKind.REDUCE, n) for n in held]
+        assert [queued.action for queued in reduces] == [Action(NO_STAGE, ActionKind.REDUCE, n) for n in held]
         expected = reversed(held) if described.distributed_optimizer else []
-        assert [step.action for step in gathers] == [Action(NO_STAGE, ActionKind.GATHER, n) for n in expected]
+        assert [queued.action for queued in gathers] == [Action(NO_STAGE, ActionKind.GATHER, n) for n in expected]
         update = program.queues["compute"][-1]
         assert update.action == UPDATE
         assert update.after == ((Point(reduces[-1].action),) if reduces else ())
-        assert all(step.after == (Point(UPDATE),) for step in gathers)
+        assert all(queued.after == (Point(UPDATE),) for queued in gathers)
 
 
 def _with_delays(drawn: Plan, delays: list[int | None]) -> Plan:
@@ -201,11 +201,11 @@ def _sums(described: Plan) -> Iterator[tuple[tuple[int, float], list[tuple[int, 
     """
     buckets = shared_buckets(described)
     for program in lower(described, buckets):
-        order = [step.action for step in program.queues["compute"]]
-        for step in program.queues.get("reduce", ()):
-            (point,) = step.after
+        order = [queued.action for queued in program.queues["compute"]]
+        for queued in program.queues.get("reduce", ()):
+            (point,) = queued.after
             whole = []
-            for s, position in _held(described, program, buckets[step.action.number]):
+            for s, position in _held(described, program, buckets[queued.action.number]):
                 stage = described.replicas[program.replica].stages[s]
                 kinds = {ActionKind.W} if stage.wgrad_delay is not None and position < stage.end else BACKWARD
                 whole.append((max(i for i, a in enumerate(order) if a.stage == s and a.kind in kinds), -position))
@@ -231,12 +231,12 @@ def test_and_with_whole_backwards_at_once(described: Plan) -> None:
 def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) -> None:
     buckets = shared_buckets(described)
     for program in lower(described, buckets):
-        order = [step.action for step in program.queues["compute"]]
-        for step in program.queues.get("gather", ()):
-            (point,) = step.before
+        order = [queued.action for queued in program.queues["compute"]]
+        for queued in program.queues.get("gather", ()):
+            (point,) = queued.before
             missed = [
                 (order.index(Action(s, ActionKind.F, 0)), position)
-                for s, position in _held(described, program, buckets[step.action.number])
+                for s, position in _held(described, program, buckets[queued.action.number])
             ]
             assert point.position is not None
             assert (order.index(point.action), point.position) <= min(missed)
@@ -247,16 +247,16 @@ def test_without_overlap_sums_come_after_the_last_backward_and_weights_before_th
     options = CollectiveOptions(overlap_grad_reduce=False, overlap_param_gather=False)
     first, second, alone = lower(made, shared_buckets(made), options=options)
     for program, last in ((first, "2W3"), (second, "1W3"), (alone, "0B0")):
-        assert {point for step in program.queues["reduce"] for point in step.after} == {Point.parse(last)}
+        assert {point for queued in program.queues["reduce"] for point in queued.after} == {Point.parse(last)}
         start = program.queues["compute"][0].action
-        assert {point for step in program.queues["gather"] for point in step.before} == {Point(start)}
+        assert {point for queued in program.queues["gather"] for point in queued.before} == {Point(start)}
 
 
 def test_a_transfer_is_in_the_queue_of_its_stage_and_direction() -> None:
     (program, other, _) = lower(_interleaved(), [])
     assert set(program.queues) == {"compute", "0SEND_F", "0RECV_B", "2RECV_F", "2SEND_F", "2SEND_B", "2RECV_B"}
-    for name, steps in (*program.queues.items(), *other.queues.items()):
-        for before, after in pairwise(steps):
+    for name, queue in (*program.queues.items(), *other.queues.items()):
+        for before, after in pairwise(queue):
             if name != "compute":
                 assert before.action.number < after.action.number
-        assert name == "compute" or {step.action.kind for step in steps} <= SEND | RECEIVE
+        assert name == "compute" or {queued.action.kind for queued in queue} <= SEND | RECEIVE

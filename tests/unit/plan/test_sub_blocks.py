@@ -1,4 +1,4 @@
-"""Boxes of a flat stretch: every element of it once, where it lies in the whole parameter."""
+"""Sub-blocks of a flat range: every element of it once, where it lies in the whole parameter."""
 
 import numpy as np
 from hypothesis import given
@@ -21,25 +21,25 @@ def segments(draw: st.DrawFn) -> ShardSegment:
 
 
 @given(segments(), st.data())
-def test_boxes_are_the_stretch(segment: ShardSegment, data: st.DataObject) -> None:
-    """Numbering the elements of the parameter, the boxes have just the numbers of the stretch, in its order."""
+def test_sub_blocks_are_the_range(segment: ShardSegment, data: st.DataObject) -> None:
+    """Numbering the elements of the parameter, the sub-blocks have just the numbers of the range, in its order."""
     start = data.draw(st.integers(0, segment.numel))
     end = data.draw(st.integers(start, segment.numel))
     whole = np.arange(segment.parameter.numel).reshape(segment.parameter.shape)
     dim = segment.parameter.shard_dim
     part = whole if dim is None else np.take(whole, range(segment.start, segment.end), axis=dim)
-    boxes = list(sub_blocks_of(segment, start=start, end=end))
-    assert len(boxes) <= 3
+    blocks = list(sub_blocks_of(segment, start=start, end=end))
+    assert len(blocks) <= 3
     found = []
-    for box in boxes:
-        assert box.start == start + len(found)
-        there = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
-        assert whole[there].shape == box.shape
+    for block in blocks:
+        assert block.start == start + len(found)
+        there = tuple(slice(o, o + n) for o, n in zip(block.offsets, block.shape, strict=True))
+        assert whole[there].shape == block.shape
         found += whole[there].ravel().tolist()
     assert found == part.ravel()[start:end].tolist()
 
 
-def test_nothing_is_no_box() -> None:
+def test_nothing_is_no_block() -> None:
     segment = ShardSegment(parameter=Parameter(name="p", shape=(3, 4), position=0), start=0, end=1)
     assert list(sub_blocks_of(segment, start=5, end=5)) == []
-    assert list(sub_blocks_of(segment, start=7, end=5)) == [], "a stretch that does not reach the segment"
+    assert list(sub_blocks_of(segment, start=7, end=5)) == [], "a range that does not reach the segment"

@@ -1,4 +1,4 @@
-"""Which sums go in two levels, and by which rails."""
+"""Which sums are hierarchical, and by which rails they go."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from hetero.cost.gradient_volume import communicators, sync_buckets
-from hetero.distributed.process_groups import gradient_groups, level_groups
+from hetero.distributed.process_groups import flat_sync_ranks, hierarchical_sync_ranks
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.sync_domains import Domains, rails_of
@@ -51,8 +51,8 @@ def test_the_quick_count_of_the_cost_model_is_that_of_the_runtime(legal: Plan) -
     assert from_json(Plan, to_json(legal), source="a test") == legal
     expected = {b.ranks: b.domains for b in gradient_buckets(legal, bucket_numel=1) if len(b.ranks) > 1}
     assert {b.ranks: b.domains for b in sync_buckets(legal, bucket_numel=1)} == expected
-    assert communicators(legal) == {*gradient_groups(legal), *level_groups(legal)}
-    assert not {*gradient_groups(legal)} & {ranks for ranks, parts in expected.items() if parts}
+    assert communicators(legal) == {*flat_sync_ranks(legal), *hierarchical_sync_ranks(legal)}
+    assert not {*flat_sync_ranks(legal)} & {ranks for ranks, parts in expected.items() if parts}
 
 
 def test_of_one_layer_what_leaves_its_domain_goes_first() -> None:

@@ -1,6 +1,5 @@
 """``--report`` and ``--figure`` from the command line."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -105,22 +104,6 @@ def test_only_plan_compares(files: dict[str, str], tmp_path: Path, capsys: pytes
     path = tmp_path / "out.svg"
     assert main(simulate_command(files, "--figure", f"comparison={path}")) == 2
     assert "only hetero plan compares" in capsys.readouterr().err
-
-
-def test_a_missing_library_is_named_with_the_fix(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = importlib.util.find_spec
-
-    def without_matplotlib(name: str) -> object:
-        return None if name == "matplotlib" else real(name)
-
-    monkeypatch.setattr("hetero.commands.report.find_spec", without_matplotlib)
-    assert main(plan_command(files, "--report", str(tmp_path / "out.html"))) == 2
-    assert capsys.readouterr().err == (
-        "hetero: --report and --figure need matplotlib, which is not installed; run: pip install matplotlib\n"
-    )
-    assert main(simulate_command(files)) == 0, "without a report nobody needs it"
 
 
 def test_a_disk_that_refuses_is_a_mistake_of_the_user(

@@ -1,4 +1,4 @@
-"""A chain's phases wait for one another, sequencer follow one another, and what fails is raised to who waits."""
+"""The phases of a sequence wait for one another, sequences follow one another, and who waits gets what fails."""
 
 import threading
 from dataclasses import dataclass, field
@@ -35,10 +35,12 @@ class Step:
 def test_each_phase_starts_after_the_one_before_has_ended() -> None:
     log = Log()
     sequencer = CollectiveSequencer(torch.device("cpu"))
-    running = [sequencer.start([log.phase(f"{chain}{phase}") for phase in "xyz"]) for chain in "ab"]
+    running = [sequencer.start([log.phase(f"{sequence}{phase}") for phase in "xyz"]) for sequence in "ab"]
     for each in running:
         each.wait()
-    assert log.seen == [f"{what} {chain}{phase}" for chain in "ab" for phase in "xyz" for what in ("start", "end")]
+    assert log.seen == [
+        f"{what} {sequence}{phase}" for sequence in "ab" for phase in "xyz" for what in ("start", "end")
+    ]
     assert all(each.is_completed() for each in running)
 
 

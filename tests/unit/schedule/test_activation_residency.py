@@ -1,4 +1,4 @@
-"""What a row holds at its worst moments."""
+"""What a device group holds at its worst moments."""
 
 import dataclasses
 

@@ -4,7 +4,7 @@ import pytest
 
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import UPDATE, Action, ActionKind, parse_row
-from hetero.schedule.program import NO_REPLICA, Point, Program, Step, parse_programs
+from hetero.schedule.program import NO_REPLICA, Point, Program, QueuedAction, parse_programs
 
 TEXT = """\
 replica 1, stages 0 2
@@ -19,7 +19,7 @@ def test_a_program_prints_as_it_parses() -> None:
     (program,) = parse_programs(TEXT)
     assert str(program) == TEXT
     assert (program.replica, program.stages) == (1, (0, 2))
-    assert program.queues["compute"][1] == Step(
+    assert program.queues["compute"][1] == QueuedAction(
         Action(2, ActionKind.B, 0), after=(Point(Action(2, ActionKind.RECV_B, 0)),)
     )
     assert program.queues["reduce"][0].after == (Point(Action(2, ActionKind.B, 0), 5.5),)
@@ -42,7 +42,7 @@ def test_a_point_prints_as_it_parses(text: str) -> None:
     "text", ["0F0", "0B0[0RECV_B0]", "0B0[0RECV_B0,0RECV_B1]", "GATHER2[UPDATE]<0F0@-1", "GATHER2<0F0@0,2F0@4"]
 )
 def test_a_step_prints_as_it_parses(text: str) -> None:
-    assert str(Step.parse(text)) == text
+    assert str(QueuedAction.parse(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,11 @@ def test_a_step_prints_as_it_parses(text: str) -> None:
         ("compute 0F0", r"not a queue of a program: 'compute 0F0', expected e\.g\. compute 0F0 0B0 UPDATE"),
         ("replica 0, stages 0\nsend 0SEND_F0", "not a queue of a program: 'send 0SEND_F0'"),
         ("replica 0, stages\ncompute 0F0", "not a queue of a program: 'replica 0, stages'"),
-        ("replica 0, stages 0\ncompute 0F0[", r"not a step: '0F0\[', expected e\.g\. 0B0\[0RECV_B0\] or GATHER2"),
-        ("replica 0, stages 0\ncompute 0F0[]", r"not a step: '0F0\[\]'"),
+        (
+            "replica 0, stages 0\ncompute 0F0[",
+            r"not an action of a queue: '0F0\[', expected e\.g\. 0B0\[0RECV_B0\] or GATHER2",
+        ),
+        ("replica 0, stages 0\ncompute 0F0[]", r"not an action of a queue: '0F0\[\]'"),
         ("replica 0, stages 0\ncompute F0", "not an action: 'F0'"),
         ("replica 0, stages 0\nreduce REDUCE0[0B0@top]", "not a position: 'top' in '0B0@top', expected a layer"),
     ],
@@ -65,23 +68,23 @@ def test_other_texts_are_no_programs(text: str, message: str) -> None:
 def test_the_host_posts_the_receives_that_come_next_behind_a_compute_and_its_sends() -> None:
     row = parse_row("0RECV_B0 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B1 0B0 0B1")
     program = Program.of_row(row, replica=0, stages=(0,), num_microbatches=[2, 2])
-    assert program.queues["0RECV_B"] == (Step.parse("0RECV_B0"), Step.parse("0RECV_B1[0F1]"))
+    assert program.queues["0RECV_B"] == (QueuedAction.parse("0RECV_B0"), QueuedAction.parse("0RECV_B1[0F1]"))
     assert program.host_order == (*row, Action.parse("UPDATE"))
     assert parse_programs(str(program))[0].host_order == program.host_order
 
 
 def test_the_update_waits_for_the_last_sum() -> None:
-    reduces = [Step.parse("REDUCE1[0B0@3]"), Step.parse("REDUCE4[0B0@0]")]
+    reduces = [QueuedAction.parse("REDUCE1[0B0@3]"), QueuedAction.parse("REDUCE4[0B0@0]")]
     row = parse_row("0F0 0B0")
     program = Program.of_row(row, replica=0, stages=(0,), num_microbatches=[1], reduces=reduces)
-    assert program.queues["compute"][-1] == Step.parse("UPDATE[REDUCE4]")
+    assert program.queues["compute"][-1] == QueuedAction.parse("UPDATE[REDUCE4]")
     alone = Program.of_row(row, replica=0, stages=(0,), num_microbatches=[1])
     assert set(alone.queues) == {"compute"}
-    assert alone.queues["compute"][-1] == Step.parse("UPDATE")
+    assert alone.queues["compute"][-1] == QueuedAction.parse("UPDATE")
 
 
 def test_a_rank_that_idles_has_a_program_too() -> None:
-    idle = Program(replica=NO_REPLICA, stages=(), queues={"compute": (Step.parse("UPDATE"),)})
+    idle = Program(replica=NO_REPLICA, stages=(), queues={"compute": (QueuedAction.parse("UPDATE"),)})
     assert str(idle) == "idle\ncompute  UPDATE"
     assert parse_programs(str(idle)) == [idle]
     assert idle.host_order == (UPDATE,)

@@ -87,7 +87,7 @@ def test_several_inputs_in_the_order_given_and_none_twice(tmp_path: Path) -> Non
     files = find_input(
         [str(tmp_path / "3.txt"), str(tmp_path / "[12].txt"), str(tmp_path)], input_format="auto", pattern="*"
     )
-    assert [piece.path.name for piece in files] == ["3.txt", "1.txt", "2.txt"]
+    assert [file.path.name for file in files] == ["3.txt", "1.txt", "2.txt"]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_several_inputs_in_the_order_given_and_none_twice(tmp_path: Path) -> Non
 )
 def test_format_by_suffix_and_first_line(tmp_path: Path, name: str, content: str, expected: str) -> None:
     (tmp_path / name).write_text(content)
-    (piece,) = find_input([str(tmp_path / name)], input_format="auto", pattern="*")
-    assert piece.format == expected
+    (file,) = find_input([str(tmp_path / name)], input_format="auto", pattern="*")
+    assert file.format == expected
 
 
 def test_keys_go_to_datasets_of_their_own(tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_chunks_hold_every_line_once_and_in_order(texts: list[str], chunk_bytes:
         lines = newline.join(json.dumps({"text": text}, ensure_ascii=False) for text in texts)
         file = Path(folder) / "a.jsonl"
         file.write_bytes(lines.encode())
-        pieces = find_input([str(file), str(file)], input_format="auto", pattern="*")
+        files = find_input([str(file), str(file)], input_format="auto", pattern="*")
         found: list[str] = []
-        for chunk in cut_into_chunks(pieces, chunk_bytes=chunk_bytes):
+        for chunk in cut_into_chunks(files, chunk_bytes=chunk_bytes):
             tokens = tokenize_chunk(recipe(), chunk)[0]["text"]
             ends = np.cumsum(tokens.lengths, dtype=int)
             found += [as_text(ids.tolist()) for ids in np.split(tokens.ids, ends)[:-1]]

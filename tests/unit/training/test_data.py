@@ -13,7 +13,7 @@ import torch
 
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
-from megatron.training.config import DataConfig
+from megatron.training.cli.training_config import DataConfig
 from megatron.training.data import build_dataset, microbatches
 from megatron.training.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from tests.helpers.models import gpt2_model

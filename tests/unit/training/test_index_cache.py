@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.training.config import DataConfig
+from megatron.training.cli.training_config import DataConfig
 from megatron.training.data import build_dataset
 from megatron.training.index_cache import built_completely
 from tests.unit.training.test_data import byte_level, data_config, write_corpus

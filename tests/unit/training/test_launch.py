@@ -7,10 +7,10 @@ import pytest
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
-from megatron.training.arguments import model_spec
+from megatron.training.cli.model_config import model_spec
 from megatron.training.launch import _plan_of_flags
 from megatron.training.training import describe_rank
-from tests.unit.training.test_arguments import parse
+from tests.helpers.flags import parse
 
 
 def plan_of(flags: str, *, world_size: int) -> Plan:

@@ -178,3 +178,11 @@ def test_no_token_is_padding(kind: str) -> None:
 def test_flags_that_do_not_go_together(kind: str, model: str | None, vocab_size: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_tokenizer(tokenizer_type=kind, tokenizer_model=model, vocab_size=vocab_size)
+
+
+def test_without_the_library_its_tokenizer_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron.training.tokenizer.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="run: pip install tokenizers"):
+        hugging_face(write_tokenizer(tmp_path, "</s>"))

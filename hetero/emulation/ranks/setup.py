@@ -1,4 +1,4 @@
-"""From a plan and a cluster to the emulated time of a rank."""
+"""Sets up the emulation of a cluster: the small model's plan, and the clock and links that a rank obeys."""
 
 import tempfile
 import time
@@ -11,13 +11,13 @@ from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import device_memory, memory_of_stage, plan_memory
 from hetero.cost.network import Topology
 from hetero.distributed.rank_consensus import from_rank_0, on_all_ranks
-from hetero.emulation.device_memory import DeviceMemory
-from hetero.emulation.emulated_clock import EmulatedClock
-from hetero.emulation.link_model import LinkModel
+from hetero.emulation.cluster.device_memory import DeviceMemory
+from hetero.emulation.cluster.emulated_clock import EmulatedClock
+from hetero.emulation.cluster.link_model import LinkModel
+from hetero.emulation.cluster.shared_timetable import SharedTimetable
+from hetero.emulation.cluster.timing import Device, EmulatedTiming, WarmUp
 from hetero.emulation.options import EmulationOptions
-from hetero.emulation.shared_timetable import SharedTimetable
 from hetero.emulation.shrunk_model import small_plan
-from hetero.emulation.timing import Device, EmulatedTiming
 from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -53,7 +53,6 @@ def emulate(
     options: EmulationOptions,
     vocab_size: int,
     bucket_numel: int,
-    rank: int,
 ) -> Emulation:
     """Set up the emulation of a legal ``plan`` on ``cluster``; collective over the world, on one machine.
 
@@ -66,6 +65,7 @@ def emulate(
         ConfigError: a device has no profile, ranks sit on several machines, or the plan fits neither cluster nor small
             model; on every rank.
     """
+    rank = dist.get_rank()
     small = on_all_ranks(lambda: _checked(plan, cluster, costs, vocab_size=vocab_size, seq_length=options.seq_length))
     topology = Topology(cluster)
     bucket_numel = plan.gradient_sync.bucket_numel or bucket_numel
@@ -87,8 +87,15 @@ def emulate(
         link_model=link_model,
         timetable=timetable,
         clock=EmulatedClock(scale=options.time_scale, epoch=epoch),
+        all_gather=_all_gather,
     )
     return Emulation(plan, small, timing, small_numel)
+
+
+def _all_gather(own: WarmUp) -> list[WarmUp]:
+    every = [own] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    return every
 
 
 def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: int, seq_length: int) -> Plan:

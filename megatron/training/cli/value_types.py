@@ -1,4 +1,4 @@
-"""Kinds of flag: how the text of a value becomes the value, and what is said of one that cannot."""
+"""Converts the text of a flag's value: a type for each sort of value, with its limits and its message."""
 
 import argparse
 import dataclasses
@@ -7,27 +7,36 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Generic, Literal, TypeVar, get_args
 
 from hetero.serialization import near_match
+
+T = TypeVar("T")
+
+TokenizerType = Literal["ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"]
 
 MAX_SHOWN = 60
 """Characters of a wrong value that a message repeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """How a flag's text becomes a value; ``parse`` raises ValueError for text that is not ``limit``.
+class ValueType(Generic[T]):
+    """Converts a flag's text into its value; ``parse`` raises ValueError for text that is not ``limit``.
 
     shown: what stands for the value in ``--help``.
     """
 
     shown: str
     limit: str
-    parse: Callable[[str], Any]
+    parse: Callable[[str], T]
     choices: tuple[str, ...] = ()
 
-    def __call__(self, text: str) -> Any:
+    def __call__(self, text: str) -> T:
+        """Convert ``text``, as argparse asks for it.
+
+        Raises:
+            argparse.ArgumentTypeError: there is none.
+        """
         try:
             return self.parse(text)
         except ValueError:
@@ -41,54 +50,63 @@ MOST = 10**12
 products of two counts stay below that."""
 
 
-def integer(minimum: int, maximum: int = MOST) -> Kind:
+def integer(minimum: int, maximum: int = MOST) -> ValueType[int]:
+    """Accept whole numbers from ``minimum`` to ``maximum``."""
+
     def parse(text: str) -> int:
         value = int(text)
         if not minimum <= value <= maximum:
             raise ValueError
         return value
 
-    return Kind(shown="N", limit=f"a whole number of at least {minimum} and at most {maximum}", parse=parse)
+    return ValueType(shown="N", limit=f"a whole number of at least {minimum} and at most {maximum}", parse=parse)
 
 
-def number(limit: str, accepts: Callable[[float], bool]) -> Kind:
+def number(limit: str, accepts: Callable[[float], bool]) -> ValueType[float]:
+    """Accept finite numbers that ``accepts`` lets pass; ``limit`` puts that into words."""
+
     def parse(text: str) -> float:
         value = float(text)
         if not (math.isfinite(value) and accepts(value)):
             raise ValueError
         return value
 
-    return Kind(shown="X", limit=limit, parse=parse)
+    return ValueType(shown="X", limit=limit, parse=parse)
 
 
-def text(shown: str, convert: Callable[[str], Any] = str) -> Kind:
-    # An empty text is an unset variable of the calling script; as a path it would mean the current folder.
-    def parse(text: str) -> Any:
+def text(shown: str, convert: Callable[[str], T]) -> ValueType[T]:
+    """Accept any text but an empty one: that is an unset variable of the script, and as a path the current folder."""
+
+    def parse(text: str) -> T:
         if not text.strip():
             raise ValueError
         return convert(text)
 
-    return Kind(shown=shown, limit="a name; is a variable of the script empty?", parse=parse)
+    return ValueType(shown=shown, limit="a name; is a variable of the script empty?", parse=parse)
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> ValueType[str]:
+    """Accept some names."""
+
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError
         return text
 
-    return Kind(shown="{" + ",".join(choices) + "}", limit=f"one of {', '.join(choices)}", parse=parse, choices=choices)
+    return ValueType(
+        shown="{" + ",".join(choices) + "}", limit=f"one of {', '.join(choices)}", parse=parse, choices=choices
+    )
 
 
-def only(value: str, why: str) -> Kind:
-    """A flag that scripts carry along and that has one legal value."""
+def only(value: T, why: str) -> ValueType[T]:
+    """Accept the one legal value of a flag that scripts carry along."""
 
-    def parse(text: str) -> str:
-        if text != value:
+    def parse(text: str) -> T:
+        if text != str(value):
             raise ValueError
-        return text
+        return value
 
-    return Kind(shown=f"{{{value}}}", limit=f"{value}, the only value supported: {why}", parse=parse)
+    return ValueType(shown=f"{{{value}}}", limit=f"{value}, the only value supported: {why}", parse=parse)
 
 
 def _parse_split(text: str) -> str:
@@ -101,7 +119,6 @@ def _parse_split(text: str) -> str:
     return text
 
 
-SWITCH = Kind(shown="", limit="", parse=str)
 COUNT = integer(1)
 COUNT_FROM_0 = integer(0)
 POSITIVE = number("a number above 0", lambda x: x > 0)
@@ -122,13 +139,14 @@ PROCESSES = integer(0, 1024)
 BELOW_1 = number("a number from 0 to below 1", lambda x: 0 <= x < 1)
 FRACTION = number("a number above 0 and up to 1", lambda x: 0 < x <= 1)
 PATH = text("PATH", Path)
-PREFIXES = text("PREFIX")
+PATH_AS_GIVEN = text("PATH", str)
+PREFIXES = text("PREFIX", str)
 TOKENIZER = dataclasses.replace(
-    one_of("ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"),
+    one_of(*get_args(TokenizerType)),
     limit="ByteLevelTokenizer, HuggingFaceTokenizer (which reads any model's tokenizer.json) or NullTokenizer",
     choices=(),  # the nearest name to another of Megatron-LM's tokenizers would be a wrong advice
 )
-SPLIT = Kind(
+SPLIT = ValueType(
     shown="SHARES",
     limit="one to three shares with commas between them, the first above 0, such as '969, 30, 1'",
     parse=_parse_split,

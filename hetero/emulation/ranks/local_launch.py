@@ -19,8 +19,8 @@ from hetero.cost.layers.latency import CostModel
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.options import EmulationOptions
+from hetero.emulation.ranks.setup import emulate
 from hetero.emulation.records import EmulatedRun, StepRecord
-from hetero.emulation.setup import emulate
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.plan.sample_order import microbatch_indices
@@ -43,8 +43,8 @@ REASON_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Emulated:
-    """What to emulate. ``data_parallel`` is of the described model."""
+class EmulatedLaunch:
+    """What to emulate, for how many steps. ``data_parallel`` is of the described model."""
 
     plan: Plan
     cluster: ClusterSpec
@@ -55,7 +55,7 @@ class Emulated:
     seed: int = 7
 
 
-def run_emulated(emulated: Emulated, *, timeout_s: float) -> EmulatedRun:
+def run_emulated(emulated: EmulatedLaunch, *, timeout_s: float) -> EmulatedRun:
     """One step to warm up and ``num_steps`` emulated ones.
 
     Call it before any other use of torch in this process: its threads do not survive the fork.
@@ -68,13 +68,13 @@ def run_emulated(emulated: Emulated, *, timeout_s: float) -> EmulatedRun:
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(emulated.plan.world_size)]
         ranks = [
-            context.Process(target=_rank_main, args=(os.getpid(), rank, Path(folder) / "store", emulated, answer))
-            for rank, (_, answer) in enumerate(pipes)
+            context.Process(target=_rank_main, args=(os.getpid(), rank, Path(folder) / "store", emulated, outbox))
+            for rank, (_, outbox) in enumerate(pipes)
         ]
         for process in ranks:
             process.start()
         try:
-            answers = _collect(ranks, [answer for answer, _ in pipes], time.monotonic() + STARTUP_S + timeout_s)
+            results = _collect(ranks, [inbox for inbox, _ in pipes], time.monotonic() + STARTUP_S + timeout_s)
         finally:
             for process in ranks:
                 process.join(timeout=5)
@@ -84,25 +84,26 @@ def run_emulated(emulated: Emulated, *, timeout_s: float) -> EmulatedRun:
     return EmulatedRun(
         plan=emulated.plan,
         time_scale=emulated.options.time_scale,
-        ranks=tuple(steps for steps, _ in answers),
-        losses=answers[0][1],
+        ranks=tuple(steps for steps, _ in results),
+        losses=results[0][1],
     )
 
 
-Answer = tuple[tuple[StepRecord, ...], tuple[float, ...]]
+RankResult = tuple[tuple[StepRecord, ...], tuple[float, ...]]
+"""The records of a rank's emulated steps, and the losses of all its steps."""
 
 
-def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline: float) -> list[Answer]:
+def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline: float) -> list[RankResult]:
     """What every rank returned.
 
     Raises:
         HeteroError: what a rank raised, or that one died; its own words are on stderr.
         ConfigError: they did not finish in time.
     """
-    answers: dict[int, Answer] = {}
+    results: dict[int, RankResult] = {}
     dead: list[int] = []
-    while len(answers) < len(ranks):
-        missing = [rank for rank in range(len(ranks)) if rank not in answers and rank not in dead]
+    while len(results) < len(ranks):
+        missing = [rank for rank in range(len(ranks)) if rank not in results and rank not in dead]
         handles = [handle for rank in missing for handle in (pipes[rank], ranks[rank].sentinel)]
         # One rank's failure makes others fail in ways that say less; the first may still be writing.
         timeout_s = REASON_S if dead else max(0.0, deadline - time.monotonic())
@@ -110,20 +111,20 @@ def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline
             break
         for rank in missing:
             if pipes[rank].poll():
-                error, answer = pipes[rank].recv()
+                error, result = pipes[rank].recv()
                 if error is not None:
                     raise error
-                answers[rank] = answer
+                results[rank] = result
             elif ranks[rank].exitcode is not None:
                 dead.append(rank)
     if dead:
         raise HeteroError(f"emulation: the process of rank {dead[0]} died (exit code {ranks[dead[0]].exitcode})")
-    if len(answers) < len(ranks):
+    if len(results) < len(ranks):
         raise ConfigError("emulation: the ranks did not finish in time; is this machine busy with something else?")
-    return [answers[rank] for rank in range(len(ranks))]
+    return [results[rank] for rank in range(len(ranks))]
 
 
-def _rank_main(parent: int, rank: int, store: Path, emulated: Emulated, answer: Connection) -> None:
+def _rank_main(parent: int, rank: int, store: Path, emulated: EmulatedLaunch, outbox: Connection) -> None:
     end_with_parent(parent)
     torch.set_num_threads(1)
     world_size = emulated.plan.world_size
@@ -135,15 +136,15 @@ def _rank_main(parent: int, rank: int, store: Path, emulated: Emulated, answer: 
         timeout=datetime.timedelta(minutes=30),
     )
     try:
-        answer.send((None, _steps(rank, emulated)))
+        outbox.send((None, _steps(rank, emulated)))
     except HeteroError as error:
         # Before the connections to the others close, at which these fail.
-        answer.send((error, None))
+        outbox.send((error, None))
     finally:
         dist.destroy_process_group()
 
 
-def _steps(rank: int, emulated: Emulated) -> Answer:
+def _steps(rank: int, emulated: EmulatedLaunch) -> RankResult:
     described = emulated.data_parallel
     emulation = emulate(
         emulated.plan,
@@ -152,7 +153,6 @@ def _steps(rank: int, emulated: Emulated) -> Answer:
         options=emulated.options,
         vocab_size=VOCABULARY,
         bucket_numel=described.bucket_numel,
-        rank=rank,
     )
     context = create_groups(emulation.plan, device=torch.device("cpu"), timing=emulation.timing)
     trainer = Trainer(

@@ -1,27 +1,35 @@
-"""The time of a rank whose device is emulated: real work, and then sleep until the described device were done."""
+"""Makes a rank take as long as an emulated device would: real work, then sleep until that device would be done."""
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import torch.distributed as dist
 
 from hetero.cost.layers.latency import CostModel, StageCost
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.distributed.timing import Collective, Start, Timing, TransferDirection, Waitable
-from hetero.emulation.device_memory import DeviceMemory
-from hetero.emulation.emulated_clock import EmulatedClock
-from hetero.emulation.link_model import WORLD, CollectiveKey, LinkModel, MessageKey, TensorParallelKey, collective_key
-from hetero.emulation.real_time_check import check_keeps_up
+from hetero.emulation.cluster.device_memory import DeviceMemory
+from hetero.emulation.cluster.emulated_clock import EmulatedClock
+from hetero.emulation.cluster.link_model import (
+    WORLD,
+    CollectiveKey,
+    LinkModel,
+    MessageKey,
+    TensorParallelKey,
+    collective_key,
+)
+from hetero.emulation.cluster.real_time_check import check_keeps_up
+from hetero.emulation.cluster.shared_timetable import Appointment, Occupation, SharedTimetable
 from hetero.emulation.records import Arrival, BucketCollective, Compute, StepRecord
-from hetero.emulation.shared_timetable import Appointment, Occupation, SharedTimetable
 from hetero.plan.gradient_groups import Bucket
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import UPDATE, Action, ActionKind
-from hetero.schedule.program import Point, Step
+from hetero.schedule.program import Point, QueuedAction
+
+WarmUp = tuple[float, float]
+"""Of the first step of a rank: processor seconds of its real work, and emulated seconds of computing."""
 
 
 @dataclass(slots=True)
@@ -70,7 +78,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The described device of a working rank.
+    """The described device of a working rank: its stages, and what they take.
 
     stages: by index, those that it holds.
     computes: of a step, in order.
@@ -94,11 +102,13 @@ class Device:
 
 
 class EmulatedTiming(Timing):
-    """
+    """Lets a rank take as long as the described device and its links would, and records what it did when.
+
     The first step runs as fast as this machine can and tells whether it can keep up; all later ones are emulated.
 
     Args:
         device: ``None`` on an idle rank.
+        all_gather: collective over the world; what every rank gives, by rank.
     """
 
     def __init__(
@@ -110,6 +120,7 @@ class EmulatedTiming(Timing):
         link_model: LinkModel,
         timetable: SharedTimetable,
         clock: EmulatedClock,
+        all_gather: Callable[[WarmUp], Sequence[WarmUp]],
     ) -> None:
         self._rank = rank
         self._device = device
@@ -117,6 +128,7 @@ class EmulatedTiming(Timing):
         self._link_model = link_model
         self._timetable = timetable
         self._clock = clock
+        self._all_gather = all_gather
         self._meetings = 0
         self._running: _Running | None = None
         self._tp_meetings = 0
@@ -173,18 +185,20 @@ class EmulatedTiming(Timing):
             return works
         return [_Arrivals(self, keys, works)]
 
-    def collective(self, step: Step, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(
+        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+    ) -> Sequence[Waitable]:
         if self._as_fast_as_it_can:
             return start()
         ready_s = self._clock.at_s
-        if step.action.kind == ActionKind.REDUCE:
+        if queued.action.kind == ActionKind.REDUCE:
             # All ranks launch their sums in one order, and this one's turn came no sooner than the last one's.
-            ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, step.after))
+            ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, queued.after))
             self._clock.sleep_until(ready_s)
         key = collective_key(operation, bucket)
         takes = self._link_model.collective(operation, bucket)
         self._timetable.come(key, self._meetings, ready_s=ready_s, takes=takes)
-        return [_Done(self, key, step, bucket.position, start())]
+        return [_Done(self, key, queued, bucket.position, start())]
 
     def _passed_s(self, point: Point) -> float:
         """When the described device passes a point; the real backward is over in no time."""
@@ -249,18 +263,18 @@ class EmulatedTiming(Timing):
         direction = key.direction
         self._step.arrivals.append(Arrival(direction.boundary, direction.kind, key.number, found.start_s, found.end_s))
 
-    def done(self, key: CollectiveKey, step: Step, position: float) -> None:
+    def done(self, key: CollectiveKey, queued: QueuedAction, position: float) -> None:
         """A collective is really done; it counts as done when the described links have carried it.
 
         A forward that waited for weights in its middle has the rest of its layers still before it.
         """
         found = self.appointment(key)
-        ran = BucketCollective(step.action.kind, key.ranks, position, found.start_s, found.end_s)
+        ran = BucketCollective(queued.action.kind, key.ranks, position, found.start_s, found.end_s)
         self._step.collectives.append(ran)
         running = self._running
         if running is None or self._device is None:
             return
-        for point in step.before:
+        for point in queued.before:
             if point.action == running.action and point.position is not None:
                 stage = self._device.stages[point.action.stage]
                 left = 1.0 - share_of_forward(self._costs, stage, point.position)
@@ -273,9 +287,7 @@ class EmulatedTiming(Timing):
             ConfigError: this machine cannot keep up; on every rank.
         """
         own = self._worked_s, self._device.busy_s if self._device is not None else 0.0
-        every = [own] * dist.get_world_size()
-        dist.all_gather_object(every, own)
-        check_keeps_up(every, num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
+        check_keeps_up(self._all_gather(own), num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
         self._clock.at_s = self._clock.wall_s()
 
 
@@ -301,18 +313,23 @@ class _Done:
     """A collective under way."""
 
     def __init__(
-        self, timing: EmulatedTiming, key: CollectiveKey, step: Step, position: float, works: Sequence[Waitable]
+        self,
+        timing: EmulatedTiming,
+        key: CollectiveKey,
+        queued: QueuedAction,
+        position: float,
+        works: Sequence[Waitable],
     ) -> None:
         self._timing = timing
         self._key = key
-        self._step = step
+        self._queued = queued
         self._position = position
         self._works = works
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._timing.done(self._key, self._step, self._position)
+        self._timing.done(self._key, self._queued, self._position)
 
     def is_completed(self) -> bool:
         return False

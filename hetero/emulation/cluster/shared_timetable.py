@@ -1,4 +1,4 @@
-"""What emulated ranks know of each other: one memory-mapped file that the processes of this machine share.
+"""Fixes when transfers and collectives of emulated ranks start, in one memory-mapped file that all of them share.
 
 The links of a cluster are shared by processes which nothing else connects. So each of them writes here when it has
 come to a transfer or a collective, and whoever is last decides when it starts: as soon as all are there and all
@@ -44,9 +44,10 @@ _ROUND, _COUNT, _READY, _START, _END = range(5)
 
 
 class SharedTimetable:
-    """
+    """Lets ranks wait for one another at named meetings, and gives each the same start and end of them.
+
     Args:
-        path: of the file, that :meth:`create` has made; every rank opens it.
+        path: of a file that is there and empty; every rank opens it.
         meetings: the number of parties by name, the same mapping on all ranks.
         wires: names of all wires, likewise.
     """

@@ -1,15 +1,15 @@
-"""Learning rate and weight decay over the run: megatron-core's own scheduler, fed from the flags."""
+"""Sets learning rate and weight decay step by step: megatron-core's own scheduler, built from the flags."""
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from megatron.training.config import OptimizerConfig
+from megatron.training.cli.training_config import OptimizerConfig
 
 
 def build_scheduler(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, train_iters: int
 ) -> OptimizerParamScheduler:
-    """A scheduler that counts optimizer steps. Call ``step(increment=1)`` after each step that was not skipped."""
+    """Build a scheduler of optimizer steps. Call ``step(increment=1)`` after each step that was not skipped."""
     decay_iters = config.lr_decay_iters if config.lr_decay_iters is not None else train_iters
     warmup_iters = config.lr_warmup_iters
     if config.lr_warmup_fraction is not None:

@@ -3,9 +3,9 @@
 import pytest
 
 from hetero.errors import ConfigError
-from megatron.training.flags import FLAGS
-from megatron.training.unsupported_flags import _GROUPS, UNSUPPORTED_FLAGS
-from tests.unit.training.test_arguments import parse
+from megatron.training.cli.config import FLAGS
+from megatron.training.cli.unsupported import _GROUPS, UNSUPPORTED_FLAGS
+from tests.helpers.flags import parse
 
 
 def test_no_flag_is_both_supported_and_unsupported() -> None:

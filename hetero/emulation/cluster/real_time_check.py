@@ -1,4 +1,4 @@
-"""Can this machine keep up with the cluster that it emulates? Told by the real work of one step without emulation."""
+"""Refuses emulations that this machine cannot keep up with, after one step whose real work it has measured."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The emulated time of one rank, in step with the wall clock.
+"""Keeps the emulated time of one rank, in step with the wall clock.
 
 An operation ends at a deadline: the emulated second at which the previous one ended, or at which its input arrived,
 plus its own duration. The rank sleeps until the wall clock is there. So what is late because this machine woke a
@@ -10,7 +10,8 @@ import time
 
 
 class EmulatedClock:
-    """
+    """Tells a rank its emulated time, and sleeps until the wall clock has come as far.
+
     Args:
         scale: wall seconds per emulated second.
         epoch: the ``time.monotonic()`` of emulated second 0, the same on all ranks of one machine.

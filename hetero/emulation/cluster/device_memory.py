@@ -1,4 +1,4 @@
-"""The memory of an emulated device: what it would hold, microbatch by microbatch, against what it has."""
+"""Follows what an emulated device would hold, microbatch by microbatch, and raises when that is more than it has."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,8 @@ _WORDS = {ActionKind.F: "forward", ActionKind.R: "second forward", ActionKind.W:
 
 
 class DeviceMemory:
-    """
+    """Counts the bytes that the described device of one rank would hold before each compute.
+
     Args:
         where: names the rank in an error.
         peak: predicted parts of the device when it holds most.

@@ -1,4 +1,4 @@
-"""What the ranks of a plan meet for: every message between stages, every collective on gradients, and its price.
+"""Prices every message between stages and every collective on gradients by the wires that it takes, and how long.
 
 The prices are those of :mod:`hetero.cost.network`, message by message. What the simulator adds up per slice of a
 boundary is here paid by each pair of ranks on its own: a wire per direction of a boundary and rank, and the network
@@ -12,7 +12,7 @@ from itertools import pairwise
 from hetero.cost.layers.latency import CostModel
 from hetero.cost.network import Port, Topology, TransferCost, sum_cost
 from hetero.distributed.timing import Collective, TransferDirection
-from hetero.emulation.shared_timetable import Occupation
+from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import Plan
 from hetero.plan.reshard import Transfer, num_phases, transfers
@@ -23,12 +23,12 @@ from hetero.units import US_PER_S
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 
 WORLD = "world"
-"""The meeting of all ranks at the end of a step's gradients."""
+"""Names the meeting of all ranks at the end of a step's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageKey:
-    """One message of a slice between two ranks."""
+    """Names one message of a slice between two ranks."""
 
     direction: TransferDirection
     sender: int
@@ -38,7 +38,7 @@ class MessageKey:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveKey:
-    """One collective on the bucket that begins with that segment."""
+    """Names one collective on the bucket that begins with that segment."""
 
     operation: Collective
     ranks: tuple[int, ...]
@@ -48,18 +48,20 @@ class CollectiveKey:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelKey:
-    """The tensor-parallel ranks of a stage before a compute."""
+    """Names the wait of a stage's tensor-parallel ranks for one another before a compute."""
 
     ranks: tuple[int, ...]
 
 
 def collective_key(operation: Collective, bucket: Bucket) -> CollectiveKey:
+    """The name of that collective on ``bucket``, which no other bucket has."""
     first = bucket.segments[0]
     return CollectiveKey(operation, bucket.ranks, first.parameter.name, first.start)
 
 
 class LinkModel:
-    """
+    """Knows what the ranks of a plan wait for each other at, and what each of these keeps busy for how long.
+
     Args:
         plan: as it is described.
         small: as it is executed, of the small model.
@@ -94,7 +96,7 @@ class LinkModel:
         return list(found)
 
     def message(self, key: MessageKey, message: Transfer) -> Occupation:
-        """A message is there when its last byte has left and the latency has passed."""
+        """Price a message: it is there when its last byte has left and the latency has passed."""
         num_bytes = int(message.num_tokens * self._bytes_per_row)
         link = self._topology.link(key.sender, key.receiver)
         busy_s = num_bytes / link.bytes_per_s(num_bytes)
@@ -104,7 +106,7 @@ class LinkModel:
         )
 
     def collective(self, operation: Collective, bucket: Bucket) -> Occupation:
-        """Half of an all-reduce is to scatter the sums, the other half to gather what became of them.
+        """Price a collective: half of an all-reduce scatters the sums, the other half gathers what became of them.
 
         One at a time of a rank's collectives is on its wire inside the node.
         """
@@ -120,7 +122,7 @@ class LinkModel:
         )
 
     def _phases(self, operation: Collective, bucket: Bucket) -> tuple[TransferCost, ...]:
-        """Of an all-reduce: one, or those of two levels."""
+        """Those of an all-reduce: one, or three where it is hierarchical."""
         element = self._costs.element_bytes if operation == "all_gather" else self._costs.gradient_bytes
         numel = sum(
             self._described[segment.parameter.name] * segment.numel / segment.parameter.numel

@@ -1,0 +1,50 @@
+"""Plan a cluster: who holds which layers, and how much faster that is than the same degrees everywhere.
+
+    python examples/plan_a_cluster.py [OUT.json]
+
+Four A100 with 40 GB in one node and four V100 with 16 GB in another; `hetero plan` does the same from files. No torch.
+"""
+
+import sys
+from pathlib import Path
+
+from hetero.cost.layers.latency import CostModel
+from hetero.data import shipped_links, shipped_profiles
+from hetero.planner.baselines import best_uniform
+from hetero.planner.problem import Problem
+from hetero.planner.solver import plan_cluster
+from hetero.report.tables import plan_picture, result_lines
+from hetero.serialization import save
+from hetero.spec.cluster import ClusterSpec, Link, Links
+from hetero.spec.model_import import load_model
+
+PRESETS = Path(__file__).parents[1] / "scripts/presets"
+
+# Links inside a node as somebody measured them, and 25 Gbit/s Ethernet between the two.
+published = shipped_links()
+cluster = ClusterSpec(
+    node_types=(
+        published.node_type("A100-40", gpus_per_node=4),
+        published.node_type("V100-16", gpus_per_node=4),
+    ),
+    links=Links(between_nodes=Link(bandwidth_gb_per_s=2.9, latency_us=30)),
+)
+
+# What a layer costs on a device: measured profiles that ship with the package, by model shape and device type.
+model = load_model(PRESETS / "models/gpt-200m.yaml")
+costs = CostModel(model=model, seq_length=2048, precision="fp32", profiles=shipped_profiles())
+
+problem = Problem(cluster=cluster, costs=costs, global_batch_size=64, time_limit_s=5)
+result = plan_cluster(problem)
+print(plan_picture(result.plan), end="\n\n")
+for line in result_lines(result):
+    print(line)
+
+uniform = best_uniform(problem)
+if uniform is not None and uniform.best is not None:
+    ratio = uniform.best.step_s / result.simulation.step_s
+    print(f"the best uniform plan, {uniform.name}: {uniform.best.step_s:.4g} s per step, {ratio:.2f} times as long")
+
+out = Path(sys.argv[1]) if sys.argv[1:] else Path("plan.json")
+save(result.plan, out)
+print(f"written to {out}; look at it with: hetero show {out} --schedule")

@@ -1,0 +1,48 @@
+"""Holds the configuration of a run, and with it the table of all flags."""
+
+from hetero.runtime.loss_scaler import LossScaleOptions
+from hetero.runtime.options import StageOptions
+from megatron.training.cli import derived
+from megatron.training.cli.fields import Flag, config_dataclass, flag_reader, part
+from megatron.training.cli.model_config import STAGE_OPTIONS, ModelConfig
+from megatron.training.cli.parallel_config import PLAN, PRECISION, EmulationConfig, ParallelConfig
+from megatron.training.cli.training_config import (
+    LOSS_SCALE_OPTIONS,
+    OPTIMIZER,
+    REGULARIZATION,
+    CheckpointConfig,
+    DataConfig,
+    OptimizerConfig,
+    RunConfig,
+)
+
+MODEL, DATA, LEARNING_RATE = "model", "data", "learning rate"
+PARALLELISM, CHECKPOINTS, RUN = "parallelism", "checkpoints", "run and logging"
+
+GROUPS = (MODEL, REGULARIZATION, DATA, OPTIMIZER, LEARNING_RATE, PLAN, PARALLELISM, PRECISION, CHECKPOINTS, RUN)
+"""Groups of ``--help`` in its order. What stands behind a colon orders the flags below one title."""
+
+
+@config_dataclass
+class PretrainConfig:
+    """Holds everything that a run is told, a part for each who is concerned.
+
+    Names and defaults are Megatron-LM's where it has them.
+    emulation: ``None`` where the devices are what they are.
+    """
+
+    model: ModelConfig = part(MODEL)
+    stage: StageOptions = part(MODEL, STAGE_OPTIONS)
+    data: DataConfig = part(DATA)
+    parallel: ParallelConfig = part(PARALLELISM)
+    optimizer: OptimizerConfig = part(LEARNING_RATE)
+    loss_scale: LossScaleOptions = part(PRECISION, LOSS_SCALE_OPTIONS)
+    checkpoint: CheckpointConfig = part(CHECKPOINTS)
+    run: RunConfig = part(RUN)
+    emulation: EmulationConfig | None = part(PLAN, when=derived.emulates)
+
+
+PRETRAIN = flag_reader(PretrainConfig)
+"""All flags, and how a configuration is made of their values."""
+
+FLAGS: tuple[Flag, ...] = PRETRAIN.flags

@@ -1,0 +1,138 @@
+"""Declares the flags of the model: its shape, and the options with which its layers are built."""
+
+import dataclasses
+from typing import Literal
+
+from hetero.errors import ConfigError
+from hetero.spec.model import ModelSpec, RotaryScaling, padded_vocab_size
+from megatron.training.cli import derived
+from megatron.training.cli.fields import Flag, computed, config_dataclass, flag, off_switch, switch
+from megatron.training.cli.value_types import BELOW_1, COUNT, FRACTION, FROM_1, NOT_NEGATIVE, POSITIVE, one_of
+
+
+@config_dataclass
+class ModelConfig:
+    """Describes the model, except for its vocabulary, which may come from the tokenizer.
+
+    vocab_size: ``None`` takes the tokenizer's.
+    """
+
+    num_layers: int = flag("Transformer layers of the whole model.", COUNT)
+    hidden_size: int = flag("Width of the residual stream.", COUNT)
+    ffn_hidden_size: int = computed(
+        derived.ffn_hidden_size,
+        Flag(
+            "--ffn-hidden-size",
+            "Width of the MLP; without it 4 x hidden size, with --swiglu two thirds of that.",
+            COUNT,
+        ),
+    )
+    num_attention_heads: int = flag("Query heads of each layer.", COUNT)
+    kv_channels: int = computed(
+        derived.kv_channels, Flag("--kv-channels", "Size of one head; without it hidden size / heads.", COUNT)
+    )
+    num_query_groups: int = computed(
+        derived.num_query_groups,
+        switch("--group-query-attention", "Let query heads share keys and values, in --num-query-groups groups."),
+        Flag("--num-query-groups", "Heads of keys and values; must divide the query heads.", COUNT, default=1),
+    )
+    max_position_embeddings: int = flag("Positions that the model knows, at least --seq-length.", COUNT)
+    position_embedding: Literal["learned_absolute", "rope"] = computed(
+        derived.position_embedding,
+        Flag(
+            "--position-embedding-type",
+            "A learned vector per position, or rotated queries and keys.",
+            one_of("learned_absolute", "rope"),
+            default="learned_absolute",
+        ),
+        switch("--use-rotary-position-embeddings", "Old name of --position-embedding-type rope."),
+    )
+    rotary_base: float = flag("Base of the wavelengths at which positions rotate.", POSITIVE, default=10_000.0)
+    rotary_percent: float = flag("Part of each head that is rotated.", FRACTION, default=1.0)
+    rotary_scaling: RotaryScaling | None = computed(
+        derived.rotary_scaling,
+        Flag(
+            "--rotary-seq-len-interpolation-factor", "Divide positions by this, for sequences as much longer.", FROM_1
+        ),
+        switch("--use-rope-scaling", "Divide the frequency of long wavelengths alone, as Llama 3.1 does."),
+        Flag("--rope-scaling-factor", "With that: by this.", FROM_1, default=8.0),
+        Flag("--hetero-rope-low-freq-factor", "With that: where wavelengths are long.", POSITIVE, default=1.0),
+        Flag("--hetero-rope-high-freq-factor", "With that: where they are short and kept.", POSITIVE, default=4.0),
+        Flag("--hetero-rope-original-max-positions", "With that: positions before the scaling.", COUNT, default=8192),
+    )
+    normalization: Literal["LayerNorm", "RMSNorm"] = flag("Norm before attention and MLP.", default="LayerNorm")
+    norm_epsilon: float = flag("Added to the variance in norms.", POSITIVE, default=1e-5)
+    activation: Literal["gelu", "swiglu"] = computed(
+        derived.activation,
+        switch("--swiglu", "Gate the MLP with SiLU; without it the MLP is a plain one with GeLU."),
+    )
+    linear_bias: bool = off_switch("--disable-bias-linear", "No biases in linear layers.")
+    qkv_bias: bool = computed(
+        derived.qkv_bias,
+        switch("--add-qkv-bias", "With --disable-bias-linear: keep the bias of queries, keys and values."),
+    )
+    proj_bias: bool = flag(
+        "With --disable-bias-linear: keep the bias of attention's output.",
+        name="--hetero-add-proj-bias",
+        default=False,
+    )
+    qk_layernorm: bool = flag("Normalize queries and keys of each head.", default=False)
+    tied_embeddings: bool = off_switch(
+        "--untie-embeddings-and-output-weights", "Give the output layer a matrix of its own."
+    )
+    vocab_size: int | None = flag(
+        "Tokens of the model, at least the tokenizer's; without it, the tokenizer's.", COUNT, default=None
+    )
+    make_vocab_size_divisible_by: int = flag(
+        "Pad the embedding to a multiple of this. Unlike Megatron-LM, the tensor-parallel size plays no part.",
+        COUNT,
+        default=128,
+    )
+    num_experts: int | None = flag("Make every MLP a mixture of this many experts.", COUNT, default=None)
+    moe_router_topk: int = flag("Experts that each token visits.", COUNT, default=2)
+    moe_ffn_hidden_size: int | None = computed(
+        derived.moe_ffn_hidden_size,
+        Flag("--moe-ffn-hidden-size", "Width of one expert; without it, --ffn-hidden-size.", COUNT),
+    )
+
+
+def model_spec(config: ModelConfig, *, tokenizer_vocab_size: int) -> ModelSpec:
+    """Complete the model with its vocabulary: the configured size, else the tokenizer's, padded.
+
+    Raises:
+        ConfigError: the configured vocabulary is smaller than the tokenizer's.
+    """
+    shape = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    divisible_by: int = shape.pop("make_vocab_size_divisible_by")
+    configured: int | None = shape.pop("vocab_size")
+    vocab_size = tokenizer_vocab_size if configured is None else configured
+    if vocab_size < tokenizer_vocab_size:
+        raise ConfigError(
+            f"--vocab-size {vocab_size} is below the {tokenizer_vocab_size} tokens of the tokenizer: "
+            f"raise it to at least {tokenizer_vocab_size}, or leave it out"
+        )
+    padded = padded_vocab_size(vocab_size, divisible_by=divisible_by)
+    return ModelSpec(**shape, vocab_size=vocab_size, padded_vocab_size=padded)
+
+
+STAGE_OPTIONS = {
+    "attention_dropout": flag("Share of attention weights dropped.", BELOW_1, default=0.1, group="regularization"),
+    "hidden_dropout": flag(
+        "Share of the outputs of attention and MLP dropped.", BELOW_1, default=0.1, group="regularization"
+    ),
+    "moe_router_load_balancing": computed(
+        derived.moe_router_load_balancing,
+        Flag(
+            "--moe-router-load-balancing-type",
+            "Whether an extra loss spreads tokens over the experts.",
+            one_of("none", "aux_loss"),
+            default="aux_loss",
+        ),
+    ),
+    "moe_aux_loss_coeff": flag("Weight of that loss.", NOT_NEGATIVE),
+    "init_method_std": flag("Standard deviation of the initial weights.", POSITIVE),
+    "transformer_impl": flag(
+        "Whose layers: TransformerEngine's, megatron-core's own, or the former wherever they can run."
+    ),
+}
+"""Where the values of :class:`hetero.runtime.options.StageOptions` come from."""

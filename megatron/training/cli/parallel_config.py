@@ -1,0 +1,200 @@
+"""Declares the flags of parallelism: the plan's source, the uniform plan, communication, the emulated cluster."""
+
+from operator import itemgetter
+from pathlib import Path
+from typing import Literal
+
+from hetero.emulation.options import EmulationOptions
+from hetero.plan.ir import Precision, Recompute
+from hetero.schedule.orders import BY_DEPTHS, ORDERS
+from megatron.training.cli import derived
+from megatron.training.cli.fields import Flag, computed, config_dataclass, flag, part, switch
+from megatron.training.cli.value_types import (
+    COUNT,
+    HEARTBEAT_SECONDS,
+    PATH,
+    SECONDS,
+    TIME_SCALE,
+    TIMEOUT_MINUTES,
+    one_of,
+    only,
+)
+
+PLAN, PRECISION = "parallelism: plan", "precision"
+"""Groups of ``--help`` beside that of the config."""
+
+
+@config_dataclass
+class PlannerConfig:
+    """Tells rank 0 what to plan from at start.
+
+    profiles: files beside the shipped ones.
+    data_sheets: price devices without any profile by their data sheets.
+    out: where the plan is written, if anywhere.
+    """
+
+    cluster: Path = computed(derived.planned_cluster)
+    profiles: tuple[Path, ...] = flag(
+        "With a cluster: profiles beside the shipped ones.", name="--hetero-profile", default=()
+    )
+    data_sheets: bool = flag(
+        "With a cluster: price devices without any profile by their data sheets.",
+        name="--hetero-data-sheets",
+        default=False,
+    )
+    time_limit_s: float = flag(
+        "With a cluster: seconds to plan.", SECONDS, name="--hetero-plan-time-limit", default=30.0
+    )
+    out: Path | None = flag(
+        "With a cluster: write the plan that was made here.", name="--hetero-plan-out", default=None
+    )
+
+
+@config_dataclass
+class ParallelConfig:
+    """Names a plan file, or a cluster to plan for at start, or the degrees of the uniform plan.
+
+    With a plan of the first two kinds, it states degrees, schedule, microbatches and recompute: the fields here then
+    hold defaults and ``micro_batch_size`` is ``None``.
+
+    hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
+    schedule: a name in :data:`hetero.schedule.orders.ORDERS`.
+    context_parallel_size, expert_model_parallel_size: of Megatron-LM's scripts, with one legal value.
+    precision: as the flags say; ``None`` is the plan file's, or fp32.
+    use_distributed_optimizer: as the flags say; false is the plan file's, or none.
+    timeout_minutes: for the ranks to arrive, and for a collective among ranks that all live.
+    heartbeat_timeout_s: a rank that has been silent for so long is lost.
+    """
+
+    hetero_plan: Path | None = computed(
+        derived.plan_file,
+        Flag(
+            "--hetero-plan",
+            "Plan file (JSON): replicas, stages, ranks and microbatches, none like the other. "
+            "'auto' plans at start, for --hetero-cluster or --hetero-emulate.",
+            PATH,
+            group=PLAN,
+        ),
+    )
+    hetero_cluster: Path | None = computed(
+        derived.cluster_file,
+        Flag(
+            "--hetero-cluster",
+            "Cluster file (YAML). Without a plan file, rank 0 plans for it at start; with one, the plan is checked "
+            "against it.",
+            PATH,
+            group=PLAN,
+        ),
+    )
+    planner: PlannerConfig | None = part(PLAN, when=derived.plans_at_start)
+    schedule: str = flag(
+        "Without a plan: few microbatches in flight, or all of a step.",
+        one_of(*ORDERS),
+        name="--hetero-schedule",
+        default=BY_DEPTHS,
+    )
+    tensor_model_parallel_size: int = flag("Without a plan: ranks that share each layer.", COUNT, default=1)
+    pipeline_model_parallel_size: int = flag("Without a plan: groups of ranks that share the layers.", COUNT, default=1)
+    stages_per_rank: int = computed(
+        derived.stages_per_rank,
+        Flag(
+            "--num-virtual-stages-per-pipeline-rank",
+            "Without a plan: stages of each such group, which runs them in turns (interleaved 1F1B).",
+            COUNT,
+            default=1,
+        ),
+        Flag(
+            "--num-layers-per-virtual-pipeline-stage",
+            "The same by the layers of a stage, in place of --num-virtual-stages-per-pipeline-rank.",
+            COUNT,
+        ),
+    )
+    sequence_parallel: bool = flag(
+        "Without a plan: tensor-parallel ranks also share activations, by sequence.", default=False
+    )
+    micro_batch_size: int | None = flag(
+        "Without a plan, and then required: samples of one microbatch.", COUNT, default=None
+    )
+    global_batch_size: int = flag("Samples of one step over all replicas.", COUNT)
+    recompute: Recompute = flag(
+        "Without a plan: do not keep the inside of attention, or of whole layers, for the backward.",
+        one_of("selective", "full"),
+        name="--recompute-granularity",
+        default="none",
+    )
+    recompute_num_layers: int | None = flag(
+        "With --recompute-granularity full: layers of each stage; without it all.", COUNT, default=None
+    )
+    context_parallel_size: int = flag(
+        "Accepted for Megatron-LM's scripts.",
+        only(1, "context parallelism is not there yet; share long sequences with --sequence-parallel"),
+        default=1,
+    )
+    expert_model_parallel_size: int = flag(
+        "Accepted for Megatron-LM's scripts.",
+        only(1, "expert parallelism is not there yet; share experts with --tensor-model-parallel-size"),
+        default=1,
+    )
+    overlap_grad_reduce: bool = flag(
+        "Sum gradients over replicas while the backward goes on. On unless --no-overlap-grad-reduce is given.",
+        default=True,
+        off="--no-overlap-grad-reduce",
+    )
+    use_distributed_optimizer: bool = flag(
+        "Share optimizer state among ranks that hold the same weights (ZeRO-1).", default=False
+    )
+    overlap_param_gather: bool = flag(
+        "With that: gather updated weights while the next forward goes on.", default=False
+    )
+    bucket_size: int = flag(
+        "Gradients, in numbers, summed at a time, unless the plan says.",
+        COUNT,
+        name="--ddp-bucket-size",
+        default=40_000_000,
+    )
+    backend: Literal["gloo", "nccl"] = computed(
+        derived.backend,
+        Flag("--distributed-backend", "Who moves tensors; without it nccl if CUDA is there.", one_of("gloo", "nccl")),
+    )
+    timeout_minutes: float = flag(
+        "Give up on a collective, or on a rank that does not arrive, after this time.",
+        TIMEOUT_MINUTES,
+        name="--distributed-timeout-minutes",
+        default=10.0,
+    )
+    heartbeat_timeout_s: float = flag(
+        "Take a rank for lost that has given no sign of life for so many seconds, and end all.",
+        HEARTBEAT_SECONDS,
+        name="--hetero-heartbeat-timeout",
+        default=30.0,
+    )
+    precision: Precision | None = computed(
+        derived.precision,
+        switch("--bf16", "Compute in bf16, with master weights, gradients and moments in fp32.", PRECISION),
+        switch("--fp16", "The same in fp16, with a scaled loss.", PRECISION),
+    )
+
+
+@config_dataclass
+class EmulationConfig:
+    """Names the cluster that is emulated, and what its devices are priced from."""
+
+    cluster: Path = computed(
+        itemgetter("--hetero-emulate"),
+        Flag(
+            "--hetero-emulate",
+            "Instead of --hetero-cluster: behave in time and memory like that cluster, all ranks on this machine's "
+            "CPU, while a small model computes.",
+            PATH,
+        ),
+    )
+    profiles: tuple[Path, ...] = computed(itemgetter("--hetero-profile"))
+    data_sheets: bool = computed(itemgetter("--hetero-data-sheets"))
+    options: EmulationOptions = part(
+        fields={
+            "time_scale": flag("Wall seconds per emulated second.", TIME_SCALE, name="--hetero-emulate-time-scale"),
+            "seq_length": flag(
+                "Sequence length of the small model that computes.", COUNT, name="--hetero-emulate-seq-length"
+            ),
+        }
+    )

@@ -1,0 +1,200 @@
+"""Declares the flags of a run: data, optimizer, loss scale, checkpoints, and when it evaluates and ends."""
+
+from operator import itemgetter
+from pathlib import Path
+from typing import Literal
+
+from megatron.training.cli import derived
+from megatron.training.cli.fields import Flag, computed, config_dataclass, flag, off_switch
+from megatron.training.cli.value_types import (
+    BELOW_1,
+    COUNT,
+    COUNT_FROM_0,
+    LOSS_SCALE,
+    NOT_NEGATIVE,
+    PATH_AS_GIVEN,
+    POSITIVE,
+    PREFIXES,
+    PROCESSES,
+    SEED,
+    SPLIT,
+    TOKENIZER,
+    TokenizerType,
+    only,
+)
+
+REGULARIZATION, OPTIMIZER = "regularization", "optimizer"
+"""Groups of ``--help`` beside that of the config."""
+
+
+@config_dataclass
+class DataConfig:
+    """Says where the tokens come from. ``data_path`` is prefixes, or weights and prefixes in turn, as Megatron has it.
+
+    Exactly one of ``data_path``, ``train_data_path`` and ``mock_data`` is set.
+    tokenizer_model: a ``tokenizer.json`` or its folder for ``HuggingFaceTokenizer``, else ``None``.
+    """
+
+    seq_length: int = flag("Tokens of one sample.", COUNT)
+    data_path: tuple[str, ...] = flag(
+        "Prefixes of indexed token files, or weights and prefixes in turn; --split divides them.", PREFIXES, default=()
+    )
+    train_data_path: tuple[str, ...] = flag(
+        "The same for training alone, instead of --data-path.", PREFIXES, default=()
+    )
+    valid_data_path: tuple[str, ...] = flag("Validation files beside --train-data-path.", PREFIXES, default=())
+    test_data_path: tuple[str, ...] = flag("Test files beside --train-data-path.", PREFIXES, default=())
+    split: str = flag("Shares of training, validation and test.", SPLIT, default="969, 30, 1")
+    data_cache_path: Path | None = flag("Folder that keeps the sample indices between runs.", default=None)
+    mock_data: bool = flag("Made-up tokens instead of files.", default=False)
+    tokenizer_type: TokenizerType = flag(
+        "Bytes as tokens; the tokenizer.json of a Hugging Face model, behind --tokenizer-model; or none, only "
+        "--vocab-size many numbers.",
+        TOKENIZER,
+    )
+    tokenizer_model: str | None = flag("A tokenizer.json, or the folder that has it.", PATH_AS_GIVEN, default=None)
+    eod_mask_loss: bool = flag("Leave the end of a document out of the loss.", default=False)
+    num_workers: int = flag("Processes per rank that load samples; 0 loads in the rank.", PROCESSES, default=2)
+    seed: int = computed(itemgetter("--seed"))
+
+
+@config_dataclass
+class OptimizerConfig:
+    """Sets AdamW and its schedules. Counts are optimizer steps; ``clip_grad`` 0 switches clipping off.
+
+    optimizer: of Megatron-LM's scripts, with one legal value.
+    lr_decay_iters: ``None`` decays until the last step.
+    lr_warmup_fraction: share of the steps until the decay ends, instead of ``lr_warmup_iters``.
+    lr_wsd_decay_iters: set exactly when ``lr_decay_style`` is ``WSD``.
+    start_weight_decay, end_weight_decay: both are ``weight_decay`` while ``weight_decay_incr_style`` is ``constant``.
+    """
+
+    weight_decay: float = flag(
+        "Decay of matrices, while its style is constant.", NOT_NEGATIVE, default=0.01, group=REGULARIZATION
+    )
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = flag(
+        "How weight decay grows from --start-weight-decay to --end-weight-decay over the run.",
+        default="constant",
+        group=REGULARIZATION,
+    )
+    start_weight_decay: float = computed(
+        derived.start_weight_decay,
+        Flag("--start-weight-decay", "Weight decay of the first step.", NOT_NEGATIVE, group=REGULARIZATION),
+    )
+    end_weight_decay: float = computed(
+        derived.end_weight_decay,
+        Flag("--end-weight-decay", "Weight decay of the last step.", NOT_NEGATIVE, group=REGULARIZATION),
+    )
+    clip_grad: float = flag(
+        "Scale gradients down to this global norm; 0 never does.", NOT_NEGATIVE, default=1.0, group=REGULARIZATION
+    )
+    optimizer: str = flag(
+        "Accepted for Megatron-LM's scripts.", only("adam", "AdamW does every update"), default="adam", group=OPTIMIZER
+    )
+    adam_beta1: float = flag("Decay of the gradient's running mean.", BELOW_1, default=0.9, group=OPTIMIZER)
+    adam_beta2: float = flag("Decay of the squared gradient's running mean.", BELOW_1, default=0.999, group=OPTIMIZER)
+    adam_eps: float = flag("Added to the denominator of an update.", POSITIVE, default=1e-8, group=OPTIMIZER)
+    lr: float = flag("Highest learning rate, reached when warmup ends.", POSITIVE)
+    min_lr: float = flag("Learning rate at the end of the decay, and after it.", NOT_NEGATIVE, default=0.0)
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = flag(
+        "Shape of the decay; WSD stays at --lr until its last steps.", default="linear"
+    )
+    lr_decay_iters: int | None = computed(
+        derived.lr_decay_iters,
+        Flag("--lr-decay-iters", "Step at which the decay ends; without it, the last step.", COUNT),
+        Flag("--lr-decay-samples", "The same in samples, beside --train-samples.", COUNT),
+    )
+    lr_warmup_iters: int = computed(
+        derived.lr_warmup_iters,
+        Flag("--lr-warmup-iters", "Steps in which the learning rate rises.", COUNT_FROM_0, default=0),
+        Flag("--lr-warmup-samples", "The same in samples, beside --train-samples.", COUNT_FROM_0, default=0),
+    )
+    lr_warmup_fraction: float | None = flag(
+        "The same as a share of the steps until the decay ends.", BELOW_1, default=None
+    )
+    lr_warmup_init: float = flag("Learning rate from which the warmup rises.", NOT_NEGATIVE, default=0.0)
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = flag(
+        "Shape of WSD's last steps.", default="exponential"
+    )
+    lr_wsd_decay_iters: int | None = computed(
+        derived.lr_wsd_decay_iters,
+        Flag("--lr-wsd-decay-iters", "How many steps those are.", COUNT),
+        Flag("--lr-wsd-decay-samples", "The same in samples, beside --train-samples.", COUNT),
+    )
+
+
+LOSS_SCALE_OPTIONS = {
+    "constant": flag(
+        "With --fp16: a constant scale of the loss instead of one that adapts.", LOSS_SCALE, name="--loss-scale"
+    ),
+    "initial": flag("With --fp16: scale to begin with.", LOSS_SCALE, name="--initial-loss-scale"),
+    "minimum": flag("With --fp16: the scale never goes below.", LOSS_SCALE, name="--min-loss-scale"),
+    "window": flag("With --fp16: steps without overflow that double the scale.", COUNT, name="--loss-scale-window"),
+    "hysteresis": flag("With --fp16: overflows from which on each halves the scale.", COUNT),
+}
+"""Where the values of :class:`hetero.runtime.loss_scaler.LossScaleOptions` come from."""
+
+
+@config_dataclass
+class CheckpointConfig:
+    """Says where state is saved and loaded; without ``save`` nothing is, without ``load`` weights come from the seed.
+
+    save_interval: steps; ``None`` saves at the end alone.
+    keep_last: checkpoints that stay; ``None`` keeps all.
+    load_step: ``None`` is the newest.
+    finetune: load weights alone, and begin at step 1 with fresh moments, schedule and data.
+    """
+
+    save: Path | None = flag(
+        "Folder for checkpoints, which all hosts see. The end of the run is saved always.", default=None
+    )
+    save_interval: int | None = flag("With --save: steps from one checkpoint to the next.", COUNT, default=None)
+    keep_last: int | None = flag(
+        "With --save: checkpoints to keep; without it all.", COUNT, name="--hetero-keep-last", default=None
+    )
+    asynchronous: bool = flag(
+        "With --save: write in the background while training goes on.", name="--async-save", default=False
+    )
+    load: Path | None = flag(
+        "Folder of checkpoints, saved under any plan; the run goes on where the newest ends.", default=None
+    )
+    load_step: int | None = flag(
+        "With --load: the checkpoint of this step instead.", COUNT, name="--ckpt-step", default=None
+    )
+    finetune: bool = flag("With --load: weights alone; steps, moments and data begin anew.", default=False)
+
+
+@config_dataclass
+class RunConfig:
+    """Says how long to train, from which seed, what to tell, and when to evaluate.
+
+    eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
+    exit_interval: leave at a step that is a multiple of it; ``exit_duration_minutes``: leave after that time.
+    check_for_nan: end with an error at a loss or a gradient that is not finite, unless a loss scale adapts to it.
+    """
+
+    train_iters: int = computed(
+        derived.train_iters,
+        Flag("--train-iters", "Steps to train. This or --train-samples is required.", COUNT),
+        Flag("--train-samples", "Samples to train, a multiple of --global-batch-size.", COUNT),
+    )
+    seed: int = flag("Decides initial weights, dropout and the order of samples.", SEED, default=1234)
+    eval_iters: int = flag("Global batches of an evaluation on validation data; 0 for none.", COUNT_FROM_0, default=0)
+    eval_interval: int = flag("Steps from one evaluation to the next.", COUNT, default=1000)
+    exit_interval: int | None = flag("Save and leave after a step that is a multiple of this.", COUNT, default=None)
+    exit_duration_minutes: float | None = flag(
+        "Save and leave after this time. SIGTERM does so at once.",
+        POSITIVE,
+        name="--exit-duration-in-mins",
+        default=None,
+    )
+    check_for_nan: bool = flag(
+        "End with an error at a loss or a gradient that is not finite; a loss scale that adapts skips such steps. On "
+        "unless --no-check-for-nan-in-loss-and-grad is given, which skips them always.",
+        name="--check-for-nan-in-loss-and-grad",
+        off="--no-check-for-nan-in-loss-and-grad",
+        default=True,
+    )
+    log_interval: int = flag("Steps from one log line to the next.", COUNT, default=100)
+    tensorboard_dir: Path | None = flag("Folder for TensorBoard's files; without it none are written.", default=None)
+    progress: bool = off_switch("--no-progress", "No progress bar.")

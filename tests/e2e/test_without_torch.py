@@ -1,0 +1,89 @@
+"""The planner as ``pip install megatron-hetero`` brings it: without torch, megatron-core and all that extras bring."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hetero.extras import EXTRAS
+from tests.helpers.sailor_tables import write_tables
+
+ROOT = Path(__file__).parents[2]
+PRESETS = ROOT / "scripts/presets"
+CLUSTER = PRESETS / "clusters/quickstart.yaml"
+
+HIDES = """
+import importlib.abc, json, runpy, sys
+
+hidden, program, command_lines = sys.argv[1].split(","), sys.argv[2], json.loads(sys.argv[3])
+
+class Hides(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if any(name == each or name.startswith(f"{each}.") for each in hidden):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hides())
+if program == "hetero":
+    from hetero.cli import main
+    sys.exit(max(main(command_line) for command_line in command_lines))
+sys.argv = [program, *command_lines[0]]
+runpy.run_path(program, run_name="__main__")
+"""
+"""Runs a program in a process in which some modules cannot be found; ``hetero`` with one command line after another."""
+
+
+def run(program: str, *command_lines: Sequence[object]) -> "subprocess.CompletedProcess[str]":
+    hidden = ",".join(module for modules in EXTRAS.values() for module in modules)
+    words = json.dumps([[str(word) for word in words] for words in command_lines])
+    return subprocess.run(
+        [sys.executable, "-c", HIDES, hidden, program, words],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_planner_works(tmp_path: Path) -> None:
+    """Every command, with everything that it can write."""
+    plan, report, trace, figure = (tmp_path / name for name in ("plan.json", "report.html", "trace.json", "memory.png"))
+    write_tables(tmp_path)
+    model = PRESETS / "models/gpt-200m.yaml"
+    done = run(
+        "hetero",
+        ["plan", "--cluster", CLUSTER, "--model", model, "--global-batch-size", 32, "--time-limit", 3, "--out", plan],
+        ["validate", plan, "--cluster", CLUSTER],
+        ["show", plan, "--schedule", "--program"],
+        ["simulate", plan, "--cluster", CLUSTER, "--trace", trace, "--report", report, "--figure", f"memory={figure}"],
+        ["profile", "import", tmp_path, "--out", tmp_path / "imported"],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("planned in", f"ok, fits {CLUSTER}", "\n0F0 ", "\ncompute  0F0 ", "s per step", "links.json: "):
+        assert said in done.stdout
+    assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert "<svg" in report.read_text(encoding="utf-8")
+    assert figure.stat().st_size > 1000
+
+
+NEEDS = "torch, megatron.core, safetensors, which are not installed; run: pip install 'megatron-hetero[train]'\n"
+
+
+def test_a_measurement_says_what_to_install() -> None:
+    plan = PRESETS / "plans/quickstart.json"
+    done = run("hetero", ["simulate", plan, "--cluster", CLUSTER, "--measure"])
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"hetero: --measure needs {NEEDS}")
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["pretrain_gpt.py", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").glob("*.py"))],
+)
+def test_a_program_that_trains_says_what_to_install(program: str) -> None:
+    done = run(program, ["--help"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"hetero: {Path(program).name} needs {NEEDS}"

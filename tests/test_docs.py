@@ -1,0 +1,161 @@
+"""What the pages name exists, and the first change that CONTRIBUTING.md describes can be made."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hetero.cli import main
+from hetero.spec import devices
+from hetero.spec.devices import DeviceType, device_type_of_cuda_name
+from tests.unit.spec.test_data_sheets import test_every_gpu_has_one as check_data_sheet
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+SOURCE_FOLDERS = ("hetero", "megatron", "tools", "scripts", "tests/bench", "tests/faults", "tests/fuzz")
+
+NOT_HERE = frozenset(
+    {
+        "megatron/core",  # of megatron-core's wheel
+        "tests/golden/gpipe_recompute_last.txt",  # what the worked example would add
+    }
+)
+"""Paths that a page names and that are not to exist, each with the reason beside it."""
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def links(page: Path) -> Iterator[str]:
+    """Files that the page links to, and the headings in them."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if not re.match(r"\w+://|mailto:", target):
+            yield target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [target for target in links(page) if not is_there(page, target)] == []
+
+
+def is_there(page: Path, target: str) -> bool:
+    file, _, heading = target.partition("#")
+    path = page.parent / file if file else page
+    return path.exists() and (not heading or heading in headings(path))
+
+
+@cache
+def headings(path: Path) -> frozenset[str]:
+    """The headings of a page, as links name them."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+
+
+def paths_named(page: Path) -> set[str]:
+    """Paths in the page's text, from the top of the repository or below ``hetero``."""
+    text = page.read_text(encoding="utf-8")
+    whole = re.findall(r"(?<![\w/.~<-])((?:hetero|megatron|scripts|tools|tests|examples|docs)/[\w./-]*\w)", text)
+    short = re.findall(r"`([a-z_]+/[\w/]+\.py)`", text)
+    return {*whole, *short} - NOT_HERE
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_exist(page: Path) -> None:
+    missing = [
+        path for path in paths_named(page) if not (ROOT / path).exists() and not (ROOT / "hetero" / path).exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_modules_exist(page: Path) -> None:
+    """Dotted names, of a module or of what one defines."""
+    dotted = re.findall(r"(?<![\w/.])((?:hetero|tests)(?:\.[a-zA-Z_]\w*)+)", page.read_text(encoding="utf-8"))
+    assert [each for each in dotted if not is_defined(each)] == []
+
+
+def is_defined(dotted: str) -> bool:
+    *parents, last = dotted.split(".")
+    folder = ROOT.joinpath(*parents)
+    if (folder / last).is_dir() or (folder / last).with_suffix(".py").exists():
+        return True
+    source = folder.with_suffix(".py") if folder.with_suffix(".py").exists() else folder / "__init__.py"
+    return source.exists() and re.search(rf"\b{last}\b", source.read_text(encoding="utf-8")) is not None
+
+
+@cache
+def words_of_the_sources() -> frozenset[str]:
+    """Every name and every word of a text in the sources, with dashes."""
+    paths = [path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh")]
+    paths += [ROOT / "pretrain_gpt.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    return frozenset(word.replace("_", "-").strip("-") for word in re.findall(r"[\w-]+", text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_flags_exist(page: Path) -> None:
+    named = re.findall(r"(?<![\w-])--[a-z][\w-]*\w", page.read_text(encoding="utf-8"))
+    known = words_of_the_sources()
+    assert [flag for flag in named if known.isdisjoint({flag[2:], flag[2:].removeprefix("no-")})] == []
+
+
+@pytest.fixture
+def first_change() -> str:
+    """The section of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## A first change\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    assert isinstance(section, str)
+    return section
+
+
+@pytest.fixture
+def new_device(first_change: str, monkeypatch: pytest.MonkeyPatch) -> DeviceType:
+    """The one of the page. Where somebody is just following it, the catalogue is as it was before."""
+    (code,) = re.findall(r"^    (_gpu\(.*\)),$", first_change, re.MULTILINE)
+    made = eval(code, vars(devices))
+    assert isinstance(made, DeviceType)
+    assert devices.DEVICE_TYPES.get(made.name, made) == made
+    monkeypatch.delitem(devices.DEVICE_TYPES, made.name, raising=False)
+    monkeypatch.setattr(devices, "_CATALOGUE", tuple(devices.DEVICE_TYPES.values()))
+    return made
+
+
+def test_the_first_change_passes_the_tests_of_every_device(
+    first_change: str, new_device: DeviceType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = re.findall(r'^        (\("NVIDIA .*"\)),$', first_change, re.MULTILINE)
+    (other,) = re.findall(r'`"(NVIDIA [^"]*)"`', first_change)
+    cuda_name, device = ast.literal_eval(row)
+    assert device_type_of_cuda_name(cuda_name) is None, "the new test fails first"
+    monkeypatch.setattr(devices, "_CATALOGUE", (*devices._CATALOGUE, new_device))
+    found = device_type_of_cuda_name(cuda_name)
+    assert found is not None
+    assert found.name == device == new_device.name
+    assert device_type_of_cuda_name(other) is None
+    check_data_sheet(new_device)
+
+
+def test_the_first_change_makes_the_failing_command_work(
+    first_change: str,
+    new_device: DeviceType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (cluster,) = re.findall(r"<<'END'\n(.*?)END\n", first_change, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(cluster, encoding="utf-8")
+    (command,) = re.findall(r"^hetero (plan .*?)\n```", first_change, re.MULTILINE | re.DOTALL)
+    (message,) = re.findall(r"^hetero: /tmp/mine.yaml: (.*)$", first_change, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", " ").replace("/tmp/mine.yaml", str(tmp_path / "mine.yaml")))
+    monkeypatch.chdir(ROOT)
+
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"hetero: {tmp_path / 'mine.yaml'}: {message}\n"
+    monkeypatch.setitem(devices.DEVICE_TYPES, new_device.name, new_device)
+    assert main(words) == 0
+    assert "this rests on estimates (data sheet)" in capsys.readouterr().out

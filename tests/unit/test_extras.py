@@ -1,0 +1,116 @@
+"""The distribution asks for the packages that its code imports, and says which extra brings one that is missing."""
+
+import ast
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from hetero import extras
+from hetero.errors import ConfigError
+from hetero.extras import EXTRAS, exit_without, require
+
+ROOT = Path(__file__).parents[2]
+
+OWN = {"hetero", "megatron", "tests", "tools", "_typeshed"}
+"""Packages of the repository, though ``megatron.core`` is megatron-core's, and the one that only type checkers see."""
+
+CALLED = {"yaml": "pyyaml", "PIL": "pillow"}
+"""Distributions that are not called like the package that they bring."""
+
+ONLY_ASKED_FOR = {
+    "transformer-engine",  # megatron-core imports it
+    "tensorboard",  # torch imports it
+    "hypothesis", "import-linter", "mypy", "pytest-timeout", "ruff", "types-pyyaml",  # programs and plugins
+}  # fmt: skip
+"""Distributions that no line of the repository imports by itself, or not in the sources."""
+
+
+@pytest.fixture(scope="module")
+def asked_for() -> dict[str, set[str]]:
+    """The distributions that ``setup.py`` asks for, by extra; those without one under the empty name."""
+    found: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **given: found.update(given))
+        runpy.run_path(str(ROOT / "setup.py"))
+    wanted = {"": found["install_requires"], **found["extras_require"]}
+    return {extra: {canonicalize_name(Requirement(each).name) for each in each_of} for extra, each_of in wanted.items()}
+
+
+def modules_imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+
+
+def distributions_imported(*folders: str) -> set[str]:
+    """The distributions of other people that the Python files below ``folders`` import."""
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    names = {name for path in paths for name in modules_imported(path)}
+    others = {name.split(".")[0] for name in names} - OWN - set(sys.stdlib_module_names)
+    with_core = {"megatron-core"} if any(name.startswith("megatron.core") for name in names) else set()
+    return with_core | {CALLED.get(name, canonicalize_name(name)) for name in others}
+
+
+def test_every_package_that_the_sources_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
+    without_test = set().union(*(names for extra, names in asked_for.items() if extra != "test"))
+    assert distributions_imported("hetero", "megatron", "tools", "examples") == without_test - ONLY_ASKED_FOR
+
+
+def test_every_package_that_the_tests_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
+    # The first builds, the others come with pytest and matplotlib.
+    imported = distributions_imported("tests") - {"setuptools", "packaging", "pillow"}
+    assert imported <= asked_for[""] | asked_for["test"]
+
+
+def test_the_extra_for_tests_brings_what_is_tested(asked_for: dict[str, set[str]]) -> None:
+    """All of it but TransformerEngine, which is built for a GPU."""
+    assert set(EXTRAS) == set(asked_for) - {"", "test"}
+    for extra in set(EXTRAS) - {"transformer-engine"}:
+        assert asked_for[extra] <= asked_for["test"], extra
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_brings_the_modules_that_are_looked_for(extra: str, asked_for: dict[str, set[str]]) -> None:
+    names = {module.replace(".", "-").replace("_", "-") for module in EXTRAS[extra]}
+    assert names <= asked_for[extra]
+    assert names.isdisjoint(asked_for[""]), "what is always there is in no extra"
+
+
+def test_nothing_is_said_of_what_is_installed() -> None:
+    require("train", asked_by="--measure")
+    exit_without("train", program="pretrain_gpt.py")
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extra whose packages nobody has."""
+    monkeypatch.setattr(extras, "EXTRAS", {"train": ("torch", "no_such_package.core", "no_such_module")})
+
+
+@pytest.mark.usefixtures("without")
+def test_what_is_missing_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require("train", asked_by="--measure")
+    assert str(caught.value) == (
+        "--measure needs no_such_package.core, no_such_module, which are not installed; "
+        "run: pip install 'megatron-hetero[train]'"
+    )
+
+
+@pytest.mark.usefixtures("without")
+def test_a_program_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        exit_without("train", program="pretrain_gpt.py")
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("hetero: pretrain_gpt.py needs no_such_package.core, ")
+    assert said.count("\n") == 1

@@ -1,0 +1,160 @@
+"""Which flags go together: what is refused, and with which words."""
+
+import ast
+import inspect
+import re
+from types import ModuleType
+
+import pytest
+
+from hetero.errors import ConfigError
+from megatron.training.cli import derived, rules
+from megatron.training.cli.config import FLAGS
+from tests.helpers.flags import GROWING_DECAY, MOE, ROPE, SCALED, WSD, parse
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--tensor-model-parallel-size 1",
+        "--pipeline-model-parallel-size 2",
+        "--num-virtual-stages-per-pipeline-rank 2",
+        "--num-layers-per-virtual-pipeline-stage 1",
+        "--micro-batch-size 1",
+        "--sequence-parallel",
+        "--recompute-granularity full",
+        "--recompute-num-layers 1",
+        "--hetero-schedule gpipe",
+    ],
+)
+def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag} beside --hetero-plan plan.json: the plan states it"):
+        parse("--hetero-plan plan.json", flag, without="--micro-batch-size")
+    with pytest.raises(ConfigError, match=f"^{flag} beside --hetero-cluster c.yaml: the plan states it"):
+        parse("--hetero-cluster c.yaml", flag, without="--micro-batch-size")
+
+
+@pytest.mark.parametrize(
+    ("flags", "without", "message"),
+    [
+        # Missing.
+        ("", "--num-layers --lr", "required and missing: --num-layers, --lr"),
+        ("", "--micro-batch-size", "required and missing: --micro-batch-size (or --hetero-plan, --hetero-cluster or"),
+        ("", "--train-iters", "required and missing: --train-iters (or --train-samples)"),
+        ("", "--mock-data", "required and missing: --data-path (or --train-data-path, or --mock-data)"),
+        ("--weight-decay-incr-style linear --start-weight-decay 0.1", "", "needs both --start-weight-decay and --end"),
+        ("--lr-decay-style WSD", "", "--lr-decay-style WSD needs --lr-wsd-decay-iters"),
+        ("--lr-decay-style WSD --train-samples 80", "--train-iters", "needs --lr-wsd-decay-samples"),
+        ("--tokenizer-type HuggingFaceTokenizer", "", "needs --tokenizer-model"),
+        ("", "--vocab-size", "NullTokenizer needs --vocab-size"),
+        # Contradictions.
+        ("--train-samples 800", "", "--train-iters 100 and --train-samples 800 exclude each other"),
+        ("--lr-warmup-iters 1 --lr-warmup-fraction 0.1", "", "exclude each other"),
+        ("--train-samples 80 --lr-warmup-samples 8 --lr-warmup-fraction 0.1", "--train-iters", "exclude each other"),
+        ("--data-path a b", "", "--mock-data and --data-path a b exclude each other"),
+        ("--train-data-path a", "", "--mock-data and --train-data-path a exclude each other"),
+        ("--data-path a --valid-data-path b", "--mock-data", "exclude each other"),
+        ("--position-embedding-type learned_absolute --use-rotary-position-embeddings", "", "exclude each other"),
+        ("--lr-decay-samples 80", "", "--lr-decay-samples 80 beside --train-iters 100: use --lr-decay-iters"),
+        ("--lr-warmup-iters 1 --train-samples 80", "--train-iters", "use --lr-warmup-samples with --train-samples"),
+        ("--hetero-plan auto", "--micro-batch-size", "--hetero-plan auto: plans for a cluster, so add"),
+        (
+            "--hetero-emulate c --distributed-backend nccl",
+            "--micro-batch-size",
+            "--distributed-backend nccl beside --hetero-emulate: the CPU computes; leave the backend out",
+        ),
+        (
+            "--hetero-emulate c --hetero-cluster c",
+            "--micro-batch-size",
+            "--hetero-cluster c and --hetero-emulate c exclude each other",
+        ),
+        (
+            "--hetero-emulate-time-scale 2",
+            "",
+            "--hetero-emulate-time-scale 2.0 has no effect without --hetero-emulate: add that",
+        ),
+        (
+            "--hetero-cluster c --hetero-plan-time-limit 900",
+            "--micro-batch-size",
+            "lower the first or raise the second",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 1",
+            "",
+            "--num-virtual-stages-per-pipeline-rank 2 and --num-layers-per-virtual-pipeline-stage 1 exclude each other",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",
+            "",
+            "--num-layers-per-virtual-pipeline-stage 3 x --pipeline-model-parallel-size 2 does not divide "
+            "--num-layers 4: change one, or give an uneven plan with --hetero-plan",
+        ),
+        ("--bf16 --fp16", "", "--bf16 and --fp16 exclude each other"),
+        ("--fp16 --loss-scale 8 --hysteresis 1", "", "--loss-scale 8.0 and --hysteresis 1 exclude each other"),
+        ("--fp16 --initial-loss-scale 2 --min-loss-scale 4", "", "--min-loss-scale 4.0 is above --initial-loss-scale"),
+        # No effect.
+        ("--bf16 --loss-scale 8", "", "--loss-scale 8.0 has no effect without --fp16"),
+        ("--recompute-num-layers 2", "", "has no effect without --recompute-granularity full"),
+        ("--overlap-param-gather", "", "has no effect without --use-distributed-optimizer"),
+        ("--hetero-cluster c --overlap-param-gather", "--micro-batch-size", "without --use-distributed-optimizer"),
+        ("--save-interval 5", "", "--save-interval 5 has no effect without --save"),
+        ("--finetune", "", "--finetune has no effect without --load"),
+        ("--eval-interval 5", "", "--eval-interval 5 has no effect without --eval-iters above 0"),
+        ("--hetero-plan-out p.json", "", "--hetero-plan-out p.json has no effect without a cluster and no plan"),
+        ("--hetero-cluster c --hetero-plan p --hetero-data-sheets", "--micro-batch-size", "has no effect without"),
+        ("--num-query-groups 2", "", "--num-query-groups 2 has no effect without --group-query-attention"),
+        ("--rotary-base 10000", "", "has no effect without --position-embedding-type rope"),
+        ("--moe-router-topk 2", "", "--moe-router-topk 2 has no effect without --num-experts"),
+        (f"{MOE} --moe-router-load-balancing-type none", "", "without --moe-router-load-balancing-type aux_loss"),
+        ("--lr-wsd-decay-iters 10", "", "has no effect without --lr-decay-style WSD"),
+        ("--start-weight-decay 0.1", "", "has no effect without --weight-decay-incr-style linear or cosine"),
+        (f"{GROWING_DECAY} --weight-decay 0.1", "", "--weight-decay 0.1 has no effect"),
+        ("--data-path a --tokenizer-model t", "--mock-data", "--tokenizer-model t has no effect"),
+        ("--split 1", "", "--split 1 has no effect without --data-path"),
+        ("--data-cache-path c", "", "--data-cache-path c has no effect without --data-path"),
+        # Numbers that do not fit one another.
+        ("--num-attention-heads 5", "", "--num-attention-heads 5 does not divide --hidden-size 48"),
+        ("--group-query-attention --num-query-groups 4", "", "--num-query-groups 4 does not divide"),
+        ("--position-embedding-type rope --rotary-percent 0.4", "", "rotates 3 channels"),
+        ("--use-rope-scaling", "", "has no effect without --position-embedding-type rope"),
+        (f"{ROPE} --rope-scaling-factor 32", "", "has no effect without --use-rope-scaling"),
+        (f"{SCALED} --rotary-seq-len-interpolation-factor 4", "", "exclude each other"),
+        (f"{SCALED} --rope-scaling-factor 0.5", "", "'0.5' is not a number of at least 1"),
+        (f"{SCALED} --hetero-rope-low-freq-factor 4", "", "4.0 is not below --hetero-rope-high-freq-factor 4.0"),
+        ("--hetero-add-proj-bias", "", "has no effect without --disable-bias-linear"),
+        ("--hidden-size 12 --swiglu", "", "--hidden-size 12 with --swiglu"),
+        ("--seq-length 65", "", "--max-position-embeddings 64 is below --seq-length 65"),
+        ("--num-experts 4", "", "add --disable-bias-linear"),
+        (f"{MOE} --moe-router-topk 5", "", "--moe-router-topk 5 exceeds --num-experts 4"),
+        ("--min-lr 0.1", "", "--min-lr 0.1 is above --lr 0.01"),
+        ("--lr-warmup-init 0.1", "", "--lr-warmup-init 0.1 is above --lr 0.01"),
+        ("--lr-warmup-iters 100", "", "the warmup of 100 steps does not end before"),
+        ("--lr-warmup-iters 50 --lr-decay-iters 50", "", "lower --lr-warmup-iters"),
+        (f"{WSD} --lr-warmup-iters 91", "", "do not fit into the 100 steps"),
+        (f"{WSD} --lr-warmup-fraction 0.91", "", "do not fit into the 100 steps"),
+        (f"{GROWING_DECAY} --end-weight-decay 0.05", "", "is below --start-weight-decay 0.1"),
+        (
+            "--train-samples 81",
+            "--train-iters",
+            "is no multiple of --global-batch-size 8: round it, for instance to 88",
+        ),
+        ("--train-samples 80 --lr-decay-samples 9", "--train-iters", "--lr-decay-samples 9 is no multiple"),
+        ("--micro-batch-size 3", "", "--global-batch-size 8 is no multiple of --micro-batch-size 3"),
+    ],
+)
+def test_refused(flags: str, without: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(flags, without=without)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("module", [rules, derived])
+def test_rules_name_flags_that_exist(module: ModuleType) -> None:
+    strings = {
+        node.value
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    named = {text for text in strings if re.fullmatch(r"--[a-z0-9-]+", text)}
+    assert len(named) > 20
+    assert named <= {name for flag in FLAGS for name in flag.names}
