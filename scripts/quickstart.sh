@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From nothing but Python and a shell to a model trained under an uneven plan, and the proof that it is right.
 #
-#   bash scripts/quickstart.sh [TRAIN_STEPS]
+#   bash scripts/quickstart.sh [TRAIN_STEPS [RACE_STEPS]]
 #
 # Four CPU processes share a small Llama-style model unequally: two replicas of different depth, unequal layers,
 # tensor parallelism and microbatches. The text is the source of the installed Python standard library. Then they
@@ -10,6 +10,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 steps="${1:-100}"
+race_steps="${2:-6}"
 prepare_environment '[train]'
 
 run=runs/quickstart
@@ -60,6 +61,6 @@ echo "== both plans run at that cluster's pace, on this machine and on the same 
     --num-layers 12 --hidden-size 1024 --num-attention-heads 16 --attention-dropout 0 --hidden-dropout 0 \
     --seq-length 2048 --max-position-embeddings 2048 --vocab-size 50257 \
     --data-path "$run/stdlib_text_document" --tokenizer-type ByteLevelTokenizer \
-    --global-batch-size 32 --train-iters 6 --num-workers 0 --lr 3e-3 --seed 7
+    --global-batch-size 32 --train-iters "$race_steps" --num-workers 0 --lr 3e-3 --seed 7
 
 echo "== done. Look at $run/race.html, or change the plan and run again:  hetero show $run/plan.json"

@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
-# All checks on a fresh machine: lint, types, unit, distributed and end-to-end tests.
+# All checks on a fresh machine: lint, types, unit, distributed and end-to-end tests. docs/testing.md says how they work.
 #
-#   bash scripts/test.sh            everything
-#   bash scripts/test.sh --fast     without the tests marked slow, in under three minutes
+#   bash scripts/test.sh                     of the cases that rotate, those whose turn it is; all others
+#   bash scripts/test.sh --fast              without the tests marked slow, in under three minutes
+#   bash scripts/test.sh --all               every case
+#   bash scripts/test.sh --rotation 7        the cases of another run again
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 
-select=()
-case "${1:-}" in
-    '') ;;
-    --fast) select=(-m 'not slow') ;;
-    *) echo "usage: bash scripts/test.sh [--fast]" >&2; exit 2 ;;
-esac
+chosen='' options=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --fast) chosen='and not slow' ;;
+        --all) options+=(--all) ;;
+        --rotation) options+=(--rotation "${2:?--rotation needs a number}"); shift ;;
+        *) echo "usage: bash scripts/test.sh [--fast | --all] [--rotation N]" >&2; exit 2 ;;
+    esac
+    shift
+done
 prepare_environment '[test]'
 
 echo "== lint and types"
@@ -21,7 +27,11 @@ echo "== lint and types"
 .venv/bin/lint-imports
 .venv/bin/mypy
 
-echo "== tests"
 # Ranks compute on one thread each; more would only get in each other's way.
 export OMP_NUM_THREADS=1
-"$python" -m pytest "${select[@]}"
+failed=0
+echo "== tests, two files at a time"
+"$python" -m pytest --numprocesses 2 --dist loadfile "${options[@]}" -m "not alone $chosen" || failed=1
+echo "== tests that compare times, one after the other"
+"$python" -m pytest "${options[@]}" -m "alone $chosen" || failed=1
+exit "$failed"

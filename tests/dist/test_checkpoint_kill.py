@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hetero.checkpoint.folder import latest_step, published_steps
 from hetero.checkpoint.reader import load_checkpoint
 from hetero.checkpoint.writer import CheckpointWriter
+from tests.helpers.rank_pool import fork_server
 from tests.helpers.checkpoints import assert_filled, make_slices, plan_of, save_alone, state_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
@@ -28,8 +29,7 @@ FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmd
 
 
 def test_the_last_published_checkpoint_always_loads(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.helpers.preload"])
+    context = fork_server()
     receive, send = context.Pipe(duplex=False)
     nursery = context.Process(target=kill_again_and_again, args=(tmp_path, send))
     nursery.start()

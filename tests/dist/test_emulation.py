@@ -28,7 +28,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
 from tests.helpers.training import ADAM, data_of, one_process
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.timeout(120)]
 
 BLOCK_S = (0.02, 0.04)
 """Forward and backward of a layer for one sample: far above what this machine needs for the small one."""

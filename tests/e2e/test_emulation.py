@@ -1,21 +1,19 @@
 """An emulated cluster as users meet it: the launch, the measured plan, and plans that race."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hetero.cli import main
 from hetero.serialization import save
-from tests.helpers.commands import MODEL, ROOT, command_line, launched
+from tests.helpers.commands import MODEL, command_line
+from tests.helpers.forked_launch import forked
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import profile
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(240)]
 
 CLUSTER = """
 node_types:
@@ -59,7 +57,7 @@ def test_the_launch_script_of_a_cluster_runs_on_one_machine(folder: Path) -> Non
         save=str(folder / "out"),
         save_interval="2",
     )
-    run = launched(2, argv)
+    run = forked(2, argv)
     assert run.returncode == 0, run.stderr
     assert len(re.findall(r"valid loss", run.stdout)) == 3
     assert [path.name for path in (folder / "out").iterdir()] == ["emulated"]
@@ -70,7 +68,7 @@ def test_the_launch_script_of_a_cluster_runs_on_one_machine(folder: Path) -> Non
 
 
 def test_a_launch_of_other_ranks_than_the_cluster_has(folder: Path) -> None:
-    run = launched(1, emulated(folder))
+    run = forked(1, emulated(folder))
     assert run.returncode != 0
     assert "it describes 2 devices, the launch has 1 ranks; start one process per device" in run.stderr
 
@@ -78,7 +76,7 @@ def test_a_launch_of_other_ranks_than_the_cluster_has(folder: Path) -> None:
 def test_out_of_memory_names_rank_device_and_what_it_needs(folder: Path) -> None:
     text = CLUSTER.replace("device: V100-16,", "device: V100-16, memory_gib: 1,")
     (folder / "cluster.yaml").write_text(text)
-    run = launched(2, emulated(folder, hetero_plan=str(folder / "uneven.json"), hetero_emulate_time_scale="2"))
+    run = forked(2, emulated(folder, hetero_plan=str(folder / "uneven.json"), hetero_emulate_time_scale="2"))
     assert run.returncode != 0
     said = "hetero: rank 1 (replica 0 stage 1, V100-16): out of memory in the forward of microbatch 0: it needs"
     assert said in run.stderr
@@ -117,7 +115,7 @@ def test_flags_of_a_measurement_that_is_not_asked_for(
 def test_a_device_without_a_profile_is_told_on_all_ranks(folder: Path) -> None:
     (folder / "cluster.yaml").write_text(CLUSTER.replace("V100-16", "H100"))
     (folder / "uneven.json").write_text((folder / "uneven.json").read_text().replace("V100-16", "H100"))
-    run = launched(2, emulated(folder, hetero_plan=str(folder / "uneven.json")))
+    run = forked(2, emulated(folder, hetero_plan=str(folder / "uneven.json")))
     assert run.returncode != 0
     assert run.stderr.count("hetero: ") == 1
     assert "H100" in run.stderr
@@ -125,17 +123,9 @@ def test_a_device_without_a_profile_is_told_on_all_ranks(folder: Path) -> None:
 
 def test_plans_race(folder: Path) -> None:
     flags = emulated(folder, hetero_emulate_time_scale="2")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["tools/race_plans.py", "--plans", str(folder / "uneven.json"), str(folder / "even.json")]
-    done = subprocess.run(
-        [*command, "--report", str(folder / "race.html"), *flags],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    plans = [str(folder / "uneven.json"), str(folder / "even.json")]
+    command = ["--plans", *plans, "--report", str(folder / "race.html"), *flags]
+    done = forked(2, command, script="tools/race_plans.py")
     assert done.returncode == 0, done.stdout + done.stderr
     ratio = re.search(r"│ even .*?([\d.]+)x", done.stdout)
     assert ratio is not None

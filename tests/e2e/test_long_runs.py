@@ -12,7 +12,8 @@ import pytest
 
 from hetero.checkpoint.folder import published_steps
 from hetero.serialization import save
-from tests.helpers.commands import WORLD_SIZE, Finished, command_line, good_plan, launch, launched
+from tests.helpers.commands import WORLD_SIZE, Finished, command_line, good_plan, launch
+from tests.helpers.forked_launch import forked
 from tests.helpers.plans import sharded
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,7 +37,7 @@ def test_stopped_and_continued_under_another_plan(tmp_path: Path) -> None:
     common = {"train_iters": STEPS, "eval_iters": "2", "eval_interval": "2", "use_distributed_optimizer": ""}
     uniform = {"micro_batch_size": "1", "pipeline_model_parallel_size": "2", **common}
     folder = {"save": str(tmp_path / "out"), "load": str(tmp_path / "out")}
-    first = launched(
+    first = forked(
         WORLD_SIZE,
         command_line(
             hetero_plan=str(tmp_path / "plan.json"),
@@ -52,10 +53,10 @@ def test_stopped_and_continued_under_another_plan(tmp_path: Path) -> None:
     assert "no checkpoint yet, training starts from --seed" in first.stdout
     assert "stopped after step 4 of 6" in first.stdout
     assert published_steps(tmp_path / "out") == [4]
-    second = launched(2, command_line(**uniform, **folder))
+    second = forked(2, command_line(**uniform, **folder))
     assert second.returncode == 0, second.stderr
     assert "training goes on after step 4" in second.stdout
-    alone = launched(2, command_line(**uniform))
+    alone = forked(2, command_line(**uniform))
     assert alone.returncode == 0, alone.stderr
     assert losses(first) | losses(second) == pytest.approx(losses(alone), abs=2e-5)
     assert valid_losses(first) | valid_losses(second) == pytest.approx(valid_losses(alone), abs=2e-5)
@@ -87,7 +88,7 @@ def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
     assert process.returncode == 0, stderr
     (stopped,) = re.findall(r"stopped after step (\d+) of 100000", stdout)
     assert published_steps(tmp_path / "out") == [int(stopped)]
-    again = launched(2, [*argv, "--exit-interval", str(int(stopped) + 1)])
+    again = forked(2, [*argv, "--exit-interval", str(int(stopped) + 1)])
     assert f"training goes on after step {stopped}" in again.stdout, again.stderr
     assert again.returncode == 0
 

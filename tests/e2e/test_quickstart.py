@@ -10,10 +10,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_quickstart() -> None:
     done = subprocess.run(
-        ["bash", "scripts/quickstart.sh", "20"], cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
+        ["bash", "scripts/quickstart.sh", "20", "3"], cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"^step .*\| loss ([\d.]+) ", done.stdout, re.MULTILINE)]

@@ -15,7 +15,6 @@ import functools
 import itertools
 import multiprocessing
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -30,22 +29,34 @@ from typing import Any, Literal
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.forked_launch import run_script, say_into_files
+from tests.helpers.rank_pool import fork_server
+
 WORLD_SIZE = 4
 VICTIMS = {"first": 0, "middle": 1, "last": 2, "idle": 3}
 Fault = Literal["kill", "stop", "exit 1", "out of memory"]
 FAULTS: tuple[Fault, ...] = ("kill", "stop", "exit 1", "out of memory")
 
-HEARTBEAT_S, ARRIVE_S = 10.0, 30.0
-ROLL_CALL_S, BEAT_S = 5.0, 1.0
 SLACK_S = 8.0
 """For processes to end, on two cores that run several cases."""
 
-LIMIT_S = HEARTBEAT_S + 2 * ROLL_CALL_S + 3 * BEAT_S
-"""What the run promises after a fault: silence, the roll call, and the main thread's time to end by itself."""
-
 _PR_SET_CHILD_SUBREAPER = 36
 _GIVE_UP_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the ranks of a run wait for one another, in seconds; roll call and beat are by default as shipped."""
+
+    heartbeat_s: float = 10.0
+    arrive_s: float = 30.0
+    roll_call_s: float = 5.0
+    beat_s: float = 1.0
+
+    @property
+    def limit_s(self) -> float:
+        """What the run promises after a fault: silence, the roll call, and the main thread's time to end by itself."""
+        return self.heartbeat_s + 2 * self.roll_call_s + 3 * self.beat_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class Case:
     fault: Fault
     victim: str
     store_in_rank_0: bool = False
+    patience: Patience = Patience()
 
     @property
     def rank(self) -> int:
@@ -122,7 +134,7 @@ class Outcome:
         if not self.happened:
             return [f"the fault never came: {self.stderr}"]
         arrives = PHASES[case.phase].arrives
-        limit_s = LIMIT_S + SLACK_S + (0 if arrives else ARRIVE_S)
+        limit_s = case.patience.limit_s + SLACK_S + (0 if arrives else case.patience.arrive_s)
         if self.last_end_s > limit_s:
             found.append(f"a survivor ended after {self.last_end_s:.0f} s, the limit is {limit_s:.0f} s")
         names = [f"rank {case.rank} "]
@@ -154,8 +166,7 @@ class Outcome:
 
 def run_case(case: Case, base: Path) -> Outcome:
     """Run ``case``; ``base`` is the folder of a checkpoint to start from, see :func:`make_base`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.helpers.preload"])
+    context = fork_server()
     receive, send = context.Pipe(duplex=False)
     launcher = context.Process(target=_launcher_main, args=(case, base, send))
     launcher.start()
@@ -268,20 +279,12 @@ def _left_behind(folder: Path) -> tuple[str, ...]:
 
 
 def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
-    """The script, as a launcher starts it."""
-    for name, stream in (("stdout", 1), ("stderr", 2)):
-        with (folder / f"{name}-{rank}").open("w") as file:
-            os.dup2(file.fileno(), stream)
+    """The script, with a fault in the rank that is the victim."""
+    say_into_files(folder, rank)
     port = folder / "port"
     while not port.exists():
         time.sleep(0.02)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.read_text()}
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": str(not case.store_in_rank_0), "GLOO_SOCKET_IFNAME": "lo"}
-    os.chdir(ROOT)
-    sys.argv = ["pretrain_gpt.py", *_flags(case, base, folder)]
-    # Ranks that the fork server starts ignore Ctrl-C; a launcher's do not.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _wait_for_others_as(case.patience)
     if case.phase in PHASES and rank == case.rank:
         suffer = functools.partial(_suffer, case.fault, folder / "happened")
         phase = PHASES[case.phase]
@@ -292,7 +295,23 @@ def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
             _interrupt("hetero.runtime.trainer", "Trainer.compute_gradients", 2, suffer)
         else:
             _interrupt(phase.module, phase.function, phase.number, suffer)
-    runpy.run_path("pretrain_gpt.py", run_name="__main__")
+    run_script(
+        "pretrain_gpt.py",
+        _flags(case, base, folder),
+        rank=rank,
+        world_size=WORLD_SIZE,
+        port=int(port.read_text()),
+        store_in_rank_0=case.store_in_rank_0,
+    )
+
+
+def _wait_for_others_as(patience: Patience) -> None:
+    """What no flag says."""
+    from megatron.training import launch  # noqa: PLC0415
+
+    launch.FailureDetectorOptions = functools.partial(  # type: ignore[misc]
+        launch.FailureDetectorOptions, roll_call_s=patience.roll_call_s, beat_s=patience.beat_s
+    )
 
 
 def _flags(case: Case, base: Path, folder: Path) -> list[str]:
@@ -302,7 +321,8 @@ def _flags(case: Case, base: Path, folder: Path) -> list[str]:
         *("--num-workers", "2", "--train-iters", "6", "--save-interval", "2", "--eval-iters", "1"),
         *("--eval-interval", "2", "--save", str(base if begins else folder / "saved")),
         *(("--exit-interval", "2") if begins else ("--load", str(base))),
-        *("--hetero-heartbeat-timeout", str(HEARTBEAT_S), "--distributed-timeout-minutes", str(ARRIVE_S / 60)),
+        *("--hetero-heartbeat-timeout", str(case.patience.heartbeat_s)),
+        *("--distributed-timeout-minutes", str(case.patience.arrive_s / 60)),
     ]
 
 
@@ -379,9 +399,11 @@ def main() -> int:
         codes = " ".join("hung" if code is None else str(code) for code in outcome.exit_codes)
         verdict = "; ".join(problems) or "ok"
         print(f"{outcome.case!s:36} last end {outcome.last_end_s:5.1f} s, exit codes {codes:12} {verdict}", flush=True)
+    patience = Patience()
     print(
         f"{len(cases)} cases, {failed} failed. The last survivor ended {longest[True]:.1f} s after the fault, promised "
-        f"are {LIMIT_S:g} s; {longest[False]:.1f} s where a rank never arrived, promised are {LIMIT_S + ARRIVE_S:g} s"
+        f"are {patience.limit_s:g} s; {longest[False]:.1f} s where a rank never arrived, promised are "
+        f"{patience.limit_s + patience.arrive_s:g} s"
     )
     return min(failed, 1)
 

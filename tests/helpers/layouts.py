@@ -357,7 +357,7 @@ def layouts() -> Iterator[tuple[str, str, Plan]]:
 
 
 def with_delays(whole: Plan, delays: Sequence[int | None]) -> Plan:
-    """``whole`` with split backwards: every stage that does not recompute all gets a delay, by its place in the replica."""
+    """``whole`` with split backwards: stages get delays in turn, unless they recompute all."""
     replicas = [
         dataclasses.replace(
             each,

@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +49,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
-        self._folder = os.getcwd()
+        self._folder = Path.cwd()
         self._path = list(sys.path)
         self._filters = list(warnings.filters)
         self._handlers = _signal_handlers()
@@ -97,7 +98,7 @@ class ProcessState:
         for number, handler in _signal_handlers().items():
             if handler != self._handlers[number]:
                 yield f"handler of signal {number}"
-        num_files = len(os.listdir("/proc/self/fd"))
+        num_files = len(list(Path("/proc/self/fd").iterdir()))
         if num_files > MOST_FILES:
             yield f"{num_files} open files"
 

@@ -130,7 +130,7 @@ def train(
         if trace is not None:
             trace.losses.append(result.loss)
             trace.grad_norms.append(result.grad_norm)
-            trace.weights.append({n: t.double().numpy() for n, t in session.weights().items()})
+            trace.weights.append({n: t.double().numpy().copy() for n, t in session.weights().items()})
             trace.optimizer_bytes = trainer.optimizer.state_bytes()
     return trace
 
