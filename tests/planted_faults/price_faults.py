@@ -76,7 +76,7 @@ PRICE_FAULTS = (
         file="hetero/cost/simulation/gradient_ready.py",
         find="(embedding_s + (whole",
         replace="((whole",
-        hints=("tests/unit/cost/test_steady_state.py",),
+        hints=("tests/unit/cost/test_gradient_ready.py",),
     ),
     Fault(
         name="waiting for a neighbour to send counts as exposed communication",
@@ -101,7 +101,7 @@ PRICE_FAULTS = (
         file="hetero/planner/depths.py",
         find="starts[-1] + seconds + 2 * transfer)",
         replace="starts[-1] + seconds + transfer)",
-        hints=("tests/unit/planner/test_solver.py",),
+        hints=("tests/unit/planner/test_depths.py",),
     ),
     Fault(
         name="a tied head beside its embedding sums the same gradient twice",
@@ -131,7 +131,7 @@ PRICE_FAULTS = (
     Fault(
         name="emulated messages have no latency",
         kind="unit",
-        file="hetero/emulation/link_model.py",
+        file="hetero/emulation/cluster/link_model.py",
         find="seconds=busy_s + link.latency_us / US_PER_S",
         replace="seconds=busy_s",
         hints=("tests/dist/test_emulation.py",),
@@ -139,7 +139,7 @@ PRICE_FAULTS = (
     Fault(
         name="emulated wires carry everything at once",
         kind="wrong account",
-        file="hetero/emulation/shared_timetable.py",
+        file="hetero/emulation/cluster/shared_timetable.py",
         find="= start_s + busy_s",
         replace="= start_s",
         hints=("tests/unit/emulation/test_shared_timetable.py",),
@@ -147,7 +147,7 @@ PRICE_FAULTS = (
     Fault(
         name="a forward that waited for weights has the layers before them still to run",
         kind="swapped direction",
-        file="hetero/emulation/timing.py",
+        file="hetero/emulation/cluster/timing.py",
         find="left = 1.0 - share_of_forward(",
         replace="left = share_of_forward(",
         hints=("tests/dist/test_emulation.py",),
@@ -155,7 +155,7 @@ PRICE_FAULTS = (
     Fault(
         name="an emulated device forgets what waits for its W",
         kind="memory formula",
-        file="hetero/emulation/device_memory.py",
+        file="hetero/emulation/cluster/device_memory.py",
         find="        if deferred:\n",
         replace="        if deferred and inputs:\n",
         hints=("tests/unit/emulation/test_device_memory.py",),

@@ -150,7 +150,7 @@ RUNTIME_FAULTS = (
         file="hetero/runtime/trainer.py",
         find="aux_loss_scale=self.scaler.scale if self.scaler is not None else 1.0",
         replace="aux_loss_scale=1.0",
-        hints=("tests/dist/test_mixed_precision.py",),
+        hints=("tests/dist/test_auxiliary_loss.py",),
     ),
     Fault(
         name="the auxiliary loss of experts is a mean over the replica's samples",
@@ -158,7 +158,7 @@ RUNTIME_FAULTS = (
         file="hetero/runtime/executor.py",
         find="work.stage.micro_batch_size / plan.global_batch_size",
         replace="work.stage.micro_batch_size / plan.replicas[work.placement.replica].num_samples",
-        hints=("tests/dist/test_layouts.py",),
+        hints=("tests/dist/test_auxiliary_loss.py",),
     ),
     Fault(
         name="after an evaluation training goes on without dropout",
@@ -216,6 +216,6 @@ RUNTIME_FAULTS = (
         file="hetero/runtime/stage.py",
         find="real = model.vocab_size - tp_rank * rows",
         replace="real = model.vocab_size - tp_rank * rows if tp_rank == tp - 1 else rows",
-        hints=("tests/dist/test_layouts.py",),
+        hints=("tests/dist/test_vocabulary_padding.py",),
     ),
 )

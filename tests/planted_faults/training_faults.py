@@ -92,14 +92,14 @@ TRAINING_FAULTS = (
         file="megatron/training/training.py",
         find="betas=(config.adam_beta1, config.adam_beta2),",
         replace="betas=(config.adam_beta1, 0.999),",
-        hints=("tests/unit/training/test_launch.py", "tests/e2e/test_pretrain.py"),
+        hints=("tests/unit/training/test_optimizer_settings.py",),
     ),
     Fault(
         name="weight decay reaches its end with the learning rate",
         kind="wrong divisor",
-        file="megatron/training/schedules.py",
+        file="megatron/training/param_scheduler.py",
         find="wd_incr_steps=train_iters,",
         replace="wd_incr_steps=decay_iters,",
-        hints=("tests/dist/test_optimizer.py", "tests/e2e/test_pretrain.py"),
+        hints=("tests/unit/training/test_optimizer_settings.py",),
     ),
 )

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hetero.runtime.optimizer import AdamOptions
-from megatron.training.schedules import build_scheduler
+from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import adam_options
-from tests.unit.training.test_arguments import parse
+from tests.helpers.flags import parse
 
 
 def test_adam_gets_every_flag() -> None:
