@@ -8,11 +8,11 @@ Four A100 with 40 GB in one node and four V100 with 16 GB in another; `hetero pl
 import sys
 from pathlib import Path
 
-from hetero.cost.layers.latency import CostModel
-from hetero.data import shipped_links, shipped_profiles
-from hetero.planner.baselines import best_uniform
+from hetero.data import shipped_links
+from hetero.data.cost_models import model_costs
+from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
-from hetero.planner.solver import plan_cluster
+from hetero.planner.reference.yardsticks import best_uniform
 from hetero.report.tables import plan_picture, result_lines
 from hetero.serialization import save
 from hetero.spec.cluster import ClusterSpec, Link, Links
@@ -32,7 +32,7 @@ cluster = ClusterSpec(
 
 # What a layer costs on a device: measured profiles that ship with the package, by model shape and device type.
 model = load_model(PRESETS / "models/gpt-200m.yaml")
-costs = CostModel(model=model, seq_length=2048, precision="fp32", profiles=shipped_profiles())
+costs = model_costs(model, seq_length=2048, precision="fp32")
 
 problem = Problem(cluster=cluster, costs=costs, global_batch_size=64, time_limit_s=5)
 result = plan_cluster(problem)

@@ -12,17 +12,16 @@ from hetero.commands.measure import add_measure, check_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.capacity import memory_error
-from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import model_costs, plan_costs
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
-from hetero.planner.baselines import Yardstick, best_uniform, yardsticks
+from hetero.planner.cover.search import SearchProgress
+from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
-from hetero.planner.search import Progress
-from hetero.planner.solver import PlanResult, plan_cluster
+from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.report.content import Execution, Report
 from hetero.report.measurement import measurement_lines, measurement_table
 from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
@@ -30,7 +29,6 @@ from hetero.report.trace import chrome_trace
 from hetero.serialization import check_can_be_written, load, save
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model
-from hetero.spec.profile import Profile, ProfileStore
 from hetero.units import BYTES_OF_PRECISION
 
 
@@ -93,21 +91,17 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _profiles(args: argparse.Namespace) -> ProfileStore:
-    return shipped_profiles().plus([load(Profile, path) for path in args.profile])
-
-
 def _plan(args: argparse.Namespace) -> int:
     wanted = outputs(args, compares=True)
     for flag, path in (("--out", args.out), ("--uniform-out", args.uniform_out)):
         if path is not None:
             check_can_be_written(path, asked_by=flag)
     model = load_model(args.model)
-    costs = CostModel(
-        model=model,
+    costs = model_costs(
+        model,
         seq_length=model.max_position_embeddings if args.seq_length is None else args.seq_length,
         precision=args.precision,
-        profiles=_profiles(args),
+        profiles=args.profile,
         data_sheets=args.data_sheets,
     )
     problem = Problem(
@@ -188,7 +182,7 @@ def _with_progress(problem: Problem) -> PlanResult:
         return plan_cluster(problem)
     with Status("looking at replica templates ...", console=watched) as status:
 
-        def report(progress: Progress) -> None:
+        def report(progress: SearchProgress) -> None:
             status.update(
                 f"{progress.elapsed_s:.0f} s: best {progress.best_s:.4g} s per step, "
                 f"none below {progress.bound_s:.4g} s"
@@ -205,13 +199,7 @@ def _simulate(args: argparse.Namespace) -> int:
     plan = legal_plan(args.plan)
     cluster = load(ClusterSpec, args.cluster)
     check_plan_on_cluster(plan, cluster)
-    costs = CostModel(
-        model=plan.model,
-        seq_length=plan.seq_length,
-        precision=plan.precision,
-        profiles=_profiles(args),
-        data_sheets=args.data_sheets,
-    )
+    costs = plan_costs(plan, profiles=args.profile, data_sheets=args.data_sheets)
     simulation = simulate(plan, cluster, costs)
     memory = plan_memory(plan, costs)
     too_large = memory_error(plan, cluster, costs, memory)

@@ -111,15 +111,12 @@ def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> It
     replica = plan.replicas[r]
     held = {s: replica.stages[s] for s in shortage.stages}
 
-    def with_stages(stages: Sequence[Stage]) -> Plan:
-        changed = dataclasses.replace(replica, stages=tuple(stages))
-        return dataclasses.replace(plan, replicas=(*plan.replicas[:r], changed, *plan.replicas[r + 1 :]))
-
     def with_each(**fields: Sequence[Any]) -> Plan:
         """With these values of these fields in the stages of the devices."""
-        values = [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
-        changed = {s: dataclasses.replace(held[s], **of_stage) for s, of_stage in zip(held, values, strict=True)}
-        return with_stages([changed.get(s, stage) for s, stage in enumerate(replica.stages)])
+        changed = replica
+        for s, row in zip(held, zip(*fields.values(), strict=True), strict=True):
+            changed = changed.with_stage(s, **dict(zip(fields, row, strict=True)))
+        return plan.with_replica(r, changed)
 
     if not plan.distributed_optimizer:
         yield "distributed_optimizer true in the plan", dataclasses.replace(plan, distributed_optimizer=True)
@@ -129,7 +126,7 @@ def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> It
         in_turns = dataclasses.replace(replica, schedule=BY_DEPTHS)
         yield (
             f"schedule {BY_DEPTHS}",
-            dataclasses.replace(plan, replicas=(*plan.replicas[:r], in_turns, *plan.replicas[r + 1 :])),
+            plan.with_replica(r, in_turns),
         )
     shallower = [
         (depths, with_each(in_flight=depths))
@@ -142,11 +139,12 @@ def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> It
     if any(stage.recompute == "none" for stage in held.values()):
         more = [stage.recompute if stage.recompute == "full" else "selective" for stage in held.values()]
         yield "recompute selective", with_each(recompute=more)
-    smaller = replica.stages
-    while all(each.micro_batch_size % 2 == 0 for each in smaller):
-        smaller = tuple(dataclasses.replace(each, micro_batch_size=each.micro_batch_size // 2) for each in smaller)
-        others = ", and as much less in the other stages" if len(smaller) > len(held) else ""
-        yield f"micro_batch_size {smaller[shortage.stages[0]].micro_batch_size}{others}", with_stages(smaller)
+    smaller = replica
+    while all(each.micro_batch_size % 2 == 0 for each in smaller.stages):
+        smaller = smaller.with_each_stage(micro_batch_size=[each.micro_batch_size // 2 for each in smaller.stages])
+        others = ", and as much less in the other stages" if len(smaller.stages) > len(held) else ""
+        size = smaller.stages[shortage.stages[0]].micro_batch_size
+        yield f"micro_batch_size {size}{others}", plan.with_replica(r, smaller)
     if any(stage.recompute != "full" or stage.recompute_num_layers is not None for stage in held.values()):
         none = [None] * len(held)
         full = with_each(recompute=["full"] * len(held), recompute_num_layers=none, wgrad_delay=none)

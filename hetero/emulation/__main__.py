@@ -12,14 +12,13 @@ from pathlib import Path
 # The processor computes, also on a host with GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+from hetero.data.cost_models import plan_costs
 from hetero.runtime import cpu_backend
 
 # Before megatron.core is imported by anyone.
 cpu_backend.install()
 
-from hetero.cost.layers.latency import CostModel  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
-from hetero.data import shipped_profiles  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
 from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.errors import HeteroError  # noqa: E402
@@ -28,7 +27,6 @@ from hetero.plan.validate import validate  # noqa: E402
 from hetero.runtime.options import DataParallelOptions  # noqa: E402
 from hetero.serialization import load, save  # noqa: E402
 from hetero.spec.cluster import ClusterSpec  # noqa: E402
-from hetero.spec.profile import Profile  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,13 +56,7 @@ def _emulated(args: argparse.Namespace) -> EmulatedLaunch:
     return EmulatedLaunch(
         plan=plan,
         cluster=load(ClusterSpec, args.cluster),
-        costs=CostModel(
-            model=plan.model,
-            seq_length=plan.seq_length,
-            precision=plan.precision,
-            profiles=shipped_profiles().plus([load(Profile, path) for path in args.profile]),
-            data_sheets=args.data_sheets,
-        ),
+        costs=plan_costs(plan, profiles=args.profile, data_sheets=args.data_sheets),
         options=EmulationOptions(time_scale=args.time_scale, seq_length=args.sequence),
         data_parallel=DataParallelOptions(bucket_numel=HETERO.bucket_numel),
         num_steps=args.steps,

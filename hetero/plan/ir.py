@@ -12,10 +12,15 @@ data: it holds no process group and no tensor, compares by value, and its JSON f
 
 Samples keep one global order under every plan. A replica takes a contiguous block of the global batch, each
 microbatch of a stage a contiguous block of that, and each data-parallel rank a contiguous block of the microbatch.
+
+Whoever edits a plan does so by the methods ``with_...`` here: each returns a new one, and leaves it to
+:mod:`hetero.plan.validate` to say whether that is legal.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -179,6 +184,40 @@ class Replica:
         """Microbatches that ``stage`` counts in one step."""
         return self.num_samples // self.stages[stage].samples_per_microbatch
 
+    def with_stages(self, stages: Iterable[Stage]) -> "Replica":
+        """The same pipeline with other stages."""
+        return dataclasses.replace(self, stages=tuple(stages))
+
+    def with_stage(self, stage: int, **fields: Any) -> "Replica":
+        """The same with these ``fields`` of one stage, such as ``in_flight=3``."""
+        changed = dataclasses.replace(self.stages[stage], **fields)
+        return self.with_stages((*self.stages[:stage], changed, *self.stages[stage + 1 :]))
+
+    def with_each_stage(self, **fields: Sequence[Any]) -> "Replica":
+        """The same with these ``fields`` of all stages, a value for each stage, such as ``in_flight=[3, 2, 1]``."""
+        rows = zip(*fields.values(), strict=True)
+        changed = (
+            dataclasses.replace(stage, **dict(zip(fields, row, strict=True)))
+            for stage, row in zip(self.stages, rows, strict=True)
+        )
+        return self.with_stages(changed)
+
+    def with_layers_moved(self, source: int, target: int, num_layers: float) -> "Replica":
+        """The same with so many layers fewer on stage ``source`` and more on ``target``, halves of layers included.
+
+        Stages between the two keep as many as they have, and begin and end earlier or later.
+        """
+        held = [
+            stage.num_layers - num_layers * (s == source) + num_layers * (s == target)
+            for s, stage in enumerate(self.stages)
+        ]
+        edges = itertools.pairwise(itertools.accumulate(held, initial=0.0))
+        return self.with_stages(stage.with_layers(*edge) for stage, edge in zip(self.stages, edges, strict=True))
+
+    def on_ranks_of(self, other: "Replica") -> "Replica":
+        """The same stages on the ranks of ``other``, which has as many stages of the same sizes."""
+        return self.with_each_stage(ranks=[stage.ranks for stage in other.stages])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientSyncPlan:
@@ -287,3 +326,41 @@ class Plan:
     def first_sample(self, replica: int) -> int:
         """Offset of a replica's block within the global batch."""
         return sum(r.num_samples for r in self.replicas[:replica])
+
+    def with_replicas(self, replicas: Mapping[int, Replica]) -> "Plan":
+        """The same plan with other replicas in the places of some, by index."""
+        return dataclasses.replace(self, replicas=tuple(replicas.get(r, old) for r, old in enumerate(self.replicas)))
+
+    def with_replica(self, replica: int, changed: Replica) -> "Plan":
+        """The same plan with ``changed`` in the place of one replica."""
+        return self.with_replicas({replica: changed})
+
+    def with_alike(self, members: Iterable[int], changed: Replica) -> "Plan":
+        """The same plan with ``changed`` in the places of all ``members``, on the ranks that each of them has.
+
+        members: replicas that differ in their ranks only, as :meth:`alike` lists them.
+        """
+        return self.with_replicas({r: changed.on_ranks_of(self.replicas[r]) for r in members})
+
+    def with_samples_moved(self, givers: Sequence[int], takers: Sequence[int]) -> "Plan | None":
+        """The same plan with the fewest samples moved that all ``givers`` can hand to all ``takers`` in equal parts.
+
+        Both are replicas that differ in their ranks only, and still have whole microbatches on every stage then.
+
+        Returns:
+            ``None`` if nothing would be left to the givers.
+        """
+
+        def unit(members: Sequence[int]) -> int:
+            return math.lcm(*(stage.samples_per_microbatch for stage in self.replicas[members[0]].stages))
+
+        total = math.lcm(unit(givers) * len(givers), unit(takers) * len(takers))
+        if self.replicas[givers[0]].num_samples <= total // len(givers):
+            return None
+        more = {r: -total // len(givers) for r in givers} | {r: total // len(takers) for r in takers}
+        return self.with_replicas(
+            {
+                r: dataclasses.replace(self.replicas[r], num_samples=self.replicas[r].num_samples + samples)
+                for r, samples in more.items()
+            }
+        )

@@ -1,7 +1,5 @@
 """Builds the uniform plan that Megatron-LM's own flags describe: every replica alike, every stage alike."""
 
-import dataclasses
-
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.validate import enough_in_flight
@@ -96,7 +94,7 @@ def uniform_plan(
         # Where the last round is not full, the warm-up may be too short. Megatron-LM refuses such batches.
         depths = enough_in_flight(first) or depths
     stages = (tuple(stage(d, s) for s in range(num_stages)) for d in range(dp))
-    replicas = tuple(dataclasses.replace(first, stages=each) for each in stages)
+    replicas = tuple(first.with_stages(each) for each in stages)
     return Plan(
         model=model,
         seq_length=seq_length,

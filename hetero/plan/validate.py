@@ -4,7 +4,6 @@ The planner calls :func:`validate` on its own answer, the launcher and every ran
 all ranks fail together and before the first collective. A message names the stage, the value, the limit and the fix.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -256,11 +255,7 @@ def enough_in_flight(replica: Replica) -> list[int] | None:
 
 def _ends(replica: Replica, in_flight: list[int]) -> bool:
     """Whether the replica's schedule comes to an end at these depths. Whether backwards are split does not matter."""
-    stages = (
-        dataclasses.replace(stage, in_flight=depth, wgrad_delay=None)
-        for stage, depth in zip(replica.stages, in_flight, strict=True)
-    )
-    tried = dataclasses.replace(replica, stages=tuple(stages))
+    tried = replica.with_each_stage(in_flight=in_flight, wgrad_delay=[None] * len(in_flight))
     try:
         check_no_deadlock(step_rows(tried), num_microbatches=_counts(replica))
     except ScheduleError:

@@ -1,5 +1,6 @@
-"""What is to be planned: a cluster seen as kinds of node, a model with its costs, and what counts as best."""
+"""The question to the planner: a cluster as its node types, a model with its costs, and what is minimised."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -7,7 +8,7 @@ from typing import Literal
 from hetero.cost.layers.latency import CostModel
 from hetero.cost.network import Topology
 from hetero.errors import ConfigError
-from hetero.plan.ir import Precision
+from hetero.plan.ir import Plan, Precision, Replica
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.units import GIB
@@ -17,9 +18,11 @@ Goal = Literal["time", "money"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeKind:
-    """All nodes of one node type: the planner tells nodes of a kind apart only when it hands out ranks.
+class PlannerNodeType:
+    """All nodes of one node type of the cluster file; which of them a stage gets is settled only when ranks are handed
+    out.
 
+    index: among the node types of the problem.
     memory_bytes: of one device.
     first_rank: of the first node; the others follow.
     """
@@ -38,8 +41,13 @@ class NodeKind:
     def num_devices(self) -> int:
         return self.gpus_per_node * self.count
 
+    @property
+    def ranks(self) -> range:
+        """The ranks of all nodes."""
+        return range(self.first_rank, self.first_rank + self.num_devices)
+
     def ranks_of_node(self, node: int) -> range:
-        """The ranks of the ``node``-th node of this kind."""
+        """The ranks of the ``node``-th node of this node type."""
         first = self.first_rank + node * self.gpus_per_node
         return range(first, first + self.gpus_per_node)
 
@@ -82,7 +90,7 @@ class Problem:
         if self.budget_per_hour is not None and self.budget_per_hour <= 0:
             raise ConfigError(f"planner: the budget is {self.budget_per_hour} per hour, must be above 0")
         if self.goal == "money" or self.budget_per_hour is not None:
-            unpriced = [kind.name for kind in self.kinds if kind.price_per_hour is None]
+            unpriced = [node_type.name for node_type in self.node_types if node_type.price_per_hour is None]
             if unpriced:
                 raise ConfigError(
                     f"cluster: node type {unpriced[0]!r} has no price_per_hour, which planning by money needs"
@@ -109,9 +117,9 @@ class Problem:
         return Topology(self.cluster)
 
     @cached_property
-    def kinds(self) -> tuple[NodeKind, ...]:
-        """The kinds of node in file order."""
-        kinds = []
+    def node_types(self) -> tuple[PlannerNodeType, ...]:
+        """The node types in file order."""
+        node_types = []
         first_rank = 0
         for index, node_type in enumerate(self.cluster.node_types):
             memory_gib = self.cluster.device_of_rank(first_rank).memory_gib
@@ -120,8 +128,8 @@ class Problem:
                     f"cluster: node type {node_type.name!r} has devices of type {node_type.device!r}, whose memory is "
                     "unknown; set memory_gib"
                 )
-            kinds.append(
-                NodeKind(
+            node_types.append(
+                PlannerNodeType(
                     index=index,
                     name=node_type.name,
                     device=node_type.device,
@@ -134,4 +142,22 @@ class Problem:
                 )
             )
             first_rank += node_type.num_devices
-        return tuple(kinds)
+        return tuple(node_types)
+
+    def node_type_of(self, rank: int) -> PlannerNodeType:
+        """The node type whose nodes ``rank`` is on."""
+        return next(node_type for node_type in self.node_types if rank in node_type.ranks)
+
+    def plan_of(self, replicas: Iterable[Replica]) -> Plan:
+        """The plan of this problem with these pipelines; ranks in none of them idle."""
+        pipelines = tuple(replicas)
+        working = {rank for replica in pipelines for stage in replica.stages for rank in stage.ranks}
+        return Plan(
+            model=self.model,
+            seq_length=self.seq_length,
+            global_batch_size=self.global_batch_size,
+            precision=self.precision,
+            distributed_optimizer=self.distributed_optimizer,
+            replicas=pipelines,
+            idle_ranks=tuple(rank for rank in range(self.cluster.num_devices) if rank not in working),
+        )

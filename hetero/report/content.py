@@ -8,9 +8,9 @@ from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import MemoryParts, device_memory
 from hetero.cost.simulation.simulator import Simulation, StageTimes
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.planner.baselines import Yardstick
-from hetero.planner.finalists import Scored
-from hetero.planner.solver import PlanResult
+from hetero.planner.plan_cluster import PlanResult
+from hetero.planner.reference.yardsticks import Yardstick
+from hetero.planner.scoring import ScoredPlan
 from hetero.report.tables import Memory
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
@@ -179,12 +179,12 @@ class Report:
         return f"{members}, {row.replica.num_samples} samples{each}"
 
     @cached_property
-    def compared(self) -> tuple[tuple[str, Scored | None], ...]:
+    def compared(self) -> tuple[tuple[str, ScoredPlan | None], ...]:
         """The plan and the yardsticks by name; ``None`` where no plan of a yardstick fits."""
-        ours = Scored(plan=self.plan, simulation=self.simulation, memory=self.memory)
+        ours = ScoredPlan(plan=self.plan, simulation=self.simulation, memory=self.memory)
         return (("this plan", ours), *((other.name, other.best) for other in self.others))
 
-    def best_uniform(self) -> tuple[str, Scored] | None:
+    def best_uniform(self) -> tuple[str, ScoredPlan] | None:
         """The fastest yardstick that gives all its GPUs one and the same degrees, with its name."""
         found = [(name, best) for name, best in self.compared if name.startswith("uniform") and best is not None]
         return min(found, key=lambda pair: pair[1].step_s, default=None)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from hetero.cost.capacity import memory_error
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.memory import MemoryParts
-from hetero.planner.finalists import Scored
+from hetero.planner.scoring import ScoredPlan
 from hetero.report.content import DeviceRow, Execution, Report, named
 from hetero.report.figures.canvas import inline_svg, shade
 from hetero.report.figures.catalogue import DRAWINGS
@@ -131,7 +131,7 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         }
     if (result := report.result) is not None:
         ending = "" if result.finished else ", stopped by its time limit"
-        note = f"the search found nothing in its time; no plan whatever is below {_seconds(result.floor_s)}"
+        note = f"the search found nothing in its time; no plan whatever is below {_seconds(result.lower_bound_s)}"
         if result.score is not None:
             note = (
                 f"by the planner's formula: found {_seconds(result.score.step_s)}, none of its covers by "
@@ -233,7 +233,7 @@ def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
     }
 
 
-def _compared(report: Report, name: str, best: Scored | None) -> dict[str, Any]:
+def _compared(report: Report, name: str, best: ScoredPlan | None) -> dict[str, Any]:
     if best is None:
         return {"name": name, "fits": False}
     return {

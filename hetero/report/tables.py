@@ -31,8 +31,8 @@ from hetero.units import GIB, MIB
 
 if TYPE_CHECKING:
     # Every rank of a training run loads this module, and none of them needs a solver.
-    from hetero.planner.baselines import Yardstick
-    from hetero.planner.solver import PlanResult
+    from hetero.planner.plan_cluster import PlanResult
+    from hetero.planner.reference.yardsticks import Yardstick
 
 PICTURE_COLUMNS = 96
 """Boxes get no wider than this altogether, unless the model has more layers than that."""
@@ -203,7 +203,7 @@ def result_lines(result: "PlanResult") -> Iterator[str]:
         )
     if simulation.step_s < result.bound_s:
         yield "the plan is shorter than that: the simulator prices it below the formula, or it is no such cover"
-    yield f"all the work over all the speed: no plan whatever is below {result.floor_s:.4g} s"
+    yield f"all the work over all the speed: no plan whatever is below {result.lower_bound_s:.4g} s"
     ending = "" if result.finished else "; stopped by the time limit"
     yield f"planned in {result.planning_s:.1f} s{ending}"
 

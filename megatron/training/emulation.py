@@ -3,13 +3,12 @@
 import dataclasses
 
 from hetero.cost.layers.latency import CostModel
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import plan_costs
 from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.emulation.ranks.setup import Emulation, emulate
 from hetero.plan.ir import Plan
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.profile import Profile
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import EmulationConfig
 from megatron.training.planning import launched_runtime
@@ -72,11 +71,9 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
     """
     emulation = config.emulation
     assert emulation is not None, "nothing is emulated"
-    return CostModel(
-        model=plan.model,
-        seq_length=plan.seq_length,
-        precision=plan.precision,
-        profiles=shipped_profiles().plus([load(Profile, path) for path in emulation.profiles]),
+    return plan_costs(
+        plan,
+        profiles=emulation.profiles,
         data_sheets=emulation.data_sheets,
         runtime=launched_runtime(config),
     )

@@ -29,12 +29,10 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
-    from hetero.cost.layers.latency import CostModel  # noqa: PLC0415
-    from hetero.data import shipped_profiles  # noqa: PLC0415
+    from hetero.data.cost_models import model_costs  # noqa: PLC0415
+    from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
-    from hetero.planner.solver import plan_cluster  # noqa: PLC0415
     from hetero.report.tables import result_lines  # noqa: PLC0415
-    from hetero.spec.profile import Profile  # noqa: PLC0415
 
     if planner.out is not None:
         check_can_be_written(planner.out, asked_by="--hetero-plan-out")
@@ -44,11 +42,11 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
             f"{planner.cluster}: it describes {cluster.num_devices} devices, the launch has {dist.get_world_size()} "
             "ranks; start one process per device, or correct gpus_per_node and count"
         )
-    costs = CostModel(
-        model=model,
+    costs = model_costs(
+        model,
         seq_length=config.data.seq_length,
         precision=config.parallel.precision or "fp32",
-        profiles=shipped_profiles().plus([load(Profile, path) for path in planner.profiles]),
+        profiles=planner.profiles,
         data_sheets=planner.data_sheets,
         runtime=launched_runtime(config),
     )

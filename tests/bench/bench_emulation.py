@@ -29,14 +29,14 @@ from hetero.cost.network import Topology, boundary_s  # noqa: E402
 from hetero.cost.pipeline_period import smallest_depths  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
 from hetero.cost.simulation.simulator import simulate  # noqa: E402
-from hetero.data import shipped_profiles  # noqa: E402
+from hetero.data.cost_models import model_costs  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
 from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.emulation.records import EmulatedRun  # noqa: E402
 from hetero.plan.ir import Plan, Precision, Replica  # noqa: E402
-from hetero.planner.baselines import yardsticks  # noqa: E402
+from hetero.planner.plan_cluster import plan_cluster  # noqa: E402
 from hetero.planner.problem import Problem  # noqa: E402
-from hetero.planner.solver import plan_cluster  # noqa: E402
+from hetero.planner.reference.yardsticks import yardsticks  # noqa: E402
 from hetero.runtime.options import DataParallelOptions  # noqa: E402
 from hetero.serialization import load  # noqa: E402
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType, ZonePair  # noqa: E402
@@ -87,11 +87,10 @@ def priced(
     precision: Precision = "fp32",
     overlaps_param_gather: bool = False,
 ) -> CostModel:
-    return CostModel(
-        model=model,
+    return model_costs(
+        model,
         seq_length=seq_length or model.max_position_embeddings,
         precision=precision,
-        profiles=shipped_profiles(),
         data_sheets=precision != "fp32",
         runtime=dataclasses.replace(HETERO, overlaps_param_gather=overlaps_param_gather),
     )
@@ -270,17 +269,15 @@ def by_hand(costs: CostModel, *replicas: Replica) -> Plan:
 
 def plain(described: Plan) -> Plan:
     """The same plan with the depths of plain 1F1B: as many in flight as stages are left."""
-    replicas = []
-    for each in described.replicas:
-        stages = [
+    replicas = {}
+    for r, each in enumerate(described.replicas):
+        depths = [
             # Counted in the stage's own microbatches, as many samples as plain 1F1B would have in flight.
-            dataclasses.replace(
-                s, in_flight=max(1, -(-(len(each.stages) - i) * max_size(each) // s.samples_per_microbatch))
-            )
-            for i, s in enumerate(each.stages)
+            max(1, -(-(len(each.stages) - s) * max_size(each) // stage.samples_per_microbatch))
+            for s, stage in enumerate(each.stages)
         ]
-        replicas.append(dataclasses.replace(each, stages=tuple(stages)))
-    return dataclasses.replace(described, replicas=tuple(replicas))
+        replicas[r] = each.with_each_stage(in_flight=depths)
+    return described.with_replicas(replicas)
 
 
 def max_size(each: Replica) -> int:

@@ -5,6 +5,7 @@ python tests/bench/bench_gradient_sync.py 0 5      clusters 0 and 5
 """
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +17,10 @@ if __package__ in (None, ""):
 
 from hetero.cost.simulation.simulator import Simulation, with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan
-from hetero.planner import solver
-from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored
-from hetero.planner.gradient_sync import in_domains, synced
-from hetero.planner.problem import Problem
+from hetero.planner import plan_cluster
+from hetero.planner.improve import passes
+from hetero.planner.improve.gradient_sync import choose_domains, choose_gradient_sync
+from hetero.planner.scoring import ScoredPlan
 from hetero.report.plan_wording import gradient_sync_of
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -44,18 +44,25 @@ def main() -> None:
         )
         choosing_s = 0.0
 
-        def timed(choose: Callable[..., Scored]) -> Callable[..., Scored]:
-            def choosing(best: Scored, problem: Problem, clock: Clock) -> Scored:
+        def timed(choose: Callable[..., ScoredPlan]) -> Callable[..., ScoredPlan]:
+            def choosing(*args: object, **named: object) -> ScoredPlan:
                 nonlocal choosing_s
                 started_s = time.perf_counter()
-                found = choose(best, problem, clock)
+                found = choose(*args, **named)
                 choosing_s += time.perf_counter() - started_s
                 return found
 
             return choosing
 
-        with mock.patch.multiple(solver, synced=timed(synced), in_domains=timed(in_domains)):
-            result = solver.plan_cluster(question)
+        rows = (
+            dataclasses.replace(row, improve=timed(row.improve)) if row.improve is choose_gradient_sync else row
+            for row in passes.PASSES
+        )
+        with (
+            mock.patch.object(passes, "PASSES", tuple(rows)),
+            mock.patch.object(plan_cluster, "choose_domains", timed(choose_domains)),
+        ):
+            result = plan_cluster.plan_cluster(question)
         plain = with_gradient_sync(result.simulation, GradientSyncPlan(), question.topology, question.costs)
         print(
             f"{number} {case.name}: step {result.simulation.step_s:.4g} s, without {plain.step_s:.4g} s "

@@ -13,8 +13,8 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hetero.planner.baselines import yardsticks
-from hetero.planner.solver import plan_cluster
+from hetero.planner.plan_cluster import plan_cluster
+from hetero.planner.reference.yardsticks import yardsticks
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec

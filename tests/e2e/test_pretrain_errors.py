@@ -339,9 +339,7 @@ def test_a_host_without_the_plan_file(hosts: list[Path]) -> None:
 def test_a_host_with_another_plan_file(hosts: list[Path]) -> None:
     """Legal on its own, so that only the comparison tells."""
     other = good_plan()
-    shallower = dataclasses.replace(other.replicas[1].stages[0], in_flight=1)
-    replicas = (other.replicas[0], dataclasses.replace(other.replicas[1], stages=(shallower,)))
-    save(dataclasses.replace(other, replicas=replicas), hosts[1] / "plan.json")
+    save(other.with_replica(1, other.replicas[1].with_stage(0, in_flight=1)), hosts[1] / "plan.json")
     message = "plan: ranks 2-3 have another one than rank 0; give every host the same --hetero-plan file"
     assert run_ranks(agree_in_own_folder, WORLD_SIZE, str(hosts[0].parent)) == [message] * WORLD_SIZE
 

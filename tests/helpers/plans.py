@@ -63,7 +63,7 @@ def replica(*stages: Stage, num_samples: int | None = None, schedule: str = "1f1
     for s in reversed(range(len(stages))):
         if stages[s].in_flight == _LATER:
             depth = min(least_in_flight(filled, s) + 1, filled.num_microbatches(s))
-            filled = with_in_flight(filled, s, depth)
+            filled = filled.with_stage(s, in_flight=depth)
     return filled
 
 
@@ -71,27 +71,13 @@ def _with_enough_in_flight(replica: Replica) -> Replica:
     """``replica``, whose stages are interleaved, with 1 where no depth is given, and as many more as it takes then."""
     if all(stage.in_flight != _LATER for stage in replica.stages):
         return replica
-    for s, stage in enumerate(replica.stages):
-        replica = with_in_flight(replica, s, max(stage.in_flight, 1))
-    return deep_enough(replica)
+    return deep_enough(replica.with_each_stage(in_flight=[max(stage.in_flight, 1) for stage in replica.stages]))
 
 
 def deep_enough(replica: Replica) -> Replica:
     """``replica``, whose stages are interleaved, with deeper ones if it takes that to end."""
-    for s, depth in enumerate(enough_in_flight(replica) or ()):
-        replica = with_in_flight(replica, s, depth)
-    return replica
-
-
-def with_in_flight(replica: Replica, stage: int, in_flight: int) -> Replica:
-    """``replica`` with another depth at one stage."""
-    return dataclasses.replace(
-        replica,
-        stages=tuple(
-            dataclasses.replace(each, in_flight=in_flight) if s == stage else each
-            for s, each in enumerate(replica.stages)
-        ),
-    )
+    depths = enough_in_flight(replica)
+    return replica if depths is None else replica.with_each_stage(in_flight=depths)
 
 
 def sharded(whole: Plan) -> Plan:

@@ -110,11 +110,7 @@ def _replica(rng: random.Random, model: ModelSpec, groups: Sequence[tuple[int, i
     least = enough_in_flight(drawn)
     if least is None:
         raise PlanError("it stands still at any depth")
-    deeper = [
-        dataclasses.replace(each, in_flight=depth + rng.choice([0, 0, 1, 2]))
-        for each, depth in zip(drawn.stages, least, strict=True)
-    ]
-    return dataclasses.replace(drawn, stages=tuple(deeper))
+    return drawn.with_each_stage(in_flight=[depth + rng.choice([0, 0, 1, 2]) for depth in least])
 
 
 def _stage(rng: random.Random, of_group: Stage, held: tuple[float, float]) -> Stage:

@@ -18,7 +18,7 @@ from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import deep_enough, plan, replica, stage, with_in_flight
+from tests.helpers.plans import deep_enough, plan, replica, stage
 
 # Six query groups allow tp 2 beside tp 3, so that shard edges interleave instead of nesting.
 SIX_HEADS = {
@@ -63,7 +63,7 @@ def with_random_in_flight(draw: st.DrawFn, deadlocking: Replica) -> Replica:
     legal = deadlocking
     for s in reversed(range(len(legal.stages))):
         least = 1 if legal.is_interleaved else least_in_flight(legal, s)
-        legal = with_in_flight(legal, s, least + draw(st.integers(0, 2)))
+        legal = legal.with_stage(s, in_flight=least + draw(st.integers(0, 2)))
     return deep_enough(legal) if legal.is_interleaved else legal
 
 
@@ -103,8 +103,7 @@ def interleaved_pipelines(draw: st.DrawFn) -> Replica:
 
 def _split(draw: st.DrawFn, whole: Replica) -> Replica:
     delays = st.one_of(st.none(), st.integers(0, 5))
-    stages = (dataclasses.replace(each, wgrad_delay=draw(delays)) for each in whole.stages)
-    return dataclasses.replace(whole, stages=tuple(stages))
+    return whole.with_each_stage(wgrad_delay=[draw(delays) for _ in whole.stages])
 
 
 @st.composite
@@ -200,12 +199,8 @@ def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[Mo
     legal = draw(st.one_of(legal_plans(of), plans_with_domains(of)).filter(lambda plan: plan.world_size <= max_ranks))
     delays, recomputes = st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["none", "none", "selective", "full"])
     replicas = tuple(
-        dataclasses.replace(
-            each,
-            stages=tuple(
-                dataclasses.replace(stage, wgrad_delay=draw(delays), recompute=draw(recomputes))
-                for stage in each.stages
-            ),
+        each.with_stages(
+            dataclasses.replace(stage, wgrad_delay=draw(delays), recompute=draw(recomputes)) for stage in each.stages
         )
         for each in legal.replicas
     )
@@ -227,10 +222,7 @@ def split_legal_plans(draw: st.DrawFn) -> Plan:
     """:func:`legal_plans` of which some stages part their backward."""
     whole = draw(legal_plans())
     delays = st.one_of(st.none(), st.integers(0, 5))
-    replicas = [
-        dataclasses.replace(
-            replica, stages=tuple(dataclasses.replace(each, wgrad_delay=draw(delays)) for each in replica.stages)
-        )
-        for replica in whole.replicas
-    ]
-    return dataclasses.replace(whole, replicas=tuple(replicas))
+    replicas = (
+        replica.with_each_stage(wgrad_delay=[draw(delays) for _ in replica.stages]) for replica in whole.replicas
+    )
+    return whole.with_replicas(dict(enumerate(replicas)))

@@ -61,9 +61,8 @@ def test_show_prints_the_schedule_when_asked(plan_path: Path, capsys: pytest.Cap
 
 
 def test_show_prints_a_schedule_with_split_backwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (whole,) = small_plan().replicas
-    stages = (whole.stages[0], dataclasses.replace(whole.stages[1], wgrad_delay=1))
-    split = dataclasses.replace(small_plan(), replicas=(dataclasses.replace(whole, stages=stages),))
+    whole = small_plan()
+    split = whole.with_replica(0, whole.replicas[0].with_stage(1, wgrad_delay=1))
     save(split, tmp_path / "plan.json")
     assert main(["show", str(tmp_path / "plan.json"), "--schedule"]) == 0
     assert capsys.readouterr().out.endswith("\n0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2\n")

@@ -48,10 +48,8 @@ def test_what_fits_passes() -> None:
 
 def test_devices_of_unknown_memory_hold_everything() -> None:
     described = made()
-    stages = [dataclasses.replace(each, device="cpu") for each in described.replicas[0].stages]
-    on_cpu = dataclasses.replace(
-        described, replicas=(dataclasses.replace(described.replicas[0], stages=tuple(stages)),)
-    )
+    (pipeline,) = described.replicas
+    on_cpu = described.with_replica(0, pipeline.with_each_stage(device=["cpu"] * len(pipeline.stages)))
     check_memory(on_cpu, cluster(None, device="cpu"))
 
 
@@ -82,9 +80,7 @@ def applied(described: Plan, change: str) -> Plan:
         return sharded(described)
     name, value = change.split()
     given = int(value) if value.isdigit() else None if value == "null" else value
-    pipeline = described.replicas[0]
-    stages = (dataclasses.replace(pipeline.stages[0], **{name: given}), *pipeline.stages[1:])
-    return dataclasses.replace(described, replicas=(dataclasses.replace(pipeline, stages=stages),))
+    return described.with_replica(0, described.replicas[0].with_stage(0, **{name: given}))
 
 
 def test_where_no_single_change_helps() -> None:
@@ -142,11 +138,10 @@ def test_the_change_is_one_of_all_stages_of_the_device(
     with pytest.raises(PlanMemoryError, match=rf"it fits with {change}") as caught:
         check_memory(described, two_nodes(gib))
     (replica,) = described.replicas
-    stages = list(replica.stages)
     first = 0 if "stages 0,2" in str(caught.value) else 1
     for name, values in fields.items():
         for s, value in zip((first, first + 2), values, strict=True):
-            stages[s] = dataclasses.replace(stages[s], **{name: value})  # type: ignore[arg-type]
-    changed = dataclasses.replace(described, replicas=(dataclasses.replace(replica, stages=tuple(stages)),))
+            replica = replica.with_stage(s, **{name: value})
+    changed = described.with_replica(0, replica)
     validate(changed)
     assert device_memory(changed, plan_memory(changed, memory_costs(changed)))[0, first].total <= gib * GIB

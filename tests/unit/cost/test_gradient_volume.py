@@ -1,6 +1,5 @@
 """The quick count of gradient buckets is that of the runtime."""
 
-import dataclasses
 import itertools
 from collections import Counter
 
@@ -67,11 +66,8 @@ def test_one_replica_shares_only_a_tied_embedding(tied: bool) -> None:
 def test_what_a_rank_owns_is_its_shards(legal: Plan, shares: list[int]) -> None:
     """The quick count is that of the buckets, but for the alignment of shards."""
     turn = itertools.cycle(shares)
-    replicas = [
-        dataclasses.replace(r, stages=tuple(dataclasses.replace(s, optimizer_share=next(turn)) for s in r.stages))
-        for r in legal.replicas
-    ]
-    legal = dataclasses.replace(legal, replicas=tuple(replicas))
+    replicas = (r.with_each_stage(optimizer_share=[next(turn) for _ in r.stages]) for r in legal.replicas)
+    legal = legal.with_replicas(dict(enumerate(replicas)))
     expected = Counter[int]()
     slack = Counter[int]()
     for bucket in gradient_buckets(legal, bucket_numel=10**9):

@@ -357,13 +357,11 @@ def test_of_unlike_stages_the_costlier_one_decides_the_worst_moment() -> None:
     """Where the moments of a row trade microbatches of one stage for those of another."""
     made = interleaved(batch=4)
     (replica,) = made.replicas
-    stages = list(replica.stages)
     for s in (0, 2):
-        costly = list(stages)
-        costly[s ^ 2] = dataclasses.replace(costly[s ^ 2], recompute="full")
-        plan_of = dataclasses.replace(made, replicas=(dataclasses.replace(replica, stages=tuple(costly)),))
+        costly = replica.with_stage(s ^ 2, recompute="full")
+        plan_of = made.with_replica(0, costly)
         costs = costs_of(made)
-        each = {k: memory_of_stage(costly[k], costs, num_neighbours=1, begins_device=False) for k in (0, 2)}
+        each = {k: memory_of_stage(costly.stages[k], costs, num_neighbours=1, begins_device=False) for k in (0, 2)}
         found = device_memory(plan_of, plan_memory(plan_of, costs))[0, 0]
         row = memory_model.step_rows(plan_of.replicas[0])[0]
         moments = memory_model.worst_moments(row)
@@ -382,7 +380,7 @@ def test_optimizer_states_of_a_shared_device_count_once() -> None:
 def test_gpipe_keeps_every_microbatch_whatever_the_depths_say() -> None:
     made = interleaved(v=1, batch=8)
     (replica,) = made.replicas
-    all_first = dataclasses.replace(made, replicas=(dataclasses.replace(replica, schedule="gpipe"),))
+    all_first = made.with_replica(0, dataclasses.replace(replica, schedule="gpipe"))
     costs = costs_of(made)
     assert plan_memory(made, costs)[0, 1].activations == 4 * 7 * ROW
     assert plan_memory(all_first, costs)[0, 1].activations == 8 * 4 * 7 * ROW

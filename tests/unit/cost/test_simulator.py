@@ -95,8 +95,7 @@ def test_plain_1f1b_has_the_bubble_of_its_paper(num_samples: int) -> None:
 def split(whole: Plan, delays: Sequence[int | None]) -> Plan:
     """The plan of one replica with other delays."""
     (one,) = whole.replicas
-    stages = tuple(dataclasses.replace(s, wgrad_delay=delay) for s, delay in zip(one.stages, delays, strict=True))
-    return dataclasses.replace(whole, replicas=(dataclasses.replace(one, stages=stages),))
+    return whole.with_replica(0, one.with_each_stage(wgrad_delay=delays))
 
 
 @pytest.mark.parametrize("num_samples", [6, 12, 24])
@@ -353,13 +352,8 @@ def test_the_critical_path_has_no_gaps(legal: Plan) -> None:
 
 def on_a100(legal: Plan) -> Plan:
     """The same plan for devices that can have a profile."""
-    return dataclasses.replace(
-        legal,
-        replicas=tuple(
-            dataclasses.replace(r, stages=tuple(dataclasses.replace(s, device=A100) for s in r.stages))
-            for r in legal.replicas
-        ),
-    )
+    replicas = (r.with_each_stage(device=[A100] * len(r.stages)) for r in legal.replicas)
+    return legal.with_replicas(dict(enumerate(replicas)))
 
 
 def run_any(described: Plan, *, gb_per_s: float = 1e-5) -> Simulation:

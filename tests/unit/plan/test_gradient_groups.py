@@ -1,6 +1,5 @@
 """Gradient groups: whoever holds a segment sums its gradient, nobody else does, and every element is there once."""
 
-import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -235,8 +234,5 @@ def test_shards_tile_the_buffer(random_plan: Plan, bucket_numel: int, shares: li
 def with_shares(plan: Plan, shares: list[int]) -> Plan:
     """The stages of ``plan`` with ``shares`` in turn."""
     turn = itertools.cycle(shares)
-    replicas = [
-        dataclasses.replace(r, stages=tuple(dataclasses.replace(s, optimizer_share=next(turn)) for s in r.stages))
-        for r in plan.replicas
-    ]
-    return dataclasses.replace(plan, replicas=tuple(replicas))
+    replicas = (r.with_each_stage(optimizer_share=[next(turn) for _ in r.stages]) for r in plan.replicas)
+    return plan.with_replicas(dict(enumerate(replicas)))

@@ -1,6 +1,5 @@
 """Plans as programs. The files under tests/golden/programs are the specification; read them before the code."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -168,16 +167,8 @@ def test_collectives_are_launched_in_one_order_by_all_who_hold_a_bucket(drawn: t
 
 def _with_delays(drawn: Plan, delays: list[int | None]) -> Plan:
     """Stage s of every replica with delay s of ``delays``."""
-    replicas = (
-        dataclasses.replace(
-            each,
-            stages=tuple(
-                dataclasses.replace(s, wgrad_delay=delay) for s, delay in zip(each.stages, delays, strict=False)
-            ),
-        )
-        for each in drawn.replicas
-    )
-    return dataclasses.replace(drawn, replicas=tuple(replicas))
+    replicas = (each.with_each_stage(wgrad_delay=delays[: len(each.stages)]) for each in drawn.replicas)
+    return drawn.with_replicas(dict(enumerate(replicas)))
 
 
 def _held(described: Plan, program: Program, bucket: Bucket) -> Iterator[tuple[int, float]]:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from hetero.errors import ConfigError, PlanError, ScheduleError
 from hetero.plan import validate as rules
-from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica
 from hetero.plan.validate import least_in_flight, validate, validate_launch
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import one_f_one_b
 from hetero.schedule.passes import add_communication
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import plan, replica, stage, with_in_flight
+from tests.helpers.plans import plan, replica, stage
 from tests.helpers.strategies import legal_plans, pipelines
 
 Change = Callable[[Plan], Plan]
@@ -50,21 +50,11 @@ def in_model(**fields: Any) -> Change:
 
 
 def in_replica(r: int, **fields: Any) -> Change:
-    def change(plan: Plan) -> Plan:
-        replicas = list(plan.replicas)
-        replicas[r] = dataclasses.replace(replicas[r], **fields)
-        return dataclasses.replace(plan, replicas=tuple(replicas))
-
-    return change
+    return lambda plan: plan.with_replica(r, dataclasses.replace(plan.replicas[r], **fields))
 
 
 def in_stage(r: int, s: int, **fields: Any) -> Change:
-    def change(plan: Plan) -> Plan:
-        stages: list[Stage] = list(plan.replicas[r].stages)
-        stages[s] = dataclasses.replace(stages[s], **fields)
-        return in_replica(r, stages=tuple(stages))(plan)
-
-    return change
+    return lambda plan: plan.with_replica(r, plan.replicas[r].with_stage(s, **fields))
 
 
 def in_sync(*domains: tuple[int, ...], bucket_numel: int | None = None) -> Change:
@@ -513,7 +503,7 @@ def test_the_least_depths(sizes: tuple[int, ...], in_flight: tuple[int, ...]) ->
     stages = [stage(layers=(s, s + 1), ranks=(s,), mbs=size, depth=1) for s, size in enumerate(sizes)]
     deepened = replica(*stages, num_samples=16)
     for s in reversed(range(len(sizes))):
-        deepened = with_in_flight(deepened, s, least_in_flight(deepened, s))
+        deepened = deepened.with_stage(s, in_flight=least_in_flight(deepened, s))
     assert tuple(each.in_flight for each in deepened.stages) == in_flight
 
 
@@ -551,10 +541,10 @@ def test_the_least_depth_is_exact(pipeline: Replica, data: st.DataObject) -> Non
     dry_run(pipeline)
     s = data.draw(st.integers(0, len(pipeline.stages) - 1), label="stage")
     least = least_in_flight(pipeline, s)
-    dry_run(with_in_flight(pipeline, s, least))
+    dry_run(pipeline.with_stage(s, in_flight=least))
     if least > 1:
         with pytest.raises(ScheduleError, match="deadlock"):
-            dry_run(with_in_flight(pipeline, s, least - 1))
+            dry_run(pipeline.with_stage(s, in_flight=least - 1))
 
 
 # Is it the plan of this launch?

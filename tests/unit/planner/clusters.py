@@ -1,7 +1,9 @@
-"""Clusters and models of the planner's tests: published links, small counts."""
+"""Clusters and models of the planner's tests: published links, small counts, and plans by counted work."""
 
-from hetero.cost.layers.latency import CostModel
-from hetero.data import shipped_links, shipped_profiles
+from hetero.data import shipped_links
+from hetero.data.cost_models import model_costs
+from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.spec.cluster import ClusterSpec, Links, NodePair
 from hetero.spec.model import ModelSpec
@@ -59,5 +61,10 @@ def cluster(*nodes: tuple[str, int, int] | tuple[str, int, int, str]) -> Cluster
 
 
 def problem(spec: ClusterSpec, model: ModelSpec, batch: int, **options: object) -> Problem:
-    costs = CostModel(model=model, seq_length=2048, precision="fp32", profiles=shipped_profiles())
+    costs = model_costs(model, seq_length=2048, precision="fp32")
     return Problem(cluster=spec, costs=costs, global_batch_size=batch, **options)  # type: ignore[arg-type]
+
+
+def planned(question: Problem, *, effort_s: float = 2.0) -> PlanResult:
+    """The planner's answer after so many seconds of counted work: the same on every machine, however busy."""
+    return plan_cluster(question, deadline=Deadline(effort_s, CountedWork()))

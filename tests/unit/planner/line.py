@@ -2,8 +2,8 @@
 
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import uniform_plan
-from hetero.planner.finalists import Scored, scored
 from hetero.planner.problem import Problem
+from hetero.planner.scoring import ScoredPlan, score_plan
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -25,7 +25,7 @@ def uniform(*, batch: int, **shape: object) -> Plan:
     return uniform_plan(**{**arguments, "device": "A100-40", **shape})  # type: ignore[arg-type]
 
 
-def score_of(plan: Plan, problem: Problem) -> Scored:
-    found = scored(plan, problem)
+def score_of(plan: Plan, problem: Problem) -> ScoredPlan:
+    found = score_plan(plan, problem)
     assert found is not None
     return found

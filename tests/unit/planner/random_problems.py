@@ -41,7 +41,6 @@ def random_problem(seed: int, *, gpus: tuple[int, ...], num_layers: int, batch: 
         cluster=ClusterSpec(node_types=tuple(types), links=Links(between_nodes=between)),
         costs=costs,
         global_batch_size=batch,
-        time_limit_s=100,
     )
 
 

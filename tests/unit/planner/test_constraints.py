@@ -5,25 +5,25 @@ from collections.abc import Sequence
 
 from ortools.sat.python import cp_model
 
-from hetero.planner.candidates import Candidates
-from hetero.planner.constraints import (
+from hetero.planner.cover.constraints import (
     Constraint,
     Limits,
     budget_is_kept,
     devices_are_there,
     holders_are_present,
     replicas_finish_in_time,
-    ring_vars,
-    rings_are_as_slow_as_their_slowest_link,
     samples_add_up,
+    segment_variables,
+    segments_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
     used_means_at_least_one,
 )
-from hetero.planner.cover import Copies, sync_s
+from hetero.planner.cover.cover import Copies, sync_s
+from hetero.planner.cover.sync_tiers import SyncTiers
+from hetero.planner.cover.variables import Column, ColumnVars, MasterVars
 from hetero.planner.problem import Problem
-from hetero.planner.rings import Rings
-from hetero.planner.templates import Block, Template, TemplateFactory
-from hetero.planner.variables import Column, ColumnVars, Master
+from hetero.planner.replica.stage_options import StageOptionTable
+from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
 from hetero.spec.cluster import ClusterSpec
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
 
@@ -31,16 +31,16 @@ TWO_AND_FOUR = cluster(("A100-40", 4, 2), ("V100-16", 4, 4))
 QUESTION = problem(TWO_AND_FOUR, OPT_350M, 64)
 
 
-def template(*blocks: Block, samples: int = 4, question: Problem = QUESTION) -> Template:
-    built = TemplateFactory(question, Candidates(question)).build(blocks, samples)
+def template(*blocks: StageBlock, samples: int = 4, question: Problem = QUESTION) -> Template:
+    built = TemplateFactory(question, StageOptionTable(question)).build(blocks, samples)
     assert built is not None
     return built
 
 
-FAST = template(Block(0, 1, 4, 1))
+FAST = template(StageBlock(0, 1, 4, 1))
 """One A100 node, four samples per microbatch."""
 
-MIXED = template(Block(1, 3, 4, 1), Block(0, 1, 4, 1))
+MIXED = template(StageBlock(1, 3, 4, 1), StageBlock(0, 1, 4, 1))
 """Three V100 nodes before one A100 node."""
 
 
@@ -55,10 +55,10 @@ def allowed(
     """Fix (template, replicas, microbatches) and ask whether the constraints allow it."""
     model = cp_model.CpModel()
     columns = tuple(ColumnVars(model, i, Column(t, 9, most_microbatches)) for i, (t, _, _) in enumerate(uses))
-    rings = Rings(question)
-    master = Master(columns, ring_vars(model, [t for t, _, _ in uses], question, rings))
+    sync_tiers = SyncTiers(question)
+    master = MasterVars(columns, segment_variables(model, [t for t, _, _ in uses], question, sync_tiers))
     for constraint in constraints:
-        constraint(model, master, Limits(problem=question, rings=rings, sync_s=limit_s))
+        constraint(model, master, Limits(problem=question, sync_tiers=sync_tiers, sync_s=limit_s))
     for column, (_, replicas, microbatches) in zip(columns, uses, strict=True):
         model.add(column.replicas == replicas)
         model.add(column.microbatches == microbatches)
@@ -78,7 +78,7 @@ def test_used_means_at_least_one() -> None:
         model = cp_model.CpModel()
         column = ColumnVars(model, 0, Column(FAST, 9, 9))
         used_means_at_least_one(
-            model, Master((column,), ()), Limits(problem=QUESTION, rings=Rings(QUESTION), sync_s=None)
+            model, MasterVars((column,), ()), Limits(problem=QUESTION, sync_tiers=SyncTiers(QUESTION), sync_s=None)
         )
         model.add(column.replicas == replicas)
         model.add(column.used == used)
@@ -117,14 +117,14 @@ def test_budget_is_kept() -> None:
 SYNC = [
     used_means_at_least_one,
     holders_are_present,
-    rings_are_as_slow_as_their_slowest_link,
+    segments_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
 ]
 """These three speak of one thing: what the rings cost."""
 
 
 def seconds(*uses: tuple[Template, int]) -> float:
-    return sync_s([Copies(t, n, n) for t, n in uses], QUESTION, Rings(QUESTION))
+    return sync_s([Copies(t, n, n) for t, n in uses], QUESTION, SyncTiers(QUESTION))
 
 
 def test_sync_stays_within_its_limit_for_copies_of_one_template() -> None:
@@ -146,6 +146,6 @@ def test_a_replica_alone_sums_inside_its_nodes() -> None:
 
 def test_tied_embeddings_join_first_and_last_stage_of_one_replica() -> None:
     """The mixed replica holds them on V100 and on A100: a ring between nodes, even if it is alone."""
-    rings = Rings(QUESTION)
-    pace = rings.levels[rings.level_between(0, 1) or 0]
-    assert seconds((MIXED, 1)) >= rings.word_embedding_bytes * pace
+    sync_tiers = SyncTiers(QUESTION)
+    pace = sync_tiers.tiers[sync_tiers.tier_between(0, 1) or 0]
+    assert seconds((MIXED, 1)) >= sync_tiers.word_embedding_bytes * pace

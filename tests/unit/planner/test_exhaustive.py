@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 
 from hetero.cost.layers.stage_modules import HALVES
-from hetero.planner.candidates import Candidates
-from hetero.planner.exhaustive import best_by_force
-from hetero.planner.floor import floor_s
+from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.problem import Problem
-from hetero.planner.solver import plan_cluster
-from tests.unit.planner.clusters import cluster, opt_model, problem
+from hetero.planner.reference.exhaustive import exhaustive_best
+from hetero.planner.replica.stage_options import StageOptionTable
+from tests.unit.planner.clusters import cluster, opt_model, planned, problem
 from tests.unit.planner.random_problems import random_problem
 
 SIZES, SAMPLES = (1, 2, 3, 4), (1, 2, 4, 8, 16)
@@ -20,12 +19,12 @@ WITHIN = 1.002
 
 def check(question: Problem) -> None:
     """The shortest step by the formula is the planner's, and none is below the floor, not the simulator's either."""
-    every = best_by_force(question, sizes=SIZES, samples=SAMPLES)
-    result = plan_cluster(question)
+    every = exhaustive_best(question, sizes=SIZES, samples=SAMPLES)
+    result = planned(question, effort_s=60)
     assert result.finished
     assert result.score.step_s <= every.step_s * WITHIN
     assert every.step_s <= result.score.step_s * 1.0001
-    assert result.floor_s <= min(every.step_s, result.simulation.step_s)
+    assert result.lower_bound_s <= min(every.step_s, result.simulation.step_s)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def check(question: Problem) -> None:
 def test_no_plan_is_better_on_published_profiles(
     nodes: tuple[tuple[str, int, int], ...], num_layers: int, batch: int
 ) -> None:
-    check(problem(cluster(*nodes), opt_model(num_layers, 1024, 16), batch, time_limit_s=100))
+    check(problem(cluster(*nodes), opt_model(num_layers, 1024, 16), batch))
 
 
 @pytest.mark.slow
@@ -59,14 +58,14 @@ def test_no_plan_is_better_on_eight_gpus_of_three_types(seed: int) -> None:
 def test_no_plan_is_better_on_eight_gpus_with_published_profiles() -> None:
     """V100 nodes beside A100 and GH200: the best replica cuts them into two unlike any template."""
     spec = cluster(("A100-40", 2, 1), ("V100-16", 4, 1), ("GH200", 2, 1))
-    check(problem(spec, opt_model(12, 1024, 16), 16, time_limit_s=100))
+    check(problem(spec, opt_model(12, 1024, 16), 16))
 
 
 def test_twice_the_devices_halve_the_floor() -> None:
     """But for the update, the floor is work over speed."""
     one, two = (problem(cluster(("A100-40", 4, n)), opt_model(6, 1024, 16), 16) for n in (1, 2))
     update_s = min(one.costs.update(half, device="A100-40", tp=4)[0] for half in HALVES)
-    floors = [floor_s(question, Candidates(question)) - update_s for question in (one, two)]
+    floors = [lower_bound_s(question, StageOptionTable(question)) - update_s for question in (one, two)]
     assert floors[1] == pytest.approx(floors[0] / 2, rel=0.01)
 
 
@@ -77,4 +76,4 @@ def test_devices_that_hold_nothing_do_not_lower_the_floor() -> None:
     model = opt_model(6, 1024, 16)
     alone = problem(cluster(("A100-40", 2, 1)), model, 16)
     beside = problem(with_small, model, 16)
-    assert floor_s(beside, Candidates(beside)) == floor_s(alone, Candidates(alone))
+    assert lower_bound_s(beside, StageOptionTable(beside)) == lower_bound_s(alone, StageOptionTable(alone))

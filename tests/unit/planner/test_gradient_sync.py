@@ -6,15 +6,15 @@ import pytest
 
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
-from hetero.planner.clock import Clock
-from hetero.planner.finalists import Scored, scored
-from hetero.planner.gradient_sync import synced
+from hetero.planner.deadline import Deadline
+from hetero.planner.improve.gradient_sync import choose_gradient_sync
 from hetero.planner.problem import Problem
-from hetero.planner.solver import plan_cluster
+from hetero.planner.scoring import ScoredPlan, Shortlist, score_plan
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType, ZonePair
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
+from tests.unit.planner.clusters import planned
 
 MODEL = gpt2_model(num_layers=6, tied_embeddings=False)
 GRADIENTS_GB = 4 * 2 * (64 * 32 + 6 * 8544) / 1e9
@@ -43,7 +43,7 @@ def zones(count: int, *, gpus_per_node: int = 2, nodes_per_zone: int = 1, second
 
 def problem(spec: ClusterSpec, **options: object) -> Problem:
     costs = cost_model(MODEL, [profile(MODEL, block_s=(0.01, 0.02), micro_batch_sizes=(1, 2, 4, 8))])
-    fields = {"global_batch_size": 8, "time_limit_s": 20.0, **options}
+    fields = {"global_batch_size": 8, **options}
     return Problem(cluster=spec, costs=costs, **fields)  # type: ignore[arg-type]
 
 
@@ -52,8 +52,8 @@ def data_parallel(ranks: int) -> Plan:
     return dataclasses.replace(made, global_batch_size=8)
 
 
-def score_of(made: Plan, question: Problem) -> Scored:
-    found = scored(made, question)
+def score_of(made: Plan, question: Problem) -> ScoredPlan:
+    found = score_plan(made, question)
     assert found is not None
     return found
 
@@ -61,7 +61,7 @@ def score_of(made: Plan, question: Problem) -> Scored:
 def test_two_zones_with_a_slow_link_sum_in_two_levels() -> None:
     question = problem(zones(2, gpus_per_node=4))
     start = score_of(data_parallel(8), question)
-    better = synced(start, question, Clock(30))
+    better = choose_gradient_sync(Shortlist(start), question, Deadline(30))
     assert better.plan.gradient_sync.domains == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert better.step_s < 0.75 * start.step_s
     assert better == score_of(better.plan, question)
@@ -71,7 +71,7 @@ def test_two_zones_with_a_slow_link_sum_in_two_levels() -> None:
 def test_zones_of_several_nodes_are_domains_as_a_whole() -> None:
     """Four nodes would cross the slow link with three times their gradients and a half, two zones with one."""
     question = problem(zones(2, nodes_per_zone=2))
-    better = synced(score_of(data_parallel(8), question), question, Clock(30))
+    better = choose_gradient_sync(Shortlist(score_of(data_parallel(8), question)), question, Deadline(30))
     assert better.plan.gradient_sync.domains == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
@@ -79,12 +79,12 @@ def test_on_one_node_all_is_as_it_was() -> None:
     question = problem(zones(1, gpus_per_node=4))
     start = score_of(data_parallel(4), question)
     assert start.simulation.syncs[-1].end_s > start.simulation.compute_end_s
-    assert synced(start, question, Clock(30)) is start
+    assert choose_gradient_sync(Shortlist(start), question, Deadline(30)) is start
 
 
 def test_one_rank_per_zone_has_nothing_to_sum_inside() -> None:
     question = problem(zones(4, gpus_per_node=1))
-    better = synced(score_of(data_parallel(4), question), question, Clock(30))
+    better = choose_gradient_sync(Shortlist(score_of(data_parallel(4), question)), question, Deadline(30))
     assert better.plan.gradient_sync.domains == ()
 
 
@@ -95,8 +95,8 @@ def test_small_buckets_hide_behind_the_backward_of_the_layers_below() -> None:
     start = score_of(whole, question)
     sizes = [10**4, 10**9]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hetero.planner.gradient_sync.BUCKET_NUMELS", sizes)
-        better = synced(start, question, Clock(30))
+        patch.setattr("hetero.planner.improve.gradient_sync.BUCKET_NUMELS", sizes)
+        better = choose_gradient_sync(Shortlist(start), question, Deadline(30))
     assert better.plan.gradient_sync.bucket_numel == 10**4
     assert better.step_s < start.step_s
 
@@ -107,8 +107,8 @@ def test_sizes_below_a_layer_are_told_apart() -> None:
     whole = dataclasses.replace(data_parallel(4), gradient_sync=GradientSyncPlan(bucket_numel=8000))
     start = score_of(whole, question)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hetero.planner.gradient_sync.BUCKET_NUMELS", [4000])
-        better = synced(start, question, Clock(30))
+        patch.setattr("hetero.planner.improve.gradient_sync.BUCKET_NUMELS", [4000])
+        better = choose_gradient_sync(Shortlist(start), question, Deadline(30))
     assert better.plan.gradient_sync.bucket_numel == 4000
     assert better.step_s < start.step_s
     assert len(better.simulation.syncs) > len(start.simulation.syncs)
@@ -117,11 +117,11 @@ def test_sizes_below_a_layer_are_told_apart() -> None:
 def test_without_time_the_plan_stays() -> None:
     question = problem(zones(2))
     start = score_of(data_parallel(4), question)
-    assert synced(start, question, Clock(0)) is start
+    assert choose_gradient_sync(Shortlist(start), question, Deadline(0)) is start
 
 
 def test_the_planner_sums_in_two_levels_between_zones_and_in_one_in_a_node() -> None:
-    apart = plan_cluster(problem(zones(2, gpus_per_node=4, seconds=0.01)))
+    apart = planned(problem(zones(2, gpus_per_node=4, seconds=0.01)))
     assert len(apart.plan.gradient_sync.domains) == 2
-    together = plan_cluster(problem(zones(1, gpus_per_node=4)))
+    together = planned(problem(zones(1, gpus_per_node=4)))
     assert together.plan.gradient_sync == GradientSyncPlan()

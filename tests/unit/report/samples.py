@@ -3,15 +3,14 @@
 import dataclasses
 from typing import Any
 
-from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Replica
-from hetero.planner.baselines import Yardstick
-from hetero.planner.cover import Score
-from hetero.planner.finalists import Scored
-from hetero.planner.solver import PlanResult
+from hetero.planner.cover.cover import CoverScore
+from hetero.planner.plan_cluster import PlanResult
+from hetero.planner.reference.yardsticks import Yardstick
+from hetero.planner.scoring import ScoredPlan
 from hetero.report.content import Report
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from tests.helpers.models import llama_model
@@ -39,7 +38,7 @@ def cluster(*node_types: tuple[str, str, int, int] | tuple[str, str, int, int, s
 
 def report_of(spec: ClusterSpec, replicas: list[Replica], *, idle: tuple[int, ...] = (), **overrides: Any) -> Report:
     planned = plan(MODEL, replicas, idle_ranks=idle)
-    costs = CostModel(model=MODEL, seq_length=16, precision="fp32", profiles=shipped_profiles(), data_sheets=True)
+    costs = model_costs(MODEL, seq_length=16, precision="fp32", data_sheets=True)
     parts = {
         "model_name": "small",
         "cluster_name": "room",
@@ -86,15 +85,15 @@ def compared_report(**overrides: Any) -> Report:
         plan=ours.plan,
         simulation=ours.simulation,
         memory=ours.memory,
-        score=Score(compute_s=0.9, sync_s=0.1, milli_price=0),
+        score=CoverScore(compute_s=0.9, sync_s=0.1, milli_price=0),
         bound_s=0.95,
         num_templates=1234,
         planning_s=1.5,
         finished=False,
     )
     others = (
-        Yardstick(name="uniform", best=Scored(plan=ours.plan, simulation=slowest, memory=ours.memory)),
-        Yardstick(name="uniform, fast", best=Scored(plan=ours.plan, simulation=slower, memory=ours.memory)),
+        Yardstick(name="uniform", best=ScoredPlan(plan=ours.plan, simulation=slowest, memory=ours.memory)),
+        Yardstick(name="uniform, fast", best=ScoredPlan(plan=ours.plan, simulation=slower, memory=ours.memory)),
         Yardstick(name="harp", best=None),
     )
     return mixed_report(**{"result": result, "others": others, **overrides})

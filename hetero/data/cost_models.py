@@ -1,0 +1,53 @@
+"""Makes the cost model that a user's arguments ask for, from the shipped profiles and the user's own."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from hetero.cost.layers.latency import CostModel
+from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.data import shipped_profiles
+from hetero.plan.ir import Plan, Precision
+from hetero.serialization import load
+from hetero.spec.model import ModelSpec
+from hetero.spec.profile import Profile
+
+
+def model_costs(
+    model: ModelSpec,
+    *,
+    seq_length: int,
+    precision: Precision,
+    profiles: Iterable[Path] = (),
+    data_sheets: bool = False,
+    runtime: RuntimeModel = HETERO,
+) -> CostModel:
+    """The cost model of ``model``.
+
+    profiles: files of profiles beside the shipped ones.
+    data_sheets: price devices without any profile by their data sheets, instead of refusing them.
+
+    Raises:
+        ConfigError: a file is missing or malformed.
+    """
+    return CostModel(
+        model=model,
+        seq_length=seq_length,
+        precision=precision,
+        profiles=shipped_profiles().plus([load(Profile, path) for path in profiles]),
+        data_sheets=data_sheets,
+        runtime=runtime,
+    )
+
+
+def plan_costs(
+    plan: Plan, *, profiles: Iterable[Path] = (), data_sheets: bool = False, runtime: RuntimeModel = HETERO
+) -> CostModel:
+    """The cost model of the model, sequence length and precision of ``plan``; otherwise as :func:`model_costs`."""
+    return model_costs(
+        plan.model,
+        seq_length=plan.seq_length,
+        precision=plan.precision,
+        profiles=profiles,
+        data_sheets=data_sheets,
+        runtime=runtime,
+    )

@@ -1,0 +1,1 @@
+"""Covers of a cluster by copies of templates: the CP-SAT model, the search with its proof, the plan of a cover."""

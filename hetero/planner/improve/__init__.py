@@ -1,0 +1,1 @@
+"""Passes over finished plans: each takes scored plans and returns one that is not worse."""

@@ -1,0 +1,82 @@
+"""Chooses how a plan sums its gradients: over all holders at once or hierarchically, and in buckets of what size.
+
+Domains are the nodes or the zones of the cluster. Sums inside domains first spare a slow link bytes and latency, and
+cost two more phases inside; small buckets end soon after the last backward, large ones pay a link's latency less often.
+The simulator chooses: first among domains, then, with these, among a few bucket sizes, which is a heuristic.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from hetero.cost.memory import plan_memory
+from hetero.cost.simulation.simulator import with_gradient_sync
+from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.planner.deadline import Deadline
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, is_better, scoring_s
+
+BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
+"""Beside that of the runtime itself."""
+
+SUMS_SHARE = 0.5
+"""Of the time of a whole replay, for the sums alone: who has what when is collected from all of its spans. Where
+weights are gathered, everything is replayed."""
+
+
+def choose_gradient_sync(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """The best plan with the domains, and with these the bucket size, that make its step shortest.
+
+    As it is on one node, if no gradient sum shows in its step, or if nothing shortens it before ``deadline`` is over.
+    """
+    best = choose_domains(shortlist.best, problem, deadline)
+    for numel in BUCKET_NUMELS if _could_be_shorter(best, problem) else ():
+        best = _better(best, dataclasses.replace(best.plan.gradient_sync, bucket_numel=numel), problem, deadline)
+    return best
+
+
+def choose_domains(best: ScoredPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """``best`` with the domains that make its step shortest, under the same conditions."""
+    if deadline.is_over():
+        return best
+    for domains in _domains(best.plan, problem) if _could_be_shorter(best, problem) else ():
+        best = _better(best, dataclasses.replace(best.plan.gradient_sync, domains=domains), problem, deadline)
+    return best
+
+
+def _could_be_shorter(best: ScoredPlan, problem: Problem) -> bool:
+    """Whether gradient sums between nodes show in the step."""
+    nodes = {problem.topology.node(rank) for _, _, stage in best.plan.stages() for rank in stage.ranks}
+    summed_s = max((sync.end_s for sync in best.simulation.syncs), default=0.0)
+    # The first forwards wait for what is gathered.
+    shows = summed_s > best.simulation.compute_end_s or any(gather.end_s > 0 for gather in best.simulation.gathers)
+    return len(nodes) > 1 and shows
+
+
+def _better(best: ScoredPlan, sync: GradientSyncPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """``best``, or the same plan with ``sync`` if that is better and fits."""
+    share = 1.0 if best.simulation.gathers else SUMS_SHARE
+    if deadline.is_over() or sync == best.plan.gradient_sync or not deadline.has(share * scoring_s(best.plan)):
+        return best
+    simulation = with_gradient_sync(best.simulation, sync, problem.topology, problem.costs)
+    changed = dataclasses.replace(best, plan=simulation.plan, simulation=simulation)
+    if not is_better(changed, best, problem):
+        return best
+    if sync.domains == best.plan.gradient_sync.domains:
+        return changed  # Only the communicators take memory.
+    memory = plan_memory(changed.plan, problem.costs)
+    if bytes_over_capacity(changed.plan, problem, memory):
+        return best
+    return dataclasses.replace(changed, memory=memory)
+
+
+def _domains(plan: Plan, problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The working ranks by node and by zone, as far as that makes several domains, and one of several ranks."""
+    working = sorted(set(plan.ranks()).difference(plan.idle_ranks))
+    nodes: dict[int, list[int]] = {}
+    zones: dict[str, list[int]] = {}
+    for rank in working:
+        nodes.setdefault(problem.topology.node(rank), []).append(rank)
+        zones.setdefault(problem.topology.zone(rank), []).append(rank)
+    for found in (list(nodes.values()), list(zones.values())):
+        if 1 < len(found) < len(working):
+            yield tuple(map(tuple, found))

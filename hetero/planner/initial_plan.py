@@ -1,0 +1,146 @@
+"""Makes an initial plan in a moment, so that there is one to return whenever time runs out later.
+
+Whole replicas come first: of each node type the fastest small pipeline that holds the model, as many copies as there is
+room for, on one node type or on all of them with the samples shared out by speed. Where no node type holds the model
+alone, the pipeline that needs the least memory (:mod:`hetero.planner.replica.least_memory`) is a plan, if there is any.
+The uniform plans of Megatron's flags follow. All of these are heuristics.
+
+Two shapes of published planners, which the template space may not hold, are looked at as well.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan
+from hetero.planner.cover.cover import Copies, Cover, CoverScore, divide_batch, score_cover
+from hetero.planner.cover.expand import expand
+from hetero.planner.cover.sync_tiers import SyncTiers
+from hetero.planner.deadline import Deadline
+from hetero.planner.problem import Problem
+from hetero.planner.reference.grid_plans import every_uniform
+from hetero.planner.reference.listed_plans import best_plan
+from hetero.planner.reference.published_planners import autohet_plans, harp_plans
+from hetero.planner.replica.least_memory import LeastMemoryPipeline
+from hetero.planner.replica.stage_options import StageOptionTable
+from hetero.planner.replica.template_space import TemplateSpace
+from hetero.planner.replica.templates import Template, milli_price
+from hetero.planner.scoring import ScoredPlan, better_of, price_per_hour, score_fitted
+from hetero.planner.time_shares import TimeShare
+
+MOST_SCORED = 4
+"""Covers by whole replicas that are simulated, the best by the formula first."""
+
+
+def initial_plan(
+    problem: Problem,
+    stage_options: StageOptionTable,
+    sync_tiers: SyncTiers,
+    deadline: Deadline,
+    *,
+    share: float = TimeShare.INITIAL_PLAN.share,
+) -> ScoredPlan | None:
+    """The best plan of those that are quick to make; ``None`` if none fits, or ``deadline`` is over before one is
+    found.
+
+    share: of ``deadline``, after which a plan that was found is enough.
+    """
+    enough = deadline.part(share)
+    best: ScoredPlan | None = None
+    longest = TimeShare.FIRST_PIPELINE.of(deadline)
+    templates_enough = TimeShare.INITIAL_TEMPLATES.of(enough)
+    for plan in _by_whole_replicas(problem, stage_options, sync_tiers, longest, templates_enough):
+        if best is not None and enough.is_over():
+            break
+        best = better_of(best, _score(plan, problem, deadline), problem)
+    if best is None:
+        smallest = LeastMemoryPipeline(problem, StageOptionTable(problem, num_gradient_groups=0)).plan()
+        best = _score(smallest, problem, deadline) if smallest is not None else None
+    if problem.goal == "time" and problem.budget_per_hour is None:
+        uniform = best_plan(
+            itertools.chain.from_iterable(every_uniform(problem, stage_options).values()),
+            problem,
+            deadline.part(share) if best is None else enough,
+        )
+        best = better_of(best, uniform, problem)
+    return best
+
+
+def published_shape(problem: Problem, stage_options: StageOptionTable, deadline: Deadline) -> ScoredPlan | None:
+    """The best plan of two shapes that published planners make: one replica over all nodes with data parallelism across
+    them (HARP), and equal replicas of one tp (AutoHet).
+
+    Returns:
+        ``None`` if none fits, or if the problem is about money, which neither planner knows.
+    """
+    if problem.goal == "money" or problem.budget_per_hour is not None:
+        return None
+    best = best_plan(harp_plans(problem, stage_options), problem, TimeShare.HARP.of(deadline))
+    return better_of(best, best_plan(autohet_plans(problem, stage_options), problem, deadline.part(1.0)), problem)
+
+
+def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+    """Score a plan within the budget; ``None`` if it does not fit or cannot be made."""
+    if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
+        return None
+    try:
+        return score_fitted(plan, problem, deadline)
+    except (PlanError, ConfigError):
+        return None  # A link that only this plan needs is missing, for instance.
+
+
+def _by_whole_replicas(
+    problem: Problem, stage_options: StageOptionTable, sync_tiers: SyncTiers, deadline: Deadline, enough: Deadline
+) -> Iterator[Plan]:
+    """Plans of the best covers, by the formula."""
+    fastest: dict[int, dict[int, Template]] = {}
+    for template in TemplateSpace(problem, stage_options).of_one_node_type():
+        if deadline.is_over():
+            break
+        if template is None:
+            continue
+        (node_type,) = (k for k, n in enumerate(template.devices) if n)
+        of_samples = fastest.setdefault(template.samples, {})
+        if node_type not in of_samples or _rate(template) > _rate(of_samples[node_type]):
+            of_samples[node_type] = template
+        if enough.is_over():
+            break
+    covers: dict[Cover, CoverScore] = {}
+    for templates in fastest.values():
+        alone = [[template] for template in templates.values()]
+        for chosen in (list(templates.values()), *alone):
+            if (cover := _cover(chosen, problem)) is not None:
+                covers[cover] = score_cover(cover, problem, sync_tiers)
+    by_goal = sorted(covers.items(), key=lambda item: item[1].money if problem.goal == "money" else item[1].step_s)
+    for cover, _ in by_goal[:MOST_SCORED]:
+        yield expand(cover, problem)
+
+
+def _rate(template: Template) -> float:
+    """Samples per second and device."""
+    return template.rate / sum(template.devices)
+
+
+def _cover(templates: Sequence[Template], problem: Problem) -> Cover | None:
+    """As many copies of each as there is room, samples and money for; ``None`` if samples do not divide."""
+    batch = problem.global_batch_size
+    rate = sum(_room(template, problem) * template.rate for template in templates)
+    copies = []
+    for template in templates:
+        room = _room(template, problem)
+        # A replica has a microbatch at least, and of those a part that is its speed's.
+        most = int(batch // template.samples * room * template.rate / rate)
+        copies.append((template, max(1, min(room, most))))
+    if len(copies) == 1:
+        ((template, number),) = copies
+        microbatches, rest = divmod(batch, template.samples)
+        return None if rest or microbatches < number else (Copies(template, number, microbatches),)
+    longest_s = max(template.seconds(-(-batch // template.samples)) for template in templates)
+    return divide_batch(copies, batch, longest_s)
+
+
+def _room(template: Template, problem: Problem) -> int:
+    room = min(k.num_devices // n for k, n in zip(problem.node_types, template.devices, strict=True) if n)
+    if problem.budget_per_hour is not None and (price := milli_price(template, problem)):
+        room = min(room, int(problem.budget_per_hour * 1000) // price)
+    return max(1, room)

@@ -1,0 +1,188 @@
+"""Plans a cluster: stage options, replica templates, a cover of the cluster by them, and passes over the best plans."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from hetero.cost.memory import MemoryParts
+from hetero.cost.simulation.simulator import Simulation
+from hetero.plan.ir import Plan
+from hetero.planner.cover.cheapest import cheaper_covers
+from hetero.planner.cover.cover import Cover, CoverScore
+from hetero.planner.cover.expand import expand
+from hetero.planner.cover.hill_climbing import HillClimbing
+from hetero.planner.cover.lower_bound import lower_bound_s
+from hetero.planner.cover.search import MOST_COVERS, TOLERANCE, Search, SearchProgress
+from hetero.planner.cover.shortlist import scored_covers
+from hetero.planner.cover.sync_tiers import SyncTiers
+from hetero.planner.deadline import Deadline
+from hetero.planner.improve.gradient_sync import choose_domains
+from hetero.planner.improve.passes import improved
+from hetero.planner.initial_plan import initial_plan, published_shape
+from hetero.planner.problem import Problem
+from hetero.planner.replica.feasibility import check_devices, check_links, check_model_fits, nothing_found
+from hetero.planner.replica.stage_options import StageOptionTable
+from hetero.planner.replica.template_space import TemplateSpace
+from hetero.planner.replica.templates import Template
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of
+from hetero.planner.time_shares import TimeShare
+
+GRADIENT_GROUPS = (3, 8, 24)
+"""Sets of ranks with which a device is assumed to sum gradients, until a plan fits the memory model itself."""
+
+ProgressReport = Callable[[SearchProgress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """A plan and what is known about it.
+
+    simulation: its predicted step.
+    memory: peak parts of one device of every stage, by replica and stage.
+    score: the shortest step that the search found, by its own formula; the bound is on this one. The plan may be
+        another of its best covers, since the simulator chooses among them. ``None`` if time ran out before there was a
+        cover: the plan is then one of those that are made first.
+    bound_s: no cover of the cluster by templates of the space has a shorter step by that formula.
+    lower_bound_s: no plan whatever has a shorter step, by formula or simulator.
+    finished: the space was enumerated and the search ended by itself, and neither by the time limit.
+    """
+
+    plan: Plan
+    simulation: Simulation
+    memory: Mapping[tuple[int, int], MemoryParts]
+    score: CoverScore | None
+    bound_s: float
+    lower_bound_s: float = 0.0
+    num_templates: int
+    planning_s: float
+    finished: bool
+
+    @property
+    def scored(self) -> ScoredPlan:
+        """The plan as yardsticks are shown beside it."""
+        return ScoredPlan(plan=self.plan, simulation=self.simulation, memory=self.memory)
+
+    @property
+    def gap(self) -> float:
+        """By how much at most the best cover's step is above the shortest one, relative to it and by the formula;
+        without a cover the plan's own step."""
+        return max(0.0, 1 - self.bound_s / (self.simulation if self.score is None else self.score).step_s)
+
+
+def plan_cluster(
+    problem: Problem,
+    *,
+    report: ProgressReport | None = None,
+    tolerance: float = TOLERANCE,
+    deadline: Deadline | None = None,
+) -> PlanResult:
+    """The best plan for ``problem`` that is found within its time limit.
+
+    tolerance: relative; covers that are better by less are not looked for.
+    deadline: in place of the problem's time limit, such as one that counts work instead of seconds.
+
+    Raises:
+        PlanError: no plan fits, and the message says what is short by how much and what would help; or time ran out
+            before there was any plan, of which nobody knows then whether it exists.
+        ConfigError: a device has no profile, or a link is missing.
+    """
+    deadline = deadline or Deadline(TimeShare.PLANNING.share * problem.time_limit_s)
+    check_links(problem)
+    sync_tiers = SyncTiers(problem)
+    stage_options = StageOptionTable(problem)
+    check_devices(problem, stage_options)
+    initial = initial_plan(problem, stage_options, sync_tiers, deadline)
+    if initial is None:
+        check_model_fits(problem)
+    published = published_shape(problem, stage_options, TimeShare.PUBLISHED_SHAPES.of(deadline))
+    initial = better_of(initial, published, problem)
+    for num_gradient_groups in GRADIENT_GROUPS:
+        stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups)
+        found = _search(problem, stage_options, sync_tiers, deadline, report=report, tolerance=tolerance)
+        if found.plans or not found.covers or deadline.is_over():
+            break
+    if initial is not None:
+        initial = choose_domains(initial, problem, TimeShare.SHORTLIST.of(deadline))
+    best = better_of(found.plans[0] if found.plans else None, initial, problem)
+    if best is None:
+        in_time = not deadline.is_over() and not deadline.left_something_out
+        raise nothing_found(problem, found.templates, complete=found.complete and in_time)
+    best = improved(Shortlist(best, found.plans, found.estimated(problem)), problem, deadline)
+    return _result(best, found, lower_bound_s(problem, stage_options), deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What templates, search and simulator found.
+
+    covers: the best ones, and what hill climbing made of them.
+    plans: those of the covers that fit, the best first.
+    complete: no limit cut enumeration or search short.
+    """
+
+    templates: tuple[Template, ...]
+    covers: tuple[tuple[Cover, CoverScore], ...]
+    plans: tuple[ScoredPlan, ...]
+    bound_s: float
+    complete: bool
+
+    def estimated(self, problem: Problem) -> tuple[EstimatedPlan, ...]:
+        """The plans of the best covers with the steps that the formula gives them."""
+        return tuple(
+            EstimatedPlan(score.step_s, partial(expand, cover, problem)) for cover, score in self.covers[:MOST_COVERS]
+        )
+
+
+def _search(
+    problem: Problem,
+    stage_options: StageOptionTable,
+    sync_tiers: SyncTiers,
+    deadline: Deadline,
+    *,
+    report: ProgressReport | None,
+    tolerance: float,
+) -> _Found:
+    """Templates, the best covers by them, and these covers' plans."""
+    space = TemplateSpace(problem, stage_options)
+    templates = space.templates(TimeShare.TEMPLATES.of(deadline))
+    search = Search(problem, sync_tiers, templates, TimeShare.SEARCH.of(deadline), tolerance=tolerance, report=report)
+    found = search.run()
+    climbing = HillClimbing(problem, stage_options, sync_tiers, TimeShare.HILL_CLIMBING.of(deadline))
+    covers = alternating(climbing.climb(found.covers), found.covers)
+    if problem.goal == "money":
+        covers = cheaper_covers(covers, problem, sync_tiers, templates, deadline)
+    simulating = TimeShare.SHORTLIST.of(deadline)
+    finish = partial(choose_domains, problem=problem, deadline=simulating)
+    plans = scored_covers((cover for cover, _ in covers[:MOST_COVERS]), problem, simulating, finish=finish)
+    return _Found(
+        templates=tuple(templates),
+        covers=covers,
+        plans=tuple(plans),
+        bound_s=found.bound_s,
+        complete=space.is_complete and found.finished,
+    )
+
+
+def alternating(
+    climbed: Sequence[tuple[Cover, CoverScore]], found: Sequence[tuple[Cover, CoverScore]]
+) -> tuple[tuple[Cover, CoverScore], ...]:
+    """The covers of both, one of each in turn: what hill climbing makes of one cover is alike, and the simulator may
+    prefer another."""
+    both = dict.fromkeys(itertools.chain.from_iterable(itertools.zip_longest(climbed, found)))
+    return tuple(each for each in both if each is not None)
+
+
+def _result(best: ScoredPlan, found: _Found, lower_bound_s: float, deadline: Deadline) -> PlanResult:
+    shortest = min((each for _, each in found.covers), key=lambda each: each.step_s, default=None)
+    return PlanResult(
+        plan=best.plan,
+        simulation=best.simulation,
+        memory=best.memory,
+        score=shortest,
+        bound_s=lower_bound_s if shortest is None else min(found.bound_s, shortest.step_s),
+        lower_bound_s=lower_bound_s,
+        num_templates=len(found.templates),
+        planning_s=deadline.elapsed_s,
+        finished=found.complete,
+    )

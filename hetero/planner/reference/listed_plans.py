@@ -1,0 +1,52 @@
+"""Searches a list of plans for the best one: all of them by a formula, the best of these by the simulator."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from hetero.errors import ConfigError, PlanError
+from hetero.planner.deadline import Deadline
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, score_plan, score_with_smaller_depths
+from hetero.planner.time_shares import TimeShare
+
+CLOSE = 1.1
+"""Plans whose seconds by a formula are above so many times the best simulated ones are not simulated."""
+
+LARGE_CLUSTER = 256
+
+MOST_SIMULATED, SIMULATED_IF_LARGE = 200, 12
+"""Plans of one list that are simulated, the best by the formula first."""
+
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
+"""That listed plans may have."""
+
+MOST_STAGES = 32
+"""That listed plans may have."""
+
+Listing = Iterator[EstimatedPlan | None]
+"""``None`` stands for what was looked at in vain, so that whoever lists can look at the deadline."""
+
+
+def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+    """Find the best of the listed plans by the simulator: half of the time lists them, half simulates the best by the
+    formula; ``None`` if none fits."""
+    if deadline.is_over():
+        return None
+    until = TimeShare.LISTING.of(deadline)
+    listed = [each for each in itertools.takewhile(lambda _: not until.is_over(), listing) if each is not None]
+    best: ScoredPlan | None = None
+    simulated = 0
+    most = MOST_SIMULATED if problem.cluster.num_devices <= LARGE_CLUSTER else SIMULATED_IF_LARGE
+    for candidate in sorted(listed, key=lambda candidate: candidate.step_s):
+        if deadline.is_over() or (best is not None and (candidate.step_s > CLOSE * best.step_s or simulated >= most)):
+            break
+        try:
+            plan = candidate.make()
+            found = score_plan(plan, problem, deadline) or score_with_smaller_depths(plan, problem, deadline)
+        except (PlanError, ConfigError):
+            continue  # A grid that tears a tensor-parallel group apart, for instance.
+        if found is not None:
+            simulated += 1
+            if best is None or found.step_s < best.step_s:
+                best = found
+    return best

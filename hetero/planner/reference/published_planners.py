@@ -1,0 +1,148 @@
+"""Lists plans in the shapes that AutoHet and HARP look for, as covers by templates.
+
+AutoHet (arXiv 2512.20953) makes replicas of near-equal power with equal shares, one tp, and layers by measured speed
+and memory. HARP (arXiv 2509.24859) makes one pipeline over all sub-clusters, with tensor and data parallelism inside
+one.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from hetero.planner.cover.cover import Copies, score_cover
+from hetero.planner.cover.expand import expand
+from hetero.planner.cover.sync_tiers import SyncTiers
+from hetero.planner.problem import PlannerNodeType, Problem
+from hetero.planner.reference.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES, Listing
+from hetero.planner.replica.boundary_costs import PlacedSlot
+from hetero.planner.replica.stage_options import Slot, StageOptionTable
+from hetero.planner.replica.templates import TemplateFactory
+from hetero.planner.scoring import EstimatedPlan
+
+
+def autohet_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
+    """List mixed replicas with an equal part of every node type, and replicas of one node type each; all take equal
+    shares."""
+    factory, sync_tiers = TemplateFactory(problem, stage_options), SyncTiers(problem)
+    node_types = stage_options.usable_node_types
+    for tp in sorted({tp for node_type in node_types for tp in stage_options.degrees(node_type.gpus_per_node)}):
+        if any(node_type.gpus_per_node % tp for node_type in node_types):
+            continue
+        groups = [node_type.num_devices // tp for node_type in node_types]
+        for samples in MICRO_BATCH_SIZES:
+            for replicas in range(1, max(groups) + 1):
+                if all(count % replicas == 0 for count in groups):
+                    orders = itertools.permutations(
+                        [(node_type, count // replicas) for node_type, count in zip(node_types, groups, strict=True)]
+                    )
+                    for parts in orders:
+                        yield from _equal_shares(problem, sync_tiers, factory, [(parts, replicas)], tp, samples)
+            divisors = [[n for n in range(1, count + 1) if count % n == 0] for count in groups]
+            for numbers in itertools.product(*divisors):
+                if len(node_types) > 1:
+                    parts_of = [
+                        (((node_type, count // n),), n)
+                        for node_type, count, n in zip(node_types, groups, numbers, strict=True)
+                    ]
+                    yield from _equal_shares(problem, sync_tiers, factory, parts_of, tp, samples)
+
+
+def _equal_shares(
+    problem: Problem,
+    sync_tiers: SyncTiers,
+    factory: TemplateFactory,
+    compositions: Sequence[tuple[Sequence[tuple[PlannerNodeType, int]], int]],
+    tp: int,
+    samples: int,
+) -> Listing:
+    """List the plan of such replicas with equal shares."""
+    total = sum(count for _, count in compositions)
+    each, rest = divmod(problem.global_batch_size, total * samples)
+    if rest or not each:
+        yield None
+        return
+    copies = []
+    for parts, count in compositions:
+        if sum(size for _, size in parts) > min(MOST_STAGES, problem.model.num_layers):
+            yield None
+            return
+        placed_slots = tuple(
+            PlacedSlot(
+                Slot(node_type.index, tp, tp), i * tp // node_type.gpus_per_node, i * tp % node_type.gpus_per_node
+            )
+            for node_type, size in parts
+            for i in range(size)
+        )
+        template = factory.balanced(placed_slots, samples)
+        if template is None:
+            yield None
+            return
+        copies.append(Copies(template, count, count * each))
+    cover = tuple(copies)
+    yield EstimatedPlan(score_cover(cover, problem, sync_tiers).step_s, lambda: expand(cover, problem))
+
+
+def harp_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
+    """List pipelines over everything: each node type is cut into equal stages, of any tp and as much dp as is left.
+
+    Few stages and small tp come first, so that a search that is cut short has seen what is mostly best.
+    """
+    factory, sync_tiers = TemplateFactory(problem, stage_options), SyncTiers(problem)
+    node_types = stage_options.usable_node_types
+    choices = []
+    for node_type in node_types:
+        choices.append(
+            [
+                (node_type, num_stages, tp)
+                for num_stages in range(1, min(node_type.num_devices, 16) + 1)
+                if node_type.num_devices % num_stages == 0
+                for tp in stage_options.degrees(node_type.gpus_per_node)
+                if node_type.num_devices // num_stages % tp == 0
+            ]
+        )
+    most = min(MOST_STAGES, problem.model.num_layers)
+    for chosen in itertools.chain.from_iterable(
+        _chosen(choices, stages) for stages in range(len(node_types), most + 1)
+    ):
+        for order in itertools.permutations(chosen):
+            for samples in (2**i for i in range(11)):
+                if problem.global_batch_size % samples:
+                    continue
+                placed_slots = tuple(
+                    PlacedSlot(
+                        Slot(node_type.index, size, tp),
+                        i * size // node_type.gpus_per_node,
+                        i * size % node_type.gpus_per_node,
+                    )
+                    for node_type, num_stages, tp in order
+                    for size in [node_type.num_devices // num_stages]
+                    for i in range(num_stages)
+                )
+                template = factory.balanced(placed_slots, samples)
+                if template is None:
+                    yield None
+                else:
+                    cover = (Copies(template, 1, problem.global_batch_size // samples),)
+                    yield EstimatedPlan(
+                        score_cover(cover, problem, sync_tiers).step_s,
+                        partial(expand, cover, problem),
+                    )
+
+
+_Choice = tuple[PlannerNodeType, int, int]
+"""A node type, the number of its stages, and their tp."""
+
+
+def _chosen(choices: Sequence[Sequence[_Choice]], stages: int) -> list[tuple[_Choice, ...]]:
+    """Every choice of one way per node type with ``stages`` stages in all, small tp first."""
+
+    def extend(chosen: tuple[_Choice, ...], left: int) -> Iterator[tuple[_Choice, ...]]:
+        if len(chosen) == len(choices):
+            if not left:
+                yield chosen
+            return
+        for choice in choices[len(chosen)]:
+            if choice[1] <= left:
+                yield from extend((*chosen, choice), left - choice[1])
+
+    return sorted(extend((), stages), key=lambda chosen: sum(tp for _, _, tp in chosen))

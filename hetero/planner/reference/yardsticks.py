@@ -1,0 +1,57 @@
+"""Plans as others do, each at its best and scored by the same simulator: yardsticks for the planner.
+
+uniform         Megatron-LM: one (tp, pp, dp, microbatch, recomputation) for all GPUs, by exhaustive search
+uniform, <types> the same on the GPUs of some of the node types, the others idle
+whale           Whale (arXiv 2011.09208): a uniform grid whose layers and samples follow the devices' peak FLOPS
+autohet         AutoHet (arXiv 2512.20953): replicas of near-equal power with equal shares, one tp, layers by measured
+                speed and memory
+harp            HARP (arXiv 2509.24859): one pipeline over all sub-clusters, tensor and data parallelism inside one
+
+Each is our reading of a published idea with this project's costs, memory check and runtime, not the authors' program.
+"""
+
+from dataclasses import dataclass
+
+from hetero.planner.deadline import Deadline
+from hetero.planner.problem import Problem
+from hetero.planner.reference.grid_plans import every_uniform, whale_plans
+from hetero.planner.reference.listed_plans import best_plan
+from hetero.planner.reference.published_planners import autohet_plans, harp_plans
+from hetero.planner.replica.stage_options import StageOptionTable
+from hetero.planner.scoring import ScoredPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """A yardstick's best plan; ``None`` if none of its plans fits."""
+
+    name: str
+    best: ScoredPlan | None
+
+
+def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, ...]:
+    """The best plan of each yardstick in the order of this file's head; each is searched for ``limit_s`` seconds at
+    most.
+
+    Half of the time goes into listing plans with their seconds by a formula, half into simulating the best of them.
+    """
+    stage_options = StageOptionTable(problem)
+    every = every_uniform(problem, stage_options) | {
+        "whale": whale_plans(problem, stage_options),
+        "autohet": autohet_plans(problem, stage_options),
+        "harp": harp_plans(problem, stage_options),
+    }
+    return tuple(
+        Yardstick(name=name, best=best_plan(plans, problem, Deadline(limit_s))) for name, plans in every.items()
+    )
+
+
+def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick | None:
+    """The fastest uniform plan, on all GPUs or on those of some node types; ``None`` if none fits."""
+    every = every_uniform(problem, StageOptionTable(problem))
+    found = [Yardstick(name=name, best=best_plan(plans, problem, Deadline(limit_s))) for name, plans in every.items()]
+    return min(
+        (each for each in found if each.best is not None),
+        key=lambda each: each.best.step_s if each.best is not None else 0.0,
+        default=None,
+    )

@@ -1,0 +1,1 @@
+"""What one pipeline may be: stage options, layers and depths of a pipeline, and the template space."""

@@ -1,0 +1,199 @@
+"""Lists what one stage may be: a part of a node, cut by tensor and data parallelism, with its price in seconds and
+bytes.
+
+Tensor parallelism stays inside a node, so a stage is ``gpus`` devices of one node: ``tp`` x ``dp``.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetero.plan.ir import Recompute
+from hetero.planner.problem import PlannerNodeType, Problem
+from hetero.planner.replica.footprint import Footprint, Footprints
+from hetero.spec.devices import device_type
+from hetero.spec.model import ModelSpec
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+"""In ascending time and descending memory."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """The devices of one stage: ``gpus`` of one node of type ``node_type``, ``tp`` of which share a layer."""
+
+    node_type: int
+    gpus: int
+    tp: int
+
+    @property
+    def dp(self) -> int:
+        return self.gpus // self.tp
+
+
+@dataclass(frozen=True, slots=True)
+class StageOption:
+    """One way to run a slot: a microbatch and a recomputation, in seconds and bytes.
+
+    layer_s: forward and backward of one block for one microbatch; ``embedding_s`` and ``head_s`` likewise.
+    backwards_s: the backward's part of these three.
+    updates_s: of the weights of one block, of the embedding, and of the head.
+    """
+
+    micro_batch_size: int
+    recompute: Recompute
+    layer_s: float
+    embedding_s: float
+    head_s: float
+    backwards_s: tuple[float, float, float]
+    updates_s: tuple[float, float, float]
+    memory: Footprint
+    capacity_bytes: int
+
+    def seconds(self, num_layers: int, *, first: bool, last: bool) -> float:
+        """Seconds of forward and backward of one microbatch, t_s."""
+        return num_layers * self.layer_s + first * self.embedding_s + last * self.head_s
+
+    def backward_s(self, num_layers: int, *, first: bool, last: bool) -> float:
+        """Seconds of the backward of one microbatch."""
+        return num_layers * self.backwards_s[0] + first * self.backwards_s[1] + last * self.backwards_s[2]
+
+    def update_s(self, num_layers: int, *, first: bool, last: bool) -> float:
+        """Seconds of the update of the stage's weights."""
+        return num_layers * self.updates_s[0] + first * self.updates_s[1] + last * self.updates_s[2]
+
+    def fits(self, num_layers: int, depth: int, *, first: bool, last: bool) -> bool:
+        """Whether ``num_layers`` with ``depth`` microbatches in flight stay within the device's memory."""
+        return self.memory.bytes(num_layers, depth, first=first, last=last) <= self.capacity_bytes
+
+    def most_layers(self, depth: int, *, first: bool, last: bool) -> int:
+        """The most layers that fit with ``depth`` microbatches in flight; 0 if none does."""
+        return self.memory.most_layers(self.capacity_bytes, depth, first=first, last=last)
+
+    def deepest(self, num_layers: int, *, first: bool, last: bool) -> int:
+        """The most microbatches in flight that fit with ``num_layers``; 0 if not even one does."""
+        return self.memory.deepest(self.capacity_bytes, num_layers, first=first, last=last)
+
+
+class StageOptionTable:
+    """Prices the stage options of a problem when they are first asked for."""
+
+    def __init__(self, problem: Problem, *, num_gradient_groups: int = 3, optimizer_ways: int | None = None) -> None:
+        self._problem = problem
+        self._footprints = Footprints(problem, num_gradient_groups=num_gradient_groups, optimizer_ways=optimizer_ways)
+        self._known_updates: dict[tuple[str, int], tuple[float, float, float]] = {}
+        self._single: dict[tuple[Slot, int, Recompute], StageOption] = {}
+        self._options: dict[tuple[Slot, int], tuple[StageOption, ...]] = {}
+
+    @cached_property
+    def usable_node_types(self) -> tuple[PlannerNodeType, ...]:
+        """The node types whose devices can do the precision."""
+        precision = self._problem.precision
+        return tuple(
+            node_type for node_type in self._problem.node_types if precision in device_type(node_type.device).precisions
+        )
+
+    def degrees(self, gpus: int) -> tuple[int, ...]:
+        """Legal tensor-parallel degrees of ``gpus`` devices, ascending."""
+        return tuple(tp for tp in self.legal_tps(gpus) if gpus % tp == 0)
+
+    def legal_tps(self, most: int) -> tuple[int, ...]:
+        """Every tensor-parallel degree up to ``most`` that the validator lets pass, ascending.
+
+        megatron-core trains experts under tensor parallelism only with sequence parallelism.
+        """
+        problem = self._problem
+        return tuple(
+            tp
+            for tp in range(1, most + 1)
+            if divides(problem.model, tp)
+            and (tp == 1 or problem.model.num_experts is None or problem.splits_sequence(tp))
+        )
+
+    def of(self, slot: Slot, samples: int) -> tuple[StageOption, ...]:
+        """The options of ``slot`` for microbatches of ``samples``, fastest first; empty if dp does not divide them.
+
+        An option that is neither faster nor smaller than another is left out.
+        """
+        key = slot, samples
+        if key not in self._options:
+            found: list[StageOption] = []
+            if samples % slot.dp == 0:
+                for recompute in RECOMPUTES:
+                    option = self.option(slot, samples // slot.dp, recompute)
+                    if not any(_dominates(other, option, self._problem.model.num_layers) for other in found):
+                        found.append(option)
+            self._options[key] = tuple(sorted(found, key=lambda option: option.layer_s))
+        return self._options[key]
+
+    def _updates(self, device: str, tp: int) -> tuple[float, float, float]:
+        if (device, tp) not in self._known_updates:
+            block, embedding, head = (
+                self._problem.costs.update(part, device=device, tp=tp)[0] for part in ("block", "embedding", "head")
+            )
+            self._known_updates[device, tp] = block, embedding, head
+        return self._known_updates[device, tp]
+
+    def option(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
+        """One option by itself, dominated or not."""
+        key = slot, micro_batch_size, recompute
+        if key not in self._single:
+            self._single[key] = self._priced(slot, micro_batch_size, recompute)
+        return self._single[key]
+
+    def _priced(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
+        node_type = self._problem.node_types[slot.node_type]
+        costs = self._problem.costs
+        embedding, head = (
+            costs.layer(part, device=node_type.device, tp=slot.tp, micro_batch_size=micro_batch_size)
+            for part in ("embedding", "head")
+        )
+        embedding_s = embedding.forward_s + embedding.backward_s
+        head_s = head.forward_s + head.backward_s
+        # The first layer alone; in a model of one layer the head is with it.
+        first = costs.stage(
+            device=node_type.device,
+            first_layer=0,
+            end_layer=1,
+            tp=slot.tp,
+            micro_batch_size=micro_batch_size,
+            recompute=recompute,
+        )
+        return StageOption(
+            micro_batch_size=micro_batch_size,
+            recompute=recompute,
+            layer_s=first.microbatch_s - embedding_s - head_s * (self._problem.model.num_layers == 1),
+            embedding_s=embedding_s,
+            head_s=head_s,
+            backwards_s=(
+                first.backward_s - embedding.backward_s - head.backward_s * (self._problem.model.num_layers == 1),
+                embedding.backward_s,
+                head.backward_s,
+            ),
+            updates_s=self._updates(node_type.device, slot.tp),
+            memory=self._footprints.of(
+                device=node_type.device,
+                tp=slot.tp,
+                dp=slot.gpus // slot.tp,
+                micro_batch_size=micro_batch_size,
+                recompute=recompute,
+            ),
+            capacity_bytes=node_type.memory_bytes,
+        )
+
+
+def _dominates(a: StageOption, b: StageOption, num_layers: int) -> bool:
+    """Whether ``a`` is neither slower nor larger than ``b``; memory is compared at a few points, which is a
+    heuristic."""
+    return a.layer_s <= b.layer_s and all(
+        a.memory.bytes(layers, depth, first=False, last=False) <= b.memory.bytes(layers, depth, first=False, last=False)
+        for layers in (1, num_layers)
+        for depth in (1, 16)
+    )
+
+
+def divides(model: ModelSpec, tp: int) -> bool:
+    """Whether ``tp`` divides every dimension of ``model`` that tensor parallelism cuts."""
+    cut = [model.num_attention_heads, model.num_query_groups, model.ffn_hidden_size, model.padded_vocab_size]
+    if model.moe_ffn_hidden_size is not None:
+        cut.append(model.moe_ffn_hidden_size)
+    return all(size % tp == 0 for size in cut)

@@ -1,0 +1,205 @@
+"""Scores plans: checked by the validator and the memory model, timed by the simulator, compared by the problem's goal.
+
+A plan that is short of memory by a little may fit with smaller depths, or with more recomputation; the same is tried
+everywhere.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hetero.cost.memory import MemoryParts, device_memory, plan_memory
+from hetero.cost.simulation.simulator import Simulation, simulate
+from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.ir import Plan, Recompute, Replica, StageKey
+from hetero.plan.validate import least_in_flight, validate
+from hetero.planner.deadline import Deadline
+from hetero.planner.problem import Problem
+
+REPLAY_S, REPLAY_MESSAGES_S = 2e-5, 4e-5
+"""Of one stage and one microbatch, as seen on one core, and what is added where there are neighbours."""
+
+STAGE_S = 4e-4
+"""Of one stage, for what does not depend on its microbatches."""
+
+MORE_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full", "full": "full"}
+"""What to recompute where memory is short."""
+
+ENOUGH = 0.9998
+"""A change has to better the goal by this factor: what is less is not worth another plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredPlan:
+    """A legal plan that fits, with its prediction.
+
+    memory: parts of one device of every stage at the device's peak, by replica and stage.
+    """
+
+    plan: Plan
+    simulation: Simulation
+    memory: Mapping[StageKey, MemoryParts]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.simulation.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedPlan:
+    """A plan that is made only if the estimate of its step is among the best.
+
+    step_s: by a formula, not by the simulator.
+    """
+
+    step_s: float
+    make: Callable[[], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The plans that are left for improvement.
+
+    best: of all plans so far.
+    others: other good ones, the best first; ``best`` may be among them.
+    estimated: plans of good covers, the best by the formula first.
+    """
+
+    best: ScoredPlan
+    others: tuple[ScoredPlan, ...] = ()
+    estimated: tuple[EstimatedPlan, ...] = ()
+
+    def starts(self, most: int) -> tuple[ScoredPlan, ...]:
+        """The first plans to start from, ``best`` ahead of all; at most so many, none of them twice."""
+        return tuple({start.plan: start for start in (self.best, *self.others)[:most]}.values())
+
+    def led_by(self, best: ScoredPlan) -> "Shortlist":
+        """The same list with another best plan."""
+        return dataclasses.replace(self, best=best)
+
+
+def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
+    """Check ``plan`` and predict its step.
+
+    Returns:
+        ``None`` if a stage takes more memory than its device has, or if to look at it would take longer than is left of
+        ``deadline``.
+
+    Raises:
+        PlanError: the plan is not legal, or not for this cluster.
+        ConfigError: a price is missing, such as that of a link.
+    """
+    if deadline is not None and not deadline.has(scoring_s(plan)):
+        return None
+    validate(plan)
+    check_plan_on_cluster(plan, problem.cluster)
+    memory = plan_memory(plan, problem.costs)
+    if bytes_over_capacity(plan, problem, memory):
+        return None
+    return ScoredPlan(plan=plan, simulation=simulate(plan, problem.topology, problem.costs), memory=memory)
+
+
+def scoring_s(plan: Plan) -> float:
+    """Estimate the seconds that checks and simulator take for ``plan``: every microbatch of replicas that are not alike
+    is replayed."""
+    seconds = STAGE_S * sum(len(replica.stages) for replica in plan.replicas)
+    for first, *_ in plan.alike():
+        replica = plan.replicas[first]
+        each_s = REPLAY_S + REPLAY_MESSAGES_S * (len(replica.stages) > 1)
+        seconds += each_s * sum(replica.num_microbatches(s) for s in range(len(replica.stages)))
+    return seconds
+
+
+def score_fitted(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
+    """Score ``plan``; where memory is short, with smaller depths, or with more recomputation if a stage has half a
+    layer, since the search chose the recomputation for whole ones.
+
+    Returns:
+        ``None`` if that does not help, or if ``deadline`` leaves too little time.
+
+    Raises:
+        PlanError: the plan is not legal, or not for this cluster.
+        ConfigError: a price is missing.
+    """
+    found = score_plan(plan, problem, deadline) or score_with_smaller_depths(plan, problem, deadline)
+    if found is None and any(stage.ends_with_attention for _, _, stage in plan.stages()):
+        more = with_more_recompute(plan, problem)
+        found = score_plan(more, problem, deadline) if more is not None else None
+    return found
+
+
+def score_with_smaller_depths(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
+    """Score ``plan`` with smaller depths where a stage is short of memory; ``None`` if that does not help."""
+    if deadline is not None and not deadline.has(scoring_s(plan)):
+        return None
+    memory = plan_memory(plan, problem.costs)
+    changed: dict[int, Replica] = {}
+    for (r, s), over in bytes_over_capacity(plan, problem, memory).items():
+        replica = changed.get(r, plan.replicas[r])
+        if replica.is_interleaved:
+            return None  # Its depths are chosen with its stages.
+        parts = memory[r, s]
+        each = (parts.activations + parts.logits) / replica.stages[s].in_flight
+        if not each:
+            return None  # At its peak the stage holds nothing but what waits for its weights' gradients.
+        depth = replica.stages[s].in_flight - max(1, -int(-over // each))
+        if depth < least_in_flight(replica, s):
+            return None
+        changed[r] = replica.with_stage(s, in_flight=depth)
+    return score_plan(plan.with_replicas(changed), problem, deadline) if changed else None
+
+
+def with_more_recompute(plan: Plan, problem: Problem) -> Plan | None:
+    """Recompute more where memory is short, until ``plan`` fits; ``None`` if all of it is too little."""
+    for _ in MORE_RECOMPUTE:
+        over = bytes_over_capacity(plan, problem, plan_memory(plan, problem.costs))
+        if not over:
+            return plan
+        changed: dict[int, Replica] = {}
+        for r, first in over:
+            replica = changed.get(r, plan.replicas[r])
+            for s in replica.group_of(first):
+                # What is computed again in full has no backward that could be split.
+                recompute = MORE_RECOMPUTE[replica.stages[s].recompute]
+                replica = replica.with_stage(s, recompute=recompute, wgrad_delay=None)
+            changed[r] = replica
+        plan = plan.with_replicas(changed)
+    return None
+
+
+def capacity_bytes(plan: Plan, problem: Problem, key: StageKey) -> int:
+    """Memory of a device of stage ``key``."""
+    return problem.node_type_of(plan.replicas[key[0]].stages[key[1]].ranks[0]).memory_bytes
+
+
+def bytes_over_capacity(plan: Plan, problem: Problem, memory: Mapping[StageKey, MemoryParts]) -> dict[StageKey, int]:
+    """Bytes that the devices lack which do not hold their stages, by replica and the first of these stages."""
+    over = {key: parts.total - capacity_bytes(plan, problem, key) for key, parts in device_memory(plan, memory).items()}
+    return {key: num_bytes for key, num_bytes in over.items() if num_bytes > 0}
+
+
+def goal_value(candidate: ScoredPlan, problem: Problem) -> float:
+    """What is minimised: seconds of a step, or its price."""
+    if problem.goal == "time":
+        return candidate.step_s
+    return price_per_hour(candidate.plan, problem) * candidate.step_s / 3600
+
+
+def is_better(found: ScoredPlan, best: ScoredPlan, problem: Problem) -> bool:
+    """Whether the goal of ``found`` is enough below that of ``best`` to take it instead."""
+    return goal_value(found, problem) < ENOUGH * goal_value(best, problem)
+
+
+def better_of(a: ScoredPlan | None, b: ScoredPlan | None, problem: Problem) -> ScoredPlan | None:
+    """The one with the smaller goal, the first if they are alike; ``None`` if there is none."""
+    return min((each for each in (a, b) if each is not None), key=lambda each: goal_value(each, problem), default=None)
+
+
+def price_per_hour(plan: Plan, problem: Problem) -> float:
+    """Price per hour of the devices that work; a node of which a part works counts with that part."""
+    working = set(plan.ranks()).difference(plan.idle_ranks)
+    return sum(
+        (node_type.price_per_hour or 0.0) / node_type.gpus_per_node * sum(rank in node_type.ranks for rank in working)
+        for node_type in problem.node_types
+    )

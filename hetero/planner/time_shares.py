@@ -1,0 +1,33 @@
+"""Shares out the time for one question: every step of planning, with its part of what is left when it begins.
+
+The passes over finished plans have their shares in :mod:`hetero.planner.improve.passes`. All shares are heuristics,
+found by trying on the clusters of ``tests/bench/bench_planner.py``.
+"""
+
+from enum import Enum
+
+from hetero.planner.deadline import Deadline
+
+
+class TimeShare(Enum):
+    """A step of planning, in their order: its share of the time that is left, and what that is for."""
+
+    PLANNING = 0.93, "of the time limit, all of planning; a step that has begun then is finished first"
+    INITIAL_PLAN = 0.08, "the initial plan; where nothing is found by then, until something is"
+    INITIAL_TEMPLATES = 0.4, "of the initial plan's share, pipelines on one node type"
+    FIRST_PIPELINE = 0.5, "at most, until one pipeline on one node type fits"
+    PUBLISHED_SHAPES = 0.12, "the shapes of two published planners, as initial plans too"
+    HARP = 0.6, "of the published shapes' share, those of HARP; the rest is for those of AutoHet"
+    TEMPLATES = 0.5, "stage options and the template space"
+    SEARCH = 0.75, "the search for covers with its proof"
+    HILL_CLIMBING = 0.4, "hill climbing from the best covers"
+    SHORTLIST = 0.5, "plans of the best covers, scored by the simulator; the passes over finished plans have the rest"
+    LISTING = 0.5, "of any search among listed plans, listing them; the rest simulates the best by the formula"
+
+    def __init__(self, share: float, purpose: str) -> None:
+        self.share = share
+        self.purpose = purpose
+
+    def of(self, deadline: Deadline) -> Deadline:
+        """This share of what is left of ``deadline``."""
+        return deadline.part(self.share)

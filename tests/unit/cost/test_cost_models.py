@@ -1,0 +1,44 @@
+"""The cost model that a user's arguments ask for."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hetero.cost.runtime_model import HETERO
+from hetero.data import shipped_profiles
+from hetero.data.cost_models import model_costs, plan_costs
+from hetero.errors import ConfigError
+from hetero.serialization import save
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.synthetic_profiles import profile
+
+MODEL = gpt2_model(num_layers=2)
+
+
+def test_a_profile_of_ones_own_wins_over_the_shipped_ones(tmp_path: Path) -> None:
+    save(profile(MODEL, block_s=(1.0, 2.0)), tmp_path / "profile.json")
+    own = model_costs(MODEL, seq_length=16, precision="fp32", profiles=[tmp_path / "profile.json"])
+    assert own.layer("block", device="A100-40", tp=1, micro_batch_size=1).forward_s == 1.0
+    assert model_costs(MODEL, seq_length=16, precision="fp32").profile_of("A100-40") is None
+
+
+def test_all_shipped_profiles_are_there() -> None:
+    costs = model_costs(MODEL, seq_length=16, precision="fp32")
+    for device in shipped_profiles().devices():
+        assert costs.layer("block", device=device, tp=1, micro_batch_size=1).forward_s > 0
+
+
+def test_data_sheets_price_what_nobody_measured() -> None:
+    with pytest.raises(ConfigError, match="no profile of any model on 'L40S'"):
+        model_costs(MODEL, seq_length=16, precision="fp32").layer("block", device="L40S", tp=1, micro_batch_size=1)
+    costs = model_costs(MODEL, seq_length=16, precision="fp32", data_sheets=True)
+    assert costs.layer("block", device="L40S", tp=1, micro_batch_size=1).forward_s > 0
+
+
+def test_a_plan_says_what_its_costs_are_of() -> None:
+    made = plan(MODEL, [replica(stage(layers=(0, 2), ranks=(0,)))], seq_length=24, precision="bf16")
+    runtime = dataclasses.replace(HETERO, bucket_numel=7)
+    costs = plan_costs(made, runtime=runtime)
+    assert (costs.model, costs.seq_length, costs.precision, costs.runtime) == (MODEL, 24, "bf16", runtime)

@@ -1,0 +1,87 @@
+"""Every pass over finished plans, row by row: legal plans that fit and are not worse, with time or without."""
+
+from functools import cache
+
+import pytest
+
+from hetero.cost.memory import plan_memory
+from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.validate import validate
+from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.improve.passes import PASSES, ImprovementPass, improved
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, bytes_over_capacity, goal_value
+from hetero.planner.time_shares import TimeShare
+from tests.helpers.commands import ROOT
+from tests.unit.planner import line, test_gradient_sync, test_half_layers, test_local_search
+from tests.unit.planner.line import score_of
+
+
+@cache
+def problems() -> dict[str, tuple[Problem, Shortlist]]:
+    """Of each pass at least one that it makes better."""
+    pipelines = line.line_problem(batch=8)
+    whole, short = (score_of(line.uniform(batch=8, pp=pp), pipelines) for pp in (4, 2))
+    uneven = test_local_search.mixed_problem()
+    zones = test_gradient_sync.problem(test_gradient_sync.zones(2, gpus_per_node=4))
+    cut = test_half_layers.question(6, 4)
+    by_hand = test_half_layers.pipeline(cut, 2, 3, 4)
+    return {
+        "a line": (pipelines, Shortlist(whole, (whole, short))),
+        "unlike devices": (uneven, Shortlist(score_of(test_local_search.halves(uneven), uneven))),
+        "two zones": (zones, Shortlist(score_of(test_gradient_sync.data_parallel(8), zones))),
+        "six layers on four devices": (
+            cut,
+            Shortlist(score_of(by_hand, cut), (), (EstimatedPlan(score_of(by_hand, cut).step_s, lambda: by_hand),)),
+        ),
+    }
+
+
+def check(found: ScoredPlan, problem: Problem, shortlist: Shortlist) -> None:
+    validate(found.plan)
+    check_plan_on_cluster(found.plan, problem.cluster)
+    assert found.memory == plan_memory(found.plan, problem.costs)
+    assert bytes_over_capacity(found.plan, problem, found.memory) == {}
+    assert found == score_of(found.plan, problem), "its prediction is the simulator's of this very plan"
+    assert goal_value(found, problem) <= goal_value(shortlist.best, problem)
+
+
+@pytest.mark.parametrize("row", PASSES, ids=lambda row: row.name)
+@pytest.mark.parametrize("name", problems())
+@pytest.mark.parametrize("limit_s", [0.01, 0.5])
+def test_a_plan_is_legal_and_fits_and_is_not_worse(row: ImprovementPass, name: str, limit_s: float) -> None:
+    problem, shortlist = problems()[name]
+    check(row.improve(shortlist, problem, Deadline(limit_s, CountedWork())), problem, shortlist)
+
+
+@pytest.mark.parametrize("row", PASSES, ids=lambda row: row.name)
+@pytest.mark.parametrize("name", problems())
+def test_without_time_the_plan_stays(row: ImprovementPass, name: str) -> None:
+    problem, shortlist = problems()[name]
+    assert row.improve(shortlist, problem, Deadline(0.0)) is shortlist.best
+
+
+@pytest.mark.parametrize("row", PASSES, ids=lambda row: row.name)
+def test_every_pass_has_a_plan_that_it_makes_better(row: ImprovementPass) -> None:
+    found = {
+        name: row.improve(shortlist, problem, Deadline(0.5, CountedWork())).step_s < shortlist.best.step_s
+        for name, (problem, shortlist) in problems().items()
+    }
+    assert any(found.values()), found
+
+
+def test_all_passes_take_the_best_of_each() -> None:
+    problem, shortlist = problems()["a line"]
+    found = improved(shortlist, problem, Deadline(2.0, CountedWork()))
+    check(found, problem, shortlist)
+    alone = [row.improve(shortlist, problem, Deadline(0.2, CountedWork())).step_s for row in PASSES]
+    assert found.step_s <= min(alone)
+
+
+def test_the_page_has_both_tables() -> None:
+    """docs/planner.md lists the steps and the passes with their shares of the time as they are."""
+    page = (ROOT / "docs/planner.md").read_text(encoding="utf-8")
+    for row in PASSES:
+        assert f"| {row.name} | {row.changes} | {row.share:.0%} |" in page
+    for step in TimeShare:
+        assert f"| {step.name.lower().replace('_', ' ')} | {step.purpose} | {step.share:.0%} |" in page
