@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hetero.cost import pipeline_period
-from hetero.planner.depths import least_period, smallest_depths
+from hetero.planner.replica.in_flight import least_period, smallest_depths
 
 
 def pipeline(seed: int) -> tuple[list[float], list[float], float]:
