@@ -211,8 +211,8 @@ def test_a_bucket_is_summed_when_all_its_gradients_are_whole(drawn: Plan, delays
 
 
 def test_a_sum_waits_for_what_a_higher_stage_of_the_same_ranks_has_put_off() -> None:
-    """Ranks 0 and 1 have stages 0 and 2. The backward of stage 0 is whole; the weights' gradients of stage 2 come behind
-    the last one of it, and lie in the same bucket."""
+    """Ranks 0 and 1 have stages 0 and 2, and one bucket of both. The backwards of stage 0 are whole; behind the last of
+    them come the weights' gradients of stage 2."""
     turns = [
         stage(layers=(s, s + 1), ranks=(0, 1) if s % 2 == 0 else (2, 3), dp=2, delay=9 if s == 2 else None)
         for s in range(4)
