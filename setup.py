@@ -24,7 +24,7 @@ setup(
     package_data={
         "hetero": ["py.typed"],
         "hetero.data": ["*.json", "profiles/*.json", "NOTICE.md"],
-        "hetero.report": ["*.html.j2"],
+        "hetero.report.page": ["*.html.j2"],
     },
     # What planning, show, validate, simulate and report need, without torch.
     install_requires=[

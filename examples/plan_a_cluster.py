@@ -13,7 +13,8 @@ from hetero.data.cost_models import model_costs
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import best_uniform
-from hetero.report.tables import plan_picture, result_lines
+from hetero.report.tables.plan import plan_picture
+from hetero.report.tables.planner_result import result_lines
 from hetero.serialization import save
 from hetero.spec.cluster import ClusterSpec, Link, Links
 from hetero.spec.model_import import load_model

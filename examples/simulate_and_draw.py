@@ -9,10 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from hetero.cost.layers.latency import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
-from hetero.data import shipped_profiles
+from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.validate import validate
 from hetero.report.content import Report
@@ -29,7 +28,7 @@ cluster = ClusterSpec(
     node_types=tuple(NodeType(name=device, device=device, gpus_per_node=1) for device in ("V100-16", "A100-40")),
     links=Links(between_nodes=Link(bandwidth_gb_per_s=1.2, latency_us=30)),
 )
-costs = CostModel(model=model, seq_length=2048, precision="fp32", profiles=shipped_profiles())
+costs = model_costs(model, seq_length=2048, precision="fp32")
 
 
 def cut_at(layer: int) -> Plan:

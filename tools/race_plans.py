@@ -38,7 +38,7 @@ from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
 from hetero.report.content import Execution, Report
-from hetero.report.page import html_page
+from hetero.report.page.html_page import html_page
 from hetero.serialization import check_can_be_written, load
 from hetero.spec.cluster import ClusterSpec
 from megatron.training.cli.arguments import parse_args

@@ -35,7 +35,7 @@ from hetero.distributed.failure_detector import bounded_exit
 from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.optimizer import StepResult
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
@@ -137,13 +137,15 @@ def _gathered(results: list[StepResult], shards: Shards | None) -> tuple[list[St
 
 def _one_process(plan: Plan) -> Plan:
     return uniform_plan(
-        model=plan.model,
-        world_size=1,
-        micro_batch_size=1,
-        global_batch_size=plan.global_batch_size,
-        seq_length=plan.seq_length,
-        device=plan.replicas[0].stages[0].device,
-        precision=plan.precision,
+        UniformLayout(
+            model=plan.model,
+            world_size=1,
+            micro_batch_size=1,
+            global_batch_size=plan.global_batch_size,
+            seq_length=plan.seq_length,
+            device=plan.replicas[0].stages[0].device,
+            precision=plan.precision,
+        )
     )
 
 

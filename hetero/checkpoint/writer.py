@@ -76,7 +76,7 @@ class CheckpointWriter:
         save before this one.
 
         Args:
-            slices: what this rank answers for; the boxes of all ranks tile every tensor exactly once.
+            slices: what this rank owns; the blocks of all ranks tile every tensor exactly once.
             rank_state: tensors that only this rank of only this plan can use again.
 
         Raises:

@@ -1,1 +1,1 @@
-"""The commands of ``hetero``: each module adds its own parser and runs it."""
+"""The commands of ``hetero``: each module adds the parser of its command, whose default ``run`` executes it."""

@@ -1,4 +1,4 @@
-"""``hetero simulate --measure``: a plan on an emulated cluster, beside its prediction."""
+"""``hetero simulate --measure`` runs a plan on an emulated cluster, to lay it beside its prediction."""
 
 import argparse
 import subprocess
@@ -23,6 +23,7 @@ FIXED_S = 120.0
 
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
+    """Add ``--measure`` and the flags that go with it."""
     parser.add_argument(
         "--measure",
         action="store_true",
@@ -41,7 +42,8 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
 
 
 def check_measure(args: argparse.Namespace) -> None:
-    """
+    """Check the flags of :func:`add_measure` before anything is computed.
+
     Raises:
         ConfigError: a flag has no effect or a wrong value, or what it needs is not installed.
     """

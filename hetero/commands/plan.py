@@ -23,8 +23,10 @@ from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.report.content import Execution, Report
-from hetero.report.measurement import measurement_lines, measurement_table
-from hetero.report.tables import comparison_table, plan_picture, prediction_table, result_lines
+from hetero.report.tables.measurement import measurement_lines, measurement_table
+from hetero.report.tables.plan import plan_picture
+from hetero.report.tables.planner_result import comparison_table, result_lines
+from hetero.report.tables.prediction import prediction_table
 from hetero.report.trace import chrome_trace
 from hetero.serialization import check_can_be_written, load, save
 from hetero.spec.cluster import ClusterSpec
@@ -33,6 +35,7 @@ from hetero.units import BYTES_OF_PRECISION
 
 
 def add_plan(commands: Any) -> None:
+    """Adds the command ``plan`` and its flags."""
     parser = commands.add_parser("plan", help="find the plan with the shortest step for a cluster and a model")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
     parser.add_argument(
@@ -72,6 +75,7 @@ def add_plan(commands: Any) -> None:
 
 
 def add_simulate(commands: Any) -> None:
+    """Adds the command ``simulate`` and its flags."""
     parser = commands.add_parser("simulate", help="predict the step time and the memory of a plan on a cluster")
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")

@@ -1,4 +1,4 @@
-"""``hetero profile import``: published measurements as profiles and links."""
+"""``hetero profile import`` reads published measurements into profiles and links."""
 
 import argparse
 from pathlib import Path
@@ -12,6 +12,7 @@ LINKS = "links.json"
 
 
 def add_profile(commands: Any) -> None:
+    """Add the parser of ``hetero profile``."""
     parser = commands.add_parser("profile", help="profiles of devices: import published ones")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     imported = actions.add_parser(

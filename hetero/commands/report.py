@@ -1,4 +1,4 @@
-"""``--report`` and ``--figure``: the page and the pictures of a prediction, as files."""
+"""``--report`` and ``--figure`` write the page and the figures of a prediction to files."""
 
 import argparse
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ FIGURE_SUFFIXES = (".svg", ".pdf", ".png")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """What was asked for: a page, and figures by name with their files."""
+    """Files that a command line asks for: a page, and figures by name."""
 
     page: Path | None
     figures: tuple[tuple[str, Path], ...]
@@ -36,6 +36,7 @@ class Outputs:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add ``--report`` and ``--figure``."""
     parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page with figures and tables")
     parser.add_argument(
         "--figure",
@@ -67,13 +68,13 @@ def outputs(args: argparse.Namespace, *, compares: bool) -> Outputs:
 
 
 def written(wanted: Outputs, report: Report) -> Iterator[str]:
-    """Write it all; for each file a line that says so.
+    """Write all files, and say so in a line for each.
 
     Raises:
         ConfigError: a file cannot be written.
     """
     if wanted.page is not None:
-        from hetero.report.page import html_page
+        from hetero.report.page.html_page import html_page
 
         _write(wanted.page, html_page(report).encode("utf-8"))
         yield f"report written to {wanted.page}"

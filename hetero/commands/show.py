@@ -1,4 +1,4 @@
-"""``hetero show`` and ``hetero validate``: look at a plan without a cluster, a GPU or torch."""
+"""``hetero show`` prints a plan, ``hetero validate`` checks one; neither needs a GPU or torch."""
 
 import argparse
 from pathlib import Path
@@ -14,13 +14,14 @@ from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import lower, step_rows
 from hetero.plan.validate import validate
 from hetero.report.plan_wording import ranks_in_words
-from hetero.report.tables import plan_picture, plan_table
+from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 
 
 def add_show(commands: Any) -> None:
+    """Add the parser of ``hetero show``."""
     parser = commands.add_parser("show", help="print a plan as a table and a picture")
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument(
@@ -47,6 +48,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def add_validate(commands: Any) -> None:
+    """Add the parser of ``hetero validate``."""
     parser = commands.add_parser("validate", help="say whether a plan is legal, and whether it fits a cluster")
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument("--cluster", type=Path, metavar="CLUSTER.yaml", help="check devices, nodes and memory as well")

@@ -1,4 +1,7 @@
-"""Does every device of a plan hold its stages? The verdict on what :mod:`hetero.cost.memory` predicts."""
+"""Says whether every device of a plan has the memory for its stages, and what would make it fit.
+
+The bytes are those that :mod:`hetero.cost.memory` predicts.
+"""
 
 import bisect
 import dataclasses
@@ -6,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetero.cost.layers.latency import CostModel
-from hetero.cost.memory import MemoryParts, device_memory, memory_costs, plan_memory
+from hetero.cost.cost_model import CostModel
+from hetero.cost.memory import device_memory, memory_costs, plan_memory
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.errors import PlanError, PlanMemoryError
 from hetero.plan.ir import Plan, Stage, StageKey
 from hetero.plan.validate import validate
@@ -17,7 +21,7 @@ from hetero.text import number_ranges
 from hetero.units import GIB
 
 LARGEST_SHOWN = 3
-"""Parts of a stage's memory that a message names."""
+"""So many of the largest uses of memory are named in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Shortage:
 
     key: StageKey
     stages: tuple[int, ...]
-    needed: MemoryParts
+    needed: MemoryBreakdown
     capacity_bytes: int
 
     @property
@@ -58,7 +62,7 @@ def check_memory(plan: Plan, cluster: ClusterSpec) -> None:
 
 
 def memory_error(
-    plan: Plan, cluster: ClusterSpec, costs: CostModel, memory: Mapping[StageKey, MemoryParts]
+    plan: Plan, cluster: ClusterSpec, costs: CostModel, memory: Mapping[StageKey, MemoryBreakdown]
 ) -> PlanMemoryError | None:
     """What :func:`check_memory` raises, for a plan whose ``memory`` is known."""
     devices = device_memory(plan, memory)
@@ -74,8 +78,8 @@ def memory_error(
     worst = max(short, key=lambda each: each.missing_bytes)
     r, s = worst.key
     stage = plan.replicas[r].stages[s]
-    parts = sorted(worst.needed.named().items(), key=lambda part: -part[1])[:LARGEST_SHOWN]
-    largest = ", ".join(f"{name.replace('_', ' ')} {count / GIB:.2f}" for name, count in parts)
+    uses = sorted(worst.needed.named().items(), key=lambda use: -use[1])[:LARGEST_SHOWN]
+    largest = ", ".join(f"{name.replace('_', ' ')} {count / GIB:.2f}" for name, count in uses)
     more = sum(len(each.stages) for each in short) - len(worst.stages)
     others = f" (so do {more} more stages)" if more else ""
     needed, has = (f"{count} bytes ({count / GIB:.2f} GiB)" for count in (worst.needed.total, worst.capacity_bytes))

@@ -1,4 +1,4 @@
-"""Seconds on the wires: what crosses a boundary between two stages, and what a sum of gradients costs.
+"""Prices communication: the slices that cross a boundary between two stages, and collectives on gradient buckets.
 
 What crosses a boundary are the messages of :mod:`hetero.plan.reshard`.
 
@@ -21,7 +21,7 @@ Port = tuple[str, int, int]
 
 
 class Topology:
-    """A cluster, ready for many questions about its ranks."""
+    """Nodes, interfaces and links of the ranks of a cluster; answers are remembered."""
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self.cluster = cluster
@@ -54,7 +54,7 @@ class Topology:
         return self._links[key]
 
     def message_s(self, sender: int, receiver: int, num_bytes: int) -> tuple[float, float]:
-        """How long a message is on its wires, and the latency that is added until it is there.
+        """Seconds that a message takes of its link, and the latency that is added until it is there.
 
         Raises:
             ConfigError: as :meth:`link`.
@@ -87,14 +87,14 @@ class TransferCost:
 
 
 @dataclass(frozen=True, slots=True)
-class SumCost:
-    """A sum of gradients: phases that follow one another, each priced alone on the wires."""
+class CollectiveCost:
+    """A collective on a bucket: phases that follow one another, each priced alone on the wires."""
 
     phases: tuple[TransferCost, ...]
 
-    def part(self, share: float) -> "SumCost":
-        """What one direction of it costs: to scatter the sums, or to gather what became of them, is half of it."""
-        return SumCost(tuple(_scaled(phase, share) for phase in self.phases))
+    def scaled(self, share: float) -> "CollectiveCost":
+        """A share of it: a reduce-scatter or an all-gather costs half of an all-reduce."""
+        return CollectiveCost(tuple(_scaled(phase, share) for phase in self.phases))
 
     @property
     def seconds(self) -> float:
@@ -142,14 +142,16 @@ def slice_costs(
 
 
 def boundary_s(sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int) -> float:
-    """c_s of the steady-period formula: one-way seconds of the slowest slice from ``sender`` to ``receiver``."""
+    """One-way seconds of the slowest slice from ``sender`` to ``receiver``: c_s of the steady-period formula."""
     return max(
         cost.seconds for cost in slice_costs(sender, receiver, topology, seq_length=seq_length, row_bytes=row_bytes)
     )
 
 
-def all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology, *, host_gb_per_s: float) -> TransferCost:
-    """A sum of ``num_bytes`` on each of ``ranks``, as a ring (alpha-beta model, e.g. Thakur et al. 2005):
+def ring_all_reduce_cost(
+    num_bytes: int, ranks: Sequence[int], topology: Topology, *, host_gb_per_s: float
+) -> TransferCost:
+    """An all-reduce of ``num_bytes`` on each of ``ranks``, as a ring (alpha-beta model, e.g. Thakur et al. 2005):
 
         2 (n - 1) latency + 2 (n - 1) / n x num_bytes / bandwidth
 
@@ -178,31 +180,32 @@ def all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology, *,
     return TransferCost(seconds=latency_s + busy_s, ports=ports, num_bytes=num_bytes)
 
 
-def sum_cost(
+def all_reduce_cost(
     num_bytes: int, ranks: Sequence[int], domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
-) -> SumCost:
-    """A sum of ``num_bytes`` on each of ``ranks``: in two levels where they lie in ``domains``, else in one ring.
+) -> CollectiveCost:
+    """An all-reduce of ``num_bytes`` on each of ``ranks``: hierarchical where they lie in ``domains``, else one ring.
 
     Raises:
         ConfigError: two of the ranks have no link.
     """
     if domains:
-        return two_level_cost(num_bytes, domains, topology, host_gb_per_s=host_gb_per_s)
-    return SumCost((all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s),))
+        return hierarchical_all_reduce_cost(num_bytes, domains, topology, host_gb_per_s=host_gb_per_s)
+    return CollectiveCost((ring_all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s),))
 
 
-def two_level_cost(
+def hierarchical_all_reduce_cost(
     num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
-) -> SumCost:
-    """A sum of ``num_bytes`` on each rank of ``domains`` in two levels, :mod:`.sync_domains`.
+) -> CollectiveCost:
+    """An all-reduce of ``num_bytes`` on each rank of ``domains``: inside each, across, and back (:mod:`.sync_domains`).
 
-    With n_d ranks in domain d, m the smallest n_d, D domains and ring(b, n) the seconds of :func:`all_reduce_cost`:
+    With n_d ranks in domain d, m the smallest n_d, D domains and ring(b, n) the seconds of
+    :func:`ring_all_reduce_cost`:
 
         inside = back = max_d  ring(num_bytes, n_d) / 2 x (1 if n_d = m else n_d / (n_d - 1))
         across = all m rings(num_bytes / m, D) at once, those on one interface one after the other
 
-    A reduce-scatter is the first half of a ring (Thakur et al. 2005); a reduce per lane, which domains with more ranks
-    than lanes need, sends every byte over every link instead of (n_d - 1) / n_d of them. The phases wait for one
+    A reduce-scatter is the first half of a ring (Thakur et al. 2005); a reduce per rail, which domains with more ranks
+    than rails need, sends every byte over every link instead of (n_d - 1) / n_d of them. The phases wait for one
     another on every rank, so the slowest domain counts.
 
     Raises:
@@ -210,17 +213,17 @@ def two_level_cost(
     """
 
     def ring(num_bytes: int, ranks: Sequence[int]) -> TransferCost:
-        return all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s)
+        return ring_all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s)
 
-    lanes = rails_of([tuple(ranks) for ranks in domains])
+    rails = rails_of([tuple(ranks) for ranks in domains])
     halves = []
     for ranks in domains:
         n = len(ranks)
-        share = 0.5 if n == len(lanes) else 0.5 * n / (n - 1)
+        share = 0.5 if n == len(rails) else 0.5 * n / (n - 1)
         halves.append(_scaled(ring(num_bytes, ranks), share))
-    inside = _at_once(halves)
-    across = _at_once([ring(num_bytes // len(lanes), lane) for lane in lanes])
-    return SumCost((inside, across, inside))
+    inside = _concurrent(halves)
+    across = _concurrent([ring(num_bytes // len(rails), rail) for rail in rails])
+    return CollectiveCost((inside, across, inside))
 
 
 def _scaled(cost: TransferCost, share: float) -> TransferCost:
@@ -228,7 +231,7 @@ def _scaled(cost: TransferCost, share: float) -> TransferCost:
     return TransferCost(seconds=share * cost.seconds, ports=ports, num_bytes=cost.num_bytes)
 
 
-def _at_once(costs: Sequence[TransferCost]) -> TransferCost:
+def _concurrent(costs: Sequence[TransferCost]) -> TransferCost:
     """Costs that start together; each may have to wait for all others on its interfaces."""
     total: defaultdict[Port, float] = defaultdict(float)
     for cost in costs:

@@ -1,4 +1,4 @@
-"""The steady period of 1F1B in closed form, and the smallest depths for a period.
+"""Computes the steady period of 1F1B in closed form, and the smallest depths for a period.
 
 With t_s the forward and backward seconds of a microbatch on stage s, c_s the one-way seconds of the boundary after
 it and N_s the microbatches in flight, the steady state repeats every
@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 def steady_period_s(*, microbatch_s: Sequence[float], boundary_s: Sequence[float], in_flight: Sequence[int]) -> float:
-    """P, in seconds per microbatch.
+    """Seconds per microbatch of steady 1F1B: P of the formula above.
 
     Args:
         microbatch_s: t_s of every stage.
@@ -47,7 +47,7 @@ def steady_period_s(*, microbatch_s: Sequence[float], boundary_s: Sequence[float
 
 
 def smallest_depths(*, microbatch_s: Sequence[float], boundary_s: Sequence[float], period_s: float) -> list[int]:
-    """The least in-flight depth of every stage with which the steady period is at most ``period_s``:
+    """The smallest in-flight depth of every stage with which the steady period is at most ``period_s``.
 
         N_last = 1;  N_i = max(1, max_{k>i} ( ceil( (sum_{j=i..k} t_j + 2 sum_{j=i..k-1} c_j) / period ) - 1 + N_k ))
 
@@ -70,9 +70,10 @@ def smallest_depths(*, microbatch_s: Sequence[float], boundary_s: Sequence[float
 def pipeline_s(
     *, microbatch_s: Sequence[float], boundary_s: Sequence[float], in_flight: Sequence[int], num_microbatches: int
 ) -> float:
-    """About how long a pipeline takes from an empty start to an empty end: sum_s (t_s + 2 c_s) + (M - 1) P.
+    """About how long a pipeline takes from an empty start to an empty end.
 
-    The first microbatch's way there and back, and a period for each other one.
+    The first microbatch's way there and back, and a period for each other one: sum_s (t_s + 2 c_s) + (M - 1) P. An
+    approximation, since the fill is not yet steady.
 
     Raises:
         ScheduleError: as :func:`steady_period_s`.

@@ -1,22 +1,26 @@
 """How a runtime executes a plan, as far as time and memory show it.
 
 The same plan takes another time under another runtime. What differs is written down here, so that the model can be
-held against measurements of somebody else's runtime and still predict ours.
+held against measurements of somebody else's runtime (:mod:`hetero.cost.other_runtimes`) and still predict ours.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetero.plan.lowering import RECEIVES_AHEAD
-from hetero.units import MIB
+from hetero.plan.ir import Replica
+from hetero.plan.lowering import step_rows
+from hetero.schedule.actions import Schedule
+from hetero.units import GIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeModel:
     """Properties of a runtime.
 
+    rows: the computes and transfers of a replica as this runtime orders them, one row per device group; it raises a
+        PlanError for what the runtime cannot do.
     blocking_transfers: a transfer occupies the compute stream of sender and receiver, which wait for one another;
         otherwise transfers run beside the compute, and only the compute that needs one waits for it.
-    receives_ahead: compute actions that a receive is posted ahead of its own; without blocking transfers only.
     overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
     overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
         for its layer; otherwise all of them before the first forward.
@@ -34,8 +38,8 @@ class RuntimeModel:
     """
 
     name: str
+    rows: Callable[[Replica], Schedule]
     blocking_transfers: bool
-    receives_ahead: int
     overlaps_gradient_sync: bool
     overlaps_param_gather: bool
     waits_for_all_before_update: bool
@@ -49,14 +53,22 @@ class RuntimeModel:
     communicator_bytes: int
     allocator_slack: float
 
+    def context_bytes(self, device: str) -> int:
+        """Bytes that a process occupies on ``device`` before it allocates a tensor."""
+        return int(dict(self.context_gib).get(device, self.default_context_gib) * GIB)
+
+    def sync_buffer_bytes(self, gradients: int, element_bytes: int) -> int:
+        """Bytes that summing ``gradients`` bytes of gradients takes beside them: one bucket, where it is a copy."""
+        return min(gradients, self.bucket_numel * element_bytes) if self.copies_gradients_to_sync else 0
+
 
 CONTEXT_GIB = (("GH200", 3.9),)
 """Calibrated on published runs; nvidia-smi counts more than the process there. Elsewhere a typical figure stands in."""
 
 HETERO = RuntimeModel(
     name="megatron-hetero",
+    rows=step_rows,
     blocking_transfers=False,
-    receives_ahead=RECEIVES_AHEAD,
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,
@@ -71,23 +83,3 @@ HETERO = RuntimeModel(
     allocator_slack=0.03,
 )
 """Our own runtime: asynchronous transfers, gradients reduced beside the last backward."""
-
-
-DEEPSPEED = RuntimeModel(
-    name="deepspeed-1f1b",
-    blocking_transfers=True,
-    receives_ahead=0,
-    overlaps_gradient_sync=False,
-    overlaps_param_gather=False,
-    waits_for_all_before_update=False,
-    bucket_numel=500_000_000,
-    copies_gradients_to_sync=True,
-    sync_host_gb_per_s=6.0,
-    runs_profiled_layers=True,
-    flash_attention=False,
-    context_gib=CONTEXT_GIB,
-    default_context_gib=1.0,
-    communicator_bytes=64 * MIB,
-    allocator_slack=0.03,
-)
-"""DeepSpeed's pipeline engine without ZeRO: blocking transfers on the compute stream, one reduction at the end."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.data import shipped_profiles
 from hetero.plan.ir import Plan, Precision

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from hetero.cost.cost_model import CostModel
 from hetero.cost.gradient_volume import CountedBucket
-from hetero.cost.layers.latency import CostModel
 from hetero.cost.simulation.collectives import CollectiveSpan
 from hetero.cost.simulation.engine import NO_CAUSE, Span
 from hetero.cost.simulation.exposed_communication import exposed_s
-from hetero.cost.simulation.simulator import RankTimes, Simulation, StageTimes, mean_times
+from hetero.cost.simulation.simulator import Simulation
+from hetero.cost.simulation.stage_times import RankTimes, StageTimes, mean_times
 from hetero.emulation.records import Arrival, EmulatedRun, StepRecord
 from hetero.plan.ir import Stage
 from hetero.schedule.actions import COMPUTE, ActionKind

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
-from hetero.schedule.orders import ORDERS, forward_only, lock_step
+from hetero.schedule.orders import ORDERS, forward_only
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 from hetero.schedule.program import NO_REPLICA, Point, Program, QueuedAction
 
@@ -171,12 +171,6 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     rows = split_backward(rows, wgrad_delay=[stage.wgrad_delay for stage in replica.stages])
     rows = add_communication(rows, num_microbatches=counts)
     return post_receives_early(rows, computes_ahead=receives_ahead)
-
-
-def lock_step_rows(replica: Replica) -> Schedule:
-    """As :func:`step_rows` under DeepSpeed's pipeline engine; its stages count the same microbatches, on ranks of their
-    own."""
-    return lock_step(num_stages=len(replica.stages), num_microbatches=replica.num_microbatches(0))
 
 
 def _checked_rows(replica: Replica) -> Schedule:

@@ -1,4 +1,4 @@
-"""Is a plan legal? One rule per function, in plain Python, with no solver in sight.
+"""Checks that a plan is legal, one rule per function, in plain Python.
 
 The planner calls :func:`validate` on its own answer, the launcher and every rank on the file they load, so that
 all ranks fail together and before the first collective. A message names the stage, the value, the limit and the fix.
@@ -23,6 +23,7 @@ MAX_MICROBATCHES = 100_000
 
 
 def check_numbers_are_positive(plan: Plan) -> None:
+    """Sizes, degrees, depths and shares are at least 1, and there is a replica with a stage."""
     for name in ("seq_length", "global_batch_size"):
         if getattr(plan, name) < 1:
             raise PlanError(f"plan: {name} is {getattr(plan, name)}, must be at least 1")
@@ -42,6 +43,7 @@ def check_numbers_are_positive(plan: Plan) -> None:
 
 
 def check_each_replica_covers_all_layers(plan: Plan) -> None:
+    """The stages of a replica hold every layer once, in order."""
     for r, replica in enumerate(plan.replicas):
         expected = 0
         for s, stage in enumerate(replica.stages):
@@ -98,6 +100,7 @@ def check_halves_meet(plan: Plan) -> None:
 
 
 def check_ranks_fill_each_stage(plan: Plan) -> None:
+    """A stage lists tp x dp ranks."""
     for where, stage in _named_stages(plan):
         if len(stage.ranks) != stage.tp * stage.dp:
             raise PlanError(
@@ -107,7 +110,7 @@ def check_ranks_fill_each_stage(plan: Plan) -> None:
 
 
 def check_tp_groups_ascend(plan: Plan) -> None:
-    """torch numbers the ranks of a group in ascending order; a tp position has to mean the same to plan and group."""
+    """The ranks of a tp group ascend, as torch numbers those of a group: both mean the same by a tp rank then."""
     for where, stage in _named_stages(plan):
         for group in stage.tp_groups:
             if list(group) != sorted(group):
@@ -144,6 +147,7 @@ def check_device_groups(plan: Plan) -> None:
 
 
 def check_schedule(plan: Plan) -> None:
+    """The order that a replica names is in the table of orders."""
     for r, replica in enumerate(plan.replicas):
         if replica.schedule not in ORDERS:
             raise PlanError(
@@ -152,6 +156,7 @@ def check_schedule(plan: Plan) -> None:
 
 
 def check_each_rank_has_one_place(plan: Plan) -> None:
+    """Ranks count from 0 without gaps, and each is in one device group or idle."""
     uses = Counter(plan.ranks())
     if repeated := sorted(rank for rank, count in uses.items() if count > 1):
         raise PlanError(
@@ -167,6 +172,7 @@ def check_each_rank_has_one_place(plan: Plan) -> None:
 
 
 def check_samples_add_up(plan: Plan) -> None:
+    """The replicas' shares add up to the global batch."""
     shares = [replica.num_samples for replica in plan.replicas]
     if sum(shares) != plan.global_batch_size:
         raise PlanError(
@@ -195,7 +201,7 @@ def check_microbatches_divide(plan: Plan) -> None:
 
 
 def check_microbatches_can_be_listed(plan: Plan) -> None:
-    """A schedule has actions for each, and so have simulator, trace and runtime."""
+    """Microbatches are few enough to list: a schedule has actions for each, and so have simulator and trace."""
     for r, replica in enumerate(plan.replicas):
         for s in range(len(replica.stages)):
             count = replica.num_microbatches(s)
@@ -207,6 +213,7 @@ def check_microbatches_can_be_listed(plan: Plan) -> None:
 
 
 def check_in_flight_is_deep_enough(plan: Plan) -> None:
+    """No replica's depths deadlock: by formula for plain 1F1B, else by dry runs."""
     known: dict[object, list[int] | None] = {}
     for r, replica in enumerate(plan.replicas):
         if replica.is_interleaved or replica.schedule != BY_DEPTHS:
@@ -239,10 +246,10 @@ def _check_depths_by_dry_run(replica: Replica, r: int, known: dict[object, list[
 
 
 def enough_in_flight(replica: Replica) -> list[int] | None:
-    """The depths of ``replica``'s stages, and where its schedule stands still at these, those with as many more of
-    every stage as let it end; ``None`` if no number does.
+    """The depths of ``replica``'s stages, raised until its schedule does not deadlock; ``None`` if no depths suffice.
 
-    Tells by dry runs: of plain 1F1B, :func:`least_in_flight` knows without.
+    Heuristic: all depths are raised together, one by one, and each is tried by a dry run. Plain 1F1B has
+    :func:`least_in_flight` instead.
     """
     counts = _counts(replica)
     depths = [stage.in_flight for stage in replica.stages]
@@ -312,6 +319,7 @@ def _dimension(parameter_name: str) -> str:
 
 
 def check_sequence_divides(plan: Plan) -> None:
+    """With sequence parallelism tp divides the sequence."""
     for where, stage in _named_stages(plan):
         if stage.splits_sequence and plan.seq_length % stage.tp:
             raise PlanError(
@@ -320,7 +328,7 @@ def check_sequence_divides(plan: Plan) -> None:
 
 
 def check_sequence_fits_positions(plan: Plan) -> None:
-    """Whatever the positions are embedded by: a learned table ends there, and rotations beyond were never trained."""
+    """The sequence is no longer than the model's: a learned table ends there, and rotations beyond are untrained."""
     limit = plan.model.max_position_embeddings
     if plan.seq_length > limit:
         raise PlanError(
@@ -330,7 +338,7 @@ def check_sequence_fits_positions(plan: Plan) -> None:
 
 
 def check_moe_uses_sequence_parallel(plan: Plan) -> None:
-    """megatron-core trains MoE layers under tensor parallelism only with sequence parallelism."""
+    """Experts under tensor parallelism come with sequence parallelism: megatron-core trains them in no other way."""
     if plan.model.num_experts is None:
         return
     for where, stage in _named_stages(plan):
@@ -339,6 +347,7 @@ def check_moe_uses_sequence_parallel(plan: Plan) -> None:
 
 
 def check_recompute(plan: Plan) -> None:
+    """``recompute_num_layers`` comes with full recomputation, and is no more than the stage has."""
     for where, stage in _named_stages(plan):
         count = stage.recompute_num_layers
         if count is None:
@@ -352,7 +361,7 @@ def check_recompute(plan: Plan) -> None:
 
 
 def check_wgrad_delay(plan: Plan) -> None:
-    """The backward of a recomputed layer runs its forward again, which its weights' gradients would need once more."""
+    """No delay comes with full recomputation: delayed weight gradients would need the layer's forward a third time."""
     for where, stage in _named_stages(plan):
         if stage.wgrad_delay is None:
             continue
@@ -368,6 +377,7 @@ def check_wgrad_delay(plan: Plan) -> None:
 
 
 def check_devices_can_do_the_precision(plan: Plan) -> None:
+    """Every working device computes the plan's precision natively."""
     for where, stage in _named_stages(plan):
         device = device_type(stage.device)
         if plan.precision not in device.precisions:
@@ -401,6 +411,7 @@ def check_gradient_domains(plan: Plan) -> None:
 
 
 def check_gradient_buckets(plan: Plan) -> None:
+    """Buckets have room for an element."""
     numel = plan.gradient_sync.bucket_numel
     if numel is not None and numel < 1:
         raise PlanError(
@@ -434,7 +445,7 @@ CHECKS = (
 
 
 def validate(plan: Plan) -> None:
-    """Raise on the first rule that ``plan`` breaks.
+    """Applies all rules to ``plan``, and raises on the first one that it breaks.
 
     Raises:
         PlanError: the plan contradicts itself or its model.
@@ -445,7 +456,7 @@ def validate(plan: Plan) -> None:
 
 
 def validate_launch(plan: Plan, *, world_size: int, model: ModelSpec, seq_length: int, global_batch_size: int) -> None:
-    """Raise unless a legal ``plan`` is for this launch.
+    """Checks that ``plan`` is legal and made for this launch.
 
     Raises:
         PlanError: it names another number of ranks, another model, sequence length or batch.

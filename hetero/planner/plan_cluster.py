@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hetero.cost.memory import MemoryParts
 from hetero.cost.simulation.simulator import Simulation
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan
 from hetero.planner.cover.cheapest import cheaper_covers
 from hetero.planner.cover.cover import Cover, CoverScore
@@ -50,7 +50,7 @@ class PlanResult:
 
     plan: Plan
     simulation: Simulation
-    memory: Mapping[tuple[int, int], MemoryParts]
+    memory: Mapping[tuple[int, int], MemoryBreakdown]
     score: CoverScore | None
     bound_s: float
     lower_bound_s: float = 0.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan, Precision, Replica

@@ -8,8 +8,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hetero.cost.memory import MemoryParts, device_memory, plan_memory
+from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.simulation.simulator import Simulation, simulate
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan, Recompute, Replica, StageKey
 from hetero.plan.validate import least_in_flight, validate
@@ -38,7 +39,7 @@ class ScoredPlan:
 
     plan: Plan
     simulation: Simulation
-    memory: Mapping[StageKey, MemoryParts]
+    memory: Mapping[StageKey, MemoryBreakdown]
 
     @property
     def step_s(self) -> float:
@@ -173,7 +174,9 @@ def capacity_bytes(plan: Plan, problem: Problem, key: StageKey) -> int:
     return problem.node_type_of(plan.replicas[key[0]].stages[key[1]].ranks[0]).memory_bytes
 
 
-def bytes_over_capacity(plan: Plan, problem: Problem, memory: Mapping[StageKey, MemoryParts]) -> dict[StageKey, int]:
+def bytes_over_capacity(
+    plan: Plan, problem: Problem, memory: Mapping[StageKey, MemoryBreakdown]
+) -> dict[StageKey, int]:
     """Bytes that the devices lack which do not hold their stages, by replica and the first of these stages."""
     over = {key: parts.total - capacity_bytes(plan, problem, key) for key, parts in device_memory(plan, memory).items()}
     return {key: num_bytes for key, num_bytes in over.items() if num_bytes > 0}

@@ -1,23 +1,24 @@
-"""What a report shows, before anybody draws it: a plan's prediction, row by row."""
+"""The data of a report: a plan, its prediction row by row, and what it is compared with. Nothing is drawn here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetero.cost.layers.latency import CostModel
-from hetero.cost.memory import MemoryParts, device_memory
-from hetero.cost.simulation.simulator import Simulation, StageTimes
+from hetero.cost.cost_model import CostModel
+from hetero.cost.memory import PlanMemory, device_memory
+from hetero.cost.simulation.simulator import Simulation
+from hetero.cost.simulation.stage_times import StageTimes
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.scoring import ScoredPlan
-from hetero.report.tables import Memory
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
 
-NUM_HUES = 7
-"""Replicas that colour tells apart; with more of them, replicas that are alike share one."""
+MOST_NAMED_REPLICAS = 7
+"""So many replicas are shown by their own names and colours; with more of them, groups that are alike are."""
 
 RANGE_CHARACTERS = 28
 """A list of numbers longer than this is told by its length."""
@@ -39,7 +40,7 @@ class DeviceRow:
     replica: Replica
     indices: tuple[int, ...]
     times: StageTimes
-    memory: MemoryParts
+    memory: MemoryBreakdown
     capacity_bytes: int | None
 
     @property
@@ -105,7 +106,7 @@ class Report:
     cluster: ClusterSpec
     costs: CostModel
     simulation: Simulation
-    memory: Memory
+    memory: PlanMemory
     result: PlanResult | None = None
     others: tuple[Yardstick, ...] = ()
     executions: tuple[Execution, ...] = ()
@@ -125,17 +126,13 @@ class Report:
         return {r: group for group, members in enumerate(self.groups) for r in members}
 
     @property
-    def hue_per_replica(self) -> bool:
-        """Whether every replica has a colour of its own, and not every group."""
-        return len(self.plan.replicas) <= NUM_HUES
-
-    def hue(self, replica: int) -> int:
-        """Which colour a replica has."""
-        return (replica if self.hue_per_replica else self.group_of[replica]) % NUM_HUES
+    def names_each_replica(self) -> bool:
+        """Whether every replica is shown by itself, and not with the others of its group."""
+        return len(self.plan.replicas) <= MOST_NAMED_REPLICAS
 
     def owner(self, replica: int) -> str:
-        """What a box of the replica is called: by its number, or by its group where groups share a colour."""
-        return f"replica {replica}" if self.hue_per_replica else f"group {self.group_of[replica]}"
+        """What a box of the replica is called: by its number, or by its group where groups are shown."""
+        return f"replica {replica}" if self.names_each_replica else f"group {self.group_of[replica]}"
 
     @cached_property
     def rows(self) -> tuple[DeviceRow, ...]:
@@ -173,7 +170,7 @@ class Report:
     def group_title(self, row: DeviceRow) -> str:
         """``replicas 0-3, 64 samples each``, of the group that ``row`` belongs to."""
         members = named("replica", row.members)
-        if not self.hue_per_replica:
+        if not self.names_each_replica:
             members = f"group {row.group}: {members}"
         each = " each" if len(row.members) > 1 else ""
         return f"{members}, {row.replica.num_samples} samples{each}"

@@ -1,4 +1,4 @@
-"""Wording of plans that tables, figures and the page share."""
+"""Words for plans that tables, figures and the page share: what a stage holds, how a replica is scheduled."""
 
 from collections.abc import Iterable, Sequence
 
@@ -52,10 +52,19 @@ def in_turns(texts: Iterable[str]) -> str:
 
 
 def title_of(plan: Plan) -> str:
+    """``24 layers, sequence 2048, global batch 64, bf16, 8 ranks``."""
     return (
         f"{plan.model.num_layers} layers, sequence {plan.seq_length}, global batch {plan.global_batch_size}, "
         f"{plan.precision}, {plan.world_size} ranks" + (", distributed optimizer" if plan.distributed_optimizer else "")
     )
+
+
+def caption_of(plan: Plan) -> str:
+    """Idle ranks, gradient sums and orders, a line each, as far as there is something to say."""
+    lines = [f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"]
+    for what, said in (("gradient sums", gradient_sync_of(plan)), ("order", orders_of(plan))):
+        lines += [f"{what}: {said}"] if said else []
+    return "\n".join(lines)
 
 
 def layers_of(stage: Stage) -> str:
@@ -103,12 +112,14 @@ def gradient_sync_of(plan: Plan) -> str:
 
 
 def recompute_of(stage: Stage) -> str:
+    """``selective``, or ``full 2/4`` where two of four layers are recomputed; ``-`` for none."""
     if stage.recompute_num_layers is None:
         return "-" if stage.recompute == "none" else stage.recompute
     return f"{stage.recompute} {stage.recompute_num_layers}/{len(stage.layer_numbers)}"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0-3``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
 
 

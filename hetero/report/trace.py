@@ -8,10 +8,11 @@ The format is Chrome's Trace Event Format: complete events ("X") and counters ("
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hetero.cost.layers.latency import CostModel
-from hetero.cost.memory import device_memory, memory_of_stage, plan_memory
+from hetero.cost.cost_model import CostModel
+from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.simulation.engine import Span
 from hetero.cost.simulation.simulator import Simulation
+from hetero.cost.stage_memory import memory_of_stage
 from hetero.schedule.actions import COMPUTE, Action, ActionKind
 from hetero.schedule.activation_residency import HeldMicrobatches, Residency
 from hetero.text import number_ranges

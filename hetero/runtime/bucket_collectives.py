@@ -45,7 +45,7 @@ def bucket_collectives(bucket: Bucket, context: ParallelContext, sequencer: Coll
     if len(bucket.ranks) == 1:
         return SingleHolder(whole)
     if bucket.domains:
-        hierarchical = HierarchicalCollectives(bucket, context.rank, context.levels, sequencer)
+        hierarchical = HierarchicalCollectives(bucket, context.rank, context.hierarchical, sequencer)
         return (
             HierarchicalShards(owned, hierarchical)
             if context.plan.distributed_optimizer

@@ -1,6 +1,6 @@
 """Keeps a rank's parameters and gradients in flat buffers, one pair per bucket of :mod:`.gradient_groups`.
 
-Each rank that holds a bucket has both buffers whole, and answers for one shard of them. Here is a bucket of ranks 0, 1
+Each rank that holds a bucket has both buffers whole, and owns one shard of them. Here is a bucket of ranks 0, 1
 and 4, whose shares of the optimizer are 1 : 2 : 1. Positions count elements; segments and shards begin at multiples of
 64, and the dots are padding up to the next one:
 
@@ -75,7 +75,7 @@ class LocalBucket:
     """The two buffers of a bucket on this rank, and how it takes part in summing and gathering them.
 
     number: by which the collectives of a program name it, ``None`` if no other rank holds its segments.
-    owned: the shard that this rank answers for.
+    owned: the shard that this rank owns.
     collectives: how it is summed and gathered.
     """
 

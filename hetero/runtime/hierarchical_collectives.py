@@ -44,7 +44,7 @@ from hetero.runtime.collective_sequencer import CollectiveSequencer, Phase
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """The part of the buffer that one rank answers for; it crosses the slow links on ``rail``.
+    """The part of the buffer that one rank owns; it crosses the slow links on ``rail``.
 
     domain: the owner's.
     """

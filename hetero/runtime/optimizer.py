@@ -135,7 +135,7 @@ class Optimizer:
         """Weights, their master copy and Adam's moments.
 
         Args:
-            owned: what this rank alone answers for, to be saved; else everything that it has, to be loaded.
+            owned: what this rank owns, to be saved; else everything that it has, to be loaded.
         """
         slices: list[TensorSlice] = []
         for local in self._buckets:
@@ -174,7 +174,7 @@ class Optimizer:
             segment.set_weights()
 
     def _owned_squares(self) -> torch.Tensor:
-        """Sum of squares of the gradient elements that this rank answers for, in float64."""
+        """Sum of squares of the gradient elements that this rank owns, in float64."""
         total = torch.zeros((), dtype=torch.float64, device=self._context.device)
         for local in self._buckets:
             total += _sum_of_squares(local.gradients[local.owned])

@@ -1,4 +1,4 @@
-"""Orders the forwards and backwards of a pipeline: 1F1B, interleaved 1F1B, GPipe, DeepSpeed's 1F1B, and evaluation.
+"""Orders the forwards and backwards of a pipeline: 1F1B, interleaved 1F1B, GPipe, and evaluation.
 
 1F1B is PipeDream-Flush (arXiv 2104.04473, figure 4), here with any depth per stage:
 
@@ -77,15 +77,6 @@ def forward_only(*, num_microbatches: Sequence[int], groups: Groups | None = Non
     return [[action for action in row if action.kind == ActionKind.F] for row in whole]
 
 
-def lock_step(*, num_stages: int, num_microbatches: int) -> Schedule:
-    """The order of DeepSpeed's ``TrainSchedule``, to hold the cost model against runs of it that others measured.
-
-    It is 1F1B in lock step, with communication: in every slot a stage first exchanges with one neighbour and then
-    computes. A forward's output leaves only in the next slot of the same stage, and every exchange blocks both sides.
-    """
-    return [_lock_step_row(stage, num_stages, num_microbatches) for stage in range(num_stages)]
-
-
 def _checked(num_microbatches: Sequence[int], in_flight: Sequence[int], groups: Groups | None) -> Groups:
     if len(num_microbatches) != len(in_flight):
         raise ScheduleError(f"{len(num_microbatches)} stages, but in_flight has {len(in_flight)} entries")
@@ -116,23 +107,3 @@ def _alternating(forwards: Row, backwards: Row, *, warm_up: int) -> Row:
     for backward, forward in zip(backwards[:steady], forwards[warm_up:], strict=True):
         order += [backward, forward]
     return order + backwards[steady:]
-
-
-def _lock_step_row(stage: int, num_stages: int, num_microbatches: int) -> Row:
-    row: Row = []
-    previous = -1
-    for slot in range(2 * (num_microbatches + num_stages - 1)):
-        is_forward = slot % 2 == stage % 2
-        # The last stage turns round at once; each stage before it one slot later.
-        number = (slot - stage) // 2 if is_forward else (slot + stage + 1) // 2 - num_stages
-        has_number, has_previous = 0 <= number < num_microbatches, 0 <= previous < num_microbatches
-        if is_forward and stage > 0:
-            row += [Action(stage, ActionKind.RECV_F, number)] * has_number
-            row += [Action(stage, ActionKind.SEND_B, previous)] * has_previous
-        if not is_forward and stage + 1 < num_stages:
-            row += [Action(stage, ActionKind.SEND_F, previous)] * has_previous
-            row += [Action(stage, ActionKind.RECV_B, number)] * has_number
-        if has_number:
-            row.append(Action(stage, ActionKind.F if is_forward else ActionKind.B, number))
-        previous = number
-    return row

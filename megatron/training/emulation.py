@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.data.cost_models import plan_costs
 from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.emulation.ranks.setup import Emulation, emulate

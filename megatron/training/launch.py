@@ -18,7 +18,7 @@ from hetero.distributed.rank_consensus import check_devices, check_same_everywhe
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate_launch
 from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
@@ -331,19 +331,21 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str])
     if kinds[0] not in DEVICE_TYPES:
         raise ConfigError(f"GPU {kinds[0]!r} is not in the device catalogue (known: {', '.join(DEVICE_TYPES)})")
     return uniform_plan(
-        model=model,
-        world_size=len(devices),
-        tp=parallel.tensor_model_parallel_size,
-        pp=parallel.pipeline_model_parallel_size,
-        micro_batch_size=parallel.micro_batch_size,
-        global_batch_size=parallel.global_batch_size,
-        seq_length=config.data.seq_length,
-        device=kinds[0],
-        sequence_parallel=parallel.sequence_parallel,
-        stages_per_rank=parallel.stages_per_rank,
-        schedule=parallel.schedule,
-        precision=parallel.precision or "fp32",
-        distributed_optimizer=parallel.use_distributed_optimizer,
-        recompute=parallel.recompute,
-        recompute_num_layers=parallel.recompute_num_layers,
+        UniformLayout(
+            model=model,
+            world_size=len(devices),
+            tp=parallel.tensor_model_parallel_size,
+            pp=parallel.pipeline_model_parallel_size,
+            micro_batch_size=parallel.micro_batch_size,
+            global_batch_size=parallel.global_batch_size,
+            seq_length=config.data.seq_length,
+            device=kinds[0],
+            sequence_parallel=parallel.sequence_parallel,
+            stages_per_rank=parallel.stages_per_rank,
+            schedule=parallel.schedule,
+            precision=parallel.precision or "fp32",
+            distributed_optimizer=parallel.use_distributed_optimizer,
+            recompute=parallel.recompute,
+            recompute_num_layers=parallel.recompute_num_layers,
+        )
     )

@@ -32,7 +32,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     from hetero.data.cost_models import model_costs  # noqa: PLC0415
     from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
-    from hetero.report.tables import result_lines  # noqa: PLC0415
+    from hetero.report.tables.planner_result import result_lines  # noqa: PLC0415
 
     if planner.out is not None:
         check_can_be_written(planner.out, asked_by="--hetero-plan-out")

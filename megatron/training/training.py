@@ -17,7 +17,8 @@ from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
-from hetero.report.tables import StaticBytes, plan_picture, plan_table, static_memory_table
+from hetero.report.tables.plan import plan_picture, plan_table
+from hetero.report.tables.static_memory import StaticBytes, static_memory_table
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.session import TrainingSession

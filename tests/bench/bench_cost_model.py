@@ -22,9 +22,9 @@ from statistics import mean
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import plan_memory
-from hetero.cost.runtime_model import DEEPSPEED
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
 from hetero.data.sailor import MODELS

@@ -24,7 +24,7 @@ from hetero.runtime import cpu_backend  # noqa: E402
 
 cpu_backend.install()
 
-from hetero.cost.layers.latency import CostModel  # noqa: E402
+from hetero.cost.cost_model import CostModel  # noqa: E402
 from hetero.cost.network import Topology, boundary_s  # noqa: E402
 from hetero.cost.pipeline_period import smallest_depths  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402

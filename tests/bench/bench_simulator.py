@@ -18,7 +18,7 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import simulate, with_gradient_sync
 from hetero.plan.ir import Plan, Replica

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
@@ -136,14 +136,16 @@ def _plan(arguments: argparse.Namespace, world_size: int, degrees: dict[str, int
         max_position_embeddings=arguments.seq,
     )
     return uniform_plan(
-        model=model,
-        world_size=world_size,
-        micro_batch_size=1,
-        global_batch_size=num_replicas * arguments.microbatches,
-        seq_length=arguments.seq,
-        device="cpu",
-        distributed_optimizer=arguments.distributed_optimizer,
-        **degrees,
+        UniformLayout(
+            model=model,
+            world_size=world_size,
+            micro_batch_size=1,
+            global_batch_size=num_replicas * arguments.microbatches,
+            seq_length=arguments.seq,
+            device="cpu",
+            distributed_optimizer=arguments.distributed_optimizer,
+            **degrees,
+        )
     )
 
 

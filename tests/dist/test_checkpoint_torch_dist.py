@@ -17,7 +17,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import StageModel, build_stages
 from hetero.runtime.named_parameters import take_shard
@@ -136,7 +136,7 @@ def load_with_stock(rank: int, folder: Path, plan: Plan) -> tuple[int, Arrays]:
 
 
 def two_by_two(model: ModelSpec) -> Plan:
-    return uniform_plan(
+    return uniform_plan(UniformLayout(
         model=model,
         world_size=4,
         tp=2,
@@ -145,7 +145,7 @@ def two_by_two(model: ModelSpec) -> Plan:
         global_batch_size=2,
         seq_length=16,
         device="cpu",
-    )
+    ))
 
 
 def test_stock_megatron_core_on_four_ranks(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.cost.simulation.simulator import simulate
 from hetero.cost.runtime_model import HETERO
 from hetero.distributed.process_groups import create_groups
@@ -166,7 +166,7 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
 
 @pytest.mark.slow
 def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predicted() -> None:
-    """A split backward, half a layer, sums in two levels, and a distributed optimizer that gathers in the forward."""
+    """A split backward, half a layer, hierarchical sums, and a distributed optimizer that gathers in the forward."""
     described = dataclasses.replace(
         plan(
             MODEL,

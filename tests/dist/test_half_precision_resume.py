@@ -333,7 +333,7 @@ def train_on_the_batch_before(*_: Any) -> None:
 
 def leave_weights_unrounded(*_: Any) -> None:
     """The update reaches the master copy alone."""
-    optimizer._Segment.set_weights = lambda segment: None  # type: ignore[method-assign]
+    optimizer._UpdatedRange.set_weights = lambda segment: None  # type: ignore[method-assign]
 
 
 def gather_nothing(trainer: Trainer, _: OptimizerParamScheduler) -> None:

@@ -1,4 +1,4 @@
-"""Sums in two levels: what one process computes, whatever the domains, beside the backward or after it.
+"""Hierarchical sums: what one process computes, whatever the domains, beside the backward or after it.
 
 In float64, to 1e-9 relative to the largest element of each tensor, over three clipped AdamW steps.
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.cost.memory import deferred_bytes
+from hetero.cost.layers.activation_memory import deferred_bytes
 from hetero.cost.layers.stage_modules import HALVES
 from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError
@@ -177,10 +177,9 @@ def test_what_waits_is_what_the_memory_model_counts(model: Any, tp: int, sp: boo
     if model.num_experts is not None and tp > 1 and not sp:
         pytest.skip("experts need sequence parallelism")
     one = stage(layers=(0, 6), ranks=range(tp), tp=tp, sp=sp, mbs=2, delay=0)
-    costs, ways = cost_model(model, []), tp if sp else 1
-    block, *halves = (
-        deferred_bytes(costs, kind, tp=tp, micro_batch_size=2, sequence_ways=ways) for kind in ("block", *HALVES)
-    )
+    costs = cost_model(model, [])
+    microbatch = costs.microbatch(tp=tp, micro_batch_size=2, sequence_parallel=sp)
+    block, *halves = (deferred_bytes(kind, costs.shape, microbatch) for kind in ("block", *HALVES))
     assert block == sum(halves)
     counted = 6 * block
     assert run_ranks(bytes_put_off, tp, plan_of(model, [replica(one)])) == [counted] * tp

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from hetero.spec.model import ModelSpec, RotaryScaling
@@ -69,7 +69,7 @@ UNIFORM = {
 def test_stock_megatron_trains_alike(
     model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], data_parallel: DataParallelOptions
 ) -> None:
-    plan = uniform_plan(
+    plan = uniform_plan(UniformLayout(
         model=model(**NO_PADDING),
         world_size=world_size,
         micro_batch_size=2,
@@ -78,7 +78,7 @@ def test_stock_megatron_trains_alike(
         device="cpu",
         distributed_optimizer=data_parallel is SHARDED,
         **degrees,
-    )
+    ))
     validate(plan)
     for trace, (losses, grad_norms) in run_ranks(train_both, world_size, plan, data_parallel):
         assert trace.losses == pytest.approx(losses, rel=TOLERANCE)

@@ -13,22 +13,29 @@ import pytest
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.serialization import load
+from tests.helpers.forked_launch import forked
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-def command_of(path: Path) -> list[str]:
-    """The command in an example's docstring, with this interpreter and without what may be left out."""
-    (line,) = re.findall(rf"^    (.* examples/{path.name})", path.read_text(encoding="utf-8"), re.MULTILINE)
-    program, *words = shlex.split(line)
-    return [*{"python": [sys.executable], "torchrun": TORCHRUN}[program], *words]
+def command_of(example: str) -> list[str]:
+    """The words of the command in an example's docstring, without what may be left out."""
+    text = (ROOT / "examples" / example).read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^    (.* examples/{example})", text, re.MULTILINE)
+    return shlex.split(line)
 
 
-def printed(name: str, *arguments: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [*command_of(ROOT / "examples" / name), *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+def printed(example: str, *arguments: str) -> str:
+    program, *words = command_of(example)
+    assert program == "python"
+    done = subprocess.run(
+        [sys.executable, *words, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -50,9 +57,12 @@ def test_a_plan_is_simulated_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.dist
-@pytest.mark.slow
 def test_two_stages_are_trained() -> None:
-    said = printed("train_two_stages.py")
+    *torchrun, script = command_of("train_two_stages.py")
+    assert torchrun == ["torchrun", "--standalone", "--nproc-per-node", "2"]
+    done = forked(2, [], script=script)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+),", said)]
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.5, losses
@@ -62,7 +72,7 @@ def test_two_stages_are_trained() -> None:
 def test_every_example_is_run_here() -> None:
     names = [path.name for path in (ROOT / "examples").glob("*.py")]
     assert len(names) == 3
-    assert [name for name in names if f'printed("{name}"' not in Path(__file__).read_text(encoding="utf-8")] == []
+    assert [name for name in names if f'("{name}"' not in Path(__file__).read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

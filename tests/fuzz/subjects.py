@@ -24,7 +24,7 @@ from hetero.checkpoint.reader import load_checkpoint
 from hetero.commands.show import legal_plan
 from hetero.data import shipped_profiles
 from hetero.errors import HeteroError
-from hetero.report.tables import plan_picture, plan_table
+from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec

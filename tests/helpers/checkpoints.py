@@ -15,7 +15,7 @@ from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
 from hetero.checkpoint.writer import merge
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
@@ -30,12 +30,14 @@ Offsets = tuple[int, ...]
 def plan_of(model: ModelSpec = MODEL, *, world_size: int = 1) -> Plan:
     """A data-parallel plan."""
     return uniform_plan(
-        model=model,
-        world_size=world_size,
-        micro_batch_size=1,
-        global_batch_size=world_size,
-        seq_length=8,
-        device="cpu",
+        UniformLayout(
+            model=model,
+            world_size=world_size,
+            micro_batch_size=1,
+            global_batch_size=world_size,
+            seq_length=8,
+            device="cpu",
+        )
     )
 
 

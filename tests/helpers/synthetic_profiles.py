@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LayerShape, LayerTime, Profile, ProfileStore, Provenance, UpdateTime

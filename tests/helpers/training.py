@@ -10,7 +10,7 @@ import torch
 
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
@@ -91,13 +91,15 @@ def data_of(context: ParallelContext, *, first_step: int = 0) -> Iterator[list[M
 def one_process_plan(plan: Plan) -> Plan:
     """The same training on one rank."""
     return uniform_plan(
-        model=plan.model,
-        world_size=1,
-        micro_batch_size=1,
-        global_batch_size=plan.global_batch_size,
-        seq_length=plan.seq_length,
-        device="cpu",
-        precision=plan.precision,
+        UniformLayout(
+            model=plan.model,
+            world_size=1,
+            micro_batch_size=1,
+            global_batch_size=plan.global_batch_size,
+            seq_length=plan.seq_length,
+            device="cpu",
+            precision=plan.precision,
+        )
     )
 
 

@@ -33,13 +33,20 @@ ONLY_ASKED_FOR = {
 
 
 @pytest.fixture(scope="module")
-def asked_for() -> dict[str, set[str]]:
-    """The distributions that ``setup.py`` asks for, by extra; those without one under the empty name."""
+def described() -> dict[str, Any]:
+    """What ``setup.py`` says of the distribution."""
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", lambda **given: found.update(given))
+        patch.chdir(ROOT)
         runpy.run_path(str(ROOT / "setup.py"))
-    wanted = {"": found["install_requires"], **found["extras_require"]}
+    return found
+
+
+@pytest.fixture(scope="module")
+def asked_for(described: dict[str, Any]) -> dict[str, set[str]]:
+    """The distributions that ``setup.py`` asks for, by extra; those without one under the empty name."""
+    wanted = {"": described["install_requires"], **described["extras_require"]}
     return {extra: {canonicalize_name(Requirement(each).name) for each in each_of} for extra, each_of in wanted.items()}
 
 
@@ -83,6 +90,20 @@ def test_an_extra_brings_the_modules_that_are_looked_for(extra: str, asked_for: 
     names = {module.replace(".", "-").replace("_", "-") for module in EXTRAS[extra]}
     assert names <= asked_for[extra]
     assert names.isdisjoint(asked_for[""]), "what is always there is in no extra"
+
+
+def test_every_file_of_the_packages_is_installed(described: dict[str, Any]) -> None:
+    patterns = {package: ["*.py"] for package in described["packages"]}
+    for package, others in described["package_data"].items():
+        patterns[package] = [*patterns[package], *others]
+    installed = {
+        path
+        for package, each_of in patterns.items()
+        for pattern in each_of
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    files = {path for folder in ("hetero", "megatron") for path in (ROOT / folder).rglob("*") if path.is_file()}
+    assert {str(path.relative_to(ROOT)) for path in files - installed if "__pycache__" not in path.parts} == set()
 
 
 def test_nothing_is_said_of_what_is_installed() -> None:

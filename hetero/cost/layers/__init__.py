@@ -1,1 +1,1 @@
-"""What a layer costs on a device: seconds, work and numbers of parameters."""
+"""What one layer costs on a device: seconds, bytes that it keeps, work, and numbers of parameters."""

@@ -1,10 +1,12 @@
-"""What a predicted number rests on."""
+"""What a predicted number rests on: a measurement, or which sort of estimate."""
 
 from enum import IntEnum
 
 
 class Confidence(IntEnum):
-    """The worst of a number's parts. From ``EXTRAPOLATED`` on it is an estimate and is shown as one.
+    """How far a number is measured; a sum has that of its worst summand.
+
+    From ``EXTRAPOLATED`` on it is an estimate and is shown as one.
 
     EXTRAPOLATED: beyond the measured microbatch sizes of the layer itself.
     ESTIMATED: another layer, or another tp, was measured on this device.

@@ -1,4 +1,4 @@
-"""Which measurements an estimate is made from, and what has to be scaled to use them.
+"""Chooses the measured profiles that an estimate is made from, and scales them where they are not of the same kind.
 
 The profiles of the device itself come first; those of one arithmetic only, since TF32 is several times as fast as
 fp32. Another precision or arithmetic, or another device where that is allowed, is scaled by data sheets.
@@ -19,7 +19,7 @@ UPDATE_BYTES_PER_PARAMETER = 28
 
 
 class ReferenceProfiles:
-    """Fitted throughputs by device, kind of layer and direction; each is fitted once.
+    """Fitted throughputs by device, kind of layer and pass; each is fitted once.
 
     Args:
         precision: of the model to be estimated.
@@ -36,15 +36,15 @@ class ReferenceProfiles:
         self._data_sheets = data_sheets
         self._throughputs: dict[tuple[str, LayerKind, ComputePass], tuple[Throughput, Confidence]] = {}
 
-    def throughput(self, device: str, kind: LayerKind, direction: ComputePass) -> tuple[Throughput, Confidence]:
+    def throughput(self, device: str, kind: LayerKind, compute_pass: ComputePass) -> tuple[Throughput, Confidence]:
         """What ``device`` achieves on layers of ``kind``.
 
         Raises:
             ConfigError: ``device`` has no profile, and data sheets are not allowed or there are none.
         """
-        key = device, kind, direction
+        key = device, kind, compute_pass
         if key not in self._throughputs:
-            self._throughputs[key] = self._fit(device, kind, direction)
+            self._throughputs[key] = self._fit(device, kind, compute_pass)
         return self._throughputs[key]
 
     def update_s_per_parameter(self, device: str) -> tuple[float, Confidence]:
@@ -65,14 +65,14 @@ class ReferenceProfiles:
             return rates[len(rates) // 2], Confidence.ESTIMATED
         return UPDATE_BYTES_PER_PARAMETER / (_data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
 
-    def _fit(self, device: str, kind: LayerKind, direction: ComputePass) -> tuple[Throughput, Confidence]:
-        references = self._alike(device)
-        fitted = fit(references, kind=kind, direction=direction)
+    def _fit(self, device: str, kind: LayerKind, compute_pass: ComputePass) -> tuple[Throughput, Confidence]:
+        references = self._of_one_arithmetic(device)
+        fitted = fit(references, kind=kind, compute_pass=compute_pass)
         if fitted is None and kind != "block":
             # A head is a product and a softmax, an embedding is rows: both are parts of a block.
-            fitted = fit(references, kind="block", direction=direction)
+            fitted = fit(references, kind="block", compute_pass=compute_pass)
         if fitted is None:
-            raise ConfigError(f"no profile of {references[0].device!r} has the {direction} of a block; measure one")
+            raise ConfigError(f"no profile of {references[0].device!r} has the {compute_pass} of a block; measure one")
         have, wanted = references[0].arithmetic, self._wanted_arithmetic(references[0])
         if references[0].device == device and wanted == have:
             return fitted, Confidence.ESTIMATED
@@ -84,7 +84,7 @@ class ReferenceProfiles:
             return self._arithmetic or (reference.arithmetic if reference.precision == "fp32" else "fp32")
         return self._precision
 
-    def _alike(self, device: str) -> Sequence[Profile]:
+    def _of_one_arithmetic(self, device: str) -> Sequence[Profile]:
         """Profiles of one arithmetic, of ``device`` or of the profiled one that is nearest to it."""
         if self._data_sheets and device not in self._profiles.devices():
             device = self._nearest_profiled(device)
@@ -95,7 +95,10 @@ class ReferenceProfiles:
         return [profile for profile in exact if profile.arithmetic == chosen]
 
     def _nearest_profiled(self, device: str) -> str:
-        """The profiled device of the nearest generation, among them the one with the nearest memory bandwidth."""
+        """The profiled device of the nearest generation, among them the one with the nearest memory bandwidth.
+
+        A heuristic: generations differ most in what they reach of their peak.
+        """
         if not self._profiles.devices():
             raise ConfigError(f"no profiles at all to estimate {device!r} from; load the shipped ones, or measure")
         sheet, capability = _data_sheet(device), device_type(device).compute_capability or (0, 0)

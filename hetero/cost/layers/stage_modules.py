@@ -1,4 +1,4 @@
-"""What a stage is made of as costs count it: blocks, the halves of blocks at its ends, the embedding and the head.
+"""The modules of a stage as costs count them: blocks, halves of blocks at its ends, the embedding and the head.
 
 Profiles measure whole blocks. A stage that ends between the attention and the MLP of a layer has half a block there,
 which is priced as its share of the block.
@@ -14,25 +14,25 @@ from hetero.spec.profile import LayerKind
 Half = Literal["attention", "mlp"]
 """Half a block: attention or MLP, each with the norm before it and its residual sum."""
 
-Part = LayerKind | Half
+ModuleKind = LayerKind | Half
 
 HALVES: tuple[Half, Half] = ("attention", "mlp")
 
 
-def modules_of(first_layer: float, end_layer: float) -> list[Part]:
+def modules_of(first_layer: float, end_layer: float) -> list[ModuleKind]:
     """The transformer layers of ``[first_layer, end_layer)`` in the order of the forward, halves at the ends."""
     first_block, end_block = math.ceil(first_layer), math.floor(end_layer)
-    modules: list[Part] = ["mlp"] if first_layer < first_block else []
+    modules: list[ModuleKind] = ["mlp"] if first_layer < first_block else []
     modules += ["block"] * (end_block - first_block)
     modules += ["attention"] if end_block < end_layer else []
     return modules
 
 
-def parts_of(first_layer: float, end_layer: float, *, num_layers: int) -> Mapping[Part, int]:
-    """How many of each part ``[first_layer, end_layer)`` of a model with ``num_layers`` is, embedding and head too."""
-    parts = Counter(modules_of(first_layer, end_layer))
+def module_counts(first_layer: float, end_layer: float, *, num_layers: int) -> Mapping[ModuleKind, int]:
+    """How many modules of each kind ``[first_layer, end_layer)`` of ``num_layers`` has, embedding and head too."""
+    counts = Counter(modules_of(first_layer, end_layer))
     if first_layer == 0:
-        parts["embedding"] = 1
+        counts["embedding"] = 1
     if end_layer == num_layers:
-        parts["head"] = 1
-    return parts
+        counts["head"] = 1
+    return counts

@@ -1,10 +1,10 @@
-"""Estimates: what an unmeasured layer would cost on a device on which other layers were measured.
+"""Fits the throughput of a device to the layers that were measured on it, to estimate those that were not.
 
 A layer's seconds are modelled as
 
     t = a operations + b score bytes + c row bytes + d collective seconds + k
 
-with coefficients that are fitted, per device, kind of layer and direction, to all measured times of that device:
+with coefficients that are fitted, per device, kind of layer and pass, to all measured times of that device:
 achieved throughput, never a peak. Profiles of one model cannot tell a from b and c, since all three grow alike; the
 fit therefore leans towards the split that data sheets suggest. Their scale is measured: the coefficients are multiples
 of a prior, and scaling the prior of those three has no influence.
@@ -31,10 +31,10 @@ from hetero.units import BYTES_OF_PRECISION, GB
 ComputePass = Literal["forward", "backward"]
 
 LEANING = 0.01
-"""Weight of the prior against the measurements; errors hardly change between 0.001 and 0.1."""
+"""Weight of the prior against the measurements. A heuristic; errors hardly change between 0.001 and 0.1."""
 
 TYPICAL_EFFICIENCY = 0.6
-"""Share of the peak that large matrix products reach."""
+"""Share of the peak that large matrix products reach, about."""
 
 SCORE_PASSES: dict[ComputePass, float] = {"forward": 10.0, "backward": 30.0}
 """Times that unfused attention moves each score through memory: product, scale, mask, softmax, dropout, product."""
@@ -55,7 +55,7 @@ SCALED = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
-    """Fitted coefficients of one device, kind of layer and direction: seconds per unit of each part of the work."""
+    """Fitted coefficients of one device, kind of layer and pass: seconds per unit of each part of the work."""
 
     per_operation: float
     per_score_byte: float
@@ -114,11 +114,11 @@ def collective_s(work: Work, all_reduce: Sequence[GroupLink], *, tp: int) -> flo
     return work.num_all_reduces * crossing / nearest.bus.bytes_per_s(work.all_reduce_bytes)
 
 
-def fit(profiles: Sequence[Profile], *, kind: LayerKind, direction: ComputePass) -> Throughput | None:
+def fit(profiles: Sequence[Profile], *, kind: LayerKind, compute_pass: ComputePass) -> Throughput | None:
     """Coefficients for the device of ``profiles``, which share device, precision and arithmetic.
 
     Returns:
-        ``None`` if no profile has a time of this kind and direction.
+        ``None`` if no profile has a time of this kind and pass.
     """
     rows: list[list[float]] = []
     measured: list[float] = []
@@ -126,14 +126,14 @@ def fit(profiles: Sequence[Profile], *, kind: LayerKind, direction: ComputePass)
         if kind == "head" and not profile.head_has_projection:
             continue
         for time in profile.times:
-            seconds = (time.forward_s if direction == "forward" else time.backward_s) - profile.isolation_s
+            seconds = (time.forward_s if compute_pass == "forward" else time.backward_s) - profile.isolation_s
             if time.kind == kind and seconds > 0:
                 rows.append(_features(profile, time))
                 measured.append(seconds)
     if not rows:
         return None
-    prior = _prior(device_type(profiles[0].device), arithmetic=profiles[0].arithmetic, direction=direction)
-    fitted = _lean(np.array(rows), np.array(measured), prior)
+    prior = _prior(device_type(profiles[0].device), arithmetic=profiles[0].arithmetic, compute_pass=compute_pass)
+    fitted = _fit_near_prior(np.array(rows), np.array(measured), prior)
     return Throughput(
         per_operation=float(fitted[0]),
         per_score_byte=float(fitted[1]),
@@ -157,25 +157,25 @@ def _features(profile: Profile, time: LayerTime) -> list[float]:
     return [work.operations, work.score_bytes, work.row_bytes, waits, 1.0]
 
 
-def _prior(device: DeviceType, *, arithmetic: str, direction: ComputePass) -> NDArray[np.float64]:
+def _prior(device: DeviceType, *, arithmetic: str, compute_pass: ComputePass) -> NDArray[np.float64]:
     sheet = device.data_sheet or NOMINAL_HOST
     bytes_per_s = sheet.memory_gb_per_s * GB
-    operations = 1.0 if direction == "forward" else 2.0
+    operations = 1.0 if compute_pass == "forward" else 2.0
     return np.array(
         [
             operations / (TYPICAL_EFFICIENCY * sheet.flops_per_s(arithmetic)),
-            SCORE_PASSES[direction] / bytes_per_s,
-            ROW_PASSES[direction] / bytes_per_s,
+            SCORE_PASSES[compute_pass] / bytes_per_s,
+            ROW_PASSES[compute_pass] / bytes_per_s,
             1.0,
             LAUNCH_S,
         ]
     )
 
 
-def _lean(
+def _fit_near_prior(
     features: NDArray[np.float64], measured: NDArray[np.float64], prior: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Minimise the sum at the head of this file."""
+    """The coefficients that minimise the sum at the head of this file."""
     parts = features * prior / measured[:, None]
     scalable = parts[:, :SCALED].sum(axis=1)
     scale = float(scalable.sum() / (scalable @ scalable)) if scalable.any() else 1.0

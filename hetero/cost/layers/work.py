@@ -1,4 +1,4 @@
-"""How much work a layer is: operations, bytes and collectives, from its shape alone.
+"""Counts the work of a layer from its shape alone: operations, bytes and collectives.
 
 b samples of s tokens with e bytes per element, hidden size h, q and kv channels of queries and of keys, ffn size f
 (g projections up to it: 2 if gated, else 1), vocabulary v, tensor parallelism tp. One forward of one microbatch on
@@ -20,7 +20,7 @@ A backward is twice the operations and the same collectives.
 
 from dataclasses import dataclass
 
-from hetero.cost.layers.stage_modules import Part
+from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.spec.profile import LayerShape
 
 
@@ -43,7 +43,7 @@ class Work:
 
 
 def layer_work(
-    kind: Part, shape: LayerShape, *, tp: int, micro_batch_size: int, seq_length: int, element_bytes: int
+    kind: ModuleKind, shape: LayerShape, *, tp: int, micro_batch_size: int, seq_length: int, element_bytes: int
 ) -> Work:
     """The work of one layer or half of one, as the head of this file has it."""
     match kind:
@@ -125,7 +125,7 @@ def _head(shape: LayerShape, tp: int, samples: int, seq_length: int, element_byt
     )
 
 
-def parameters_of(kind: Part, shape: LayerShape, *, tp: int, positions: int = 0) -> int:
+def parameters_of(kind: ModuleKind, shape: LayerShape, *, tp: int, positions: int = 0) -> int:
     """Elements of one layer's weights on one of ``tp`` ranks, biases and norms of width h included.
 
     positions: rows of a learned position embedding.

@@ -1,1 +1,1 @@
-"""Replays a step of a plan with predicted durations."""
+"""Replays one step of a plan with predicted durations: a discrete-event simulation."""

@@ -1,9 +1,9 @@
-"""When the collectives of a step start and end: the sums of gradients, and the gathers of weights.
+"""Says when the collectives of a step start and end: the sums of gradients, and the gathers of weights.
 
 A rank launches its collectives in their order, each as soon as it has launched those before and what it needs is there.
-A collective that all its holders have launched is ready: it starts when its holders have done with collectives that
-were ready before, and so have the network interfaces of its first phase. A later bucket of other holders need not wait
-for an earlier one that still lacks a holder.
+A collective that all its ranks have launched is ready: it starts when its ranks have done with collectives that
+were ready before, and so have the network interfaces of its first phase. A later bucket of other ranks need not wait
+for an earlier one that still lacks a rank.
 
 Interfaces belong to the transfers of the pipeline first where these are given: they take the times that they take
 without any collective, which get along with what is left between them. So a sum is somewhat late where both meet, and
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hetero.cost.gradient_volume import CountedBucket
-from hetero.cost.network import Port, SumCost
+from hetero.cost.network import CollectiveCost, Port
 from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.plan.ir import Ranks
 
-PartyT = TypeVar("PartyT", bound=Hashable)
-"""Ranks that have everything at the same time."""
+LaneT = TypeVar("LaneT", bound=Hashable)
+"""What stands for ranks that have everything at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class CollectiveSpan:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRun:
-    """
+    """The collectives on the buckets of a step as they ran.
+
     spans: in the order in which they were ready.
     free_s: from when on each interface that they took is free.
     """
@@ -48,29 +49,28 @@ class CollectiveRun:
 def run_collectives(
     buckets: Iterable[CountedBucket],
     *,
-    cost_of: Callable[[CountedBucket], SumCost],
-    ready_s: Callable[[PartyT, float], float],
-    party_of: Mapping[int, PartyT],
+    cost_of: Callable[[CountedBucket], CollectiveCost],
+    ready_s: Callable[[LaneT, float], float],
+    lane_of_rank: Mapping[int, LaneT],
     transfers: Mapping[Port, Sequence[TimeInterval]] | None = None,
 ) -> CollectiveRun:
     """The collectives on ``buckets``, in the order in which all ranks launch them.
 
     Args:
-        ready_s: when a party may launch what it has of a position.
-        party_of: by rank.
+        ready_s: when a lane may launch what it has of a position.
         transfers: when the pipeline uses each interface.
     """
     buckets = list(buckets)
-    classes, parties = _classes(buckets, party_of)
-    launched = [0.0] * len(parties)
+    classes, lanes = _classes(buckets, lane_of_rank)
+    launched = [0.0] * len(lanes)
     ready: list[tuple[float, int, CountedBucket]] = []
     for i, bucket in enumerate(buckets):
         at_s = 0.0
         for c in classes[bucket.ranks]:
-            launched[c] = max(launched[c], ready_s(parties[c], bucket.position))
+            launched[c] = max(launched[c], ready_s(lanes[c], bucket.position))
             at_s = max(at_s, launched[c])
         ready.append((at_s, i, bucket))
-    free = [0.0] * len(parties)
+    free = [0.0] * len(lanes)
     interfaces = _Interfaces(transfers or {})
     spans = []
     for at_s, _, bucket in sorted(ready, key=lambda item: item[:2]):
@@ -85,29 +85,32 @@ def run_collectives(
     return CollectiveRun(tuple(spans), interfaces.free)
 
 
-def parties_of(buckets: Iterable[CountedBucket], party_of: Mapping[int, PartyT]) -> dict[Ranks, set[PartyT]]:
-    """By holders of a bucket, the parties that they are in."""
-    return {ranks: {party_of[rank] for rank in ranks} for ranks in {bucket.ranks for bucket in buckets}}
+def lanes_of_buckets(buckets: Iterable[CountedBucket], lane_of_rank: Mapping[int, LaneT]) -> dict[Ranks, set[LaneT]]:
+    """By the ranks of a bucket, the lanes that they are in."""
+    return {ranks: {lane_of_rank[rank] for rank in ranks} for ranks in {bucket.ranks for bucket in buckets}}
 
 
 def _classes(
-    buckets: Iterable[CountedBucket], party_of: Mapping[int, PartyT]
-) -> tuple[dict[Ranks, list[int]], list[PartyT]]:
-    """By holders of a bucket, the classes of their ranks: those of a party that hold the same buckets. And by class,
-    its party."""
-    held: dict[int, list[int]] = defaultdict(list)
-    holders = list(dict.fromkeys(bucket.ranks for bucket in buckets))
-    for n, ranks in enumerate(holders):
+    buckets: Iterable[CountedBucket], lane_of_rank: Mapping[int, LaneT]
+) -> tuple[dict[Ranks, list[int]], list[LaneT]]:
+    """Classes of ranks of one lane that have the same buckets, and so launch all collectives at the same times.
+
+    Returns:
+        By the ranks of a bucket, the numbers of their classes; and by number, the lane.
+    """
+    buckets_of: dict[int, list[int]] = defaultdict(list)
+    groups = list(dict.fromkeys(bucket.ranks for bucket in buckets))
+    for n, ranks in enumerate(groups):
         for rank in ranks:
-            held[rank].append(n)
-    numbers: dict[tuple[PartyT, tuple[int, ...]], None] = dict.fromkeys(
-        (party_of[rank], tuple(of_rank)) for rank, of_rank in held.items()
+            buckets_of[rank].append(n)
+    numbers: dict[tuple[LaneT, tuple[int, ...]], None] = dict.fromkeys(
+        (lane_of_rank[rank], tuple(of_rank)) for rank, of_rank in buckets_of.items()
     )
-    classes: dict[Ranks, list[int]] = {ranks: [] for ranks in holders}
+    classes: dict[Ranks, list[int]] = {ranks: [] for ranks in groups}
     for c, (_, of_class) in enumerate(numbers):
         for n in of_class:
-            classes[holders[n]].append(c)
-    return classes, [party for party, _ in numbers]
+            classes[groups[n]].append(c)
+    return classes, [lane for lane, _ in numbers]
 
 
 class _Interfaces:

@@ -1,9 +1,9 @@
-"""A discrete-event replay of action lists: ranks that compute, transfers that take turns on the wires.
+"""A discrete-event replay of action lists: lanes that compute, transfers that take turns on the wires.
 
-Ranks of a device group that run alike are one lane (:mod:`.lanes`), with a clock of its own. Two manners of
-execution. In ours, a SEND starts and a RECV posts at once, the transfer runs as soon as both have happened and its
-wires are free, and only the compute that needs a slice waits for it. In the blocking manner, sender and receiver meet
-at the action and both stand still until the last byte has arrived.
+A lane is the data-parallel ranks of a device group that do the same at the same times (:mod:`.lanes`); it has a clock
+of its own. A SEND starts and a RECV posts at once, the transfer runs as soon as both have happened and its wires are
+free, and only the compute that needs a slice waits for it. Runtimes whose transfers block are replayed by
+:mod:`.blocking_replay`.
 
 Everything that takes time is a node: a compute of a lane, or a transfer of a slice between two lanes. Its end is known
 as soon as it starts, so that only the ends of computes are events: they are handled in order of time, ties in the order
@@ -51,8 +51,8 @@ class Span:
     lane: int = 0
 
 
-class Hold(NamedTuple):
-    """What a compute waits for beside its slices: weights that it needs from the start, and some on its way.
+class WeightWait(NamedTuple):
+    """A compute's wait for gathered weights: those that it needs from the start, and those of its later layers.
 
     start_s: it does not start before.
     end_s: nor end before.
@@ -64,10 +64,10 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneStart:
-    """When a lane starts, and the holds of some of its computes."""
+    """When a lane starts, and which of its computes wait for weights."""
 
     at_s: float = 0.0
-    holds: tuple[tuple[Action, Hold], ...] = ()
+    weight_waits: tuple[tuple[Action, WeightWait], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,28 +92,27 @@ class Pipeline:
 
 
 class Lane:
-    """A lane and how far it has come.
+    """A lane of a device group, and how far its replay has come.
 
-    start: when it starts, and what its computes are held up by.
+    start: when it starts, and which of its computes wait for weights.
     computes: its actions that take time; the first of them is node ``first``, the others follow.
     seconds: per compute.
     needs: per compute, the transfers that it waits for.
-    reaches: the transfers that it comes to before its first compute, and behind each.
+    posts: the transfers that it posts, as sender or receiver, before its first compute, and behind each.
     """
 
     __slots__ = (
         "clock_s",
         "computes",
         "first",
-        "holds",
         "last",
-        "met",
         "missing",
         "needs",
         "position",
-        "reaches",
+        "posts",
         "seconds",
         "start",
+        "weight_waits",
     )
 
     def __init__(self, start: LaneStart) -> None:
@@ -121,29 +120,29 @@ class Lane:
         self.computes: list[Action] = []
         self.seconds: list[float] = []
         self.needs: list[tuple[int, ...]] = []
-        self.reaches: list[tuple[int, ...]] = []
+        self.posts: list[tuple[int, ...]] = []
         self.first = 0
-        self.holds: dict[int, Hold] = {}
+        self.weight_waits: dict[int, WeightWait] = {}
         # So many computes have begun. The next one begins at clock_s, or later if transfers that it needs are missing;
-        # last is the node whose end brought the lane here, and met counts the transfers at which it has stood still.
+        # last is the node whose end brought the lane here.
         self.position = 0
         self.clock_s = start.at_s
         self.missing = 0
         self.last = NO_CAUSE
-        self.met = 0
 
     @property
     def nodes(self) -> range:
         return range(self.first, self.first + len(self.computes))
 
     def node(self, action: Action) -> int:
-        """The node of one of its computes; of the last ones it is found at once."""
+        """The node of one of its computes, looked for from the last one on."""
         return next(n for n in reversed(self.nodes) if self.computes[n - self.first] == action)
 
 
-class Route(NamedTuple):
-    """The slices of one direction of a boundary between two lanes that are alike: every ``step``-th from ``phase`` on.
+class TransferSeries(NamedTuple):
+    """The transfers of one cost from one lane to another: every ``step``-th slice of a boundary, from ``phase`` on.
 
+    lane: the sender's.
     first: the node of the first of them, the others follow.
     wires, busy_s: which they take, and for how long each.
     """
@@ -166,22 +165,23 @@ class Route(NamedTuple):
         return range(self.first, self.first + self.num_slices)
 
 
-def route_costs(pipeline: Pipeline) -> Iterator[TransferCost]:
-    """The costs of the routes of a pipeline, in the order in which a replay has them."""
+def transfer_costs(pipeline: Pipeline) -> Iterator[TransferCost]:
+    """The costs of the transfers of a pipeline, in the order of a replay's ``transfers``."""
     for forward, backward in zip(pipeline.forward, pipeline.backward, strict=True):
         for slices in (*forward, *backward):
             yield from slices.values()
 
 
-Touched = dict[int, list[tuple[int, ...]]]
-"""By lane, the transfers of each slice that it sends, or those that it receives."""
+SliceNodes = dict[int, list[tuple[int, ...]]]
+"""By lane, the nodes of the transfers of each slice that it sends, or those that it receives."""
 
 
 class Replay:
-    """Pipelines that run side by side and share network interfaces.
+    """Runs pipelines side by side that share network interfaces.
 
     start_s, end_s, cause: of every node; ``cause`` is the node whose end let it start.
     lanes: by pipeline, row and lane.
+    transfers: of all pipelines.
 
     Args:
         free_s: from when on each interface is free; from the start on those that are not listed.
@@ -190,25 +190,19 @@ class Replay:
         ScheduleError: no lane can move, and not all are done.
     """
 
-    def __init__(
-        self, pipelines: Sequence[Pipeline], *, blocking: bool, free_s: Mapping[Port, float] | None = None
-    ) -> None:
+    def __init__(self, pipelines: Sequence[Pipeline], *, free_s: Mapping[Port, float] | None = None) -> None:
         self.start_s: list[float] = []
         self.end_s: list[float] = []
         self.cause: list[int] = []
-        self.routes: list[Route] = []
-        self._route_of: list[Route | None] = []
+        self.transfers: list[TransferSeries] = []
+        self._series_of: list[TransferSeries | None] = []
         self._ports: dict[Port, int] = {}
         self._port_free_s = free_s or {}
         self._wire_free_s: list[float] = []
         self._wire_last: list[int] = []
         self.lanes = [self._add(r, pipeline) for r, pipeline in enumerate(pipelines)]
         every = [lane for rows in self.lanes for row in rows for lane in row]
-        self._come = bytearray(len(self.end_s))
-        if blocking:
-            self._run_blocking(every)
-        else:
-            self._run(every)
+        self._run(every)
         if stuck := [lane for lane in every if lane.position < len(lane.computes)]:
             waiting = ", ".join(str(lane.computes[lane.position]) for lane in stuck)
             raise ScheduleError(f"the replay stands still before {waiting}")
@@ -222,32 +216,32 @@ class Replay:
                 for number, lane in enumerate(row):
                     for n, (stage, kind, microbatch) in enumerate(lane.computes, lane.first):
                         found[n] = Span(r, stage, stage, kind, microbatch, start_s[n], end_s[n], cause[n], number)
-        for r, stage, receiver, kind, number, phase, step, first, count, *_ in self.routes:
+        for r, stage, receiver, kind, number, phase, step, first, count, *_ in self.transfers:
             for i in range(count):
                 n = first + i
                 found[n] = Span(r, stage, receiver, kind, phase + i * step, start_s[n], end_s[n], cause[n], number)
         return [span for span in found if span is not None]
 
-    def _nodes(self, count: int, route: Route | None) -> None:
+    def _nodes(self, count: int, series: TransferSeries | None) -> None:
         self.start_s += [0.0] * count
         self.end_s += [_UNKNOWN] * count
         self.cause += [NO_CAUSE] * count
-        self._route_of += [route] * count
+        self._series_of += [series] * count
 
     def _add(self, replica: int, pipeline: Pipeline) -> list[list[Lane]]:
         """Resolve every action of ``pipeline`` to what it does."""
         edges = boundaries(pipeline.num_microbatches)
-        touched: dict[ActionKind, dict[int, Touched]] = {
+        slice_nodes: dict[ActionKind, dict[int, SliceNodes]] = {
             ActionKind.SEND_F: {},
             ActionKind.RECV_F: {},
             ActionKind.SEND_B: {},
             ActionKind.RECV_B: {},
         }
         for b, edge in enumerate(edges):
-            touched[ActionKind.SEND_F][b], touched[ActionKind.RECV_F][b + 1] = self._slices(
+            slice_nodes[ActionKind.SEND_F][b], slice_nodes[ActionKind.RECV_F][b + 1] = self._slices(
                 replica, ActionKind.SEND_F, (b, b + 1), pipeline.forward[b], edge.num_slices
             )
-            touched[ActionKind.SEND_B][b + 1], touched[ActionKind.RECV_B][b] = self._slices(
+            slice_nodes[ActionKind.SEND_B][b + 1], slice_nodes[ActionKind.RECV_B][b] = self._slices(
                 replica, ActionKind.SEND_B, (b + 1, b), pipeline.backward[b], edge.num_slices
             )
         starts = pipeline.lanes or ((LaneStart(),),) * len(pipeline.rows)
@@ -255,27 +249,31 @@ class Replay:
         for row, of_row in zip(pipeline.rows, starts, strict=True):
             own = [Lane(start) for start in of_row]
             for number, lane in enumerate(own):
-                _resolve(lane, number, row, pipeline, touched)
+                _resolve(lane, number, row, pipeline, slice_nodes)
                 lane.first = len(self.end_s)
                 self._nodes(len(lane.computes), None)
-                lane.holds = {lane.computes.index(action): hold for action, hold in lane.start.holds}
+                lane.weight_waits = {lane.computes.index(action): wait for action, wait in lane.start.weight_waits}
             lanes.append(own)
         return lanes
 
     def _slices(
         self, replica: int, kind: ActionKind, ends: tuple[int, int], slices: Sequence[Slice], num_slices: int
-    ) -> tuple[Touched, Touched]:
-        """Every slice of one direction of a boundary between two stages, by the lanes of sender and receiver."""
+    ) -> tuple[SliceNodes, SliceNodes]:
+        """Add the transfers of one direction of a boundary between two stages.
+
+        Returns:
+            Their nodes by slice, for the lanes that send and for those that receive.
+        """
         step = len(slices)
         pairs = list(dict.fromkeys(pair for each in slices for pair in each))
         wires = self._own_wires(pairs)
-        sent: Touched = {pair[0]: [()] * num_slices for pair in pairs}
-        received: Touched = {pair[1]: [()] * num_slices for pair in pairs}
+        sent: SliceNodes = {pair[0]: [()] * num_slices for pair in pairs}
+        received: SliceNodes = {pair[1]: [()] * num_slices for pair in pairs}
         for phase, each in enumerate(slices):
             for pair, cost in each.items():
                 first, numbers = len(self.end_s), range(phase, num_slices, step)
                 of_ports = [self._port(port) for port, _ in cost.ports]
-                route = Route(
+                series = TransferSeries(
                     replica,
                     *ends,
                     kind,
@@ -288,16 +286,19 @@ class Replay:
                     (*wires[pair], *of_ports),
                     (*[cost.seconds] * len(wires[pair]), *(busy_s for _, busy_s in cost.ports)),
                 )
-                self._nodes(len(numbers), route)
-                self.routes.append(route)
+                self._nodes(len(numbers), series)
+                self.transfers.append(series)
                 for n, number in enumerate(numbers, first):
                     sent[pair[0]][number] += (n,)
                     received[pair[1]][number] += (n,)
         return sent, received
 
     def _own_wires(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-        """A device sends one message after the other, and receives likewise: a wire per lane and way, or one for both
-        where a lane has but one on the other side."""
+        """The wires of each pair of lanes, beside the network's interfaces.
+
+        A device sends one message after the other, and receives likewise: a wire per lane and way, or one for both
+        where a lane has but one on the other side.
+        """
         senders, receivers = defaultdict(list), defaultdict(list)
         for sender, receiver in pairs:
             senders[sender].append(receiver)
@@ -325,15 +326,15 @@ class Replay:
         """Events are the ends of computes, and the starts of lanes."""
         events = [(lane.clock_s, i, lane) for i, lane in enumerate(sorted(lanes, key=lambda lane: lane.clock_s))]
         created = len(events)
-        come, end_s = self._come, self.end_s
+        posted_once, end_s = bytearray(len(self.end_s)), self.end_s
         awaited: dict[int, Lane] = {}
         while events:
             now_s, _, lane = heappop(events)
             position = lane.position
             ready = []
-            for n in lane.reaches[position]:
-                if not come[n]:
-                    come[n] = True
+            for n in lane.posts[position]:
+                if not posted_once[n]:
+                    posted_once[n] = True
                     continue
                 self._start(n, now_s, lane.last)
                 waiting = awaited.pop(n, None)
@@ -353,35 +354,6 @@ class Replay:
                 created += 1
                 heappush(events, (self._compute(each), created, each))
 
-    def _run_blocking(self, lanes: Sequence[Lane]) -> None:
-        """Events are the moments at which a lane may go on."""
-        events = [(lane.clock_s, i, lane) for i, lane in enumerate(lanes)]
-        created = len(events)
-        stands: dict[int, Lane] = {}
-        while events:
-            now_s, _, lane = heappop(events)
-            reaches = lane.reaches[lane.position]
-            if lane.met < len(reaches):
-                n = reaches[lane.met]
-                lane.met += 1
-                other = stands.pop(n, None)
-                if other is None:
-                    stands[n] = lane
-                    continue
-                self._start(n, now_s, lane.last)
-                for each in self._sender_first(n, lane, other):
-                    created += 1
-                    each.last = n
-                    heappush(events, (self.end_s[n], created, each))
-            elif lane.position < len(lane.computes):
-                lane.met, lane.clock_s = 0, now_s
-                created += 1
-                heappush(events, (self._compute(lane), created, lane))
-
-    def _sender_first(self, n: int, one: Lane, other: Lane) -> tuple[Lane, Lane]:
-        route = self._route_of[n]
-        return (one, other) if route is not None and one.computes[0].stage == route.stage else (other, one)
-
     def _compute(self, lane: Lane) -> float:
         """Begin the next compute, all of whose transfers have started; when it ends."""
         position = lane.position
@@ -390,11 +362,11 @@ class Replay:
             if self.end_s[n] > start_s:
                 start_s, cause = self.end_s[n], n
         end_s = start_s + lane.seconds[position]
-        if lane.holds and position in lane.holds:
-            hold = lane.holds[position]
-            if hold.start_s > start_s:
-                start_s, cause = hold.start_s, NO_CAUSE
-            end_s = max(start_s + lane.seconds[position], hold.end_s)
+        if lane.weight_waits and position in lane.weight_waits:
+            wait = lane.weight_waits[position]
+            if wait.start_s > start_s:
+                start_s, cause = wait.start_s, NO_CAUSE
+            end_s = max(start_s + lane.seconds[position], wait.end_s)
         n = lane.first + position
         self.start_s[n], self.end_s[n], self.cause[n] = start_s, end_s, cause
         lane.last = n
@@ -403,26 +375,26 @@ class Replay:
 
     def _start(self, n: int, now_s: float, cause: int) -> None:
         """Take the wires as soon as all are free; what comes later queues up behind."""
-        route = self._route_of[n]
-        assert route is not None, "only transfers take wires"
+        series = self._series_of[n]
+        assert series is not None, "only transfers take wires"
         free_s, last = self._wire_free_s, self._wire_last
         start_s = now_s
-        for wire in route.wires:
+        for wire in series.wires:
             if free_s[wire] > start_s:
                 start_s, cause = free_s[wire], last[wire]
-        for wire, busy_s in zip(route.wires, route.busy_s, strict=True):
+        for wire, busy_s in zip(series.wires, series.busy_s, strict=True):
             free_s[wire] = start_s + busy_s
             last[wire] = n
-        self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + route.cost.seconds, cause
+        self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + series.cost.seconds, cause
 
 
 def _resolve(
-    lane: Lane, number: int, row: Row, pipeline: Pipeline, touched: Mapping[ActionKind, Mapping[int, Touched]]
+    lane: Lane, number: int, row: Row, pipeline: Pipeline, slice_nodes: Mapping[ActionKind, Mapping[int, SliceNodes]]
 ) -> None:
-    """Fill in what the lane of this number computes, what each compute needs, and what the lane comes to in between."""
+    """Fill in what the lane of this number computes, what each compute needs, and what the lane posts in between."""
     own = {
         kind: {stage: lanes[number] for stage, lanes in of_stages.items() if number in lanes}
-        for kind, of_stages in touched.items()
+        for kind, of_stages in slice_nodes.items()
     }
     counts = pipeline.num_microbatches
     stages = {action.stage for action in row}
@@ -446,13 +418,13 @@ def _resolve(
             if of_stage is not None:
                 between += of_stage[index]
             continue
-        lane.reaches.append(tuple(between))
+        lane.posts.append(tuple(between))
         between = []
         needed = wanted[kind].get(stage) if kind in wanted else None
         lane.computes.append(action)
         lane.seconds.append(seconds[kind][stage])
         lane.needs.append(needed[index] if needed is not None else ())
-    lane.reaches.append(tuple(between))
+    lane.posts.append(tuple(between))
 
 
 def _by_microbatch(slices: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:

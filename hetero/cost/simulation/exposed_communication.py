@@ -1,4 +1,4 @@
-"""How much of a stage's time goes to communication that nothing hides."""
+"""Counts exposed communication: the time of a rank that goes to transfers which no compute hides."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Which data-parallel ranks of a stage run alike, so that one clock serves all of them: a lane.
+"""Groups the data-parallel ranks of a stage into lanes: ranks that do the same at the same times, and share a clock.
 
 Neighbouring stages may divide their samples differently. Then some ranks of a stage are in other slices than others,
 and wait for other ranks: one sample before a stage of two reaches one of the two first. All ranks of a device group
@@ -37,17 +37,19 @@ def lanes_of(replica: Replica) -> Lanes:
 
 @lru_cache(maxsize=1024)
 def _partition(shapes: tuple[tuple[int, int], ...], groups: tuple[tuple[int, ...], ...]) -> Lanes:
-    """The lanes of device ``groups`` whose stages have these ``dp`` and ``micro_batch_size``; a planner asks for the
-    same ones again and again."""
-    met = [
-        [_meetings(here, after, phase) for phase in range(num_phases(here, after))]
+    """The lanes of device ``groups`` whose stages have these ``dp`` and ``micro_batch_size``.
+
+    Remembered, since a planner asks for the same ones again and again.
+    """
+    exchanges = [
+        [_exchanges(here, after, phase) for phase in range(num_phases(here, after))]
         for here, after in pairwise(_stage(*shape) for shape in shapes)
     ]
     group_of = {s: g for g, group in enumerate(groups) for s in group}
     lanes = [[0] * shapes[group[0]][0] for group in groups]
     while True:
         seen: list[list[set[object]]] = [[{lane} for lane in row] for row in lanes]
-        for b, phases in enumerate(met):
+        for b, phases in enumerate(exchanges):
             here, after = group_of[b], group_of[b + 1]
             for phase, pairs in enumerate(phases):
                 for sender, receiver in pairs:
@@ -72,7 +74,7 @@ def _stage(dp: int, micro_batch_size: int) -> Stage:
     )
 
 
-def _meetings(sender: Stage, receiver: Stage, phase: int) -> set[tuple[int, int]]:
+def _exchanges(sender: Stage, receiver: Stage, phase: int) -> set[tuple[int, int]]:
     """The data-parallel ranks that exchange something in a slice."""
     messages = transfers(sender, receiver, seq_length=1, phase=phase)
     return {(message.sender_dp_rank, message.receiver_dp_rank) for message in messages}
@@ -86,7 +88,7 @@ def _numbered(marks: Sequence[object]) -> list[int]:
 def messages_by_lanes(
     sender: Stage, receiver: Stage, lanes: tuple[Sequence[int], Sequence[int]], *, seq_length: int, phase: int
 ) -> Mapping[tuple[int, int], Sequence[Transfer]]:
-    """The messages of one slice by the lanes that send and receive them.
+    """The messages of one slice, by the lanes of sender and receiver.
 
     Args:
         lanes: of the data-parallel ranks of the sender and of the receiver.

@@ -1,4 +1,4 @@
-"""How the replicas of a plan run side by side: those in equal circumstances are replayed once."""
+"""Replays the replicas of a plan side by side; of those that would run alike, one is replayed for all."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,16 +7,17 @@ from itertools import chain
 from typing import overload
 
 from hetero.cost.network import Port, TransferCost
-from hetero.cost.simulation.engine import NO_CAUSE, Lane, Pipeline, Replay, Span, route_costs
+from hetero.cost.simulation.blocking_replay import BlockingReplay
+from hetero.cost.simulation.engine import NO_CAUSE, Lane, Pipeline, Replay, Span, transfer_costs
 from hetero.cost.simulation.exposed_communication import TimeInterval, exposed_s
-from hetero.cost.simulation.layout import Party
+from hetero.cost.simulation.simulated_plan import LaneKey
 from hetero.schedule.actions import BACKWARD, Action
 
 
 class ReplicaReplays:
     """The replays of all different sets of replicas that share interfaces.
 
-    alike: for each replica, the one whose course it shares.
+    alike: for each replica, the one that was replayed for it.
 
     Args:
         free_s: from when on each interface is free for the pipelines.
@@ -27,11 +28,12 @@ class ReplicaReplays:
 
     def __init__(self, pipelines: Sequence[Pipeline], *, blocking: bool, free_s: Mapping[Port, float]) -> None:
         self._pipelines = pipelines
+        replay_class = BlockingReplay if blocking else Replay
         alike = list(range(len(pipelines)))
         known: dict[object, list[int]] = {}
         self._replays: list[tuple[Replay, list[int]]] = []
         self._place: dict[int, tuple[Replay, int]] = {}
-        self._exposed: dict[Party, float] = {}
+        self._exposed: dict[LaneKey, float] = {}
         for members in _sharing_interfaces(pipelines):
             signature = _signature([pipelines[r] for r in members], free_s)
             if signature in known:
@@ -39,34 +41,34 @@ class ReplicaReplays:
                     alike[r] = twin
                 continue
             known[signature] = members
-            replay = Replay([pipelines[r] for r in members], blocking=blocking, free_s=free_s)
+            replay = replay_class([pipelines[r] for r in members], free_s=free_s)
             self._replays.append((replay, members))
             self._place |= {r: (replay, i) for i, r in enumerate(members)}
         self.alike = tuple(alike)
 
-    def lane(self, party: Party) -> tuple[Replay, Lane]:
-        """Where the course of a party is to be read."""
-        replay, i = self._place[self.alike[party.replica]]
-        return replay, replay.lanes[i][party.group][party.lane]
+    def lane(self, key: LaneKey) -> tuple[Replay, Lane]:
+        """The replay that shows what a lane did, and its lane there."""
+        replay, i = self._place[self.alike[key.replica]]
+        return replay, replay.lanes[i][key.group][key.lane]
 
-    def interval(self, party: Party, action: Action) -> TimeInterval:
-        """When a party ran one of its computes."""
-        replay, lane = self.lane(party)
+    def interval(self, key: LaneKey, action: Action) -> TimeInterval:
+        """When a lane ran one of its computes."""
+        replay, lane = self.lane(key)
         node = lane.node(action)
         return replay.start_s[node], replay.end_s[node]
 
-    def end_s(self, party: Party) -> float:
-        """When a party has computed everything."""
-        replay, lane = self.lane(party)
+    def end_s(self, key: LaneKey) -> float:
+        """When a lane has computed everything."""
+        replay, lane = self.lane(key)
         return replay.end_s[lane.nodes[-1]]
 
-    def busy_s(self, party: Party) -> float:
-        """Seconds of all computes of a party, without what it stands still for."""
-        return sum(self.lane(party)[1].seconds)
+    def busy_s(self, key: LaneKey) -> float:
+        """Seconds of all computes of a lane, without what it waits for."""
+        return sum(self.lane(key)[1].seconds)
 
-    def exposed_s(self, party: Party) -> float:
-        """How long a party stood still while what it waited for was on the wire."""
-        twin = party._replace(replica=self.alike[party.replica])
+    def exposed_s(self, key: LaneKey) -> float:
+        """How long a lane waited while what it waited for was on the wire."""
+        twin = key._replace(replica=self.alike[key.replica])
         if twin not in self._exposed:
             replay, lane = self.lane(twin)
             computes, arrivals = (
@@ -77,7 +79,7 @@ class ReplicaReplays:
         return self._exposed[twin]
 
     def spans(self) -> list[Span]:
-        """Of all replays; their ``replica`` is the one that was replayed."""
+        """The spans of all replays; their ``replica`` is the one that was replayed."""
         found: list[Span] = []
         for replay, members in self._replays:
             first = len(found)
@@ -99,27 +101,27 @@ class ReplicaReplays:
         )
         late: dict[int, list[list[float]]] = defaultdict(list)
         for replay, members in self._replays:
-            for route in replay.routes:
-                late[members[route.replica]].append(
-                    [replay.start_s[n] for n in route.nodes if replay.end_s[n] > first_s]
+            for series in replay.transfers:
+                late[members[series.replica]].append(
+                    [replay.start_s[n] for n in series.nodes if replay.end_s[n] > first_s]
                 )
         found: dict[Port, list[TimeInterval]] = defaultdict(list)
         for pipeline, twin in zip(self._pipelines, self.alike, strict=True):
-            for starts, cost in zip(late[twin], route_costs(pipeline), strict=True):
+            for starts, cost in zip(late[twin], transfer_costs(pipeline), strict=True):
                 for port, busy_s in cost.ports if starts else ():
                     found[port] += [(start_s, start_s + busy_s) for start_s in starts]
         return {port: tuple(intervals) for port, intervals in found.items()}
 
 
 class Spans(Sequence[Span]):
-    """The spans of a course, made when they are looked at: most simulations are asked for their times alone."""
+    """The spans of replays, made when they are looked at: most simulations are asked for their times alone."""
 
-    def __init__(self, course: ReplicaReplays) -> None:
-        self._course = course
+    def __init__(self, replays: ReplicaReplays) -> None:
+        self._replays = replays
 
     @cached_property
     def _every(self) -> list[Span]:
-        return self._course.spans()
+        return self._replays.spans()
 
     @overload
     def __getitem__(self, index: int) -> Span: ...
@@ -162,7 +164,7 @@ def _sharing_interfaces(pipelines: Sequence[Pipeline]) -> list[list[int]]:
 
     for r, pipeline in enumerate(pipelines):
         own = r
-        for port in {port for cost in route_costs(pipeline) for port, _ in cost.ports}:
+        for port in {port for cost in transfer_costs(pipeline) for port, _ in cost.ports}:
             user = first_user.setdefault(port, r)
             if user != own and (other := first_of(user)) != own:
                 own, later = min(own, other), max(own, other)
@@ -174,7 +176,7 @@ def _sharing_interfaces(pipelines: Sequence[Pipeline]) -> list[list[int]]:
 
 
 def _signature(pipelines: Sequence[Pipeline], free_s: Mapping[Port, float]) -> object:
-    """Equal for sets of replicas that take the same course: everything but the interfaces' names."""
+    """Equal for sets of replicas that run alike: everything but the interfaces' names."""
     names: dict[Port, int] = {}
 
     def anonymous(cost: TransferCost) -> object:

@@ -1,4 +1,4 @@
-"""Replays a plan: the action lists that the runtime runs, with predicted durations, on shared wires.
+"""Simulates one step of a plan: the action lists that the runtime runs, with predicted durations, on shared wires.
 
 A step of steady training lasts from the moment at which all ranks have agreed on the gradients' norm to the next such
 moment:
@@ -15,84 +15,27 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import NamedTuple
 
+from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, sync_buckets
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.layers.latency import CostModel, StageCost
-from hetero.cost.network import Port, SumCost, Topology, sum_cost
-from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, parties_of, run_collectives
-from hetero.cost.simulation.engine import NO_CAUSE, Hold, LaneStart, Span
+from hetero.cost.network import CollectiveCost, Port, Topology, all_reduce_cost
+from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, lanes_of_buckets, run_collectives
+from hetero.cost.simulation.engine import NO_CAUSE, LaneStart, Span, WeightWait
 from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
-from hetero.cost.simulation.layout import Layout, Party
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
+from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
+from hetero.cost.simulation.stage_times import RankTimes, StageTimes, mean_times
 from hetero.plan.ir import GradientSyncPlan, Plan, StageKey
 from hetero.plan.lowering import launch_order
 from hetero.schedule.actions import SEND, Action, ActionKind
 from hetero.spec.cluster import ClusterSpec
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """Where the step goes on the ranks of one stage. Busy, bubble, sync, update and rest add up to the step.
-
-    They are means over the ranks. Ranks that hold several stages have one account of all of them, which each of these
-    stages shows.
-
-    busy_s: forwards and backwards.
-    bubble_s: waiting before the end of the last backward, for neighbours, for their transfers or for weights.
-    sync_s: from there until its last gradient is summed and the update may start.
-    update_s: the update.
-    rest_s: waiting for others after that.
-    exposed_s: the part of the bubble in which what was waited for was on the wire from a neighbour.
-    """
-
-    busy_s: float
-    bubble_s: float
-    sync_s: float
-    update_s: float
-    rest_s: float
-    exposed_s: float
-
-
-class RankTimes(NamedTuple):
-    """A rank's moments of a step, and how long it computed and stood still for the wire, in seconds.
-
-    begin_s: the end of the update before.
-    computed_s: the end of its last backward.
-    summed_s: when its next update may start.
-    """
-
-    begin_s: float
-    computed_s: float
-    summed_s: float
-    busy_s: float
-    update_s: float
-    exposed_s: float
-
-
-def mean_times(ranks: Sequence[tuple[float, RankTimes]], *, step_s: float) -> StageTimes:
-    """The account of ranks that each stand for a share of a device group; the shares add up to 1."""
-    ((_, mean), *others) = ranks
-    if others:
-        mean = RankTimes(*(sum(share * times[i] for share, times in ranks) for i in range(len(RankTimes._fields))))
-    bubble_s = mean.computed_s - mean.begin_s - mean.busy_s
-    sync_s = mean.summed_s - mean.computed_s
-    return StageTimes(
-        busy_s=mean.busy_s,
-        bubble_s=bubble_s,
-        sync_s=sync_s,
-        update_s=mean.update_s,
-        # Nothing but rounding where all update together.
-        rest_s=max(0.0, step_s - mean.busy_s - bubble_s - sync_s - mean.update_s),
-        exposed_s=mean.exposed_s,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What a step of a plan is predicted to be.
+    """The predicted course of one step of a plan: its seconds, and what ran when.
 
     step_s: seconds of one step on the global batch.
     compute_end_s: when the last backward of all stages ends.
@@ -102,7 +45,8 @@ class Simulation:
     syncs: the sums of gradients, in the order in which they were ready.
     transfers: when the pipeline uses each direction of each interface, once a first stage is in its last backward.
     gathers: of updated weights, in the order in which they were ready.
-    layout, course: what it was read from, for the same pipeline with other sums; ``None`` of a step that was executed.
+    simulated_plan, replays: what it was read from, for the same pipeline with other sums; ``None`` of a step that was
+        executed.
     """
 
     plan: Plan
@@ -116,8 +60,8 @@ class Simulation:
     syncs: tuple[CollectiveSpan, ...]
     transfers: Mapping[Port, tuple[TimeInterval, ...]]
     gathers: tuple[CollectiveSpan, ...] = ()
-    layout: Layout | None = field(default=None, compare=False, repr=False)
-    course: ReplicaReplays | None = field(default=None, compare=False, repr=False)
+    simulated_plan: SimulatedPlan | None = field(default=None, compare=False, repr=False)
+    replays: ReplicaReplays | None = field(default=None, compare=False, repr=False)
 
     @property
     def samples_per_s(self) -> float:
@@ -170,8 +114,8 @@ class Simulation:
         return begin_s, begin_s + times.update_s
 
     def begin_s(self, replica: int, stage: int) -> float:
-        """When the ranks of a stage had the update before; at 0 the first ones."""
-        if self.layout is not None and not self.layout.costs.runtime.waits_for_all_before_update:
+        """When the ranks of a stage had finished the update before; at 0 the first ones."""
+        if self.simulated_plan is not None and not self.simulated_plan.costs.runtime.waits_for_all_before_update:
             return 0.0
         return self.stages[replica, stage].update_s - min(times.update_s for times in self.stages.values())
 
@@ -195,217 +139,221 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
         ScheduleError: the depths deadlock.
     """
     topology = cluster if isinstance(cluster, Topology) else Topology(cluster)
-    layout = Layout(plan, costs)
+    simulated = SimulatedPlan(plan, costs)
     buckets = _buckets(plan, costs)
-    begin_s = _begins(layout)
-    gathers = _gather_weights(layout, topology, buckets, begin_s)
-    starts = _lane_starts(layout, begin_s, gathers.spans)
-    course = ReplicaReplays(
-        layout.pipelines(topology, starts), blocking=costs.runtime.blocking_transfers, free_s=gathers.free_s
+    begin_s = _begins(simulated)
+    gathers = _gather_weights(simulated, topology, buckets, begin_s)
+    starts = _lane_starts(simulated, begin_s, gathers.spans)
+    replays = ReplicaReplays(
+        simulated.pipelines(topology, starts), blocking=costs.runtime.blocking_transfers, free_s=gathers.free_s
     )
-    return _result(plan, layout, topology, course, buckets, gathers.spans, course.late_transfers())
+    return _result(plan, simulated, topology, replays, buckets, gathers.spans, replays.late_transfers())
 
 
 def with_gradient_sync(
     simulation: Simulation, gradient_sync: GradientSyncPlan, topology: Topology, costs: CostModel
 ) -> Simulation:
-    """The prediction for a plan that sums its gradients otherwise. What comes before the sums stays what it is, unless
-    a distributed optimizer gathers the same buckets: then the step is replayed.
+    """The prediction for the plan of ``simulation`` with another gradient sync, without a new replay where possible.
+
+    What comes before the sums stays what it is, unless a distributed optimizer gathers the same buckets: then the step
+    is replayed.
 
     Raises:
         ConfigError: two ranks that sum gradients have no link.
     """
     plan = replace(simulation.plan, gradient_sync=gradient_sync)
-    if simulation.gathers or simulation.layout is None or simulation.course is None:
+    simulated, replays = simulation.simulated_plan, simulation.replays
+    if simulation.gathers or simulated is None or replays is None:
         return simulate(plan, topology, costs)
-    return _result(
-        plan, simulation.layout, topology, simulation.course, _buckets(plan, costs), (), simulation.transfers
-    )
+    return _result(plan, simulated, topology, replays, _buckets(plan, costs), (), simulation.transfers)
 
 
 def _buckets(plan: Plan, costs: CostModel) -> tuple[CountedBucket, ...]:
     return sync_buckets(plan, bucket_numel=plan.gradient_sync.bucket_numel or costs.runtime.bucket_numel)
 
 
-def _begins(layout: Layout) -> dict[Party, float]:
-    """When each party has updated its weights. Second 0 is when the first one has."""
-    if not layout.costs.runtime.waits_for_all_before_update:
-        return dict.fromkeys(layout.parties(), 0.0)
-    updates = {party: layout.group(party).update_s for party in layout.parties()}
+def _begins(simulated: SimulatedPlan) -> dict[LaneKey, float]:
+    """When each lane has updated its weights. Second 0 is when the first one has."""
+    if not simulated.costs.runtime.waits_for_all_before_update:
+        return dict.fromkeys(simulated.lane_keys(), 0.0)
+    updates = {lane: simulated.group(lane).update_s for lane in simulated.lane_keys()}
     first_s = min(updates.values())
-    return {party: update_s - first_s for party, update_s in updates.items()}
+    return {lane: update_s - first_s for lane, update_s in updates.items()}
 
 
-def _gathered(layout: Layout, buckets: Sequence[CountedBucket]) -> Sequence[CountedBucket]:
-    """What is gathered behind the update, where all update at once."""
-    return launch_order(layout.plan, buckets)[1] if layout.costs.runtime.waits_for_all_before_update else ()
+def _gathered(simulated: SimulatedPlan, buckets: Sequence[CountedBucket]) -> Sequence[CountedBucket]:
+    """The buckets to gather behind the update, where all update at once."""
+    return launch_order(simulated.plan, buckets)[1] if simulated.costs.runtime.waits_for_all_before_update else ()
 
 
 def _gather_weights(
-    layout: Layout, topology: Topology, buckets: Sequence[CountedBucket], begin_s: Mapping[Party, float]
+    simulated: SimulatedPlan, topology: Topology, buckets: Sequence[CountedBucket], begin_s: Mapping[LaneKey, float]
 ) -> CollectiveRun:
-    """Bring the updated weights to all that hold them. All gathers are launched behind the update, before anything of
-    the pipeline."""
+    """Run the gathers of updated weights. All are launched behind the update, before anything of the pipeline."""
     return run_collectives(
-        _gathered(layout, buckets),
-        cost_of=_prices(layout, topology, bytes_per_element=layout.costs.element_bytes, part=0.5),
-        ready_s=lambda party, _: begin_s[party],
-        party_of=layout.party_of,
+        _gathered(simulated, buckets),
+        cost_of=_prices(simulated, topology, bytes_per_element=simulated.costs.element_bytes, share=0.5),
+        ready_s=lambda lane, _: begin_s[lane],
+        lane_of_rank=simulated.lane_of_rank,
     )
 
 
 def _lane_starts(
-    layout: Layout, begin_s: Mapping[Party, float], gathers: Sequence[CollectiveSpan]
-) -> dict[Party, LaneStart]:
-    """When each party starts its first compute at the earliest, and which forwards wait for their weights."""
-    holds: dict[Party, dict[Action, Hold]] = defaultdict(dict)
-    parties = parties_of((gather.bucket for gather in gathers), layout.party_of)
+    simulated: SimulatedPlan, begin_s: Mapping[LaneKey, float], gathers: Sequence[CollectiveSpan]
+) -> dict[LaneKey, LaneStart]:
+    """When each lane starts its first compute at the earliest, and which forwards wait for their weights."""
+    waits: dict[LaneKey, dict[Action, WeightWait]] = defaultdict(dict)
+    lanes = lanes_of_buckets((gather.bucket for gather in gathers), simulated.lane_of_rank)
     for gather in gathers:
-        for party in parties[gather.bucket.ranks]:
-            point = layout.group(party).points.weights_needed(gather.bucket.position)
-            held = holds[party].get(point.action, Hold(0.0, 0.0))
-            stage = layout.stage_of(party, point)
-            share = share_of_forward(layout.costs, stage, point.position) if point.position is not None else 0.0
+        for lane in lanes[gather.bucket.ranks]:
+            point = simulated.group(lane).points.weights_needed(gather.bucket.position)
+            wait = waits[lane].get(point.action, WeightWait(0.0, 0.0))
+            stage = simulated.stage_of(lane, point)
+            share = share_of_forward(simulated.costs, stage, point.position) if point.position is not None else 0.0
             if share == 0.0:
-                held = held._replace(start_s=max(held.start_s, gather.end_s))
+                wait = wait._replace(start_s=max(wait.start_s, gather.end_s))
             else:
-                left_s = (1.0 - share) * layout.costs.of(stage).forward_s
-                held = held._replace(end_s=max(held.end_s, gather.end_s + left_s))
-            holds[party][point.action] = held
+                left_s = (1.0 - share) * simulated.costs.of(stage).forward_s
+                wait = wait._replace(end_s=max(wait.end_s, gather.end_s + left_s))
+            waits[lane][point.action] = wait
     return {
-        party: LaneStart(at_s=at_s, holds=tuple(holds[party].items()))
-        for party, at_s in begin_s.items()
-        if at_s or party in holds
+        lane: LaneStart(at_s=at_s, weight_waits=tuple(waits[lane].items()))
+        for lane, at_s in begin_s.items()
+        if at_s or lane in waits
     }
 
 
 def _prices(
-    layout: Layout, topology: Topology, *, bytes_per_element: int, part: float
-) -> Callable[[CountedBucket], SumCost]:
-    """What a collective on a bucket costs: ``part`` of an all-reduce, one price for buckets of one size."""
-    host_gb_per_s = layout.costs.runtime.sync_host_gb_per_s
-    known: dict[tuple[int, tuple[int, ...]], SumCost] = {}
+    simulated: SimulatedPlan, topology: Topology, *, bytes_per_element: int, share: float
+) -> Callable[[CountedBucket], CollectiveCost]:
+    """A function that prices the collective on a bucket: ``share`` of an all-reduce."""
+    host_gb_per_s = simulated.costs.runtime.sync_host_gb_per_s
+    known: dict[tuple[int, tuple[int, ...]], CollectiveCost] = {}
 
-    def price(bucket: CountedBucket) -> SumCost:
+    def price(bucket: CountedBucket) -> CollectiveCost:
         key = bucket.numel, bucket.ranks
         if key not in known:
             num_bytes = bucket.numel * bytes_per_element
-            whole = sum_cost(num_bytes, bucket.ranks, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
-            known[key] = whole if part == 1.0 else whole.part(part)
+            whole = all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
+            known[key] = whole if share == 1.0 else whole.scaled(share)
         return known[key]
 
     return price
 
 
 def _sum_gradients(
-    layout: Layout,
+    simulated: SimulatedPlan,
     topology: Topology,
-    course: ReplicaReplays,
+    replays: ReplicaReplays,
     buckets: Sequence[CountedBucket],
     transfers: Mapping[Port, tuple[TimeInterval, ...]],
 ) -> tuple[CollectiveSpan, ...]:
     """Run every sum of gradients on what the pipeline's transfers leave of the wires."""
 
     # What is gathered after the update need only be scattered now, each shard to who updates it.
-    part = 0.5 if _gathered(layout, buckets) else 1.0
+    share = 0.5 if _gathered(simulated, buckets) else 1.0
 
     @cache
-    def ready_s(party: Party, position: float) -> float:
-        point = layout.group(party).points.gradients_ready(position)
-        start_s, end_s = course.interval(party, point.action)
+    def ready_s(lane: LaneKey, position: float) -> float:
+        point = simulated.group(lane).points.gradients_ready(position)
+        start_s, end_s = replays.interval(lane, point.action)
         if point.position is None:
             return end_s
-        stage = layout.stage_of(party, point)
-        return start_s + (end_s - start_s) * share_of_backward(layout.costs, stage, point.position, point.action.kind)
+        stage = simulated.stage_of(lane, point)
+        return start_s + (end_s - start_s) * share_of_backward(
+            simulated.costs, stage, point.position, point.action.kind
+        )
 
     return run_collectives(
         buckets,
-        cost_of=_prices(layout, topology, bytes_per_element=layout.costs.gradient_bytes, part=part),
+        cost_of=_prices(simulated, topology, bytes_per_element=simulated.costs.gradient_bytes, share=share),
         ready_s=ready_s,
-        party_of=_alike_parties(layout, course),
+        lane_of_rank=_replayed_lanes(simulated, replays),
         transfers=transfers,
     ).spans
 
 
-def _alike_parties(layout: Layout, course: ReplicaReplays) -> Mapping[int, Party]:
-    """By rank a party that has its gradients at the same times: the one whose course it shares, if it can be."""
+def _replayed_lanes(simulated: SimulatedPlan, replays: ReplicaReplays) -> Mapping[int, LaneKey]:
+    """By rank a lane that has its gradients at the same times: the one that was replayed for it, if it can be."""
     found = {}
-    for party in layout.parties():
-        twin = party._replace(replica=course.alike[party.replica])
-        found[party] = twin if layout.group(twin).points is layout.group(party).points else party
-    return {rank: found[party] for rank, party in layout.party_of.items()}
+    for lane in simulated.lane_keys():
+        twin = lane._replace(replica=replays.alike[lane.replica])
+        found[lane] = twin if simulated.group(twin).points is simulated.group(lane).points else lane
+    return {rank: found[lane] for rank, lane in simulated.lane_of_rank.items()}
 
 
 def _result(
     plan: Plan,
-    layout: Layout,
+    simulated: SimulatedPlan,
     topology: Topology,
-    course: ReplicaReplays,
+    replays: ReplicaReplays,
     buckets: Sequence[CountedBucket],
     gathers: tuple[CollectiveSpan, ...],
     transfers: Mapping[Port, tuple[TimeInterval, ...]],
 ) -> Simulation:
-    syncs = _sum_gradients(layout, topology, course, buckets, transfers)
-    computed = {party: course.end_s(party) for party in layout.parties()}
-    summed = _summed(layout, computed, syncs)
-    updates = {party: layout.group(party).update_s for party in computed}
-    step_s = max(summed[party] + updates[party] for party in summed)
-    if layout.costs.runtime.waits_for_all_before_update:
+    syncs = _sum_gradients(simulated, topology, replays, buckets, transfers)
+    computed = {lane: replays.end_s(lane) for lane in simulated.lane_keys()}
+    summed = _summed(simulated, computed, syncs)
+    updates = {lane: simulated.group(lane).update_s for lane in computed}
+    step_s = max(summed[lane] + updates[lane] for lane in summed)
+    if simulated.costs.runtime.waits_for_all_before_update:
         # From one agreement of all ranks to the next one: it began with the update that ended first at 0.
         step_s = max(summed.values()) + min(updates.values())
     return Simulation(
         plan=plan,
         step_s=step_s,
         compute_end_s=max(computed.values()),
-        confidence=max(cost.confidence for cost in layout.stage_costs.values()),
-        stages=_stage_times(layout, course, computed, summed, step_s),
-        costs=layout.stage_costs,
-        spans=Spans(course),
-        alike=course.alike,
+        confidence=max(cost.confidence for cost in simulated.stage_costs.values()),
+        stages=_stage_times(simulated, replays, computed, summed, step_s),
+        costs=simulated.stage_costs,
+        spans=Spans(replays),
+        alike=replays.alike,
         syncs=syncs,
         transfers=transfers,
         gathers=gathers,
-        layout=layout,
-        course=course,
+        simulated_plan=simulated,
+        replays=replays,
     )
 
 
-def _summed(layout: Layout, computed: Mapping[Party, float], syncs: Sequence[CollectiveSpan]) -> Mapping[Party, float]:
-    """When each party may update its weights."""
-    if layout.costs.runtime.waits_for_all_before_update:
+def _summed(
+    simulated: SimulatedPlan, computed: Mapping[LaneKey, float], syncs: Sequence[CollectiveSpan]
+) -> Mapping[LaneKey, float]:
+    """When each lane may update its weights."""
+    if simulated.costs.runtime.waits_for_all_before_update:
         last_s = max([*computed.values(), *(sync.end_s for sync in syncs)])
         return dict.fromkeys(computed, last_s)
     summed = dict(computed)
-    holders = parties_of((sync.bucket for sync in syncs), layout.party_of)
+    lanes = lanes_of_buckets((sync.bucket for sync in syncs), simulated.lane_of_rank)
     for sync in syncs:
-        for party in holders[sync.bucket.ranks]:
-            summed[party] = max(summed[party], sync.end_s)
+        for lane in lanes[sync.bucket.ranks]:
+            summed[lane] = max(summed[lane], sync.end_s)
     return summed
 
 
 def _stage_times(
-    layout: Layout,
-    course: ReplicaReplays,
-    computed: Mapping[Party, float],
-    summed: Mapping[Party, float],
+    simulated: SimulatedPlan,
+    replays: ReplicaReplays,
+    computed: Mapping[LaneKey, float],
+    summed: Mapping[LaneKey, float],
     step_s: float,
 ) -> Mapping[StageKey, StageTimes]:
-    begin_s = _begins(layout)
+    begin_s = _begins(simulated)
     found: dict[StageKey, StageTimes] = {}
-    for r, groups in enumerate(layout.groups):
+    for r, groups in enumerate(simulated.groups):
         for g, group in enumerate(groups):
             lanes = []
-            for lane, share in enumerate(group.weights):
-                party = Party(r, g, lane)
+            for number, share in enumerate(group.weights):
+                lane = LaneKey(r, g, number)
                 times = RankTimes(
-                    begin_s=begin_s[party],
-                    computed_s=computed[party],
-                    summed_s=summed[party],
-                    busy_s=course.busy_s(party),
+                    begin_s=begin_s[lane],
+                    computed_s=computed[lane],
+                    summed_s=summed[lane],
+                    busy_s=replays.busy_s(lane),
                     update_s=group.update_s,
-                    exposed_s=course.exposed_s(party),
+                    exposed_s=replays.exposed_s(lane),
                 )
                 lanes.append((share, times))
-            account = mean_times(lanes, step_s=step_s)
-            found |= {(r, s): account for s in group.stages}
+            mean = mean_times(lanes, step_s=step_s)
+            found |= {(r, s): mean for s in group.stages}
     return found

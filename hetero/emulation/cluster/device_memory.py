@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hetero.cost.memory import MemoryParts, StageMemory
+from hetero.cost.stage_memory import MemoryBreakdown, StageMemory
 from hetero.errors import DeviceMemoryError
 from hetero.schedule.actions import BACKWARD, Action, ActionKind
 from hetero.schedule.activation_residency import Residency
@@ -26,7 +26,7 @@ class DeviceMemory:
         self,
         where: str,
         *,
-        peak: MemoryParts,
+        peak: MemoryBreakdown,
         stages: Mapping[int, StageMemory],
         residency: Residency,
         capacity_bytes: int | None,

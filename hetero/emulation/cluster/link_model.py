@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetero.cost.layers.latency import CostModel
-from hetero.cost.network import Port, Topology, TransferCost, sum_cost
+from hetero.cost.cost_model import CostModel
+from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost
 from hetero.distributed.timing import Collective, TransferDirection
 from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
@@ -129,7 +129,9 @@ class LinkModel:
             for segment in bucket.segments
         )
         num_bytes, host_gb_per_s = int(numel * element), self._costs.runtime.sync_host_gb_per_s
-        return sum_cost(num_bytes, bucket.ranks, bucket.domains, self._topology, host_gb_per_s=host_gb_per_s).phases
+        return all_reduce_cost(
+            num_bytes, bucket.ranks, bucket.domains, self._topology, host_gb_per_s=host_gb_per_s
+        ).phases
 
     def _wires_between(self, key: MessageKey) -> list[Hashable]:
         own: list[Hashable] = [("out", key.direction, key.sender), ("in", key.direction, key.receiver)]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetero.cost.layers.latency import CostModel, StageCost
+from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.distributed.timing import Collective, Start, Timing, TransferDirection, Waitable
 from hetero.emulation.cluster.device_memory import DeviceMemory

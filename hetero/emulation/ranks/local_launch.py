@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.options import EmulationOptions

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from hetero.cost.layers.latency import CostModel
-from hetero.cost.memory import device_memory, memory_of_stage, plan_memory
+from hetero.cost.cost_model import CostModel
+from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.network import Topology
+from hetero.cost.stage_memory import memory_of_stage
 from hetero.distributed.rank_consensus import from_rank_0, on_all_ranks
 from hetero.emulation.cluster.device_memory import DeviceMemory
 from hetero.emulation.cluster.emulated_clock import EmulatedClock

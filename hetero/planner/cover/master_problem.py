@@ -1,4 +1,4 @@
-"""Asks CP-SAT the master problem: is there a cover of the cluster within a time for compute and one for gradient sums?
+"""Asks CP-SAT the master problem: whether a cover of the cluster keeps a time for compute and one for gradient sums.
 
 CP-SAT over whole replicas and microbatches. Deterministic: one worker, a fixed seed, limits in deterministic time as
 well as in seconds.

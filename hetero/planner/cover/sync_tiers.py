@@ -12,7 +12,7 @@ import itertools
 import math
 from functools import cached_property
 
-from hetero.cost.network import all_reduce_cost
+from hetero.cost.network import ring_all_reduce_cost
 from hetero.errors import ConfigError
 from hetero.planner.problem import Problem
 from hetero.spec.parameters import EMBEDDING, parameters
@@ -51,7 +51,7 @@ class SyncTiers:
         if len(ranks) < 2:
             return 0.0
         try:
-            cost = all_reduce_cost(
+            cost = ring_all_reduce_cost(
                 self._bytes,
                 ranks,
                 self._problem.topology,

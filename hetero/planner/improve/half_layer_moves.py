@@ -9,7 +9,7 @@ heuristics.
 import itertools
 from collections.abc import Iterator, Sequence
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.problem import Problem
 from hetero.spec.parameters import HALF

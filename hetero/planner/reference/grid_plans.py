@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hetero.cost.cost_model import StageConfig
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.reference.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES, Listing
@@ -128,12 +129,14 @@ def _on_grid(
         }.values():
             times = [
                 problem.costs.stage(
-                    device=problem.node_type_of(group[0]).device,
-                    first_layer=sum(row[:s]),
-                    end_layer=sum(row[: s + 1]),
-                    tp=grid.tp,
-                    micro_batch_size=micro_batch_size,
-                    recompute=recompute,
+                    StageConfig(
+                        device=problem.node_type_of(group[0]).device,
+                        first_layer=sum(row[:s]),
+                        end_layer=sum(row[: s + 1]),
+                        tp=grid.tp,
+                        micro_batch_size=micro_batch_size,
+                        recompute=recompute,
+                    )
                 ).microbatch_s
                 for s, group in enumerate(pipeline)
             ]

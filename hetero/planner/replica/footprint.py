@@ -9,7 +9,8 @@ larger than the gradients of one layer) is overestimated; plans are checked agai
 
 from dataclasses import dataclass
 
-from hetero.cost.memory import StageMemory, stage_memory
+from hetero.cost.cost_model import StageConfig
+from hetero.cost.stage_memory import StageMemory, stage_memory
 from hetero.plan.ir import Recompute
 from hetero.planner.problem import Problem
 
@@ -87,13 +88,15 @@ class Footprints:
             num_neighbours = (first_layer != 0) + (end_layer != num_layers)
             return stage_memory(
                 self._problem.costs,
-                device=device,
-                first_layer=first_layer,
-                end_layer=end_layer,
-                tp=tp,
-                micro_batch_size=micro_batch_size,
-                sequence_parallel=self._problem.splits_sequence(tp),
-                recompute=recompute,
+                StageConfig(
+                    device=device,
+                    first_layer=first_layer,
+                    end_layer=end_layer,
+                    tp=tp,
+                    micro_batch_size=micro_batch_size,
+                    sequence_parallel=self._problem.splits_sequence(tp),
+                    recompute=recompute,
+                ),
                 num_neighbours=num_neighbours,
                 optimizer_ways=ways,
                 num_communicators=2 + (tp > 1) + 2 * num_neighbours + self._num_gradient_groups,

@@ -171,7 +171,9 @@ class LeastMemoryPipeline:
             cells = math.lcm(*tps)
             groups += cells // tp
             if tp < cells:
-                held_twice = (costs.element_bytes + costs.gradient_bytes) * costs.sizes.cut("embedding") // tp
+                held_twice = (
+                    (costs.element_bytes + costs.gradient_bytes) * costs.parameter_counts.sharded("embedding") // tp
+                )
         reserved = groups * costs.runtime.communicator_bytes + held_twice
         found = (self._stage_options.option(Slot(node_type.index, tp, tp), 1, recompute) for recompute in RECOMPUTES)
         return [replace(option, capacity_bytes=option.capacity_bytes - reserved) for option in found]

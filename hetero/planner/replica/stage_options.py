@@ -7,6 +7,7 @@ Tensor parallelism stays inside a node, so a stage is ``gpus`` devices of one no
 from dataclasses import dataclass
 from functools import cached_property
 
+from hetero.cost.cost_model import StageConfig
 from hetero.plan.ir import Recompute
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.footprint import Footprint, Footprints
@@ -150,14 +151,7 @@ class StageOptionTable:
         embedding_s = embedding.forward_s + embedding.backward_s
         head_s = head.forward_s + head.backward_s
         # The first layer alone; in a model of one layer the head is with it.
-        first = costs.stage(
-            device=node_type.device,
-            first_layer=0,
-            end_layer=1,
-            tp=slot.tp,
-            micro_batch_size=micro_batch_size,
-            recompute=recompute,
-        )
+        first = costs.stage(StageConfig(node_type.device, 0, 1, slot.tp, micro_batch_size, recompute=recompute))
         return StageOption(
             micro_batch_size=micro_batch_size,
             recompute=recompute,

@@ -5,7 +5,8 @@ from matplotlib.figure import FigureBase
 from matplotlib.patches import Patch, Rectangle
 
 from hetero.report.content import DeviceRow, Report, named
-from hetero.report.figures.canvas import FAINT, INK, QUIET, WIDTH_IN, Drawing, axes_in, fitting, shade
+from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting
+from hetero.report.figures.colours import FAINT, INK, QUIET, hue_of, shade
 from hetero.units import GIB
 
 MOST_ROWS = 40
@@ -118,8 +119,8 @@ def _bar_axes(canvas: FigureBase, heights: tuple[float, float], *, left: float, 
 
 def _draw_memory(page: Axes, bars: Axes, report: Report, row: DeviceRow, middle: float) -> None:
     corner = 0.03, middle - 0.3 * ROW_IN
-    page.add_patch(Rectangle(corner, 0.1, 0.6 * ROW_IN, facecolor=shade(report.hue(row.members[0]), *row.place)))
-    owner = named("replica", row.members) if report.hue_per_replica else f"group {row.group}"
+    page.add_patch(Rectangle(corner, 0.1, 0.6 * ROW_IN, facecolor=shade(hue_of(report, row.members[0]), *row.place)))
+    owner = named("replica", row.members) if report.names_each_replica else f"group {row.group}"
     texts = [f"{owner} · {row.title} · {row.stage.device}", f"{row.title} · {row.stage.device}"]
     page.text(0.2, middle, fitting(texts, room_in=STAGE_IN - 0.3, size_pt=8), va="center", fontsize=8)
     height = 0.6 * ROW_IN

@@ -1,10 +1,9 @@
-"""Figures on a sheet: drawn once by matplotlib, written as SVG for the page and as SVG, PDF or PNG for a file.
+"""Draws figures with matplotlib and writes them: as SVG for the page, as SVG, PDF or PNG for a file.
 
 Lengths are inches (``_in``) from the top left corner. Every figure is ``WIDTH_IN`` wide and as high as it has to be.
 """
 
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.transforms import Bbox
 
+from hetero.report.figures.colours import FAINT, INK, PAPER, QUIET
+
 WIDTH_IN = 12.0
 
 PNG_DOTS_PER_INCH = 160
-
-INK, QUIET, FAINT, PAPER = "#1b2430", "#5b6675", "#d7dce3", "#ffffff"
-"""Text, lesser text, lines, and what is behind all of it."""
-
-HUES = ("#3565a8", "#c8762b", "#2c8a6d", "#a8447f", "#7a6a1c", "#5a4fa8", "#2f8fb3")
-"""Of replicas. Far apart for colour-blind readers too; the labels say the same in words."""
 
 _STYLE: dict[Any, Any] = {  # Any: its stubs list every setting by name.
     "font.family": ["sans-serif"],
@@ -119,33 +114,6 @@ def fitting(texts: Sequence[str], *, room_in: float, size_pt: float) -> str:
         if len(text) <= most:
             return text
     return texts[-1][: most - 1] + "…" if most > 1 else ""
-
-
-def shade(hue: int, step: int, num_steps: int) -> str:
-    """A colour of the hue: light for the first of ``num_steps``, full for the last."""
-    light = 0.5 * (1 - step / (num_steps - 1)) if num_steps > 1 else 0.0
-    channels = [int(HUES[hue][i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(c + (255 - c) * light):02x}" for c in channels)
-
-
-def lighter(colour: str, turn: int) -> str:
-    """``colour`` for the first of what devices do in turns, and ever more of it white for what follows."""
-    part = 1 / (1 + 0.6 * turn)
-    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part * c + (1 - part) * 255):02x}" for c in channels)
-
-
-def ink_on(colour: str) -> str:
-    """Dark or white, whichever has more contrast to ``colour`` (WCAG 2.2, "contrast ratio")."""
-    behind = _luminance(colour)
-    with_ink = (behind + 0.05) / (_luminance(INK) + 0.05)
-    with_paper = (_luminance(PAPER) + 0.05) / (behind + 0.05)
-    return INK if with_ink > with_paper else PAPER
-
-
-def _luminance(colour: str) -> float:
-    linear = [math.pow((int(colour[i : i + 2], 16) / 255 + 0.055) / 1.055, 2.4) for i in (1, 3, 5)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _undated(file_format: str) -> dict[str, None]:

@@ -7,8 +7,9 @@ from matplotlib.figure import FigureBase
 
 from hetero.report.content import Report
 from hetero.report.figures.bars import comparison_drawing, memory_drawing
-from hetero.report.figures.canvas import QUIET, WIDTH_IN, Drawing, axes_in, fitting, render
+from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting, render
 from hetero.report.figures.cluster import cluster_drawing
+from hetero.report.figures.colours import QUIET
 from hetero.report.figures.timeline import timeline_drawing
 
 DRAWINGS: Mapping[str, Callable[[Report], Drawing]] = MappingProxyType(

@@ -9,7 +9,8 @@ from matplotlib.figure import FigureBase
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hetero.report.content import Report, named
-from hetero.report.figures.canvas import FAINT, INK, PAPER, QUIET, WIDTH_IN, Drawing, axes_in, fitting, ink_on, shade
+from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting
+from hetero.report.figures.colours import FAINT, INK, PAPER, QUIET, hue_of, ink_on, shade
 from hetero.report.figures.node_boxes import NodeBox, Run, node_boxes
 from hetero.report.plan_wording import in_turns, layers_of
 from hetero.text import number_ranges
@@ -139,7 +140,7 @@ def _draw_run(axes: Axes, report: Report, placed: _Placed, run: Run) -> None:
     else:
         groups = report.plan.replicas[run.replica].device_groups
         place = next(g for g, group in enumerate(groups) if group[0] == run.stage)
-        colour = shade(report.hue(run.replica), place, len(groups))
+        colour = shade(hue_of(report, run.replica), place, len(groups))
         ink, texts = ink_on(colour), _run_texts(report, run.replica, run.stage)
         axes.add_patch(Rectangle((left, top), width, height, facecolor=colour, edgecolor="none"))
     single = len(placed.box.nodes) == 1
@@ -179,7 +180,7 @@ def _run_texts(report: Report, replica: int, s: int) -> list[list[str]]:
 
 def _legend_lines(report: Report) -> list[list[tuple[int, str, float]]]:
     """(first replica, text, left) of every entry, in lines as wide as the figure."""
-    if report.hue_per_replica:
+    if report.names_each_replica:
         entries = [
             (r, f"replica {r}: {replica.num_samples} of {report.plan.global_batch_size} samples")
             for r, replica in enumerate(report.plan.replicas)
@@ -208,6 +209,6 @@ def _draw_legend(axes: Axes, report: Report, lines: Sequence[Sequence[tuple[int,
             num_groups = len(report.plan.replicas[replica].device_groups)
             for g in range(num_groups):
                 width = 0.4 / num_groups
-                colour = shade(report.hue(replica), g, num_groups)
+                colour = shade(hue_of(report, replica), g, num_groups)
                 axes.add_patch(Rectangle((left + g * width, middle - 0.07), width, 0.14, facecolor=colour))
             axes.text(left + 0.47, middle, text, va="center", color=INK)

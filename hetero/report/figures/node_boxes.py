@@ -86,7 +86,7 @@ def _likeness(report: Report, runs: list[Run]) -> object:
     for run in runs:
         if run.replica is None:
             likeness.append((run.size, None))
-        elif report.hue_per_replica:
+        elif report.names_each_replica:
             likeness.append((run.size, run.stage, run.replica))
         else:
             # Two replicas of one group on a node are still two.

@@ -11,15 +11,22 @@ from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path
 
 from hetero.report.content import DeviceRow, Report
-from hetero.report.figures.canvas import (
+from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting
+from hetero.report.figures.colours import (
+    BACKWARD,
+    COLOURS,
     FAINT,
+    FORWARD,
     INK,
     PAPER,
     QUIET,
-    WIDTH_IN,
-    Drawing,
-    axes_in,
-    fitting,
+    SEND_B,
+    SEND_F,
+    SUM,
+    UPDATE,
+    WAIT,
+    WEIGHTS,
+    hue_of,
     ink_on,
     lighter,
     shade,
@@ -36,23 +43,6 @@ HEAD_MICROBATCHES, TAIL_MICROBATCHES = 10, 6
 """Beside one per stage, about so many are seen at the beginning and at the end of a longer step."""
 
 ROW_IN, TITLE_IN, LABEL_IN, AXIS_IN, LEGEND_IN, CUT_IN = 0.4, 0.27, 2.35, 0.45, 0.3, 0.34
-
-FORWARD, BACKWARD, WEIGHTS, SEND_F, SEND_B, SUM, WAIT, UPDATE = (
-    "forward", "backward", "weights' gradients", "activations sent", "gradients sent", "sums and gathers",
-    "exposed sync", "update",
-)  # fmt: skip
-
-COLOURS = {
-    FORWARD: "#4f9bd0",
-    BACKWARD: "#e8a33d",
-    WEIGHTS: "#f0dc6a",
-    SEND_F: "#1f5f99",
-    SEND_B: "#c1501f",
-    SUM: "#b565a0",
-    WAIT: "#e9cfe2",
-    UPDATE: "#1f9873",
-}
-"""After Okabe and Ito: told apart under every common colour blindness."""
 
 _KINDS = {
     ActionKind.F: FORWARD,
@@ -271,7 +261,7 @@ def _label(axes: Axes, report: Report, row: DeviceRow, top: float) -> None:
     if row.is_first:
         title = fitting([report.group_title(row)], room_in=WIDTH_IN, size_pt=8)
         axes.text(0.02, top - TITLE_IN / 2 + 0.03, title, va="center", weight="bold", fontsize=8)
-    hues = list(dict.fromkeys(report.hue(r) for r in row.members))
+    hues = list(dict.fromkeys(hue_of(report, r) for r in row.members))
     for i, hue in enumerate(hues):
         height = 0.72 * ROW_IN / len(hues)
         corner = 0.03, top + 0.04 * ROW_IN + i * height

@@ -9,7 +9,7 @@ from hetero.cost.capacity import check_memory
 from hetero.cost.memory import device_memory, memory_costs, plan_memory
 from hetero.errors import PlanMemoryError
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.units import GIB
@@ -95,7 +95,7 @@ def interleaved(**options: object) -> Plan:
     """Two device groups of one rank with two stages of two layers each."""
     model = dataclasses.replace(MODEL, num_layers=8, tied_embeddings=False)
     given = {"world_size": 2, "pp": 2, "stages_per_rank": 2, "micro_batch_size": 1, "global_batch_size": 8, **options}
-    made = uniform_plan(model=model, seq_length=2048, device="A100-40", **given)  # type: ignore[arg-type]
+    made = uniform_plan(UniformLayout(model=model, seq_length=2048, device="A100-40", **given))  # type: ignore[arg-type]
     validate(made)
     return made
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from hetero.cost.gradient_volume import CountedBucket
-from hetero.cost.network import Port, SumCost, TransferCost
+from hetero.cost.network import CollectiveCost, Port, TransferCost
 from hetero.cost.simulation.collectives import run_collectives
 from hetero.cost.simulation.exposed_communication import TimeInterval
 
@@ -29,9 +29,9 @@ def spans(
     buckets = [CountedBucket(ranks, 1, len(costs) - 1 - i) for i, ranks in enumerate(costs)]
     found = run_collectives(
         buckets,
-        cost_of=lambda bucket: SumCost(tuple(costs[bucket.ranks])),
+        cost_of=lambda bucket: CollectiveCost(tuple(costs[bucket.ranks])),
         ready_s=lambda rank, position: (late or {}).get((rank, position), 0.0),
-        party_of={rank: rank for ranks in costs for rank in ranks},
+        lane_of_rank={rank: rank for ranks in costs for rank in ranks},
         transfers={WIRE: transfers},
     )
     return {span.bucket.ranks: (span.start_s, span.end_s) for span in found.spans}

@@ -5,8 +5,8 @@ import pytest
 from hetero.cost.network import TransferCost
 from hetero.cost.simulation.engine import Pipeline, Replay, Span
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import Schedule, format_schedule, parse_schedule
-from hetero.schedule.orders import lock_step, one_f_one_b
+from hetero.schedule.actions import Schedule, parse_schedule
+from hetero.schedule.orders import one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
 
 
@@ -57,7 +57,6 @@ def test_two_stages_and_a_link() -> None:
                 transfers=(cost(0.5),),
             )
         ],
-        blocking=False,
     ).spans()
     assert times(spans) == {
         "0F0": (0.0, 1.0),
@@ -87,7 +86,7 @@ def test_weights_gradients_fill_the_wait_for_the_next_backward() -> None:
         weight_s=(1.0, 0.5),
         transfers=(cost(0.5),),
     )
-    assert times(Replay([described], blocking=False).spans()) == {
+    assert times(Replay([described]).spans()) == {
         "0F0": (0.0, 1.0),
         "0SEND_F0": (1.0, 1.5),
         "0F1": (1.0, 2.0),
@@ -111,7 +110,6 @@ def test_each_span_names_what_let_it_start() -> None:
     rows = rows_of((1, 1), (1, 1))
     spans = Replay(
         [pipeline(rows, counts=(1, 1), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(0.5),))],
-        blocking=False,
     ).spans()
     names = [f"{span.stage}{span.kind}" for span in spans]
     causes = [names[span.cause] if span.cause >= 0 else None for span in spans]
@@ -130,7 +128,6 @@ def test_slices_of_one_direction_take_turns_on_the_link() -> None:
     rows = rows_of((1, 2), (1, 2))
     spans = Replay(
         [pipeline(rows, counts=(1, 2), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(2.0),))],
-        blocking=False,
     ).spans()
     found = times(spans)
     assert found["0SEND_F0"] == (1.0, 3.0)
@@ -146,8 +143,8 @@ def test_a_receive_that_is_posted_late_holds_the_transfer_up() -> None:
         "backward_s": (1.0, 3.0),
         "transfers": (cost(1.0),),
     }
-    late = times(Replay([pipeline(rows_of((2, 2), (2, 1), ahead=0), **arguments)], blocking=False).spans())
-    early = times(Replay([pipeline(rows_of((2, 2), (2, 1), ahead=2), **arguments)], blocking=False).spans())
+    late = times(Replay([pipeline(rows_of((2, 2), (2, 1), ahead=0), **arguments)]).spans())
+    early = times(Replay([pipeline(rows_of((2, 2), (2, 1), ahead=2), **arguments)]).spans())
     assert late["0SEND_F1"] == (8.0, 9.0), "after the backward of microbatch 0"
     assert early["0SEND_F1"] == (2.0, 3.0)
     assert early["1F1"][0] == late["1F1"][0] - 1.0
@@ -161,7 +158,7 @@ def test_replicas_take_turns_on_a_shared_interface() -> None:
         backward_s=(1.0, 1.0),
         transfers=(cost(2.0, out_0=2.0),),
     )
-    spans = Replay([one, one], blocking=False).spans()
+    spans = Replay([one, one]).spans()
     first = [(span.replica, span.start_s, span.end_s) for span in spans if span.kind == "SEND_F"]
     assert first == [(0, 1.0, 3.0), (1, 3.0, 5.0)]
 
@@ -175,30 +172,8 @@ def test_an_interface_is_free_again_before_a_slow_transfer_ends() -> None:
         backward_s=(1.0, 1.0),
         transfers=(cost(5.0, out_0=2.0),),
     )
-    spans = Replay([slow, slow], blocking=False).spans()
+    spans = Replay([slow, slow]).spans()
     assert [span.start_s for span in spans if span.kind == "SEND_F"] == [1.0, 3.0]
-
-
-def test_blocking_transfers_hold_both_sides() -> None:
-    spans = Replay(
-        [
-            pipeline(
-                lock_step(num_stages=2, num_microbatches=2),
-                counts=(2, 2),
-                forward_s=(1.0, 1.0),
-                backward_s=(2.0, 2.0),
-                transfers=(cost(0.5),),
-            )
-        ],
-        blocking=True,
-    ).spans()
-    found = times(spans)
-    assert found["0SEND_F0"] == (1.0, 1.5)
-    assert found["0F1"] == (1.5, 2.5), "not beside the transfer"
-    assert found["1B0"] == (2.5, 4.5)
-    assert found["0SEND_F1"] == (4.5, 5.0), "the receiver comes to it only after its backward"
-    assert found["1SEND_B0"] == (5.0, 5.5)
-    assert found["0B0"] == (5.5, 7.5)
 
 
 def test_a_replay_that_stands_still_says_so() -> None:
@@ -206,31 +181,4 @@ def test_a_replay_that_stands_still_says_so() -> None:
     with pytest.raises(ScheduleError, match=r"the replay stands still before 0B0, 1F0"):
         Replay(
             [pipeline(rows, counts=(1, 1), forward_s=(1.0, 1.0), backward_s=(1.0, 1.0), transfers=(cost(0.5),))],
-            blocking=False,
         ).spans()
-
-
-def test_lock_step_is_deepspeeds_train_schedule() -> None:
-    """A forward's output leaves in the next slot, after which the stage turns to its other neighbour."""
-    assert format_schedule(lock_step(num_stages=2, num_microbatches=2)).splitlines() == [
-        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
-        "1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1SEND_B1",
-    ]
-
-
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (2, 1), (4, 2), (4, 9), (5, 5)])
-def test_lock_step_finishes_and_meets_every_transfer(num_stages: int, num_microbatches: int) -> None:
-    counts = (num_microbatches,) * num_stages
-    spans = Replay(
-        [
-            pipeline(
-                lock_step(num_stages=num_stages, num_microbatches=num_microbatches),
-                counts=counts,
-                forward_s=(1.0,) * num_stages,
-                backward_s=(2.0,) * num_stages,
-                transfers=(cost(0.1),) * (num_stages - 1),
-            )
-        ],
-        blocking=True,
-    ).spans()
-    assert len(spans) == 2 * num_microbatches * (2 * num_stages - 1)

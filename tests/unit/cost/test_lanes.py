@@ -160,7 +160,6 @@ def test_a_device_sends_to_one_lane_after_the_other() -> None:
                 lanes=((LaneStart(),), (LaneStart(),) * 2),
             )
         ],
-        blocking=False,
     ).spans()
     assert [(s.start_s, s.end_s) for s in spans if s.kind == ActionKind.SEND_F] == [(1.0, 3.0), (3.0, 5.0)]
     assert [(s.lane, s.start_s) for s in spans if s.kind == ActionKind.F][1:] == [(0, 3.0), (1, 5.0)]
@@ -180,7 +179,6 @@ def test_a_device_receives_from_one_lane_after_the_other() -> None:
                 lanes=((LaneStart(), LaneStart(at_s=1.0)), (LaneStart(),)),
             )
         ],
-        blocking=False,
     ).spans()
     assert [(s.lane, s.start_s) for s in spans if s.kind == ActionKind.SEND_F] == [(0, 1.0), (1, 3.0)]
     assert [s.start_s for s in spans if s.kind == ActionKind.F and s.stage == 1] == [5.0]

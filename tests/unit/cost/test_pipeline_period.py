@@ -59,7 +59,7 @@ def simulated_period_s(
         forward=slices,
         backward=slices,
     )
-    spans = Replay([pipeline], blocking=False).spans()
+    spans = Replay([pipeline]).spans()
     ends = [span.end_s for span in spans if span.kind == ActionKind.B and span.stage == 0]
     return (ends[WARM_UP + window] - ends[WARM_UP]) / window
 

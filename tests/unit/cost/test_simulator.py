@@ -8,15 +8,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
+from hetero.cost.cost_model import StageCost
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.layers.latency import StageCost
 from hetero.cost.network import Topology, TransferCost
 from hetero.cost.pipeline_period import pipeline_s
-from hetero.cost.runtime_model import DEEPSPEED, HETERO, RuntimeModel
+from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.cost.simulation.engine import Pipeline, Replay
-from hetero.cost.simulation.layout import stage_rows
 from hetero.cost.simulation.simulator import Simulation, simulate, with_gradient_sync
-from hetero.errors import ConfigError, PlanError
+from hetero.errors import ConfigError
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import COMPUTE, Action, ActionKind
@@ -122,7 +121,7 @@ def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
     counts = tuple(one.num_microbatches(s) for s in range(len(costs)))
     free = tuple(({(0, 0): TransferCost(seconds=0.0, ports=(), num_bytes=0)},) for _ in counts[1:])
     replayed = Pipeline(
-        rows=stage_rows(one, HETERO),
+        rows=HETERO.rows(one),
         num_microbatches=counts,
         forward_s=tuple(cost.forward_s for cost in costs),
         backward_s=tuple(cost.backward_s - cost.weight_s for cost in costs),
@@ -130,7 +129,7 @@ def idle_s(result: Simulation, costs: Sequence[StageCost]) -> float:
         forward=free,
         backward=free,
     )
-    return max(span.end_s for span in Replay([replayed], blocking=False).spans()) - counts[0] * costs[0].microbatch_s
+    return max(span.end_s for span in Replay([replayed]).spans()) - counts[0] * costs[0].microbatch_s
 
 
 def held_by(result: Simulation, r: int, group: tuple[int, ...]) -> dict[int, list[HeldMicrobatches]]:
@@ -406,36 +405,6 @@ class TestReplicasThatAreAlike:
         result = run(self.plan_of(2, samples=[4, 8]))
         assert result.alike == (0, 1)
         assert result.stages[1, 0].busy_s == pytest.approx(2 * result.stages[0, 0].busy_s)
-
-
-class TestDeepSpeed:
-    TRAITS = dataclasses.replace(DEEPSPEED, sync_host_gb_per_s=1e9)
-
-    def test_blocking_transfers_cost_what_ours_hide(self) -> None:
-        """Per microbatch the last stage takes 2 transfers more, here as long as its computing."""
-        cluster = nodes(2, gb_per_s=4 * 16 * 32 / 1e9 / 4.5)
-        described = pipeline(2, num_samples=20, depths=[4, 1])
-        theirs, ours = run(described, cluster, runtime=self.TRAITS), run(described, cluster)
-        assert theirs.step_s == pytest.approx(20 * (9.0 + 2 * 4.5) + 9.0, rel=0.05)
-        assert ours.step_s == pytest.approx(20 * 9.0 + 9.0 + 2 * 4.5, rel=0.05)
-
-    def test_stages_count_the_same_microbatches(self) -> None:
-        uneven = plan(
-            MODEL,
-            [
-                replica(
-                    stage(layers=(0, 3), ranks=(0,), device=A100, mbs=2, depth=2),
-                    stage(layers=(3, 6), ranks=(1,), device=A100, mbs=1, depth=1),
-                    num_samples=4,
-                )
-            ],
-        )
-        with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
-            run(uneven, runtime=self.TRAITS)
-
-    def test_blocking_transfers_have_no_split_backwards(self) -> None:
-        with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not split backwards; set wgrad_delay"):
-            run(split(pipeline(2, num_samples=2), [0, None]), runtime=self.TRAITS)
 
 
 def test_a_link_that_is_missing_is_named() -> None:

@@ -17,17 +17,17 @@ from hetero.spec.cluster import ClusterSpec
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
-from tests.unit.cost.test_simulator import TestDeepSpeed
+from tests.unit.cost.test_deepspeed import RUNTIME as DEEPSPEED
 
 MODEL = gpt2_model(tied_embeddings=False)
 A100 = "A100-40"
-TRAITS = dataclasses.replace(HETERO, sync_host_gb_per_s=1e9, overlaps_gradient_sync=False)
+RUNTIME = dataclasses.replace(HETERO, sync_host_gb_per_s=1e9, overlaps_gradient_sync=False)
 NUMEL = 6 * 8544 + 2 * 64 * 32 + 64 * 32 + 2 * 32
 """Blocks, embedding and head, positions, final norm."""
 
 
 def run(
-    described: Plan, cluster: ClusterSpec | None = None, *, update_s: float = 0.0, runtime: RuntimeModel = TRAITS
+    described: Plan, cluster: ClusterSpec | None = None, *, update_s: float = 0.0, runtime: RuntimeModel = RUNTIME
 ) -> Simulation:
     costs = cost_model(
         described.model, [profile(described.model, block_s=(1.0, 2.0), update_s=update_s)], runtime=runtime
@@ -65,7 +65,7 @@ class TestGathers:
 
     def test_a_forward_stands_still_in_the_middle_for_the_weights_of_its_next_layer(self) -> None:
         """The embedding first, then layer by layer, each 1 s of forward, as long as its weights are there."""
-        overlapping = dataclasses.replace(TRAITS, overlaps_param_gather=True, bucket_numel=1)
+        overlapping = dataclasses.replace(RUNTIME, overlaps_param_gather=True, bucket_numel=1)
         result = run(two_devices(), summing_in(16.0), runtime=overlapping)
         assert [gather.bucket.position for gather in result.gathers] == sorted(
             gather.bucket.position for gather in result.gathers
@@ -109,7 +109,7 @@ class TestGathers:
 
     def test_other_buckets_are_gathered_otherwise(self) -> None:
         cluster = nodes(2, gb_per_s=1e-5)
-        costs = cost_model(MODEL, [profile(MODEL, block_s=(1.0, 2.0))], runtime=TRAITS)
+        costs = cost_model(MODEL, [profile(MODEL, block_s=(1.0, 2.0))], runtime=RUNTIME)
         sync = GradientSyncPlan(bucket_numel=5000)
         changed = with_gradient_sync(simulate(two_devices(), cluster, costs), sync, Topology(cluster), costs)
         assert changed == simulate(dataclasses.replace(two_devices(), gradient_sync=sync), cluster, costs)
@@ -207,11 +207,11 @@ class TestInterleaved:
         have the last backwards of stages 0 and 1 before them."""
         (turns,) = self.turns().replicas
         beside = replica(stage(layers=(0, 4), ranks=(2,), device=A100), num_samples=1)
-        eager = dataclasses.replace(TRAITS, overlaps_gradient_sync=True, bucket_numel=1)
+        eager = dataclasses.replace(RUNTIME, overlaps_gradient_sync=True, bucket_numel=1)
         sums = {sync.bucket.position: sync for sync in run(plan(self.FOUR, [turns, beside]), runtime=eager).syncs}
         ready = {layer: sums[layer].start_s for layer in range(4)}
         assert ready == pytest.approx({3: 9.0, 2: 11.0, 1: 13.0, 0: 15.0}, abs=0.05)
 
     def test_a_runtime_with_blocking_transfers_has_none(self) -> None:
         with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not interleave stages; give each"):
-            run(self.turns(), runtime=TestDeepSpeed.TRAITS)
+            run(self.turns(), runtime=DEEPSPEED)

@@ -33,7 +33,7 @@ def made_of(shape: LayerShape, *, flops_per_s: float, score_bytes_per_s: float, 
 def test_throughput_is_what_was_achieved_not_what_the_data_sheet_says(flops_per_s: float) -> None:
     """The device's peak is 19.5 Tflop/s; a third shape is predicted from two."""
     rates = {"flops_per_s": flops_per_s, "score_bytes_per_s": 1e11, "launch_s": 2e-4}
-    fitted = fit([made_of(shape, **rates) for shape in SHAPES[:2]], kind="block", direction="forward")
+    fitted = fit([made_of(shape, **rates) for shape in SHAPES[:2]], kind="block", compute_pass="forward")
     assert fitted is not None
     for time in made_of(SHAPES[2], **rates).times:
         work = layer_work(
@@ -53,7 +53,7 @@ def test_coefficients_are_never_negative() -> None:
         LayerTime(kind="block", tp=1, micro_batch_size=size, forward_s=size**3 * 1e-3, backward_s=1.0)
         for size in (1, 2, 4, 8)
     )
-    fitted = fit([profile(gpt2_model(), times=steep, updates=())], kind="block", direction="forward")
+    fitted = fit([profile(gpt2_model(), times=steep, updates=())], kind="block", compute_pass="forward")
     assert fitted is not None
     assert min(fitted.per_operation, fitted.per_score_byte, fitted.per_row_byte, fitted.launch_s) >= 0
 
@@ -62,7 +62,7 @@ def test_what_isolation_adds_is_no_throughput() -> None:
     plain = profile(gpt2_model(), block_s=(1.0, 1.0))
     alone = profile(gpt2_model(), block_s=(1.0, 1.0), isolation_s=0.1)
     work = layer_work("block", plain.shape, tp=1, micro_batch_size=4, seq_length=16, element_bytes=4)
-    seconds = [fit([each], kind="block", direction="forward") for each in (plain, alone)]
+    seconds = [fit([each], kind="block", compute_pass="forward") for each in (plain, alone)]
     assert seconds[0] is not None
     assert seconds[1] is not None
     assert seconds[1].seconds(work, tp=1) < seconds[0].seconds(work, tp=1)
@@ -85,7 +85,7 @@ def test_the_shares_of_the_halves_of_a_block_add_up_to_one(launch_s: float) -> N
 
 def test_nothing_to_fit() -> None:
     blocks = tuple(time for time in profile(gpt2_model()).times if time.kind == "block")
-    assert fit([profile(gpt2_model(), times=blocks)], kind="head", direction="forward") is None
+    assert fit([profile(gpt2_model(), times=blocks)], kind="head", compute_pass="forward") is None
 
 
 def test_collectives_are_those_of_the_measured_machine() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetero.cost.layers.stage_modules import Part
+from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.layers.work import layer_work, parameters_of
 from hetero.data import shipped_profiles
 from hetero.spec.model import ModelSpec
@@ -10,7 +10,7 @@ from hetero.spec.parameters import parameters
 from hetero.spec.profile import LAYER_KINDS, LayerShape, Profile
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 
-PARTS: dict[Part, tuple[float, ...]] = {"attention": (0,), "mlp": (0.5,), "block": (0, 0.5)}
+PARTS: dict[ModuleKind, tuple[float, ...]] = {"attention": (0,), "mlp": (0.5,), "block": (0, 0.5)}
 
 
 def test_a_block_of_gpt3_does_24_b_s_h_h_and_4_b_s_s_h_operations() -> None:

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from hetero.cost.memory import MemoryParts, StageMemory
+from hetero.cost.stage_memory import MemoryBreakdown, StageMemory
 from hetero.emulation.cluster.device_memory import DeviceMemory
 from hetero.errors import DeviceMemoryError
 from hetero.schedule.actions import Action, parse_row
 from hetero.schedule.activation_residency import Residency
 from hetero.units import GIB
 
-PEAK = MemoryParts(
+PEAK = MemoryBreakdown(
     weights=2 * GIB,
     gradients=2 * GIB,
     optimizer=4 * GIB,

@@ -6,7 +6,7 @@ import pytest
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from tests.helpers.models import llama_model
 
@@ -22,7 +22,7 @@ def uniform(**changes: Any) -> Plan:
         "seq_length": 16,
         "device": "cpu",
     }
-    return uniform_plan(**{**flags, **changes})
+    return uniform_plan(UniformLayout(**{**flags, **changes}))
 
 
 def test_ranks_are_laid_out_as_megatron_does() -> None:

@@ -1,7 +1,7 @@
 """A line of four equal devices, for improvers of pipelines."""
 
 from hetero.plan.ir import Plan
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, score_plan
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
@@ -22,7 +22,7 @@ def line_problem(*, batch: int, **options: object) -> Problem:
 
 def uniform(*, batch: int, **shape: object) -> Plan:
     arguments = {"model": MODEL, "world_size": 4, "micro_batch_size": 1, "global_batch_size": batch, "seq_length": 16}
-    return uniform_plan(**{**arguments, "device": "A100-40", **shape})  # type: ignore[arg-type]
+    return uniform_plan(UniformLayout(**{**arguments, "device": "A100-40", **shape}))  # type: ignore[arg-type]
 
 
 def score_of(plan: Plan, problem: Problem) -> ScoredPlan:

@@ -2,7 +2,7 @@
 
 import random
 
-from hetero.cost.layers.latency import CostModel
+from hetero.cost.cost_model import CostModel
 from hetero.planner.problem import Problem
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from hetero.spec.profile import LayerTime, Profile, ProfileStore

@@ -1,4 +1,4 @@
-"""Domains and bucket sizes: two levels for a slow link between zones, one level and nothing else inside a node."""
+"""Domains and bucket sizes: hierarchical for a slow link between zones, flat and nothing else inside a node."""
 
 import dataclasses
 

@@ -1,7 +1,7 @@
 """Hill climbing: batches divided anew, and covers that no template of the space makes."""
 
-from hetero.planner.cover.cover import Copies, score
-from hetero.planner.cover.hill_climbing import HillClimbing, divide_batch
+from hetero.planner.cover.cover import Copies, divide_batch, score_cover
+from hetero.planner.cover.hill_climbing import HillClimbing
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.replica.boundary_costs import PlacedSlot
@@ -10,12 +10,12 @@ from hetero.planner.replica.templates import StageBlock, Template, TemplateFacto
 from tests.unit.planner.clusters import cluster, opt_model, problem
 
 QUESTION = problem(cluster(("A100-40", 2, 1), ("V100-16", 4, 1), ("GH200", 2, 1)), opt_model(12, 1024, 16), 16)
-CANDIDATES = StageOptionTable(QUESTION)
-RINGS = SyncTiers(QUESTION)
+OPTIONS = StageOptionTable(QUESTION)
+TIERS = SyncTiers(QUESTION)
 
 
 def one_stage(node_type: int, gpus: int, samples: int) -> Template:
-    built = TemplateFactory(QUESTION, CANDIDATES).build([StageBlock(node_type, 1, gpus, 1)], samples)
+    built = TemplateFactory(QUESTION, OPTIONS).build([StageBlock(node_type, 1, gpus, 1)], samples)
     assert built is not None
     return built
 
@@ -39,12 +39,12 @@ def test_hill_climbing_cuts_a_stage_in_two() -> None:
     slots = [Slot(2, 1, 1), Slot(0, 2, 2), Slot(1, 4, 1), Slot(2, 1, 1)]
     offsets = [0, 0, 0, 1]
     placed_slots = tuple(PlacedSlot(slot, 0, offset) for slot, offset in zip(slots, offsets, strict=True))
-    template = TemplateFactory(QUESTION, CANDIDATES).balanced(placed_slots, 4)
+    template = TemplateFactory(QUESTION, OPTIONS).balanced(placed_slots, 4)
     assert template is not None
     start = (Copies(template, 1, 4),)
-    before = score(start, QUESTION, RINGS)
-    cover, after = HillClimbing(QUESTION, CANDIDATES, RINGS, Deadline(60)).climb([(start, before)])[0]
-    assert after == score(cover, QUESTION, RINGS)
+    before = score_cover(start, QUESTION, TIERS)
+    cover, after = HillClimbing(QUESTION, OPTIONS, TIERS, Deadline(60)).climb([(start, before)])[0]
+    assert after == score_cover(cover, QUESTION, TIERS)
     assert after.step_s < 0.99 * before.step_s
     assert all(
         sum(c.replicas * c.template.devices[node_type.index] for c in cover) <= node_type.num_devices

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 
 from hetero.cost.memory import device_memory, plan_memory
-from hetero.cost.runtime_model import DEEPSPEED
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.plan.ir import Replica
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring
 from hetero.planner.deadline import Deadline
@@ -109,13 +109,15 @@ def test_layers_are_cut_as_evenly_as_they_can_be_and_the_head_has_the_shorter_pa
 def test_warm_ups(apart: int) -> None:
     """Three groups of two stages: apart x (p - r - 1) + (v - 1) p + 1."""
     (pipeline,) = uniform_plan(
-        model=gpt2_model(num_layers=6, tied_embeddings=False),
-        world_size=3,
-        pp=3,
-        micro_batch_size=1,
-        global_batch_size=12,
-        seq_length=16,
-        device="A100-40",
+        UniformLayout(
+            model=gpt2_model(num_layers=6, tied_embeddings=False),
+            world_size=3,
+            pp=3,
+            micro_batch_size=1,
+            global_batch_size=12,
+            seq_length=16,
+            device="A100-40",
+        )
     ).replicas
     found = interleaved(pipeline, 2, apart=apart)
     assert found is not None

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hetero.plan.ir import Plan, Replica
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.local_search import neighbours, search_locally
 from hetero.planner.problem import Problem
@@ -30,13 +30,15 @@ def mixed_problem() -> Problem:
 def halves(problem: Problem) -> Plan:
     """Four layers on each, whatever their speed."""
     made = uniform_plan(
-        model=MODEL,
-        world_size=2,
-        pp=2,
-        micro_batch_size=1,
-        global_batch_size=8,
-        seq_length=16,
-        device="A100-40",
+        UniformLayout(
+            model=MODEL,
+            world_size=2,
+            pp=2,
+            micro_batch_size=1,
+            global_batch_size=8,
+            seq_length=16,
+            device="A100-40",
+        )
     )
     return made.with_replica(0, made.replicas[0].with_stage(1, device="V100-16"))
 

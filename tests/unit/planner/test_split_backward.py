@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from hetero.cost.memory import plan_memory
-from hetero.cost.runtime_model import DEEPSPEED
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring

@@ -1,6 +1,7 @@
 """What a report says before it is drawn."""
 
-from hetero.report.content import NUM_HUES, named
+from hetero.report.content import MOST_NAMED_REPLICAS, named
+from hetero.report.figures.colours import hue_of
 from hetero.units import GIB
 from tests.unit.report.samples import (
     compared_report,
@@ -44,11 +45,11 @@ def test_stages_that_the_same_devices_hold_share_a_row() -> None:
 
 def test_few_replicas_have_a_colour_each_and_many_one_per_group() -> None:
     few, many = mixed_report(), fleet_report()
-    assert few.hue_per_replica
-    assert [few.hue(r) for r in range(2)] == [0, 1]
+    assert few.names_each_replica
+    assert [hue_of(few, r) for r in range(2)] == [0, 1]
     assert few.owner(1) == "replica 1"
-    assert len(many.plan.replicas) > NUM_HUES
-    assert {many.hue(r) for r in range(12)} == {0}
+    assert len(many.plan.replicas) > MOST_NAMED_REPLICAS
+    assert {hue_of(many, r) for r in range(12)} == {0}
     assert many.owner(11) == "group 0"
     assert many.group_title(many.rows[0]) == "group 0: replicas 0-11, 8 samples each"
 

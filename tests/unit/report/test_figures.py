@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from hetero.cost.memory import MemoryParts
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.report.content import Report
 from hetero.report.figures.bars import PART_COLOURS
-from hetero.report.figures.canvas import HUES, INK, PAPER, fitting, ink_on, inline_svg, lighter, shade
+from hetero.report.figures.canvas import fitting, inline_svg
 from hetero.report.figures.catalogue import DRAWINGS, figure_bytes
+from hetero.report.figures.colours import HUES, INK, PAPER, ink_on, lighter, shade
 from hetero.report.figures.timeline import is_cut
 from tests.unit.report.samples import (
     compared_report,
@@ -127,7 +128,7 @@ def test_what_is_not_drawn_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_names_every_part_and_the_capacity() -> None:
     report = mixed_report()
     found = texts(report, "memory")
-    names = [field.name for field in dataclasses.fields(MemoryParts)]
+    names = [field.name for field in dataclasses.fields(MemoryBreakdown)]
     absent = {"deferred", "sync_buffers"}
     assert {name.replace("_", " ") for name in names} - set(found) == {name.replace("_", " ") for name in absent}
     assert not any(row.memory.named()[name] for row in report.rows for name in absent)

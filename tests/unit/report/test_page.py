@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hetero.cost.memory import MemoryParts
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.report.content import Report
-from hetero.report.page import html_page
+from hetero.report.page.html_page import html_page
 from tests.unit.report.samples import (
     compared_report,
     cpu_report,
@@ -135,7 +135,7 @@ def test_the_shares_of_the_step_add_up() -> None:
 def test_every_part_of_the_memory_is_named_and_told() -> None:
     report = mixed_report()
     reader = read(html_page(report))
-    names = [field.name.replace("_", " ") for field in fields(MemoryParts)]
+    names = [field.name.replace("_", " ") for field in fields(MemoryBreakdown)]
     assert reader.rows["memory"][0] == ["replicas", "stage", *names, "total"]
     assert cells(reader, "memory")[0][2:-1] == [
         f"{num_bytes / 2**30:.2f}" for num_bytes in report.rows[0].memory.named().values()
@@ -185,7 +185,7 @@ def test_estimates_are_called_estimates() -> None:
     assert slow[3].startswith("estimate: ")
     assert slow[5] == "-", "it has no head"
     assert fast[7] == "none of this model's layers"
-    assert "Plan format 1, report format 1." in text
+    assert "Plan format 2, report format 1." in text
 
 
 def test_hostile_names_are_text() -> None:

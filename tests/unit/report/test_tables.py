@@ -10,17 +10,11 @@ from rich.table import Table
 
 from hetero.cost.memory import device_memory
 from hetero.plan.ir import GradientSyncPlan, Plan
-from hetero.report.measurement import measurement_table
 from hetero.report.plan_wording import orders_of, shape_of
-from hetero.report.tables import (
-    PICTURE_COLUMNS,
-    StaticBytes,
-    fullest,
-    plan_picture,
-    plan_table,
-    prediction_table,
-    static_memory_table,
-)
+from hetero.report.tables.measurement import measurement_table
+from hetero.report.tables.plan import PICTURE_COLUMNS, plan_picture, plan_table
+from hetero.report.tables.prediction import fullest, prediction_table
+from hetero.report.tables.static_memory import StaticBytes, static_memory_table
 from hetero.units import GIB, MIB
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage

@@ -6,7 +6,7 @@ from typing import Any
 
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.simulation.simulator import Simulation, simulate
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.report.trace import chrome_trace
 from hetero.units import MIB
 from tests.helpers.models import gpt2_model
@@ -93,14 +93,16 @@ def test_stages_of_one_device_group_share_their_lanes_and_their_counter() -> Non
     model = gpt2_model(num_layers=8, tied_embeddings=False)
     costs = cost_model(model, [profile(model, update_s=0.5)])
     made = uniform_plan(
-        model=model,
-        world_size=4,
-        pp=2,
-        stages_per_rank=2,
-        micro_batch_size=1,
-        global_batch_size=8,
-        seq_length=16,
-        device="A100-40",
+        UniformLayout(
+            model=model,
+            world_size=4,
+            pp=2,
+            stages_per_rank=2,
+            micro_batch_size=1,
+            global_batch_size=8,
+            seq_length=16,
+            device="A100-40",
+        )
     )
     result = simulate(made, nodes(4, gb_per_s=1e-3), costs)
     trace = chrome_trace(result, costs)["traceEvents"]

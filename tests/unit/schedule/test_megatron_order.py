@@ -12,7 +12,7 @@ from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, 
 from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
 from hetero.plan.lowering import step_rows
-from hetero.plan.uniform import uniform_plan
+from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.schedule.actions import COMPUTE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
@@ -37,14 +37,16 @@ def megatrons_row(*, pp: int, rank: int, chunks: int, num_microbatches: int) -> 
 
 def uniform_replica(*, pp: int, chunks: int, num_microbatches: int) -> Replica:
     plan = uniform_plan(
-        model=llama_model(num_layers=pp * chunks),
-        world_size=pp,
-        pp=pp,
-        stages_per_rank=chunks,
-        micro_batch_size=1,
-        global_batch_size=num_microbatches,
-        seq_length=16,
-        device="cpu",
+        UniformLayout(
+            model=llama_model(num_layers=pp * chunks),
+            world_size=pp,
+            pp=pp,
+            stages_per_rank=chunks,
+            micro_batch_size=1,
+            global_batch_size=num_microbatches,
+            seq_length=16,
+            device="cpu",
+        )
     )
     validate(plan)
     return plan.replicas[0]

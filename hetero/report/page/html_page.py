@@ -1,4 +1,4 @@
-"""The report as one HTML page that loads nothing: figures as inline SVG, tables, and where the numbers come from."""
+"""Renders a report as one HTML page that loads nothing: inline figures, tables, and where the numbers come from."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,12 +10,13 @@ from markupsafe import Markup
 
 from hetero.cost.capacity import memory_error
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.memory import MemoryParts
+from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.planner.scoring import ScoredPlan
 from hetero.report.content import DeviceRow, Execution, Report, named
-from hetero.report.figures.canvas import inline_svg, shade
+from hetero.report.figures.canvas import inline_svg
 from hetero.report.figures.catalogue import DRAWINGS
-from hetero.report.figures.timeline import BACKWARD, COLOURS, UPDATE, WAIT, is_cut
+from hetero.report.figures.colours import BACKWARD, COLOURS, UPDATE, WAIT, hue_of, shade
+from hetero.report.figures.timeline import is_cut
 from hetero.report.plan_wording import (
     depth_of,
     depth_title,
@@ -26,7 +27,7 @@ from hetero.report.plan_wording import (
     recompute_of,
     shape_of,
 )
-from hetero.report.tables import UNKNOWN, fullest
+from hetero.report.tables.prediction import UNKNOWN, fullest
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -54,9 +55,9 @@ SHARES = (
 
 
 def html_page(report: Report) -> str:
-    """The page. The same report gives the same text."""
+    """The HTML of a report's page. The same report gives the same text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("hetero.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
+    template = environment.from_string(files("hetero.report.page").joinpath("page.html.j2").read_text(encoding="utf-8"))
     rows = report.rows[:MOST_TABLE_ROWS]
     return template.render(
         depth_title=depth_title(report.plan).split("\n"),
@@ -65,7 +66,7 @@ def html_page(report: Report) -> str:
         tiles=list(_tiles(report)),
         warning=_warning(report),
         figures=list(_figures(report)),
-        memory_parts=[name.replace("_", " ") for name in MemoryParts.__dataclass_fields__],
+        memory_parts=[name.replace("_", " ") for name in MemoryBreakdown.__dataclass_fields__],
         rows=[_row(report, row) for row in rows],
         rows_left_out=len(report.rows) - len(rows),
         shares=[(name, colour) for name, _, colour in SHARES],
@@ -84,7 +85,7 @@ def html_page(report: Report) -> str:
 
 def _lede(report: Report) -> str:
     plan, costs = report.plan, report.costs
-    parameters = costs.sizes.held(first_layer=0, end_layer=plan.model.num_layers, tp=1)
+    parameters = costs.parameter_counts.of_layers(first_layer=0, end_layer=plan.model.num_layers, tp=1)
     devices: dict[str, int] = {}
     for node_type in report.cluster.node_types:
         devices[node_type.device] = devices.get(node_type.device, 0) + node_type.num_devices
@@ -169,7 +170,7 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
         "cluster": (
             "Who holds what",
             "Nodes as boxes with their devices; one hue per "
-            f"{'replica' if report.hue_per_replica else 'group of replicas that are alike'}, stages from light to "
+            f"{'replica' if report.names_each_replica else 'group of replicas that are alike'}, stages from light to "
             "full. Nodes that hold the same are drawn once. s, L, t and d are stage, layers, tp and dp where a box is "
             "narrow; the small numbers are ranks.",
         ),
@@ -211,7 +212,7 @@ def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
         "members": number_ranges(row.members) if len(row.members) < 9 else f"{len(row.members)} alike",
         "samples": row.replica.num_samples,
         "stage": number_ranges(row.indices),
-        "colour": shade(report.hue(row.members[0]), *row.place),
+        "colour": shade(hue_of(report, row.members[0]), *row.place),
         "layers": in_turns(held_by(report.plan, each) for each in stages),
         "device": stage.device,
         "ranks": named("rank", sorted(ranks)).removeprefix("ranks ").removeprefix("rank "),

@@ -1,11 +1,12 @@
-"""A step that ran beside the same step as it was predicted."""
+"""A step that ran under emulation beside the same step as it was predicted, as a table and in words."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 from rich import box
 from rich.table import Table
 
-from hetero.cost.simulation.simulator import Simulation, StageTimes
+from hetero.cost.simulation.simulator import Simulation
+from hetero.cost.simulation.stage_times import StageTimes
 from hetero.report.plan_wording import in_turns, layers_of
 from hetero.text import number_ranges
 
@@ -16,7 +17,7 @@ COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
     "exposed\nsync": lambda times: times.sync_s,
     "update": lambda times: times.update_s,
 }
-"""What a stage's seconds go to, and how its times tell."""
+"""Columns of what a stage's seconds go to, each from its times."""
 
 
 def measurement_table(predicted: Simulation, executed: Simulation) -> Table:

@@ -1,4 +1,4 @@
-"""What a plan is made of for the simulator: device groups with their rows, lanes, seconds and points in time."""
+"""A plan as the simulator needs it: device groups with their rows, lanes, seconds and points of collectives."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,21 +6,20 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from hetero.cost.layers.latency import CostModel, StageCost
+from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.network import Topology, transfer_cost
 from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.engine import LaneStart, Pipeline, Slice
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes, one_lane_each
-from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Replica, Stage, StageKey
-from hetero.plan.lowering import CollectiveOptions, CollectivePoints, lock_step_rows, step_rows
+from hetero.plan.lowering import CollectiveOptions, CollectivePoints
 from hetero.plan.reshard import num_phases
 from hetero.schedule.actions import Row, Schedule
 from hetero.schedule.program import Point
 
 
-class Party(NamedTuple):
-    """The ranks of one lane: indices of replica, device group and lane."""
+class LaneKey(NamedTuple):
+    """Which lane: indices of replica, device group and lane."""
 
     replica: int
     group: int
@@ -29,7 +28,7 @@ class Party(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
-    """A device group.
+    """The ranks that share a row, as the simulator needs them.
 
     stages: their numbers.
     row: of the replica's rows, its own.
@@ -46,14 +45,12 @@ class DeviceGroup:
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
-        """The share of its ranks that each lane has."""
+        """The share of the group's ranks in each lane."""
         return tuple(self.lanes.count(lane) / len(self.lanes) for lane in range(max(self.lanes) + 1))
 
 
-class Layout:
-    """The device groups of ``plan``, replica after replica, under ``costs.runtime``.
-
-    party_of: by rank.
+class SimulatedPlan:
+    """The device groups of ``plan``, replica after replica, under ``costs.runtime``, and the lane of every rank.
 
     Raises:
         PlanError: the runtime cannot execute the plan.
@@ -65,20 +62,22 @@ class Layout:
         self.costs = costs
         self.stage_costs: dict[StageKey, StageCost] = {(r, s): costs.of(stage) for r, s, stage in plan.stages()}
         self.groups: list[list[DeviceGroup]] = []
-        self.party_of: dict[int, Party] = {}
+        self.lane_of_rank: dict[int, LaneKey] = {}
         self._rows: dict[object, Schedule] = {}
         self._points: dict[object, CollectivePoints] = {}
         for r, replica in enumerate(plan.replicas):
             self._add(r, replica)
 
-    def parties(self) -> Iterator[Party]:
+    def lane_keys(self) -> Iterator[LaneKey]:
+        """The lanes of all device groups."""
         for r, groups in enumerate(self.groups):
             for g, group in enumerate(groups):
                 for lane in range(len(group.weights)):
-                    yield Party(r, g, lane)
+                    yield LaneKey(r, g, lane)
 
-    def group(self, party: Party) -> DeviceGroup:
-        return self.groups[party.replica][party.group]
+    def group(self, lane: LaneKey) -> DeviceGroup:
+        """The device group of a lane."""
+        return self.groups[lane.replica][lane.group]
 
     def _add(self, r: int, replica: Replica) -> None:
         runtime, stages = self.costs.runtime, replica.stages
@@ -87,7 +86,7 @@ class Layout:
         depths = tuple((stage.in_flight, stage.wgrad_delay) for stage in stages)
         order = replica.schedule, counts, depths, device_groups if replica.is_interleaved else None
         if order not in self._rows:
-            self._rows[order] = stage_rows(replica, runtime)
+            self._rows[order] = runtime.rows(replica)
         of_groups = one_lane_each(replica) if runtime.blocking_transfers else lanes_of(replica)
         groups = []
         for g, (numbers, row, lanes) in enumerate(zip(device_groups, self._rows[order], of_groups, strict=True)):
@@ -100,26 +99,27 @@ class Layout:
             groups.append(
                 DeviceGroup(stages=numbers, row=row, lanes=lanes, update_s=update_s, points=self._points[cuts])
             )
-            parties = [Party(r, g, lane) for lane in range(max(lanes) + 1)]
+            keys = [LaneKey(r, g, lane) for lane in range(max(lanes) + 1)]
             for i, rank in enumerate(first.ranks):
-                self.party_of[rank] = parties[lanes[i // first.tp]]
+                self.lane_of_rank[rank] = keys[lanes[i // first.tp]]
         self.groups.append(groups)
 
-    def stage_of(self, party: Party, point: Point) -> Stage:
-        return self.plan.replicas[party.replica].stages[point.action.stage]
+    def stage_of(self, lane: LaneKey, point: Point) -> Stage:
+        """The stage whose compute ``point`` lies in, of the replica of ``lane``."""
+        return self.plan.replicas[lane.replica].stages[point.action.stage]
 
-    def pipelines(self, topology: Topology, starts: dict[Party, LaneStart]) -> list[Pipeline]:
+    def pipelines(self, topology: Topology, starts: dict[LaneKey, LaneStart]) -> list[Pipeline]:
         """The replicas as the engine takes them.
 
         Args:
-            starts: of the parties that do not start at 0, or are held up.
+            starts: of the lanes that do not start at 0, or wait for weights.
 
         Raises:
             ConfigError: two ranks that talk to one another have no link.
         """
         return [self._pipeline(r, topology, starts) for r in range(len(self.plan.replicas))]
 
-    def _pipeline(self, r: int, topology: Topology, starts: dict[Party, LaneStart]) -> Pipeline:
+    def _pipeline(self, r: int, topology: Topology, starts: dict[LaneKey, LaneStart]) -> Pipeline:
         replica, groups = self.plan.replicas[r], self.groups[r]
         lanes = {s: group.lanes for group in groups for s in group.stages}
         row_bytes = self.plan.model.hidden_size * self.costs.element_bytes
@@ -149,34 +149,15 @@ class Layout:
             rows=[group.row for group in groups],
             num_microbatches=tuple(replica.num_microbatches(s) for s in range(len(replica.stages))),
             forward_s=tuple(cost.forward_s for cost in of_stages),
-            backward_s=tuple(cost.at_once_s for cost in of_stages),
+            backward_s=tuple(cost.undelayed_backward_s for cost in of_stages),
             weight_s=tuple(cost.weight_s for cost in of_stages),
             forward=tuple(slices(s, t) for s, t in pairwise(range(len(of_stages)))),
             backward=tuple(slices(t, s) for s, t in pairwise(range(len(of_stages)))),
             lanes=tuple(
-                tuple(starts.get(Party(r, g, lane), at_zero) for lane in range(len(group.weights)))
+                tuple(starts.get(LaneKey(r, g, lane), at_zero) for lane in range(len(group.weights)))
                 for g, group in enumerate(groups)
             ),
         )
-
-
-def stage_rows(replica: Replica, runtime: RuntimeModel) -> Schedule:
-    """The action lists that a runtime of these properties executes for ``replica``, one per device group.
-
-    Raises:
-        PlanError: under blocking transfers, stages count different microbatches, split their backward or share ranks.
-        ScheduleError: a count is below 1.
-    """
-    if not runtime.blocking_transfers:
-        return step_rows(replica, receives_ahead=runtime.receives_ahead)
-    counts = [replica.num_microbatches(s) for s in range(len(replica.stages))]
-    if len(set(counts)) > 1:
-        raise PlanError(f"{runtime.name}: stages count {counts} microbatches, this runtime needs equal counts")
-    if any(stage.wgrad_delay is not None for stage in replica.stages):
-        raise PlanError(f"{runtime.name}: this runtime does not split backwards; set wgrad_delay to null")
-    if replica.is_interleaved:
-        raise PlanError(f"{runtime.name}: this runtime does not interleave stages; give each stage ranks of its own")
-    return lock_step_rows(replica)
 
 
 def _options(runtime: RuntimeModel) -> CollectiveOptions:

@@ -1,0 +1,117 @@
+"""Bytes that one layer keeps of a microbatch: between its forward and backward, until its weights' gradients, and while
+it computes.
+
+With b samples of s tokens, e bytes per element, hidden size h, q and kv channels, ffn size f with g projections up,
+heads a and tensor parallelism t, a block of megatron-core saves (arXiv 2205.05198, section 4, counts the same tensors)
+
+    e b s (4 h / t' + (2 q + 2 kv + (g + 1) f) / t + a s / t)        t' = t with sequence parallelism, else 1
+
+of which its attention has e b s (2 h / t' + (2 q + 2 kv) / t + a s / t) and its MLP e b s (2 h / t' + (g + 1) f / t).
+The term with a, the attention scores, is absent with flash attention and with selective recomputation; full
+recomputation keeps the input, e b s h / t', alone, of each half where a stage has only one of them.
+
+A split backward (arXiv 2401.10241) keeps, between a microbatch's I and its W, the inputs of the linear layers and the
+gradients of their outputs. In a block those are, for the projections of attention and the MLP's,
+
+    inputs     e b s ((h / t' + q / t) + (h / t' + f / t))
+    gradients  e b s (((q + 2 kv) / t + h) + (g f / t + h))
+
+where a gradient of width h is whole on every rank, since it is gathered before the product. Experts hold k copies of a
+token instead, k (h + f / t) and k (g f / t + h).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetero.cost.layers.stage_modules import ModuleKind
+from hetero.cost.layers.work import layer_work
+from hetero.plan.ir import Recompute
+from hetero.spec.profile import LayerShape
+
+LOSS_BYTES = 4
+"""The loss is computed in fp32 whatever the logits are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicrobatchShape:
+    """What one tensor-parallel rank works on at a time.
+
+    sequence_ways: ranks that share the rows of a sequence between the layers' products: tp with sequence parallelism,
+        else 1.
+    """
+
+    micro_batch_size: int
+    seq_length: int
+    element_bytes: int
+    tp: int
+    sequence_ways: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.micro_batch_size * self.seq_length
+
+
+def megatron_core_saved_bytes(
+    kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape, *, recompute: Recompute, flash_attention: bool
+) -> int:
+    """Bytes that a layer of megatron-core, or half of one, saves of one microbatch from forward to backward."""
+    tokens, element, tp = microbatch.num_tokens, microbatch.element_bytes, microbatch.tp
+    rows = shape.hidden // microbatch.sequence_ways
+    if kind == "embedding":
+        return element * tokens * rows
+    if kind == "head":
+        return element * tokens * 2 * rows + (element + LOSS_BYTES) * tokens * shape.vocabulary // tp
+    if recompute == "full":
+        return element * tokens * rows
+    q, kv = shape.heads * shape.kv_channels, shape.query_groups * shape.kv_channels
+    experts = shape.experts_per_token or 1
+    mlp = experts * ((2 if shape.gated else 1) + 1) * shape.ffn
+    # Experts work on copies of the tokens that were sent to them.
+    dispatched = 2 * experts * rows if shape.num_experts else 0
+    scores = 0 if flash_attention or recompute == "selective" else shape.heads * microbatch.seq_length
+    attention = 2 * q + 2 * kv + scores
+    if kind == "attention":
+        return element * tokens * (2 * rows + attention // tp)
+    if kind == "mlp":
+        return element * tokens * (2 * rows + dispatched + mlp // tp)
+    return element * tokens * (4 * rows + dispatched + (attention + mlp) // tp)
+
+
+def deferred_bytes(kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape) -> int:
+    """Bytes that a block, or half of one, keeps of one microbatch between I and W: inputs and gradients as above."""
+    tp = microbatch.tp
+    rows, whole = shape.hidden // microbatch.sequence_ways, shape.hidden
+    q, kv = shape.heads * shape.kv_channels, shape.query_groups * shape.kv_channels
+    copies = shape.experts_per_token or 1
+    mlp = whole + (whole if shape.num_experts else rows) + ((2 if shape.gated else 1) + 1) * shape.ffn // tp
+    widths = {"attention": rows + whole + (2 * q + 2 * kv) // tp, "mlp": copies * mlp}
+    width = widths[kind] if kind in widths else sum(widths.values())
+    return microbatch.element_bytes * microbatch.num_tokens * width
+
+
+def working_bytes(
+    modules: Sequence[ModuleKind],
+    shape: LayerShape,
+    microbatch: MicrobatchShape,
+    *,
+    has_head: bool,
+    flash_attention: bool,
+) -> int:
+    """The largest of the layers' temporaries: a block's backward has the gradients of its scores before and after the
+    softmax, a head's those of its logits and their softmax."""
+
+    def work(kind: ModuleKind) -> tuple[float, float]:
+        found = layer_work(
+            kind,
+            shape,
+            tp=microbatch.tp,
+            micro_batch_size=microbatch.micro_batch_size,
+            seq_length=microbatch.seq_length,
+            element_bytes=microbatch.element_bytes,
+        )
+        return found.score_bytes, found.row_bytes
+
+    score_copies = 0 if flash_attention else 2
+    layers = max(score_copies * score_bytes + row_bytes for score_bytes, row_bytes in map(work, set(modules)))
+    logits = 2 * work("head")[0] * LOSS_BYTES / microbatch.element_bytes if has_head else 0.0
+    return int(max(layers, logits))

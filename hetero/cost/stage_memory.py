@@ -1,0 +1,212 @@
+"""What one device holds of a stage, by what it is for, as a function of the microbatches that are in flight.
+
+Weights, gradients, optimizer states and buffers are there throughout; activations of :mod:`.activation_memory` come and
+go with the microbatches.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hetero.cost.cost_model import CostModel, StageConfig
+from hetero.cost.layers.activation_memory import deferred_bytes, working_bytes
+from hetero.cost.layers.stage_modules import ModuleKind, modules_of
+from hetero.plan.ir import Recompute, Stage
+from hetero.schedule.activation_residency import HeldMicrobatches
+
+TOKEN_BYTES = 8
+"""The first stage's input, and nobody else's, is numbers of tokens."""
+
+BUFFERS_PER_NEIGHBOUR = 2
+"""One slice on its way in, one on its way out, per direction that has data in flight at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBreakdown:
+    """Bytes of one device of a stage, by what they are for.
+
+    activations: of all microbatches in flight, and the inputs of those that will be run forward again; the head's
+        logits not counted.
+    logits: saved logits and softmax of the microbatches in flight.
+    deferred: of all microbatches whose weights' gradients are still to be computed.
+    working: what the most demanding layer needs beside them while it computes.
+    boundary_buffers: slices on their way to and from neighbours.
+    sync_buffers: what the reduction of gradients needs beside the gradients.
+    slack: reserved by the allocator and not used.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    deferred: int
+    working: int
+    boundary_buffers: int
+    sync_buffers: int
+    context: int
+    communicators: int
+    slack: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def named(self) -> Mapping[str, int]:
+        """Every field by its name, in their order."""
+        return MappingProxyType({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    @classmethod
+    def sum_of(cls, every: Iterable["MemoryBreakdown"]) -> "MemoryBreakdown":
+        """Field by field, what ``every`` one takes together."""
+        named = [each.named() for each in every]
+        return cls(**{field.name: sum(each[field.name] for each in named) for field in dataclasses.fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """Bytes of one device of a stage as a function of the microbatches it holds.
+
+    Activations, logits, what is deferred and slack change; ``fixed`` is the rest.
+    """
+
+    fixed: MemoryBreakdown
+    activations_per_microbatch: int
+    logits_per_microbatch: int
+    input_per_microbatch: int
+    deferred_per_microbatch: int
+    allocator_slack: float
+
+    def at(self, in_flight: int, *, inputs: int = 0, deferred: int = 0) -> MemoryBreakdown:
+        """With ``in_flight`` microbatches between F (R) and B, the ``inputs`` of so many between F and R, and
+        ``deferred`` between I and W."""
+        activations = in_flight * self.activations_per_microbatch + inputs * self.input_per_microbatch
+        logits = in_flight * self.logits_per_microbatch
+        waiting = deferred * self.deferred_per_microbatch
+        moving = activations + logits + waiting + self.fixed.working
+        return dataclasses.replace(
+            self.fixed,
+            activations=activations,
+            logits=logits,
+            deferred=waiting,
+            slack=int(self.allocator_slack * moving),
+        )
+
+    def holding(self, held: HeldMicrobatches) -> MemoryBreakdown:
+        """While so many microbatches are held."""
+        return self.at(held.in_flight, inputs=held.inputs, deferred=held.deferred)
+
+    def peak(self, *, in_flight: int, wgrad_delay: int | None, num_microbatches: int) -> MemoryBreakdown:
+        """The most that a stage alone on its devices holds in 1F1B: before a B, or after an I and before its W."""
+        depth = min(in_flight, num_microbatches)
+        if wgrad_delay is None:
+            return self.at(depth)
+        before = self.at(depth, deferred=min(wgrad_delay, num_microbatches - depth))
+        deferred = min(wgrad_delay + 1, num_microbatches)
+        after = self.at(min(depth - 1, num_microbatches - deferred), deferred=deferred)
+        return max(before, after, key=lambda held: held.total)
+
+
+def stage_memory(
+    costs: CostModel,
+    config: StageConfig,
+    *,
+    num_neighbours: int = 2,
+    shares_gradients: bool = True,
+    num_communicators: int = 8,
+    optimizer_ways: float = 1.0,
+    begins_device: bool = True,
+) -> StageMemory:
+    """Memory of one device of a stage.
+
+    Args:
+        num_neighbours: stages before and after it in its replica.
+        shares_gradients: another rank holds some of the same parameters.
+        num_communicators: that the device takes part in.
+        optimizer_ways: the device has this part of the optimizer state of its weights, one in so many.
+        begins_device: the context of the process on the device counts with this stage.
+    """
+    runtime, model, device = costs.runtime, costs.model, config.device
+    parameters = costs.parameters_per_rank(
+        device=device, first_layer=config.first_layer, end_layer=config.end_layer, tp=config.tp
+    )
+    has_embedding, has_head = config.first_layer == 0, config.end_layer == model.num_layers
+    modules = modules_of(config.first_layer, config.end_layer)
+    microbatch = costs.microbatch(
+        tp=config.tp, micro_batch_size=config.micro_batch_size, sequence_parallel=config.sequence_parallel
+    )
+    boundary = costs.element_bytes * microbatch.num_tokens * model.hidden_size // microbatch.sequence_ways
+
+    def saved(kind: ModuleKind, recompute: Recompute = "none") -> int:
+        return costs.saved_bytes(kind, microbatch, device=device, recompute=recompute)
+
+    num_recomputed = (config.recompute_num_layers or len(modules)) if config.recompute != "none" else 0
+    recomputed, kept = Counter(modules[:num_recomputed]), Counter(modules[num_recomputed:])
+    activations = sum(count * saved(kind, config.recompute) for kind, count in recomputed.items())
+    activations += sum(count * saved(kind) for kind, count in kept.items())
+    activations += saved("embedding") if has_embedding else 0
+    working = working_bytes(
+        modules, costs.shape, microbatch, has_head=has_head, flash_attention=runtime.flash_attention
+    )
+    if config.recompute == "full":
+        # The layer under recomputation has all of its activations once more.
+        working += max(saved(kind) for kind in recomputed)
+    gradients = costs.gradient_bytes * parameters
+    return StageMemory(
+        fixed=MemoryBreakdown(
+            weights=costs.element_bytes * parameters,
+            gradients=gradients,
+            optimizer=int(optimizer_bytes_per_parameter(costs) * parameters / optimizer_ways),
+            activations=0,
+            logits=0,
+            deferred=0,
+            working=working,
+            boundary_buffers=num_neighbours * BUFFERS_PER_NEIGHBOUR * boundary,
+            sync_buffers=runtime.sync_buffer_bytes(gradients, costs.gradient_bytes) if shares_gradients else 0,
+            context=runtime.context_bytes(device) if begins_device else 0,
+            communicators=num_communicators * runtime.communicator_bytes,
+            slack=0,
+        ),
+        activations_per_microbatch=activations,
+        logits_per_microbatch=saved("head") if has_head else 0,
+        input_per_microbatch=TOKEN_BYTES * microbatch.num_tokens if has_embedding else boundary,
+        deferred_per_microbatch=sum(
+            count * deferred_bytes(kind, costs.shape, microbatch) for kind, count in Counter(modules).items()
+        ),
+        allocator_slack=runtime.allocator_slack,
+    )
+
+
+def memory_of_stage(
+    stage: Stage,
+    costs: CostModel,
+    *,
+    num_neighbours: int = 2,
+    shares_gradients: bool = True,
+    num_gradient_groups: int = 2,
+    begins_device: bool = True,
+) -> StageMemory:
+    """Memory of one device of a plan's stage.
+
+    Its communicators are the world, tensor parallelism, the losses, two per neighbour, and one per set of ranks that
+    sum gradients.
+
+    Args:
+        begins_device: not a later one of the stages on its devices, with which only those of its neighbours count.
+    """
+    of_device = 2 + (stage.tp > 1) + num_gradient_groups
+    return stage_memory(
+        costs,
+        StageConfig.of(stage),
+        num_neighbours=num_neighbours,
+        shares_gradients=shares_gradients,
+        num_communicators=2 * num_neighbours + (of_device if begins_device else 0),
+        begins_device=begins_device,
+    )
+
+
+def optimizer_bytes_per_parameter(costs: CostModel) -> int:
+    """Adam's two moments, and beside half-precision weights their master copy, all as wide as a gradient."""
+    return (2 + (costs.element_bytes < costs.gradient_bytes)) * costs.gradient_bytes

@@ -1,0 +1,1 @@
+"""Tables and pictures of plans and their predictions, as text for a terminal."""

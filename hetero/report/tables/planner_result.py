@@ -1,0 +1,63 @@
+"""What the planner knows about its plan, in words, and beside other planners' plans."""
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.table import Table
+
+from hetero.planner.plan_cluster import PlanResult
+from hetero.planner.reference.yardsticks import Yardstick
+from hetero.report.plan_wording import shape_of
+from hetero.report.tables.prediction import fullest
+from hetero.spec.cluster import ClusterSpec
+
+
+def result_lines(result: PlanResult) -> Iterator[str]:
+    """What is known about a planner's answer, in words."""
+    simulation = result.simulation
+    yield (
+        f"predicted: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
+        f"{simulation.tokens_per_s:.4g} tokens/s; bubble {simulation.bubble_share:.1%}"
+    )
+    if simulation.confidence.is_estimate:
+        confidence = simulation.confidence.name.lower().replace("_", " ")
+        yield f"this rests on estimates ({confidence}): some layers were not measured on these devices"
+    if result.score is None:
+        yield f"the search found nothing in its time: the plan is the best of those made first (gap {result.gap:.1%})"
+    else:
+        yield (
+            f"planner's formula: {result.score.step_s:.4g} s; none of its covers by {result.num_templates} templates "
+            f"is below {result.bound_s:.4g} s (gap {result.gap:.1%})"
+        )
+    if simulation.step_s < result.bound_s:
+        yield "the plan is shorter than that: the simulator prices it below the formula, or it is no such cover"
+    yield f"all the work over all the speed: no plan whatever is below {result.lower_bound_s:.4g} s"
+    ending = "" if result.finished else "; stopped by the time limit"
+    yield f"planned in {result.planning_s:.1f} s{ending}"
+
+
+def comparison_table(result: PlanResult, others: Sequence[Yardstick], cluster: ClusterSpec) -> Table:
+    """The planner's plan beside the yardsticks', all by the same simulator and the same memory check."""
+    table = Table(
+        title="The same cluster, planned in other manners", title_justify="left", box=box.SQUARE, show_lines=False
+    )
+    table.add_column("plan")
+    for header in ("s per step", "samples/s", "this is\nfaster by", "bubble", "memory\npeak", "idle\nGPUs"):
+        table.add_column(header, justify="right")
+    table.add_column("replicas of stages")
+    ours = result.scored
+    for name, each in [("this planner", ours), *((other.name, other.best) for other in others)]:
+        if each is None:
+            table.add_row(name, "does not fit", *[""] * 6)
+            continue
+        table.add_row(
+            name,
+            f"{each.step_s:.4g}",
+            f"{each.simulation.samples_per_s:.4g}",
+            f"{each.step_s / result.simulation.step_s:.2f}x",
+            f"{each.simulation.bubble_share:.0%}",
+            fullest(each.memory, each.plan, cluster),
+            str(len(each.plan.idle_ranks)),
+            shape_of(each.plan),
+        )
+    return table

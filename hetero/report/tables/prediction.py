@@ -1,0 +1,71 @@
+"""What a plan is predicted to take: seconds of a step and memory of its devices, as a table."""
+
+from rich import box
+from rich.table import Table
+
+from hetero.cost.memory import PlanMemory, device_memory
+from hetero.cost.simulation.simulator import Simulation
+from hetero.plan.ir import Plan
+from hetero.report.plan_wording import caption_of, depth_of, depth_title, held_by, in_turns, recompute_of, title_of
+from hetero.spec.cluster import ClusterSpec
+from hetero.text import number_ranges
+from hetero.units import GIB
+
+UNKNOWN = "?"
+
+
+def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: ClusterSpec) -> Table:
+    """One row per device group of every sort of replica: where its step goes, and what its devices hold at the peak."""
+    plan = simulation.plan
+    table = Table(
+        title=f"{title_of(plan)}: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s",
+        title_justify="left",
+        caption=caption_of(plan),
+        caption_justify="left",
+        box=box.SQUARE,
+    )
+    for header in ("replicas", "samples\neach", "stage"):
+        table.add_column(header, justify="right")
+    for header in ("layers", "device"):
+        table.add_column(header)
+    for header in ("tp", "dp", "micro-\nbatch", depth_title(plan)):
+        table.add_column(header, justify="right")
+    table.add_column("recompute")
+    for header in ("busy", "bubble", "sync", "memory GiB"):
+        table.add_column(header, justify="right")
+    devices = device_memory(plan, memory)
+    for members in plan.alike():
+        first = members[0]
+        replica = plan.replicas[first]
+        for group in replica.device_groups:
+            s, stages = group[0], [replica.stages[each] for each in group]
+            stage, times = stages[0], simulation.stages[first, s]
+            capacity_gib = cluster.device_of_rank(stage.ranks[0]).memory_gib
+            used_gib = max(devices[r, s].total for r in members) / GIB
+            table.add_row(
+                *((str(len(members)), str(replica.num_samples)) if s == 0 else ("", "")),
+                number_ranges(group),
+                in_turns(held_by(plan, each) for each in stages),
+                stage.device,
+                str(stage.tp),
+                str(stage.dp),
+                str(stage.micro_batch_size),
+                " | ".join(map(depth_of, stages)),
+                in_turns(map(recompute_of, stages)),
+                f"{times.busy_s / simulation.step_s:.0%}",
+                f"{times.bubble_s / simulation.step_s:.0%}",
+                f"{times.sync_s / simulation.step_s:.0%}",
+                f"{used_gib:.1f} of {capacity_gib if capacity_gib is not None else UNKNOWN}",
+                end_section=group == replica.device_groups[-1],
+            )
+    return table
+
+
+def fullest(memory: PlanMemory, plan: Plan, cluster: ClusterSpec) -> str:
+    """The largest share of any device's memory that its stages take, as ``92%``; ``?`` where none is known."""
+    shares = []
+    for (r, s), parts in device_memory(plan, memory).items():
+        capacity_gib = cluster.device_of_rank(plan.replicas[r].stages[s].ranks[0]).memory_gib
+        if capacity_gib is not None:
+            shares.append(parts.total / (capacity_gib * GIB))
+    return f"{max(shares):.0%}" if shares else UNKNOWN

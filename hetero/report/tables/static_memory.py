@@ -1,0 +1,43 @@
+"""Measured weights, gradients and optimizer state beside the predicted bytes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from hetero.cost.memory import PlanMemory, device_memory
+from hetero.plan.ir import Plan
+from hetero.text import number_ranges
+from hetero.units import MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticBytes:
+    """What a rank holds for the whole run, in bytes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+def static_memory_table(plan: Plan, measured: Sequence[StaticBytes], predicted: PlanMemory) -> Table:
+    """Weights, gradients and optimizer state by device group: the largest rank's, beside what was predicted.
+
+    ``measured`` is by rank, zeros where nothing is held.
+    """
+    table = Table(title="Memory of one rank, MiB, measured | predicted", title_justify="left", box=box.SQUARE)
+    for header in ("replica", "stage"):
+        table.add_column(header, justify="right")
+    table.add_column("ranks")
+    for header in ("weights", "gradients", "optimizer"):
+        table.add_column(header, justify="right")
+    devices = device_memory(plan, predicted)
+    for r, replica in enumerate(plan.replicas):
+        for group in replica.device_groups:
+            ranks, cells = replica.stages[group[0]].ranks, []
+            for part in ("weights", "gradients", "optimizer"):
+                largest = max(getattr(measured[rank], part) for rank in ranks)
+                cells.append(f"{largest / MIB:.2f} | {getattr(devices[r, group[0]], part) / MIB:.2f}")
+            table.add_row(str(r), number_ranges(group), number_ranges(ranks), *cells)
+    return table

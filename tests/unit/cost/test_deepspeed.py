@@ -1,0 +1,52 @@
+"""DeepSpeed's pipeline engine: its order, what its blocking transfers cost, and what it cannot do."""
+
+import dataclasses
+
+import pytest
+
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED, deepspeed_1f1b
+from hetero.errors import PlanError
+from hetero.schedule.actions import format_schedule
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.synthetic_profiles import nodes
+from tests.unit.cost.test_simulator import A100, MODEL, pipeline, run, split
+
+RUNTIME = dataclasses.replace(DEEPSPEED, sync_host_gb_per_s=1e9)
+"""Sums of gradients cost what their links cost."""
+
+
+def test_deepspeed_1f1b_is_its_train_schedule() -> None:
+    """A forward's output leaves in the next slot, after which the stage turns to its other neighbour."""
+    assert format_schedule(deepspeed_1f1b(num_stages=2, num_microbatches=2)).splitlines() == [
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1SEND_B1",
+    ]
+
+
+def test_blocking_transfers_cost_what_ours_hide() -> None:
+    """Per microbatch the last stage takes 2 transfers more, here as long as its computing."""
+    cluster = nodes(2, gb_per_s=4 * 16 * 32 / 1e9 / 4.5)
+    described = pipeline(2, num_samples=20, depths=[4, 1])
+    theirs, ours = run(described, cluster, runtime=RUNTIME), run(described, cluster)
+    assert theirs.step_s == pytest.approx(20 * (9.0 + 2 * 4.5) + 9.0, rel=0.05)
+    assert ours.step_s == pytest.approx(20 * 9.0 + 9.0 + 2 * 4.5, rel=0.05)
+
+
+def test_stages_count_the_same_microbatches() -> None:
+    uneven = plan(
+        MODEL,
+        [
+            replica(
+                stage(layers=(0, 3), ranks=(0,), device=A100, mbs=2, depth=2),
+                stage(layers=(3, 6), ranks=(1,), device=A100, mbs=1, depth=1),
+                num_samples=4,
+            )
+        ],
+    )
+    with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
+        run(uneven, runtime=RUNTIME)
+
+
+def test_blocking_transfers_have_no_split_backwards() -> None:
+    with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not split backwards; set wgrad_delay"):
+        run(split(pipeline(2, num_samples=2), [0, None]), runtime=RUNTIME)

@@ -1,0 +1,240 @@
+"""What a device holds of one stage, by what it is for."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hetero.cost.cost_model import CostModel, StageConfig
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
+from hetero.cost.runtime_model import HETERO
+from hetero.cost.stage_memory import StageMemory, stage_memory
+from hetero.data import shipped_profiles
+from hetero.schedule.activation_residency import HeldMicrobatches
+from hetero.spec.model import ModelSpec
+from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
+from hetero.units import GIB
+from tests.helpers.models import gpt2_model
+from tests.helpers.published_runs import published_model
+from tests.helpers.synthetic_profiles import cost_model, profile
+
+MODEL = gpt2_model()
+COSTS = cost_model(MODEL, [profile(MODEL)])
+STAGE: dict[str, Any] = {
+    "device": "A100-40",
+    "first_layer": 2,
+    "end_layer": 4,
+    "tp": 1,
+    "micro_batch_size": 2,
+    "num_neighbours": 2,
+}
+ROW = 4 * 2 * 16 * 32
+"""Bytes of one activation: fp32, 2 samples, 16 tokens, hidden size 32."""
+
+
+def memory_with(costs: CostModel = COSTS, **changes: Any) -> StageMemory:
+    """The memory of ``STAGE`` with these changes of its configuration, or of what is beside it."""
+    fields = {**STAGE, **changes}
+    config = StageConfig(**{name: fields.pop(name) for name in StageConfig._fields if name in fields})
+    return stage_memory(costs, config, **fields)
+
+
+def test_weights_gradients_and_adam_are_four_copies() -> None:
+    parts = memory_with(COSTS).at(1)
+    assert parts.gradients == parts.weights == 4 * COSTS.parameter_counts.of_layers(first_layer=2, end_layer=4, tp=1)
+    assert parts.optimizer == 2 * parts.weights
+
+
+def test_a_block_saves_what_the_formula_counts() -> None:
+    """e b s (4 h + 2 q + 2 kv + 2 f + a s), with q = kv = h = 32, f = 64, a = 4."""
+    parts = memory_with(COSTS).at(1)
+    assert parts.activations == 2 * (4 * 2 * 16) * (4 * 32 + 4 * 32 + 2 * 64 + 4 * 16)
+
+
+def test_activations_grow_with_the_depth_and_nothing_else_but_slack_does() -> None:
+    one, three = memory_with(COSTS).at(1), memory_with(COSTS).at(3)
+    assert three.activations == 3 * one.activations
+    assert dataclasses.replace(three, activations=0, slack=0) == dataclasses.replace(one, activations=0, slack=0)
+    assert three.slack > one.slack
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 2 * (4 + 4 + 4)),
+        ({"tp": 2}, 2 * (4 + 2 + 2)),
+        ({"tp": 2, "sequence_parallel": True}, 2 * (3 + 2 + 2)),
+        ({"recompute": "selective"}, 2 * (4 + 4 + 4)),
+    ],
+)
+def test_what_waits_for_its_weights_gradients(changes: dict[str, Any], rows: int) -> None:
+    """Inputs and output gradients: 4 h, of which sequence parallelism cuts two, 2 q + 2 kv, and 2 f of 64."""
+    parts = memory_with(COSTS, **changes).at(1, deferred=3)
+    assert parts.deferred == 3 * rows * ROW
+
+
+def test_the_peak_is_before_a_backward_or_behind_it() -> None:
+    memory = memory_with(COSTS)
+    few = dataclasses.replace(memory, activations_per_microbatch=2**30, deferred_per_microbatch=2**20)
+    assert few.peak(in_flight=3, wgrad_delay=None, num_microbatches=8) == few.at(3)
+    assert few.peak(in_flight=3, wgrad_delay=0, num_microbatches=8) == few.at(3)
+    assert few.peak(in_flight=3, wgrad_delay=2, num_microbatches=8) == few.at(3, deferred=2)
+    assert few.peak(in_flight=3, wgrad_delay=2, num_microbatches=4) == few.at(3, deferred=1), "there are no more"
+    much = dataclasses.replace(memory, activations_per_microbatch=2**20, deferred_per_microbatch=2**30)
+    assert much.peak(in_flight=3, wgrad_delay=2, num_microbatches=8) == much.at(2, deferred=3)
+    assert much.peak(in_flight=3, wgrad_delay=9, num_microbatches=8) == much.at(0, deferred=8)
+
+
+def test_the_total_is_the_sum_of_the_named_parts() -> None:
+    parts = memory_with(COSTS).at(2)
+    assert parts.total == sum(parts.named().values())
+    assert "communicators" in parts.named()
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved"),
+    [
+        ({"recompute": "full"}, 2 * ROW),
+        ({"recompute": "full", "recompute_num_layers": 1}, ROW + ROW * 14),
+        ({"recompute": "selective"}, 2 * 12 * ROW),
+        ({"sequence_parallel": True, "tp": 2}, 2 * 7 * ROW),
+        ({"tp": 2}, 2 * 9 * ROW),
+    ],
+)
+def test_what_is_kept_under_recomputation_and_parallelism(changes: dict[str, Any], saved: int) -> None:
+    """A block of this model keeps 14 activations: 4 of rows, 8 of projections and 2 of scores."""
+    assert memory_with(COSTS, **changes).at(1).activations == saved
+
+
+@pytest.mark.parametrize(
+    ("layers", "changes", "saved"),
+    [
+        ((2, 3.5), {}, 14 + 8),
+        ((2.5, 4), {}, 6 + 14),
+        ((2, 2.5), {}, 8),
+        ((2.5, 3), {}, 6),
+        ((2.5, 3.5), {}, 14),
+        ((2, 3.5), {"recompute": "selective"}, 12 + 6),
+        ((2.5, 4), {"recompute": "selective"}, 6 + 12),
+        ((2.5, 4), {"recompute": "full"}, 1 + 1),
+        ((2.5, 4), {"recompute": "full", "recompute_num_layers": 1}, 1 + 14),
+        ((2, 3.5), {"sequence_parallel": True, "tp": 2}, 7 + 4),
+        ((2.5, 4), {"tp": 2}, 4 + 9),
+    ],
+)
+def test_half_a_block_keeps_its_part(layers: tuple[float, float], changes: dict[str, Any], saved: int) -> None:
+    """Of the 14 activations the attention keeps 8: 2 of rows, 4 of projections, 2 of scores; the MLP 2 and 4."""
+    changes = {"first_layer": layers[0], "end_layer": layers[1], **changes}
+    assert memory_with(COSTS, **changes).at(1).activations == saved * ROW
+
+
+def test_two_stages_that_share_a_layer_hold_it_once() -> None:
+    parts = [memory_with(COSTS, first_layer=first, end_layer=end).at(1) for first, end in ((2, 4), (2, 2.5), (2.5, 4))]
+    for name in ("weights", "gradients", "optimizer", "activations"):
+        whole, front, back = (getattr(each, name) for each in parts)
+        assert front + back == whole, name
+    assert parts[1].working == parts[0].working - 4 * 2 * 16 * (2 * 32 + 64), "the attention has no rows of the MLP"
+
+
+def test_an_mlp_alone_has_no_scores_to_work_on() -> None:
+    held = {"first_layer": 2.5, "end_layer": 3}
+    assert memory_with(COSTS, **held).at(1).working == 4 * 2 * 16 * (2 * 32 + 64)
+    again = memory_with(COSTS, **{**held}, recompute="full").at(1)
+    assert again.working == 4 * 2 * 16 * (2 * 32 + 64) + 6 * ROW
+
+
+def test_halves_of_a_runtime_with_profiled_layers_are_by_the_formula() -> None:
+    published = next(p for p in shipped_profiles() if p.model == "OPT-350M" and p.memory)
+    theirs = cost_model(model_of(published), [published], seq_length=2048, runtime=DEEPSPEED)
+    held = {"device": published.device, "tp": 1}
+    whole = theirs.parameters_per_rank(**held, first_layer=2, end_layer=4)
+    halves = [theirs.parameters_per_rank(**held, first_layer=a, end_layer=b) for a, b in ((2, 2.5), (2.5, 4))]
+    assert sum(halves) == pytest.approx(whole, rel=0.01)
+
+
+def test_full_recomputation_needs_one_block_while_it_works() -> None:
+    full, none = memory_with(COSTS, recompute="full"), memory_with(COSTS)
+    assert full.fixed.working - none.fixed.working == 14 * ROW
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    flash = cost_model(MODEL, [profile(MODEL)], runtime=dataclasses.replace(HETERO, flash_attention=True))
+    assert memory_with(flash).at(1).activations == 2 * 12 * ROW
+    assert memory_with(flash).fixed.working < memory_with(COSTS).fixed.working
+
+
+def test_the_head_keeps_logits_and_their_softmax() -> None:
+    parts = memory_with(COSTS, first_layer=4, end_layer=6).at(1)
+    assert parts.logits == 2 * ROW + 2 * (4 * 2 * 16 * 64)
+
+
+def test_a_neighbour_is_a_slice_in_and_a_slice_out() -> None:
+    two = memory_with(COSTS).fixed.boundary_buffers
+    assert two == 4 * ROW
+    assert memory_with(COSTS, num_neighbours=0).fixed.boundary_buffers == 0
+
+
+def test_only_some_runtimes_copy_gradients_to_reduce_them() -> None:
+    theirs = cost_model(MODEL, [profile(MODEL)], runtime=DEEPSPEED)
+    assert memory_with(COSTS).fixed.sync_buffers == 0
+    assert memory_with(theirs).fixed.sync_buffers == memory_with(theirs).fixed.gradients
+    assert memory_with(theirs, shares_gradients=False).fixed.sync_buffers == 0
+
+
+def test_the_context_depends_on_the_device() -> None:
+    assert memory_with(COSTS, device="GH200").fixed.context == int(3.9 * GIB)
+    assert memory_with(COSTS).fixed.context == GIB
+
+
+@pytest.mark.parametrize("published", list(shipped_profiles()), ids=lambda p: f"{p.model} {p.device}")
+def test_the_formula_differs_from_what_others_saved_by_what_their_layers_do_otherwise(published: Profile) -> None:
+    """OPT's ReLU keeps its output alone, 4 / t activations less, and its blocks count their input as the previous
+    block's output, 1 less; GPT-Neo's dropout keeps two masks of one byte per element, 0.5 more."""
+    model = model_of(published)
+    ours = cost_model(model, [published], seq_length=2048)
+    row = 4 * 2048 * model.hidden_size
+    for memory in published.memory:
+        if memory.kind == "block":
+            more = -0.5 if published.model == "GPT-Neo-2.7B" else 1 + 4 / memory.tp
+            assert saved(ours, memory, published.device) == pytest.approx(memory.saved_bytes + more * row, rel=0.015)
+
+
+@pytest.mark.parametrize("published", list(shipped_profiles()), ids=lambda p: f"{p.model} {p.device}")
+def test_a_runtime_with_the_profiles_layers_saves_what_they_saved(published: Profile) -> None:
+    theirs = cost_model(model_of(published), [published], seq_length=2048, runtime=DEEPSPEED)
+    for memory in published.memory:
+        assert saved(theirs, memory, published.device) == memory.saved_bytes
+    for tp in published.tps("block"):
+        if len(held := [memory.parameters for memory in published.memory if memory.tp == tp]) == len(LAYER_KINDS):
+            whole = theirs.parameters_per_rank(
+                device=published.device, first_layer=0, end_layer=theirs.model.num_layers, tp=tp
+            )
+            block = published.memory_of("block", tp=tp)
+            assert block is not None
+            assert whole == sum(held) + (theirs.model.num_layers - 1) * block.parameters
+    assert {memory.kind for memory in published.memory} == set(LAYER_KINDS)
+
+
+def saved(costs: Any, memory: LayerMemory, device: str) -> int:
+    return int(costs.saved_bytes(memory.kind, costs.microbatch(tp=memory.tp, micro_batch_size=1), device=device))
+
+
+def model_of(published: Profile) -> ModelSpec:
+    return published_model({"OPT-350M": "OPT-350", "GPT-Neo-2.7B": "GPT-Neo-2.7", "OPT-30B": "OPT-30"}[published.model])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_keeps_gradients_masters_and_moments_in_fp32(precision: str) -> None:
+    """2 + 4 + 12 bytes per parameter, as Megatron-LM's table for bf16 with fp32 gradients has it."""
+    half = memory_with(cost_model(MODEL, [profile(MODEL)], precision=precision)).at(1)
+    held = COSTS.parameter_counts.of_layers(first_layer=2, end_layer=4, tp=1)
+    assert (half.weights, half.gradients, half.optimizer) == (2 * held, 4 * held, 12 * held)
+
+
+def test_a_microbatch_that_is_run_again_keeps_its_input_until_then() -> None:
+    memory = memory_with(COSTS)
+    kept = memory.holding(HeldMicrobatches(in_flight=1, inputs=3))
+    assert kept.activations == memory.at(1).activations + 3 * ROW
+    assert kept.logits == memory.at(1).logits
+    first = memory_with(COSTS, first_layer=0)
+    assert first.input_per_microbatch == 8 * 2 * 16, "of tokens, 8 bytes each"
