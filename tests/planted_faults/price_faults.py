@@ -16,7 +16,7 @@ PRICE_FAULTS = (
         name="a reduce per rail costs what a reduce-scatter does",
         kind="wrong scale",
         file="hetero/cost/network.py",
-        find="share = 0.5 if n == len(lanes) else 0.5 * n / (n - 1)",
+        find="share = 0.5 if n == len(rails) else 0.5 * n / (n - 1)",
         replace="share = 0.5",
         hints=("tests/unit/cost/test_network.py",),
     ),
@@ -31,19 +31,22 @@ PRICE_FAULTS = (
     Fault(
         name="recomputing some layers is priced as recomputing all",
         kind="wrong slice",
-        file="hetero/cost/layers/latency.py",
+        file="hetero/cost/cost_model.py",
         find="modules[: recompute_num_layers or len(modules)]",
         replace="modules",
-        hints=("tests/unit/cost/test_latency.py",),
+        hints=(
+            "tests/unit/cost/test_cost_model.py",
+            "tests/unit/cost/test_layer_times.py",
+        ),
     ),
     # Memory.
     Fault(
         name="after an I one microbatch too few waits for its W",
         kind="off by one",
-        file="hetero/cost/memory.py",
+        file="hetero/cost/stage_memory.py",
         find="deferred = min(wgrad_delay + 1, num_microbatches)",
         replace="deferred = min(wgrad_delay, num_microbatches)",
-        hints=("tests/unit/cost/test_memory.py",),
+        hints=("tests/unit/cost/test_stage_memory.py", "tests/unit/cost/test_memory.py"),
     ),
     Fault(
         name="unequal shares of the optimizer are priced as equal ones",
@@ -58,8 +61,8 @@ PRICE_FAULTS = (
         name="a scattered sum costs a whole all-reduce",
         kind="wrong scale",
         file="hetero/cost/simulation/simulator.py",
-        find="part = 0.5 if _gathered(layout, buckets) else 1.0",
-        replace="part = 1.0",
+        find="share = 0.5 if _gathered(",
+        replace="share = 1.0 if _gathered(",
         hints=("tests/unit/cost/test_steady_state.py", "tests/unit/cost/test_simulator.py"),
     ),
     Fault(

@@ -115,7 +115,7 @@ class TestSums:
         one, two = dataclasses.replace(one, name="one"), dataclasses.replace(two, name="two")
         for node_types in ((one, two), (two, one)):
             topology = Topology(ClusterSpec(node_types=node_types, links=link))
-            cost = all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST)
+            cost = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST)
             assert cost.seconds == pytest.approx(2 * 3 / 4)
 
     def test_between_nodes_every_byte_passes_the_link_and_the_host(self) -> None:
