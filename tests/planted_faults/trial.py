@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +42,11 @@ class Verdict:
     hinted: bool
 
 
-def try_fault(fault: Fault, *, options: Sequence[str], hints_only: bool = False) -> Verdict:
+def try_fault(fault: Fault, sound: Path, *, options: Sequence[str], hints_only: bool = False) -> Verdict:
     """Run the hinted tests on a tree with ``fault`` and, if these pass, the whole suite.
 
     Args:
+        sound: the tree without it.
         options: of pytest, those of the normal run.
 
     Raises:
@@ -53,7 +54,7 @@ def try_fault(fault: Fault, *, options: Sequence[str], hints_only: bool = False)
         TrialError: no test ran.
     """
     began_s = time.monotonic()
-    with planted(fault) as tree:
+    with planted(fault, sound) as tree:
         for tests in (fault.hints,) if hints_only else (fault.hints, ("tests",)):
             began_s = time.monotonic()
             failed = failing(tree, tests, ["-x", *options])
@@ -61,18 +62,6 @@ def try_fault(fault: Fault, *, options: Sequence[str], hints_only: bool = False)
                 seconds = time.monotonic() - began_s
                 return Verdict(fault=fault, found_by=failed[0], seconds=seconds, hinted=tests is fault.hints)
     return Verdict(fault=fault, found_by=None, seconds=time.monotonic() - began_s, hinted=False)
-
-
-def failing_without_faults(tests: Iterable[str], *, options: Sequence[str]) -> list[str]:
-    """Those of ``tests`` that fail on the sound tree, and have found nothing therefore.
-
-    Raises:
-        TrialError: no test ran.
-    """
-    with tempfile.TemporaryDirectory(prefix="sound-tree-") as folder:
-        tree = Path(folder)
-        copy_tree(tree)
-        return failing(tree, sorted(set(tests)), options)
 
 
 def failing(tree: Path, tests: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -92,31 +81,30 @@ def failing(tree: Path, tests: Sequence[str], options: Sequence[str]) -> list[st
 
 
 @contextmanager
-def planted(fault: Fault) -> Iterator[Path]:
-    """A copy of the tree with ``fault``."""
-    text = fault.planted()
-    with tempfile.TemporaryDirectory(prefix="planted-fault-") as folder:
-        tree = Path(folder)
-        copy_tree(tree)
-        (tree / fault.file).write_text(text, encoding="utf-8")
+def sound_tree() -> Iterator[Path]:
+    """A copy of what git tracks, as it is now, and of what it would track; the virtual environment is a link."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    with tempfile.TemporaryDirectory(prefix="sound-tree-") as folder:
+        tree = Path(folder) / "tree"
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            source, target = ROOT / name, tree / name
+            if source.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+        # Scripts look for it beside themselves.
+        (tree / ".venv").symlink_to(sys.prefix)
         yield tree
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what git tracks, as it is now, and what it would track; the virtual environment is a link."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        source = ROOT / name
-        if source.is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name)
-    # Scripts look for it beside themselves.
-    (target / ".venv").symlink_to(sys.prefix)
+@contextmanager
+def planted(fault: Fault, sound: Path) -> Iterator[Path]:
+    """A copy of the ``sound`` tree with ``fault``."""
+    with tempfile.TemporaryDirectory(prefix="planted-fault-") as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(sound, tree, symlinks=True)
+        (tree / fault.file).write_text(fault.planted(sound), encoding="utf-8")
+        yield tree
 
 
 def _completed(command: Sequence[str], tree: Path) -> tuple[int, str]:
