@@ -383,7 +383,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.rotates(fault.noticed)) for name, fault in FAULTS.items()]
+)
 def test_a_fault_is_noticed(name: str, trained: Callable[[Precision], Path], tmp_path: Path) -> None:
     fault = FAULTS[name]
     source = trained(fault.precision)

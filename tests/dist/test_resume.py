@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,9 +118,18 @@ def assert_same_state(ours: list[Session], theirs: list[Session]) -> None:
             np.testing.assert_array_equal(values, other.weights[name], name)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "shares-and-depths" else pytest.mark.slow) for name in PAIRS]
-)
+FAST = "shares-and-depths"
+"""What every run has, the fast one too; of the others a run takes every third."""
+
+
+def _cases() -> Iterator[Any]:
+    others = [name for name in PAIRS if name != FAST]
+    for i, name in enumerate(others):
+        yield pytest.param(name, marks=(pytest.mark.slow, pytest.mark.rotates(f"beside {others[i - i % 3]}")))
+    yield FAST
+
+
+@pytest.mark.parametrize("name", _cases())
 def test_another_plan_goes_on(name: str, tmp_path: Path) -> None:
     """A -> B -> A is bit-exact; A's first half and B's second are the loss curve of an uninterrupted run."""
     case = PAIRS[name]

@@ -4,7 +4,7 @@ Its own process groups, 1F1B schedule, DistributedDataParallel and optimizer run
 optimizers refuse float64. Both sides add the same numbers in different orders.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -65,7 +65,22 @@ UNIFORM = {
 }
 
 
-@pytest.mark.parametrize(("model", "world_size", "degrees", "data_parallel"), UNIFORM.values(), ids=UNIFORM)
+ROWS = (
+    ("llama-pp2", "llama-linear-pp2", "llama3-pp2"),
+    ("llama-pp2-interleaved", "gpt2-tied-pp2-interleaved", "llama-pp2-dp2-interleaved-distributed"),
+    ("gpt2-tied-pp2", "gpt2-tied-pp4"),
+    ("gpt2-tied-tp2-sp-pp2-dp2", "llama-tp2-sp-pp2-dp2-overlap"),
+)
+"""Alike enough that a run takes one of each."""
+
+
+def _cases() -> Iterator[Any]:
+    for name, case in UNIFORM.items():
+        marks = [pytest.mark.rotates(row[0]) for row in ROWS if name in row]
+        yield pytest.param(*case, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("model", "world_size", "degrees", "data_parallel"), _cases())
 def test_stock_megatron_trains_alike(
     model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], data_parallel: DataParallelOptions
 ) -> None:

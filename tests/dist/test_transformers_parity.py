@@ -10,7 +10,7 @@ off, because its router's probabilities are rounded to float32 in ``transformers
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,15 @@ def two_unlike_replicas(model: ModelSpec) -> Plan:
     return plan(model, [first, replica(stage(layers=(0, 3), ranks=(3,)), num_samples=2)], precision="fp64")
 
 
-@pytest.mark.parametrize("build_plan", [one_process, two_unlike_replicas])
-@pytest.mark.parametrize(("config", "tolerance"), CONFIGS.values(), ids=CONFIGS)
+def _cases() -> Iterator[Any]:
+    """Every model under one of the plans per run."""
+    for name, (config, tolerance) in CONFIGS.items():
+        for build_plan in (one_process, two_unlike_replicas):
+            case = f"{name}-{build_plan.__name__}"
+            yield pytest.param(config, tolerance, build_plan, id=case, marks=pytest.mark.rotates(name))
+
+
+@pytest.mark.parametrize(("config", "tolerance", "build_plan"), _cases())
 def test_loss_and_gradients_are_those_of_transformers(
     config: dict[str, Any], tolerance: float, build_plan: Callable[[ModelSpec], Plan]
 ) -> None:
