@@ -49,7 +49,7 @@ def test_a_fault_whose_place_has_changed_is_an_error(tmp_path: Path, text: str |
 
 def test_the_page_has_a_row_per_fault_and_none_that_was_not_found() -> None:
     rows = table.written_rows()
-    assert list(rows) == [fault.name for fault in FAULTS], "run python -m tests.planted_faults --untried --write"
+    assert list(rows) == [fault.name for fault in FAULTS], "run python -m tests.planted_faults --new --write"
     for fault in FAULTS:
         found = f"| {fault.name} | {fault.kind} | `{fault.file}` | `tests/"
         assert rows[fault.name].startswith(found) or table.is_untried(fault), rows[fault.name]
