@@ -128,7 +128,7 @@ PRICE_FAULTS = (
         file="hetero/planner/scoring.py",
         find="    if bytes_over_capacity(plan, problem, memory):\n        return None",
         replace="    bytes_over_capacity(plan, problem, memory)",
-        hints=("tests/unit/planner/test_plan_cluster.py",),
+        hints=("tests/unit/planner/test_scoring.py",),
     ),
     # Emulation and trace.
     Fault(
