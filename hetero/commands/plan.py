@@ -1,4 +1,4 @@
-"""``hetero plan`` and ``hetero simulate``: choose a plan for a cluster, and predict what a plan takes."""
+"""``hetero plan`` chooses a plan for a cluster, ``hetero simulate`` predicts what a plan takes."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ from hetero.units import BYTES_OF_PRECISION
 
 
 def add_plan(commands: Any) -> None:
-    """Adds the command ``plan`` and its flags."""
+    """Add the parser of ``hetero plan``."""
     parser = commands.add_parser("plan", help="find the plan with the shortest step for a cluster and a model")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
     parser.add_argument(
@@ -75,7 +75,7 @@ def add_plan(commands: Any) -> None:
 
 
 def add_simulate(commands: Any) -> None:
-    """Adds the command ``simulate`` and its flags."""
+    """Add the parser of ``hetero simulate``."""
     parser = commands.add_parser("simulate", help="predict the step time and the memory of a plan on a cluster")
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")

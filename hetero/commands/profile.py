@@ -37,5 +37,5 @@ def _import(args: argparse.Namespace) -> int:
         save(profile, path)
         print(f"{path}: {len(profile.times)} times, {profile.arithmetic}")
     save(links, args.out / LINKS)
-    print(f"{args.out / LINKS}: {len(links.nodes)} kinds of node, {len(links.pairs)} pairs of them")
+    print(f"{args.out / LINKS}: {len(links.nodes)} node types, {len(links.pairs)} pairs of them")
     return 0
