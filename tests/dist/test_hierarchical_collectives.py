@@ -29,7 +29,7 @@ from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import ADAM, Training, microbatches, one_process, train, trained
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
 NUM_STEPS = 3
 TOLERANCE = 1e-9

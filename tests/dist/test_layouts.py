@@ -24,7 +24,7 @@ from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import Training, one_process, train, trained
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
 NUM_STEPS = 3
 AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)

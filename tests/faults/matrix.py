@@ -189,7 +189,7 @@ def make_base(folder: Path) -> Path:
     stages = [stage(layers=(i, i + 1), ranks=(i,)) for i in range(WORLD_SIZE - 1)]
     model = model_of([*_model_flags(micro_batch_size="1"), "--train-iters", "6"])
     save(plan(model, [replica(*stages, num_samples=6)], idle_ranks=(WORLD_SIZE - 1,)), _plan_beside(folder))
-    outcome = run_case(Case("none", "kill", "first"), folder)
+    outcome = run_case(Case("none", "kill", "first", patience=Patience(heartbeat_s=60.0, arrive_s=90.0)), folder)
     assert set(outcome.exit_codes) == {0}, outcome
     return folder
 
