@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.rotation is None:
-        config.option.rotation = _rotation_of_today()
+        config.option.rotation = rotation_of_today()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -50,7 +50,7 @@ def num_steps(request: pytest.FixtureRequest) -> int:
     return 2 if rotates and not request.config.option.all else 3
 
 
-def _rotation_of_today() -> int:
+def rotation_of_today() -> int:
     """The number of commits, or, without the history that would tell, the day: either moves on by one."""
 
     def git(*words: str) -> str:
