@@ -141,7 +141,7 @@ def waiting_in_a_step(rank: int, plan: Plan) -> tuple[int, int]:
         counts.append(Counting())
         return counts[-1]
 
-    weight_gradients.DelayedWeightGradients = counting
+    delayed_wgrad.DelayedWeightGradients = counting
     train(rank, plan, 1)
     (count,) = counts
     return count.most, count.waiting
