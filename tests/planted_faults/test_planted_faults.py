@@ -23,12 +23,9 @@ def test_a_fault_has_its_place_and_is_python(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=name)
-def test_hinted_tests_are_there(fault: Fault) -> None:
+def test_hinted_files_are_there(fault: Fault) -> None:
     assert fault.hints
-    for hint in fault.hints:
-        file, _, function = hint.partition("::")
-        text = (ROOT / file).read_text(encoding="utf-8")
-        assert not function or f"def {function.partition('[')[0]}(" in text, hint
+    assert [hint for hint in fault.hints if not (ROOT / hint).is_file()] == []
 
 
 def test_there_are_many_of_many_kinds() -> None:
