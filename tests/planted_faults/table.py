@@ -10,6 +10,7 @@ PAGE = ROOT / "docs" / "planted_faults.md"
 BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"
 HEAD = ("| fault | kind | where | found by | s |", "|---|---|---|---|---|")
 NOT_FOUND = "**not found**"
+NOT_TRIED = "not tried yet | |"
 
 
 def row(verdict: Verdict) -> str:
@@ -27,13 +28,18 @@ def written_rows() -> dict[str, str]:
 
 def write(verdicts: Iterable[Verdict]) -> None:
     """Put ``verdicts`` into the page. What it says of other faults stays, but for where they are now; rows of faults
-    that are no more go."""
+    that are no more go, and new ones say that they are."""
     outcomes = {name: " | ".join(line.rsplit(" | ", 2)[1:]) for name, line in written_rows().items()}
     outcomes |= {verdict.fault.name: _outcome(verdict) for verdict in verdicts}
-    table = [*HEAD, *(_row(fault, outcomes[fault.name]) for fault in FAULTS if fault.name in outcomes)]
+    table = [*HEAD, *(_row(fault, outcomes.get(fault.name, NOT_TRIED)) for fault in FAULTS)]
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *table, "", f"{END}{after}"]), encoding="utf-8")
+
+
+def is_untried(fault: Fault) -> bool:
+    """Nobody has seen yet who finds ``fault``."""
+    return written_rows().get(fault.name, NOT_TRIED).endswith(NOT_TRIED)
 
 
 def _row(fault: Fault, outcome: str) -> str:

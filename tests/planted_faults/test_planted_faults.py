@@ -23,12 +23,9 @@ def test_a_fault_has_its_place_and_is_python(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=name)
-def test_hinted_tests_are_there(fault: Fault) -> None:
+def test_hinted_files_are_there(fault: Fault) -> None:
     assert fault.hints
-    for hint in fault.hints:
-        file, _, function = hint.partition("::")
-        text = (ROOT / file).read_text(encoding="utf-8")
-        assert not function or f"def {function.partition('[')[0]}(" in text, hint
+    assert [hint for hint in fault.hints if not (ROOT / hint).is_file()] == []
 
 
 def test_there_are_many_of_many_kinds() -> None:
@@ -47,11 +44,13 @@ def test_a_fault_whose_place_has_changed_is_an_error(tmp_path: Path, text: str |
         lost.planted(tmp_path)
 
 
-def test_the_page_has_a_row_per_fault_and_each_was_found() -> None:
+def test_the_page_has_a_row_per_fault_and_none_that_was_not_found() -> None:
     rows = table.written_rows()
-    assert list(rows) == [fault.name for fault in FAULTS], "run python -m tests.planted_faults --write for what is new"
+    assert list(rows) == [fault.name for fault in FAULTS], "run python -m tests.planted_faults --new --write"
     for fault in FAULTS:
-        assert rows[fault.name].startswith(f"| {fault.name} | {fault.kind} | `{fault.file}` | `tests/")
+        found = f"| {fault.name} | {fault.kind} | `{fault.file}` | `tests/"
+        assert rows[fault.name].startswith(found) or table.is_untried(fault), rows[fault.name]
+    assert sum(not table.is_untried(fault) for fault in FAULTS) >= 30
 
 
 def test_a_row_names_the_test_and_survives_bars_in_its_name() -> None:
