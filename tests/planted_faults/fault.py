@@ -19,8 +19,8 @@ class Fault:
     file: from the root of the repository.
     find: stands in the file exactly once.
     replace: what stands there instead.
-    hints: the files whose tests should find it; they run first. Files, since of a test that is named pytest runs the cases
-        whose turn it is not, too.
+    hints: the files whose tests should find it; they run first. Files, since of a test that is named pytest runs all
+        cases, those whose turn it is not too.
     """
 
     name: str
