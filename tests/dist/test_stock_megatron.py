@@ -33,6 +33,7 @@ PLAIN = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
 OVERLAP = DataParallelOptions(bucket_numel=3000)
 SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 
+
 def linear_model(**overrides: Any) -> ModelSpec:
     return llama_model(rotary_scaling=RotaryScaling(kind="linear", factor=2.5), **overrides)
 
@@ -84,16 +85,18 @@ def _cases() -> Iterator[Any]:
 def test_stock_megatron_trains_alike(
     model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], data_parallel: DataParallelOptions
 ) -> None:
-    plan = uniform_plan(UniformLayout(
-        model=model(**NO_PADDING),
-        world_size=world_size,
-        micro_batch_size=2,
-        global_batch_size=16,
-        seq_length=16,
-        device="cpu",
-        distributed_optimizer=data_parallel is SHARDED,
-        **degrees,
-    ))
+    plan = uniform_plan(
+        UniformLayout(
+            model=model(**NO_PADDING),
+            world_size=world_size,
+            micro_batch_size=2,
+            global_batch_size=16,
+            seq_length=16,
+            device="cpu",
+            distributed_optimizer=data_parallel is SHARDED,
+            **degrees,
+        )
+    )
     validate(plan)
     ours = run_ranks(train, world_size, plan, NUM_STEPS, data_parallel)
     stock = run_ranks(train_stock, world_size, plan, data_parallel)
