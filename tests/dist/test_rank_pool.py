@@ -7,11 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytestfrom pathlib import Path
-
+import pytest
 import torch
 import torch.distributed as dist
 
