@@ -2,8 +2,8 @@
 
 The end of such a run is no measure of it. Plans sum in other orders, so their gradients differ by the rounding of
 half precision (1 % in bf16), and training multiplies a difference like any other. In float64, where runs of a tiny
-model under unlike plans start 1e-16 apart, they end up 1e-12 apart within ten steps; in bf16, with or without a checkpoint
-on the way, that is all of a second moment's largest element (docs/checkpoints.md has the figures).
+model under unlike plans start 1e-16 apart, they end up 1e-12 apart within ten steps; in bf16, with or without a
+checkpoint on the way, that is all of a second moment's largest element (docs/checkpoints.md has the figures).
 
 So nothing here waits for differences to grow. Every step is saved, and starts from a saved state:
 
