@@ -24,7 +24,7 @@ from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import Training, one_process, train, trained
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
 NUM_STEPS = 3
 AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
@@ -63,7 +63,7 @@ def _cases() -> Iterator[Any]:
 
 
 def trainings_of(name: str, style: str, plan: Plan, delays: str) -> dict[str, Training]:
-    """The layout with whole and with split backwards, and with all that shares the optimizer if ranks have parameters in
+    """The layout with whole and with split backwards, and with a shared optimizer if ranks have parameters in
     common: gradients are then reduced beside the backward and weights gathered beside the forward, for which nobody may
     look at them before the end."""
     trainings = {"whole": Training(plan), f"split, {delays}": Training(with_delays(plan, DELAYS[delays]))}

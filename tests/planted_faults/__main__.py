@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
-from tests.conftest import rotation_of_today
+from tests.helpers.rotation import rotation_of_today
 from tests.planted_faults import table
 from tests.planted_faults.catalogue import FAULTS
 from tests.planted_faults.fault import Fault

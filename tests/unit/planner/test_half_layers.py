@@ -122,10 +122,13 @@ def test_the_planner_cuts_layers_where_that_beats_every_whole_division(num_layer
 
 
 def test_where_memory_is_short_a_half_is_paid_for_with_recomputation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Depths are the smallest, so that nothing else is left to give."""
     problem = question(3, 2)
-    made = pipeline(problem, 1.5)
+    whole = pipeline(problem, 1.5)
+    made = whole.with_replica(0, whole.replicas[0].with_each_stage(in_flight=[1, 1]))
     needed = score_plan(made, problem)
     assert needed is not None
+    assert score_fitted(made, problem) == needed
     peak = max(parts.total for parts in needed.memory.values())
 
     def with_capacity(num_bytes: int) -> Plan | None:
