@@ -137,7 +137,7 @@ def _with_bias(linear: type) -> type:
 
 
 def _split_linear_layers(layer: ModuleSpec) -> None:
-    """Let the linear layers of ``layer`` put off the gradients of their weights."""
+    """Let the linear layers of ``layer`` leave the gradients of their weights for later."""
     attention, mlp = layer.submodules.self_attention.submodules, layer.submodules.mlp.submodules
     attention.linear_qkv, attention.linear_proj = SplitColumnParallelLinear, SplitRowParallelLinear
     parts = mlp.experts.submodules if hasattr(mlp, "experts") else mlp

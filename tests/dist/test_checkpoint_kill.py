@@ -17,8 +17,8 @@ import torch.distributed as dist
 from hetero.checkpoint.folder import latest_step, published_steps
 from hetero.checkpoint.reader import load_checkpoint
 from hetero.checkpoint.writer import CheckpointWriter
-from tests.helpers.rank_pool import fork_server
 from tests.helpers.checkpoints import assert_filled, make_slices, plan_of, save_alone, state_of
+from tests.helpers.rank_pool import fork_server
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 

@@ -18,9 +18,9 @@ from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torc
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
+from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import StageModel, build_stages
-from hetero.runtime.named_parameters import take_shard
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from tests.helpers.checkpoints import full_tensor
@@ -136,16 +136,18 @@ def load_with_stock(rank: int, folder: Path, plan: Plan) -> tuple[int, Arrays]:
 
 
 def two_by_two(model: ModelSpec) -> Plan:
-    return uniform_plan(UniformLayout(
-        model=model,
-        world_size=4,
-        tp=2,
-        pp=2,
-        micro_batch_size=1,
-        global_batch_size=2,
-        seq_length=16,
-        device="cpu",
-    ))
+    return uniform_plan(
+        UniformLayout(
+            model=model,
+            world_size=4,
+            tp=2,
+            pp=2,
+            micro_batch_size=1,
+            global_batch_size=2,
+            seq_length=16,
+            device="cpu",
+        )
+    )
 
 
 def test_stock_megatron_core_on_four_ranks(tmp_path: Path) -> None:

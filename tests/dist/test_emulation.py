@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from hetero.cost.cost_model import CostModel
-from hetero.cost.simulation.simulator import simulate
 from hetero.cost.runtime_model import HETERO
+from hetero.cost.simulation.simulator import simulate
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.options import EmulationOptions
-from hetero.emulation.records import EmulatedRun, StepRecord
 from hetero.emulation.ranks.setup import emulate
+from hetero.emulation.records import EmulatedRun, StepRecord
 from hetero.emulation.timeline import executed
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.runtime.options import DataParallelOptions, StageOptions

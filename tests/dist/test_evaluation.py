@@ -69,3 +69,22 @@ def test_evaluation_drops_nothing_out() -> None:
     _, plan = CHOSEN[0]
     for once, again in run_ranks(evaluate_twice, plan.world_size, plan):
         assert once == again
+
+
+def losses_with_dropout(rank: int, plan: Plan, evaluates: bool) -> list[float]:
+    context = create_groups(plan, device=torch.device("cpu"))
+    dropout = StageOptions(init_method_std=0.1, hidden_dropout=0.5, attention_dropout=0.5)
+    trainer = Trainer(context, options=dropout, adam=ADAM, seed=7, data_parallel=SHARDED)
+    losses = []
+    for step in range(2):
+        batches = microbatches(plan, rank, step=step) if reads_data(context) else None
+        losses.append(trainer.step(batches).loss)
+        if evaluates:
+            trainer.evaluate(batches)
+    return losses
+
+
+def test_training_drops_out_after_an_evaluation_what_it_would_have_without() -> None:
+    _, plan = CHOSEN[0]
+    undisturbed, evaluated = (run_ranks(losses_with_dropout, plan.world_size, plan, each) for each in (False, True))
+    assert undisturbed == evaluated

@@ -1,4 +1,4 @@
-"""A rank does what its program says: computes in order, each sum inside the compute that it comes after, gathers last."""
+"""A rank does what its program says: computes in order, each sum inside the compute that it follows, gathers last."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from hetero.distributed.timing import Collective, Timing, Start, Waitable
 from hetero.distributed.process_groups import create_groups
+from hetero.distributed.timing import Collective, Start, Timing, Waitable
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import CollectiveOptions, lower_rank
@@ -43,7 +43,9 @@ class Recording(Timing):
         yield
         self._runs = False
 
-    def collective(self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(
+        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+    ) -> Sequence[Waitable]:
         if operation == "all_gather":
             self.gathers.append((bucket.ranks, bucket.position))
         else:
@@ -54,9 +56,7 @@ class Recording(Timing):
 def a_step(rank: int, made: Plan, overlap: bool) -> Seen:
     timing = Recording()
     context = create_groups(made, device=torch.device("cpu"), timing=timing)
-    options = DataParallelOptions(
-        bucket_numel=BUCKET_NUMEL, overlap_grad_reduce=overlap, overlap_param_gather=overlap
-    )
+    options = DataParallelOptions(bucket_numel=BUCKET_NUMEL, overlap_grad_reduce=overlap, overlap_param_gather=overlap)
     trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=options)
     trainer.step(microbatches(made, rank, step=0) if reads_data(context) else None)
     trainer.finish_gather()

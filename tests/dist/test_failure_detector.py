@@ -1,7 +1,7 @@
 """When a rank dies, stops or fails, all others end soon, and say which one it was, where it worked, and why.
 
-Ranks train a small plan under the failure detector; one of them comes to grief in the middle of a backward, while others wait
-for it. The store is the launcher's, as under torchrun, where nothing else is said.
+Ranks train a small plan under the failure detector; one of them comes to grief in the middle of a backward, while
+others wait for it. The store is the launcher's, as under torchrun, where nothing else is said.
 """
 
 import datetime
@@ -20,9 +20,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.rank_consensus import ConsensusError
-from hetero.distributed.process_groups import create_groups
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions, bounded_exit
+from hetero.distributed.process_groups import create_groups
+from hetero.distributed.rank_consensus import ConsensusError
 from hetero.errors import MembershipError
 from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
@@ -137,7 +137,10 @@ def test_a_rank_is_killed(victim: int, tmp_path: Path) -> None:
     """The connection that breaks tells its neighbours at once, and the store tells the rest."""
     ranks = run_until_grief(victim, die, tmp_path)
     assert ranks[victim].exit_code == -signal.SIGKILL
-    message = f"{PLACES[victim]}, last heard of while training, did not answer and must have died; start again without what was lost"
+    message = (
+        f"{PLACES[victim]}, last heard of while training, did not answer and must have died; "
+        "start again without what was lost"
+    )
     assert_others_said(f"{message}. Training stopped on all ranks.", ranks, victim)
     assert seconds_until_the_last_ended(ranks, victim, tmp_path) < AT_ONCE_S + SLACK_S
 
@@ -146,8 +149,8 @@ def test_a_rank_stands_still(tmp_path: Path) -> None:
     """Its connections stay open, so only its silence in the store tells."""
     ranks = run_until_grief(1, stand_still, tmp_path)
     assert_others_said(
-        f"{PLACES[1]}, last heard of while training, did not answer and must have died; start again without what was lost. "
-        "Training stopped on all ranks.",
+        f"{PLACES[1]}, last heard of while training, did not answer and must have died; "
+        "start again without what was lost. Training stopped on all ranks.",
         ranks,
         victim=1,
     )
@@ -248,7 +251,9 @@ def test_a_timeout_is_told_as_it_is_when_nobody_is_lost() -> None:
 
 def one_stays_away(rank: int, store: dist.Store, dies: bool) -> None:
     """Rank 2 never comes; rank 1 may die while it waits for it."""
-    options = FailureDetectorOptions(beat_s=0.1, lost_after_s=2.0, roll_call_s=1.0, arrive_within_s=30.0 if dies else 3.0)
+    options = FailureDetectorOptions(
+        beat_s=0.1, lost_after_s=2.0, roll_call_s=1.0, arrive_within_s=30.0 if dies else 3.0
+    )
     if rank == 2:
         return
     try:

@@ -32,7 +32,11 @@ def the_last_forward_twice(*, num_microbatches: list[int], **arguments: object) 
     rows = gpipe(num_microbatches=num_microbatches, **arguments)
     out = []
     for row in rows:
-        again = {a: a._replace(kind=ActionKind.R) for a in row if a.kind in BACKWARD and a.number == num_microbatches[a.stage] - 1}
+        again = {
+            a: a._replace(kind=ActionKind.R)
+            for a in row
+            if a.kind in BACKWARD and a.number == num_microbatches[a.stage] - 1
+        }
         out.append([each for a in row for each in ((again[a], a) if a in again else (a,))])
     return out
 

@@ -1,9 +1,9 @@
 """A half-precision run goes on under another plan: what is exact is held bit for bit, what is rounded step by step.
 
 The end of such a run is no measure of it. Plans sum in other orders, so their gradients differ by the rounding of
-half precision (1 % in bf16), and training multiplies a difference like any other. In float64, where runs of a tiny model
-under unlike plans start 1e-16 apart, they end up 1e-12 apart within ten steps; in bf16, with or without a checkpoint on
-the way, that is all of a second moment's largest element (docs/checkpoints.md has the figures).
+half precision (1 % in bf16), and training multiplies a difference like any other. In float64, where runs of a tiny
+model under unlike plans start 1e-16 apart, they end up 1e-12 apart within ten steps; in bf16, with or without a
+checkpoint on the way, that is all of a second moment's largest element (docs/checkpoints.md has the figures).
 
 So nothing here waits for differences to grow. Every step is saved, and starts from a saved state:
 
@@ -29,12 +29,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from hetero.plan.ir import Plan, Precision
 from hetero.runtime import optimizer
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.training.cli.arguments import parse_args
 from megatron.training.training import adam_options
 from tests.helpers import sessions, training
@@ -95,7 +95,12 @@ class Leg:
             "overlap_param_gather": "" if self.sharded and self.overlap else None,
         }
         if self.plan.precision == "fp16":
-            flags |= {"fp16": "", "initial_loss_scale": str(self.first_scale), "loss_scale_window": "2", "hysteresis": "1"}
+            flags |= {
+                "fp16": "",
+                "initial_loss_scale": str(self.first_scale),
+                "loss_scale_window": "2",
+                "hysteresis": "1",
+            }
         return command_line(**flags | changes)
 
     def run(self, folder: Path, *, load: Path | None = None, fault: str | None = None) -> list[Session]:

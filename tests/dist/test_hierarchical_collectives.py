@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.timing import Collective, Timing, Start, Waitable
 from hetero.distributed.process_groups import create_groups, flat_sync_ranks, hierarchical_sync_ranks
+from hetero.distributed.timing import Collective, Start, Timing, Waitable
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
@@ -29,7 +29,7 @@ from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import ADAM, Training, microbatches, one_process, train, trained
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
 NUM_STEPS = 3
 TOLERANCE = 1e-9
@@ -173,7 +173,9 @@ def collectives_of_a_step(rank: int, made: Plan) -> list[tuple[str, tuple[int, .
     for name in ("all_reduce", "reduce", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor"):
         setattr(dist, name, _recording(name, getattr(dist, name), started))
     train(rank, made, 1, AFTER)
-    return [(name, ranks) for name, ranks in started if ranks in {*flat_sync_ranks(made), *hierarchical_sync_ranks(made)}]
+    return [
+        (name, ranks) for name, ranks in started if ranks in {*flat_sync_ranks(made), *hierarchical_sync_ranks(made)}
+    ]
 
 
 def _recording(name: str, collective: Any, started: list[tuple[str, tuple[int, ...]]]) -> Any:
@@ -203,7 +205,9 @@ class Watching(Timing):
         self.seen: list[tuple[str, tuple[int, ...], bool]] = []
         self._before: Sequence[Waitable] = ()
 
-    def collective(self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start) -> Sequence[Waitable]:
+    def collective(
+        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+    ) -> Sequence[Waitable]:
         deadline = time.monotonic() + 60
         while not all(work.is_completed() for work in self._before):
             assert time.monotonic() < deadline, "the phases of the bucket before stand still"

@@ -11,8 +11,8 @@ from hetero.checkpoint.folder import find_checkpoint, read_state
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.trainer import Trainer
-from megatron.training.cli.arguments import parse_args
 from megatron.training.checkpointing import load
+from megatron.training.cli.arguments import parse_args
 from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
 from tests.helpers.commands import command_line

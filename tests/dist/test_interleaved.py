@@ -36,8 +36,7 @@ def two_groups() -> Plan:
     """Two stages on each of two ranks, five microbatches in rounds of two."""
     cuts, depths = ((0, 2), (2, 3), (3, 5), (5, 6)), (3, 2, 2, 1)
     stages = (
-        stage(layers=cut, ranks=(s % 2,), depth=depth)
-        for s, (cut, depth) in enumerate(zip(cuts, depths, strict=True))
+        stage(layers=cut, ranks=(s % 2,), depth=depth) for s, (cut, depth) in enumerate(zip(cuts, depths, strict=True))
     )
     return plan(llama_model(), [replica(*stages, num_samples=5)])
 

@@ -24,7 +24,7 @@ from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import Training, one_process, train, trained
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
 NUM_STEPS = 3
 AT_THE_END = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
@@ -63,17 +63,20 @@ def _cases() -> Iterator[Any]:
 
 
 def trainings_of(name: str, style: str, plan: Plan, delays: str) -> dict[str, Training]:
-    """The layout with whole and with split backwards, and with all that shares the optimizer if ranks have parameters in
-    common: gradients are then reduced beside the backward and weights gathered beside the forward."""
+    """The layout with whole and with split backwards, and with a shared optimizer if ranks have parameters in
+    common: gradients are then reduced beside the backward and weights gathered beside the forward, for which nobody may
+    look at them before the end."""
     trainings = {"whole": Training(plan), f"split, {delays}": Training(with_delays(plan, DELAYS[delays]))}
     groups = flat_sync_ranks(plan)
     if groups and style != "gpt2-tied":
-        trainings["equal shares"] = Training(sharded(plan), SHARDED)
+        trainings["equal shares"] = Training(sharded(plan), SHARDED, weights_at="the end")
     spans_stages = any(not any(set(ranks) <= set(stage.ranks) for _, _, stage in plan.stages()) for ranks in groups)
     if spans_stages and (style != "llama-gqa" or name in ALWAYS_UNEQUAL):
-        trainings["unequal shares"] = Training(sharded(with_unequal_shares(plan)), SHARDED)
+        trainings["unequal shares"] = Training(sharded(with_unequal_shares(plan)), SHARDED, weights_at="the end")
     if (name, style) in SPLIT_AND_SHARDED:
-        trainings["split, equal shares"] = Training(sharded(with_delays(plan, DELAYS["as-zb-h1"])), SHARDED)
+        trainings["split, equal shares"] = Training(
+            sharded(with_delays(plan, DELAYS["as-zb-h1"])), SHARDED, weights_at="the end"
+        )
     return trainings
 
 

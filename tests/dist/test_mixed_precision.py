@@ -21,13 +21,26 @@ from tests.helpers.comparison import GRADIENT_BOUND, LOSS_BOUND, assembled, shar
 from tests.helpers.layouts import layouts
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import ADAM, SMALL_BUCKETS, Trace, data_of, microbatches, one_process, one_process_plan, train
+from tests.helpers.training import (
+    ADAM,
+    SMALL_BUCKETS,
+    Trace,
+    data_of,
+    microbatches,
+    one_process,
+    one_process_plan,
+    train,
+)
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
 NUM_STEPS = 3
 SHARDED = dataclasses.replace(SMALL_BUCKETS, overlap_param_gather=True)
-CHOSEN = [(f"{name}-{style}", plan) for name, style, plan in layouts() if (name, style) in (("everything", "gpt2-tied"), ("everything", "llama-gqa"), ("moe", "moe"))]
+CHOSEN = [
+    (f"{name}-{style}", plan)
+    for name, style, plan in layouts()
+    if (name, style) in (("everything", "gpt2-tied"), ("everything", "llama-gqa"), ("moe", "moe"))
+]
 
 
 def in_precision(plan: Plan, precision: Precision) -> Plan:

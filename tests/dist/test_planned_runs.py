@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hetero.cost.memory import plan_memory
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
-from hetero.planner.problem import Problem
 from hetero.planner.plan_cluster import plan_cluster
+from hetero.planner.problem import Problem
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from hetero.units import GIB
 from tests.helpers.comparison import assert_same_training

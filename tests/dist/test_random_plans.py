@@ -92,7 +92,9 @@ def test_a_rank_that_owns_nothing_gathers_what_the_others_own(domains: tuple[Ran
         replica(dataclasses.replace(stage(layers=(0, 2), ranks=(rank,)), optimizer_share=share), num_samples=2)
         for rank, share in enumerate((1000, 1000, 1))
     ]
-    made = dataclasses.replace(plan(gpt2_model(num_layers=2), replicas), gradient_sync=GradientSyncPlan(domains=domains))
+    made = dataclasses.replace(
+        plan(gpt2_model(num_layers=2), replicas), gradient_sync=GradientSyncPlan(domains=domains)
+    )
     buckets = gradient_buckets(made, bucket_numel=3000)
     assert all(bucket.shard_of(2).start == bucket.shard_of(2).stop for bucket in buckets)
     data_parallel = DataParallelOptions(bucket_numel=3000, overlap_param_gather=overlap)

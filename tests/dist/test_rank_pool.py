@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,13 +204,13 @@ def what_a_test_could_see(rank: int) -> dict[str, object]:
         "random numbers": (torch.rand(1).item(), np.random.rand(), random.random()),
         "gradients": torch.is_grad_enabled(),
         "environment": sorted(os.environ.items()),
-        "folder": os.getcwd(),
+        "folder": str(Path.cwd()),
         "all_reduce": dist.all_reduce.__qualname__,
         "methods": sorted((name, str(getattr(part, "__qualname__", ""))) for name, part in vars(StageModel).items()),
         "orders": sorted(orders.ORDERS),
         "python threads": threading.active_count(),
         "handler": str(signal.getsignal(signal.SIGUSR1)),
-        "many files": len(os.listdir("/proc/self/fd")) > 200,
+        "many files": len(list(Path("/proc/self/fd").iterdir())) > 200,
         "groups": parallel_state._TENSOR_MODEL_PARALLEL_GROUP is None,
     }
 

@@ -16,11 +16,11 @@ from hetero.plan.ir import Plan
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import parameters
 from tests.helpers.commands import command_line
+from tests.helpers.comparison import shard
 from tests.helpers.layouts import layouts
 from tests.helpers.plans import with_batch
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sessions import Session, session
-from tests.helpers.comparison import shard
 from tests.helpers.training import one_process_plan, trace_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]

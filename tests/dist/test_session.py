@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hetero.distributed.timing import TransferDirection, Timing, Start, Waitable
 from hetero.distributed.process_groups import create_groups
-from hetero.plan.reshard import Transfer
+from hetero.distributed.timing import Start, Timing, TransferDirection, Waitable
 from hetero.plan.ir import Plan, Precision
+from hetero.plan.reshard import Transfer
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from hetero.runtime.session import NotFiniteError, TrainingSession
@@ -56,9 +56,7 @@ class Ended:
 def spoil_the_second_step(rank: int, plan: Plan, what: str, check: bool, scale: LossScaleOptions | None) -> Ended:
     """The last stage's loss is no number, or rank 1's gradient is infinite."""
     context = create_groups(plan, device=CPU)
-    trainer = Trainer(
-        context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS, loss_scale=scale
-    )
+    trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS, loss_scale=scale)
     schedule, skipped = CountedUpdates(), []
     session = TrainingSession(context, trainer, data=data_of(context), schedule=schedule, check_for_nan=check)
     try:

@@ -17,13 +17,12 @@ from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Precision
-from hetero.runtime import delayed_wgrad
-from hetero.runtime import layer_spec
+from hetero.runtime import delayed_wgrad, layer_spec
+from hetero.runtime.delayed_wgrad import DelayedWeightGradients, Product
 from hetero.runtime.layer_spec import uses_transformer_engine
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.runtime.trainer import Trainer
-from hetero.runtime.delayed_wgrad import Product, DelayedWeightGradients
 from hetero.spec.devices import device_type
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layouts, with_delays
@@ -103,7 +102,9 @@ def events_of_a_step(rank: int, plan: Plan) -> list[str]:
 @pytest.mark.slow
 def test_gradients_are_summed_beside_the_last_weights_gradients() -> None:
     """Before those, only buckets without any; from then on each as soon as it is complete."""
-    made = plan_of(llama_model(num_layers=3), [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2, delay=1), num_samples=6)])
+    made = plan_of(
+        llama_model(num_layers=3), [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2, delay=1), num_samples=6)]
+    )
     buckets = gradient_buckets(made, bucket_numel=TINY_BUCKETS.bucket_numel)
     put_off = [any("linear_" in segment.parameter.name for segment in bucket.segments) for bucket in buckets]
     num_early = put_off.index(True)
@@ -141,7 +142,7 @@ def waiting_in_a_step(rank: int, plan: Plan) -> tuple[int, int]:
         counts.append(Counting())
         return counts[-1]
 
-    weight_gradients.DelayedWeightGradients = counting
+    delayed_wgrad.DelayedWeightGradients = counting
     train(rank, plan, 1)
     (count,) = counts
     return count.most, count.waiting

@@ -17,7 +17,7 @@ from hetero.spec.model import ModelSpec, RotaryScaling
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.ranks import run_ranks
 from tests.helpers.stock_megatron import StockOptions, StockTrainer, stand_ins
-from tests.helpers.training import ADAM, Trace, microbatches, train
+from tests.helpers.training import ADAM, microbatches, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -32,6 +32,7 @@ NO_PADDING = {"vocab_size": 64, "padded_vocab_size": 64, "num_layers": 4}
 PLAIN = DataParallelOptions(bucket_numel=3000, overlap_grad_reduce=False)
 OVERLAP = DataParallelOptions(bucket_numel=3000)
 SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
+
 
 def linear_model(**overrides: Any) -> ModelSpec:
     return llama_model(rotary_scaling=RotaryScaling(kind="linear", factor=2.5), **overrides)
@@ -84,29 +85,24 @@ def _cases() -> Iterator[Any]:
 def test_stock_megatron_trains_alike(
     model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], data_parallel: DataParallelOptions
 ) -> None:
-    plan = uniform_plan(UniformLayout(
-        model=model(**NO_PADDING),
-        world_size=world_size,
-        micro_batch_size=2,
-        global_batch_size=16,
-        seq_length=16,
-        device="cpu",
-        distributed_optimizer=data_parallel is SHARDED,
-        **degrees,
-    ))
+    plan = uniform_plan(
+        UniformLayout(
+            model=model(**NO_PADDING),
+            world_size=world_size,
+            micro_batch_size=2,
+            global_batch_size=16,
+            seq_length=16,
+            device="cpu",
+            distributed_optimizer=data_parallel is SHARDED,
+            **degrees,
+        )
+    )
     validate(plan)
-    for trace, (losses, grad_norms) in run_ranks(train_both, world_size, plan, data_parallel):
+    ours = run_ranks(train, world_size, plan, NUM_STEPS, data_parallel)
+    stock = run_ranks(train_stock, world_size, plan, data_parallel)
+    for trace, (losses, grad_norms) in zip(ours, stock, strict=True):
         assert trace.losses == pytest.approx(losses, rel=TOLERANCE)
         assert trace.grad_norms == pytest.approx(grad_norms, rel=TOLERANCE)
-
-
-def train_both(
-    rank: int, plan: Plan, data_parallel: DataParallelOptions
-) -> tuple[Trace | None, tuple[list[float], list[float]]]:
-    """Ours, then stock, on the same ranks."""
-    ours = train(rank, plan, NUM_STEPS, data_parallel)
-    with stand_ins():
-        return ours, train_stock(rank, plan, data_parallel)
 
 
 def train_stock(rank: int, plan: Plan, data_parallel: DataParallelOptions) -> tuple[list[float], list[float]]:
@@ -117,7 +113,8 @@ def train_stock(rank: int, plan: Plan, data_parallel: DataParallelOptions) -> tu
         use_distributed_optimizer=plan.distributed_optimizer,
         overlap_param_gather=data_parallel.overlap_param_gather,
     )
-    trainer = StockTrainer(plan, rank, adam=ADAM, seed=7, std=0.1, options=options)
-    steps = [trainer.step(microbatches(plan, rank, step=step)) for step in range(NUM_STEPS)]
+    with stand_ins():
+        trainer = StockTrainer(plan, rank, adam=ADAM, seed=7, std=0.1, options=options)
+        steps = [trainer.step(microbatches(plan, rank, step=step)) for step in range(NUM_STEPS)]
     losses, grad_norms = zip(*steps, strict=True)
     return list(losses), list(grad_norms)

@@ -28,7 +28,15 @@ from hetero.spec.parameters import parameters, shard_intervals
 from tests.helpers.huggingface import canonical_tensors, loss_and_gradients, losses
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.transformers_models import LINEAR, LLAMA3, canonical_weights, config_json, float64_model, loss_of, probes
+from tests.helpers.transformers_models import (
+    LINEAR,
+    LLAMA3,
+    canonical_weights,
+    config_json,
+    float64_model,
+    loss_of,
+    probes,
+)
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ import pytest
 
 from hetero.checkpoint.folder import published_steps
 from hetero.serialization import save
-from tests.helpers.commands import WORLD_SIZE, Finished, command_line, good_plan, launch
+from tests.helpers.commands import WORLD_SIZE, Finished, command_line, good_plan, launch, launched
 from tests.helpers.forked_launch import forked
 from tests.helpers.plans import sharded
 
@@ -88,7 +88,7 @@ def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
     assert process.returncode == 0, stderr
     (stopped,) = re.findall(r"stopped after step (\d+) of 100000", stdout)
     assert published_steps(tmp_path / "out") == [int(stopped)]
-    again = forked(2, [*argv, "--exit-interval", str(int(stopped) + 1)])
+    again = launched(2, [*argv, "--exit-interval", str(int(stopped) + 1)])
     assert f"training goes on after step {stopped}" in again.stdout, again.stderr
     assert again.returncode == 0
 

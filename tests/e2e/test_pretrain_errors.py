@@ -188,7 +188,7 @@ CASES = {
         message="elsewhere/plan.json: no such file (looked in {folder}/elsewhere)",
     ),
     "half-a-file": Case(
-        text=lambda text: text[: text.index("1,")],
+        text=lambda text: text[: text.index("2,")],
         message="{plan}: not JSON, line 2 column 21: Expecting value. Is the file complete?",
     ),
     "an-empty-file": Case(

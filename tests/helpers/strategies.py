@@ -144,7 +144,7 @@ def legal_plans(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None = None)
 
     Of any model, unless ``of`` says which.
     """
-    model = draw(of or models())
+    model = draw(models() if of is None else of)
     degrees = []  # Per replica: layers of its stages; tp, dp of its groups. Ranks are dealt when their number is known.
     for _ in range(draw(st.integers(1, 3))):
         cuts = draw(layer_cuts(model.num_layers, max_size=3))

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ class Trace:
 
     gradients: after every step, the boxes of the gradient that this rank has the sums of.
     optimizer_bytes: of master weights and moments.
+    weights: after every step; empty where nobody looked.
     """
 
     tp: int = 1
@@ -110,8 +112,13 @@ def train(
     data_parallel: DataParallelOptions = SMALL_BUCKETS,
     options: StageOptions | None = None,
     loss_scale: LossScaleOptions | None = None,
+    weights_at: Literal["every step", "the end"] = "every step",
 ) -> Trace | None:
-    """Run on every rank of ``plan``. Returns ``None`` on idle ranks."""
+    """Run on every rank of ``plan``. Returns ``None`` on idle ranks.
+
+    weights_at: when to look at the weights. Who looks waits for those that are being gathered, and leaves the next
+        forward nothing to wait for.
+    """
     context = create_groups(plan, device=torch.device("cpu"))
     trainer = Trainer(
         context,
@@ -124,7 +131,7 @@ def train(
     session = TrainingSession(context, trainer, data=data_of(context))
     work = context.work
     trace = Trace(tp=work.stage.tp, tp_rank=work.placement.tp_rank) if work is not None else None
-    for _ in range(num_steps):
+    for step in range(num_steps):
         session.compute_gradients()
         if trace is not None:
             trace.gradients.append(sums_of(trainer))
@@ -132,7 +139,8 @@ def train(
         if trace is not None:
             trace.losses.append(result.loss)
             trace.grad_norms.append(result.grad_norm)
-            trace.weights.append({n: t.double().numpy().copy() for n, t in session.weights().items()})
+            looks = weights_at == "every step" or step == num_steps - 1
+            trace.weights.append({n: t.double().numpy().copy() for n, t in session.weights().items()} if looks else {})
             trace.optimizer_bytes = trainer.optimizer.state_bytes()
     return trace
 
@@ -145,6 +153,7 @@ class Training:
     data_parallel: DataParallelOptions = SMALL_BUCKETS
     options: StageOptions | None = None
     loss_scale: LossScaleOptions | None = None
+    weights_at: Literal["every step", "the end"] = "every step"
 
 
 def train_each(rank: int, trainings: dict[str, Training], num_steps: int) -> dict[str, Trace | None]:
@@ -152,7 +161,15 @@ def train_each(rank: int, trainings: dict[str, Training], num_steps: int) -> dic
     traces: dict[str, Trace | None] = {}
     for name, each in trainings.items():
         try:
-            traces[name] = train(rank, each.plan, num_steps, each.data_parallel, each.options, each.loss_scale)
+            traces[name] = train(
+                rank,
+                each.plan,
+                num_steps,
+                each.data_parallel,
+                each.options,
+                loss_scale=each.loss_scale,
+                weights_at=each.weights_at,
+            )
         except BaseException as error:
             error.add_note(f"in the training {name!r}")
             raise

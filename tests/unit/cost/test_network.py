@@ -1,5 +1,7 @@
 """What crosses a boundary, and how long messages and sums take on shared wires."""
 
+import dataclasses
+
 import pytest
 
 from hetero.cost.network import (
@@ -12,7 +14,7 @@ from hetero.cost.network import (
 )
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer
-from hetero.spec.cluster import GroupLink, Link
+from hetero.spec.cluster import ClusterSpec, GroupLink, Link, Links
 from hetero.units import GB
 from tests.helpers.plans import stage
 from tests.helpers.synthetic_profiles import nodes
@@ -105,6 +107,16 @@ class TestSums:
         assert {port for port, _ in two.ports} == {
             (way, n, nic) for way in ("out", "in") for n in (0, 1) for nic in (0, 1)
         }
+
+    def test_the_node_with_the_fewest_interfaces_counts(self) -> None:
+        """Wherever it stands in the ring."""
+        (one,), (two,) = (nodes(1, gpus_per_node=2, gb_per_s=100.0, nics_per_node=count).node_types for count in (1, 2))
+        link = Links(between_nodes=Link(bandwidth_gb_per_s=1.0, latency_us=0.0))
+        one, two = dataclasses.replace(one, name="one"), dataclasses.replace(two, name="two")
+        for node_types in ((one, two), (two, one)):
+            topology = Topology(ClusterSpec(node_types=node_types, links=link))
+            cost = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST)
+            assert cost.seconds == pytest.approx(2 * 3 / 4)
 
     def test_between_nodes_every_byte_passes_the_link_and_the_host(self) -> None:
         cost = ring_all_reduce_cost(SECOND, (0, 1), Topology(nodes(2)), host_gb_per_s=0.5)

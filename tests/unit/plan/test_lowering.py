@@ -210,6 +210,21 @@ def test_a_bucket_is_summed_when_all_its_gradients_are_whole(drawn: Plan, delays
         assert start >= max(whole)
 
 
+def test_a_sum_waits_for_what_a_higher_stage_of_the_same_ranks_has_put_off() -> None:
+    """Ranks 0 and 1 have stages 0 and 2, and one bucket of both. The backwards of stage 0 are whole; behind the last of
+    them come the weights' gradients of stage 2."""
+    turns = [
+        stage(layers=(s, s + 1), ranks=(0, 1) if s % 2 == 0 else (2, 3), dp=2, delay=9 if s == 2 else None)
+        for s in range(4)
+    ]
+    made = plan(llama_model(num_layers=4), [replica(*turns, num_samples=8)])
+    validate(made)
+    (bucket,) = (each for each in gradient_buckets(made, bucket_numel=10**9) if each.ranks == (0, 1))
+    program, _ = lower(made, [bucket])
+    (reduce,) = program.queues["reduce"]
+    assert reduce.after == (Point.parse("2W3"),)
+
+
 @given(legal_plans())
 @settings(max_examples=40, deadline=None)
 def test_and_with_whole_backwards_at_once(described: Plan) -> None:

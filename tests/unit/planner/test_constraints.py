@@ -1,10 +1,12 @@
 """Each constraint of the master problem alone: covers it allows, covers it forbids."""
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 
 from ortools.sat.python import cp_model
 
+from hetero.planner.cover import constraints
 from hetero.planner.cover.constraints import (
     Constraint,
     Limits,
@@ -64,6 +66,17 @@ def allowed(
         model.add(column.microbatches == microbatches)
         model.add(column.used == int(replicas > 0))
     return cp_model.CpSolver().solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+def test_no_constraint_is_forgotten() -> None:
+    """Each function of the module that constrains a model is in the list that the search goes by."""
+    defined = [
+        value
+        for value in vars(constraints).values()
+        if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["model", "master", "limits"]
+    ]
+    assert sorted(each.__name__ for each in defined) == sorted(each.__name__ for each in constraints.CONSTRAINTS)
+    assert len(defined) > 5
 
 
 def test_devices_are_there() -> None:

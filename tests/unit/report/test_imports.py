@@ -13,7 +13,7 @@ def loads_matplotlib(module: str) -> bool:
     return run.stdout.split()[-1] == "True"
 
 
-@pytest.mark.parametrize("module", ["megatron.training.training", "hetero.emulation.setup", "hetero.cli"])
+@pytest.mark.parametrize("module", ["megatron.training.training", "hetero.emulation.ranks.setup", "hetero.cli"])
 def test_ranks_and_the_command_line_start_without_matplotlib(module: str) -> None:
     assert not loads_matplotlib(module)
 

@@ -105,6 +105,12 @@ def test_weights_gradients_follow_the_backward_of_so_many_microbatches_later(pip
                 assert at < row.index(Action(s, ActionKind.I, m + delay + 1))
 
 
+def test_stages_on_the_same_ranks_count_their_own_delays() -> None:
+    whole = parse_row("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1")
+    expected = parse_row("0F0 0F1 1F0 1F1 1I0 1I1 1W0 0I0 0W0 0I1 0W1 1W1")
+    assert split_backward([whole], wgrad_delay=[0, 1]) == [expected]
+
+
 @pytest.mark.parametrize(
     ("delays", "message"),
     [

@@ -183,6 +183,6 @@ def test_flags_that_do_not_go_together(kind: str, model: str | None, vocab_size:
 def test_without_the_library_its_tokenizer_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megatron.training.tokenizer.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="run: pip install tokenizers"):
+    monkeypatch.setattr("hetero.extras.EXTRAS", {"tokenizers": ("no_such_module",)})
+    with pytest.raises(ConfigError, match=r"run: pip install 'megatron-hetero\[tokenizers\]'"):
         hugging_face(write_tokenizer(tmp_path, "</s>"))
