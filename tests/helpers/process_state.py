@@ -40,6 +40,10 @@ WATCHED_PACKAGES = ("hetero.", "megatron.", "tests.", "tools.")
 MOST_FILES = 300
 """Sockets of a group stay open for a moment after its end; more than these are a leak."""
 
+MOST_THREADS = 16
+"""Of the operating system. A hook on a parameter keeps a training alive in C++, where no garbage is looked for, and
+with it the threads of its groups, which spin once the other ranks have gone: a few hundred stop the machine."""
+
 _FILLED_IN_LATER = ("__slotnames__", "_abc_impl", "__warningregistry__")
 """What ``copyreg``, ``abc`` and ``warnings`` set when they please."""
 
@@ -101,6 +105,9 @@ class ProcessState:
         num_files = len(list(Path("/proc/self/fd").iterdir()))
         if num_files > MOST_FILES:
             yield f"{num_files} open files"
+        num_threads = len(list(Path("/proc/self/task").iterdir()))
+        if num_threads > MOST_THREADS:
+            yield f"{num_threads} threads"
 
 
 class _Namespace:
