@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.validate import enough_in_flight, least_in_flight
 from hetero.spec.model import ModelSpec
+from tests.helpers.models import gpt2_model
 
 _LATER = -1
 """In-flight depth of a stage that ``replica`` gives one."""
@@ -113,3 +114,19 @@ def with_batch(plan: Plan, global_batch_size: int) -> Plan:
     if last.is_interleaved:
         last = deep_enough(last)
     return dataclasses.replace(plan, replicas=(*others, last), global_batch_size=global_batch_size)
+
+
+def uneven_plan(model: ModelSpec | None = None) -> Plan:
+    """Two replicas on seven ranks, unlike in everything, and rank 7 idle."""
+    return plan(
+        model or gpt2_model(),
+        [
+            replica(
+                stage(layers=(0, 3), ranks=(0, 1, 2, 3), tp=2, dp=2, mbs=1, sp=True),
+                stage(layers=(3, 6), ranks=(4,), mbs=4),
+                num_samples=8,
+            ),
+            replica(stage(layers=(0, 2), ranks=(5,)), stage(layers=(2, 6), ranks=(6,)), num_samples=4),
+        ],
+        idle_ranks=(7,),
+    )

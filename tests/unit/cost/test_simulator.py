@@ -1,7 +1,6 @@
 """Whole plans: where the step goes, what hides what, and who waits for whom."""
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -413,12 +412,11 @@ def test_a_link_that_is_missing_is_named() -> None:
         run(pipeline(2, num_samples=2), cluster)
 
 
-def test_64_stages_of_64_microbatches_take_well_under_a_second() -> None:
+def test_64_stages_of_64_microbatches() -> None:
+    """Fill, steady state and drain of a deep pipeline; ``tests/bench/bench_simulator.py`` says how long that takes."""
     deep = dataclasses.replace(MODEL, num_layers=64)
     stages = [stage(layers=(s, s + 1), ranks=(s,), device=A100, depth=64 - s) for s in range(64)]
     described = plan(deep, [replica(*stages, num_samples=64)])
-    started = time.process_time()
     result = run(described)
-    assert time.process_time() - started < 1.0
     assert len(result.spans) == 64 * 64 * 2 + 63 * 64 * 2
     assert result.step_s == pytest.approx((64 + 63) * 3.0, rel=1e-6)

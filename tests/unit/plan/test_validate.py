@@ -1,4 +1,4 @@
-"""Each rule alone: a plan it allows, one it forbids, and what it says. The depth rule is held against a dry run."""
+"""Each rule alone: a plan it allows, one it forbids, and what it says."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,37 +8,17 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hetero.errors import ConfigError, PlanError, ScheduleError
+from hetero.errors import ConfigError, PlanError
 from hetero.plan import validate as rules
-from hetero.plan.ir import GradientSyncPlan, Plan, Replica
-from hetero.plan.validate import least_in_flight, validate, validate_launch
-from hetero.schedule.dry_run import check_no_deadlock
-from hetero.schedule.orders import one_f_one_b
-from hetero.schedule.passes import add_communication
+from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.validate import validate
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import plan, replica, stage
-from tests.helpers.strategies import legal_plans, pipelines
+from tests.helpers.plans import plan, replica, stage, uneven_plan
+from tests.helpers.strategies import legal_plans
 
 Change = Callable[[Plan], Plan]
-
-
-def uneven_plan(model: ModelSpec | None = None) -> Plan:
-    """Two replicas on seven ranks, unlike in everything, and rank 7 idle."""
-    return plan(
-        model or gpt2_model(),
-        [
-            replica(
-                stage(layers=(0, 3), ranks=(0, 1, 2, 3), tp=2, dp=2, mbs=1, sp=True),
-                stage(layers=(3, 6), ranks=(4,), mbs=4),
-                num_samples=8,
-            ),
-            replica(stage(layers=(0, 2), ranks=(5,)), stage(layers=(2, 6), ranks=(6,)), num_samples=4),
-        ],
-        idle_ranks=(7,),
-    )
 
 
 def in_plan(**fields: Any) -> Change:
@@ -475,105 +455,3 @@ def test_an_unknown_device_is_a_mistake_in_the_configuration() -> None:
 @settings(max_examples=50, deadline=None)
 def test_legal_plans_are_legal(random_plan: Plan) -> None:
     validate(random_plan)
-
-
-# How deep is deep enough?
-
-
-def dry_run(replica: Replica) -> None:
-    """Lower the replica's real schedule and run it without time and tensors."""
-    num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
-    schedule = one_f_one_b(num_microbatches=num_microbatches, in_flight=[stage.in_flight for stage in replica.stages])
-    check_no_deadlock(add_communication(schedule, num_microbatches=num_microbatches), num_microbatches=num_microbatches)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "in_flight"),
-    [
-        ((1, 1, 1, 1), (1, 1, 1, 1)),
-        ((4, 1), (1, 1)),
-        ((1, 4), (4, 1)),
-        ((2, 4, 1), (2, 1, 1)),
-        ((1, 4, 1), (4, 1, 1)),
-        ((4, 1, 4), (2, 4, 1)),
-    ],
-)
-def test_the_least_depths(sizes: tuple[int, ...], in_flight: tuple[int, ...]) -> None:
-    """Equal stages run at depth 1, if slowly; a fine stage before a coarse one needs a whole coarse microbatch."""
-    stages = [stage(layers=(s, s + 1), ranks=(s,), mbs=size, depth=1) for s, size in enumerate(sizes)]
-    deepened = replica(*stages, num_samples=16)
-    for s in reversed(range(len(sizes))):
-        deepened = deepened.with_stage(s, in_flight=least_in_flight(deepened, s))
-    assert tuple(each.in_flight for each in deepened.stages) == in_flight
-
-
-def test_replicas_that_run_alike_are_dry_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a plan of many, most are."""
-    asked: list[Replica] = []
-    enough = rules.enough_in_flight
-
-    def counted(each: Replica) -> list[int] | None:
-        asked.append(each)
-        return enough(each)
-
-    def turns(first: int, depth: int) -> Replica:
-        ranks = (first, first + 1, first, first + 1)
-        cuts = pairwise((0, 1, 3, 4, 6))
-        stages = (stage(layers=c, ranks=(r,), depth=depth) for c, r in zip(cuts, ranks, strict=True))
-        return replica(*stages, num_samples=4)
-
-    many = plan(gpt2_model(), [turns(0, 2), turns(2, 2), turns(4, 3), turns(6, 2)])
-    monkeypatch.setattr(rules, "enough_in_flight", counted)
-    rules.check_in_flight_is_deep_enough(many)
-    assert asked == [many.replicas[0], many.replicas[2]]
-
-
-def test_no_more_than_the_whole_batch_is_needed() -> None:
-    """All four forwards behind come first; a + 3 a' = 5 samples for the first backward are more than there are."""
-    stages = [stage(layers=(0, 3), ranks=(0,), mbs=2, depth=1), stage(layers=(3, 6), ranks=(1,), depth=4)]
-    assert least_in_flight(replica(*stages, num_samples=4), 0) == 2
-
-
-@given(pipelines(), st.data())
-@settings(max_examples=150, deadline=None)
-def test_the_least_depth_is_exact(pipeline: Replica, data: st.DataObject) -> None:
-    """The closed form against the schedule itself: at the least depth it runs, one less deadlocks."""
-    dry_run(pipeline)
-    s = data.draw(st.integers(0, len(pipeline.stages) - 1), label="stage")
-    least = least_in_flight(pipeline, s)
-    dry_run(pipeline.with_stage(s, in_flight=least))
-    if least > 1:
-        with pytest.raises(ScheduleError, match="deadlock"):
-            dry_run(pipeline.with_stage(s, in_flight=least - 1))
-
-
-# Is it the plan of this launch?
-
-
-def launch(**changes: Any) -> None:
-    launched: dict[str, Any] = {"world_size": 8, "model": gpt2_model(), "seq_length": 16, "global_batch_size": 12}
-    validate_launch(uneven_plan(), **{**launched, **changes})
-
-
-def test_the_plan_of_this_launch_is_accepted() -> None:
-    launch()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"world_size": 7}, r"it is for 8 ranks \(1 of them idle\), but 7 were launched"),
-        ({"model": gpt2_model(num_layers=8)}, "it has num_layers 6, not 8 as given by the flags"),
-        ({"seq_length": 32}, "seq_length is 16, but --seq-length is 32"),
-        ({"global_batch_size": 24}, "global_batch_size is 12, but --global-batch-size is 24"),
-    ],
-)
-def test_the_plan_of_another_launch_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        launch(**changes)
-
-
-def test_an_illegal_plan_is_refused_before_it_is_compared() -> None:
-    illegal = in_plan(idle_ranks=(9,))(uneven_plan())
-    with pytest.raises(PlanError, match=r"but not \[7\]"):
-        validate_launch(illegal, world_size=4, model=gpt2_model(), seq_length=16, global_batch_size=12)
