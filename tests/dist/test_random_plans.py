@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(100)]
 NUM_STEPS = 2
 TOLERANCE = 1e-9
 IN_THE_SUITE, IN_THE_FAST_RUN = 100, 3
-TURNS = 4
-"""In which a run takes every fourth of them."""
+TURNS = 10
+"""In which a run takes every tenth of them."""
 
 
 def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) -> None:

@@ -118,14 +118,14 @@ def assert_same_state(ours: list[Session], theirs: list[Session]) -> None:
             np.testing.assert_array_equal(values, other.weights[name], name)
 
 
-FAST = "shares-and-depths"
-"""What every run has, the fast one too; of the others a run takes every third."""
+FAST, ROW = "shares-and-depths", 5
+"""What every run has, the fast one too; of the others a run takes every fifth."""
 
 
 def _cases() -> Iterator[Any]:
     others = [name for name in PAIRS if name != FAST]
     for i, name in enumerate(others):
-        yield pytest.param(name, marks=(pytest.mark.slow, pytest.mark.rotates(f"beside {others[i - i % 3]}")))
+        yield pytest.param(name, marks=(pytest.mark.slow, pytest.mark.rotates(f"beside {others[i - i % ROW]}")))
     yield FAST
 
 

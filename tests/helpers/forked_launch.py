@@ -1,7 +1,7 @@
 """A script of this repository on ranks that are forked from one process which has imported everything.
 
 A launch with torchrun spends three seconds per rank on imports. Here a rank gets what torchrun would tell it, and runs
-the script itself; nobody ends the others when one has failed, as if each sat on a host of its own.
+the script itself. Once a rank has failed the others are told to end, as torchrun does it: they wait for that.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.helpers.commands import ROOT, Finished
 from tests.helpers.rank_pool import fork_server
 
 _PATIENCE_S = 30.0
-"""For the others, once one has failed."""
+"""With the others, once they were told to end."""
 
 
 def forked(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.py", timeout_s: float = 100) -> Finished:
@@ -33,12 +33,14 @@ def forked(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.p
         ]
         for process in ranks:
             process.start()
-        deadline = time.monotonic() + timeout_s
+        deadline, code = time.monotonic() + timeout_s, 0
         try:
             while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
                 time.sleep(0.02)
-                if any(process.exitcode for process in ranks):
+                if code == 0 and (code := next((process.exitcode for process in ranks if process.exitcode), 0)):
                     deadline = min(deadline, time.monotonic() + _PATIENCE_S)
+                    for process in ranks:
+                        process.terminate()
             hung = [rank for rank, process in enumerate(ranks) if process.is_alive()]
         finally:
             for process in ranks:
@@ -50,8 +52,7 @@ def forked(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.p
             for stream in ("stdout", "stderr")
         }
         assert not hung, f"ranks {hung} hung\n{said['stdout']}\n{said['stderr']}"
-        codes = [process.exitcode for process in ranks]
-        return Finished(next((code for code in codes if code), 0), said["stdout"], said["stderr"])
+        return Finished(code or next((each.exitcode for each in ranks if each.exitcode), 0), **said)
 
 
 def _rank_main(rank: int, world_size: int, port: int, folder: Path, script: str, argv: list[str]) -> None:
