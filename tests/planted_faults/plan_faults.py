@@ -149,6 +149,6 @@ PLAN_FAULTS = (
         file="hetero/distributed/failure_detector.py",
         find=" or not beat else missed + 1",
         replace=" or not beat else missed",
-        hints=("tests/dist/test_failure_detector.py",),
+        hints=("tests/unit/distributed/test_failure_detector.py", "tests/dist/test_failure_detector.py"),
     ),
 )
