@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/train_two_stages.py
 
 Two CPU processes over gloo; needs the extra `train`. What pretrain_gpt.py adds: flags, data files, checkpoints,
-evaluation, and a watch that ends all ranks when one is lost.
+evaluation, and a failure detector that ends all ranks when one is lost.
 """
 
 from pathlib import Path

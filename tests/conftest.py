@@ -43,8 +43,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def num_steps(request: pytest.FixtureRequest) -> int:
-    """Of a training: two of a case that rotates, so that the second begins with what the first has updated; three of
-    those that every run has, and of all with ``--all``."""
+    """Of a layout's training: two of a case that rotates, so that the second begins with what the first has updated;
+    three of those that every run has, and of all with ``--all``."""
     rotates = request.node.get_closest_marker("rotates") is not None
     return 2 if rotates and not request.config.option.all else 3
 

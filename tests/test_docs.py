@@ -6,17 +6,20 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 from hetero.cli import main
 from hetero.spec import devices
 from hetero.spec.devices import DeviceType, device_type_of_cuda_name
-from tests.unit.spec.test_data_sheets import test_every_gpu_has_one as check_data_sheet
+from megatron.training.cli.config import FLAGS
+from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from tests.helpers.data_sheets import check_data_sheet
+from tests.helpers.sources import ROOT, name
 
-ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-SOURCE_FOLDERS = ("hetero", "megatron", "tools", "scripts", "tests/bench", "tests/faults", "tests/fuzz")
+SOURCE_FOLDERS = ("hetero", "megatron", "tools", "scripts", "tests")
 
 NOT_HERE = frozenset(
     {
@@ -26,9 +29,17 @@ NOT_HERE = frozenset(
 )
 """Paths that a page names and that are not to exist, each with the reason beside it."""
 
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+FOREIGN_FLAGS = frozenset(
+    {
+        "--check",  # of sha256sum
+        "--duration",  # of py-spy
+        "--hetero",  # the beginning of a name
+        "--nproc-per-node",  # of torchrun
+        "--pid",  # of py-spy
+        "--standalone",  # of torchrun
+    }
+)
+"""Flags that a page names and that are other programs', each with its program beside it."""
 
 
 def links(page: Path) -> Iterator[str]:
@@ -89,19 +100,48 @@ def is_defined(dotted: str) -> bool:
 
 
 @cache
-def words_of_the_sources() -> frozenset[str]:
-    """Every name and every word of a text in the sources, with dashes."""
-    paths = [path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh")]
-    paths += [ROOT / "pretrain_gpt.py"]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
-    return frozenset(word.replace("_", "-").strip("-") for word in re.findall(r"[\w-]+", text))
+def known_flags() -> frozenset[str]:
+    """Those of training, supported or not, and those that the sources and scripts declare: a text that is one flag."""
+    known = {name for flag in FLAGS for name in flag.names} | set(UNSUPPORTED_FLAGS) | FOREIGN_FLAGS
+    paths = [path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    for path in (path for path in paths if not path.name.startswith("test_")):
+        texts = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_text(node))
+        known.update(text for text in texts if re.fullmatch(r"--[a-z][\w-]*", text))
+    for path in (ROOT / "scripts").rglob("*.sh"):
+        known.update(re.findall(r"^ *(--[a-z][\w-]*)\)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    return frozenset(known)
+
+
+def is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_flags_exist(page: Path) -> None:
     named = re.findall(r"(?<![\w-])--[a-z][\w-]*\w", page.read_text(encoding="utf-8"))
-    known = words_of_the_sources()
-    assert [flag for flag in named if known.isdisjoint({flag[2:], flag[2:].removeprefix("no-")})] == []
+    known = known_flags()
+    assert [flag for flag in named if known.isdisjoint({flag, flag.replace("--no-", "--", 1)})] == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "exists"),
+    [
+        ("--lr", True),
+        ("--hetero-plan", True),
+        ("--delay-wgrad-compute", True),
+        ("--time-limit", True),
+        ("--only", True),
+        ("--fast", True),
+        ("--check", True),
+        ("--buckets", False),
+        ("--stages", False),
+        ("--share", False),
+        ("--heartbeat-timeout", False),
+    ],
+)
+def test_flags_are_looked_up(flag: str, exists: bool) -> None:
+    """A word of the sources is no flag for that."""
+    assert (flag in known_flags()) is exists
 
 
 @pytest.fixture
@@ -130,6 +170,10 @@ def test_the_first_change_passes_the_tests_of_every_device(
 ) -> None:
     (row,) = re.findall(r'^        (\("NVIDIA .*"\)),$', first_change, re.MULTILINE)
     (other,) = re.findall(r'`"(NVIDIA [^"]*)"`', first_change)
+    tests = re.findall(r"`(test_\w+)`", first_change)
+    assert len(tests) == 2
+    file = (ROOT / "tests/unit/spec/test_devices.py").read_text(encoding="utf-8")
+    assert [test for test in tests if f"def {test}(" not in file] == []
     cuda_name, device = ast.literal_eval(row)
     assert device_type_of_cuda_name(cuda_name) is None, "the new test fails first"
     monkeypatch.setattr(devices, "_CATALOGUE", (*devices._CATALOGUE, new_device))

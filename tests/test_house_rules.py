@@ -5,6 +5,7 @@ import fnmatch
 import hashlib
 import importlib.metadata
 import re
+import tomllib
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import module_map
+from tests.helpers.sources import ROOT, SOURCES, TESTS, name
 
-ROOT = Path(__file__).parents[1]
-SOURCES = sorted(
-    path for folder in ("hetero", "megatron", "tools", "examples") for path in (ROOT / folder).rglob("*.py")
-)
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT / "hetero") and path.name != "cli.py"]
 
 READS_ENVIRONMENT = frozenset(
@@ -35,10 +32,6 @@ READS_BY_ITSELF = frozenset(
     }
 )
 """Modules that may read text, JSON, YAML or pickles without its help, each with the reason beside it."""
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:
@@ -226,6 +219,39 @@ def test_one_geometry_of_boundaries() -> None:
 
 def test_the_architecture_page_has_every_module() -> None:
     assert module_map.written() == module_map.module_map(), "run python -m tests.helpers.module_map"
+
+
+def layers_of(contract: str) -> list[str]:
+    """The layers of one of lint-imports' contracts, in ``pyproject.toml``."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    (layers,) = (each["layers"] for each in tools["importlinter"]["contracts"] if each["name"] == contract)
+    return list(layers)
+
+
+@pytest.mark.parametrize("contract", ["Data flows one way", "The planner's steps go down one list"])
+def test_the_architecture_page_has_the_list_of_imports(contract: str) -> None:
+    """As the linter checks it, with a word on some lines; the planner's without the package that all are in."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    blocks = [
+        [re.split(r" {2,}", line)[0] for line in block.strip().splitlines()]
+        for block in re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ]
+    layers = layers_of(contract)
+    assert layers in blocks or [layer.replace("hetero.", "") for layer in layers] in blocks
+
+
+def test_a_commit_is_held_to_what_the_tests_begin_with() -> None:
+    """The hooks of pre-commit are the commands of ``scripts/test.sh`` before its tests."""
+
+    def commands(file: str) -> set[str]:
+        """Without their flags and files."""
+        text = (ROOT / file).read_text(encoding="utf-8")
+        return {
+            found.strip() for found in re.findall(r"^(?: +entry: )?\.venv/bin/([a-z -]+?)(?: [-.].*)?$", text, re.M)
+        }
+
+    assert commands(".pre-commit-config.yaml") == commands("scripts/test.sh")
+    assert {"ruff check", "mypy"} <= commands("scripts/test.sh")
 
 
 def test_megatron_stays_a_namespace_package() -> None:

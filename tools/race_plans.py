@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run several plans of one model on an emulated cluster: who is faster, was it predicted, and do they learn the same?
+"""Runs several plans of one model on an emulated cluster, and tells who is faster and whether that was predicted.
 
     torchrun --nproc-per-node 4 tools/race_plans.py --plans ours.json uniform.json --report race.html \\
         --hetero-emulate cluster.yaml <the other flags of pretrain_gpt.py>

@@ -188,6 +188,7 @@ def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
 
 
 def adam_options(config: OptimizerConfig) -> AdamOptions:
+    """What the flags of the optimizer say of Adam and of clipping."""
     return AdamOptions(
         lr=config.lr,
         weight_decay=config.weight_decay,

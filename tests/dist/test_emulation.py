@@ -39,7 +39,7 @@ VOCABULARY = 60
 BUCKET_NUMEL = 20_000
 
 
-def segment(first: float, end: float, *ranks: int, **arguments: Any) -> Any:
+def a100_stage(first: float, end: float, *ranks: int, **arguments: Any) -> Any:
     return stage(layers=(first, end), ranks=ranks, device="A100-40", **arguments)
 
 
@@ -107,22 +107,24 @@ def run(
 
 
 PLANS = {
-    "one stage after the other": plan(MODEL, [replica(segment(0, 3, 0), segment(3, 6, 1), num_samples=8)]),
-    "half a layer": plan(MODEL, [replica(segment(0, 2.5, 0), segment(2.5, 6, 1), num_samples=8)]),
+    "one stage after the other": plan(MODEL, [replica(a100_stage(0, 3, 0), a100_stage(3, 6, 1), num_samples=8)]),
+    "half a layer": plan(MODEL, [replica(a100_stage(0, 2.5, 0), a100_stage(2.5, 6, 1), num_samples=8)]),
     "a slow link and depth": plan(
-        MODEL, [replica(segment(0, 2, 0, depth=5), segment(2, 6, 1, depth=1), num_samples=8)]
+        MODEL, [replica(a100_stage(0, 2, 0, depth=5), a100_stage(2, 6, 1, depth=1), num_samples=8)]
     ),
     "split backwards": plan(
         MODEL,
         [
-            replica(segment(0, 3, 0, delay=0), segment(3, 6, 1, delay=1), num_samples=6),
-            replica(segment(0, 6, 2, delay=1), num_samples=2),
+            replica(a100_stage(0, 3, 0, delay=0), a100_stage(3, 6, 1, delay=1), num_samples=6),
+            replica(a100_stage(0, 6, 2, delay=1), num_samples=2),
         ],
     ),
-    "microbatches 1 and 2": plan(MODEL, [replica(segment(0, 4, 0, 1, dp=2), segment(4, 6, 2, mbs=2), num_samples=8)]),
+    "microbatches 1 and 2": plan(
+        MODEL, [replica(a100_stage(0, 4, 0, 1, dp=2), a100_stage(4, 6, 2, mbs=2), num_samples=8)]
+    ),
     "two replicas of unequal depth": plan(
         MODEL,
-        [replica(segment(0, 2, 0), segment(2, 6, 1), num_samples=6), replica(segment(0, 6, 2), num_samples=2)],
+        [replica(a100_stage(0, 2, 0), a100_stage(2, 6, 1), num_samples=6), replica(a100_stage(0, 6, 2), num_samples=2)],
     ),
 }
 
@@ -153,8 +155,8 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
     described = plan(
         llama_model(),
         [
-            replica(segment(0, 2, 0, 1, tp=2, sp=True), segment(2, 6, 2), num_samples=6),
-            replica(segment(0, 6, 3), num_samples=2),
+            replica(a100_stage(0, 2, 0, 1, tp=2, sp=True), a100_stage(2, 6, 2), num_samples=6),
+            replica(a100_stage(0, 6, 3), num_samples=2),
         ],
     )
     described = sharded(described) if data_parallel is SHARED else described
@@ -171,8 +173,8 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
         plan(
             MODEL,
             [
-                replica(segment(0, 2.5, 0, delay=0), segment(2.5, 6, 1, delay=1), num_samples=6),
-                replica(segment(0, 6, 2, 3, dp=2), num_samples=6),
+                replica(a100_stage(0, 2.5, 0, delay=0), a100_stage(2.5, 6, 1, delay=1), num_samples=6),
+                replica(a100_stage(0, 6, 2, 3, dp=2), num_samples=6),
             ],
         ),
         distributed_optimizer=True,
@@ -188,7 +190,7 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
 @pytest.mark.slow
 def test_tensor_parallel_ranks_compute_together() -> None:
     """Over one interface their inputs arrive one after the other; no rank begins before the last one has its own."""
-    described = plan(MODEL, [replica(segment(0, 3, 0), segment(3, 6, 2, 3, tp=2), num_samples=4)], idle_ranks=[1])
+    described = plan(MODEL, [replica(a100_stage(0, 3, 0), a100_stage(3, 6, 2, 3, tp=2), num_samples=4)], idle_ranks=[1])
     cluster = nodes(2, gpus_per_node=2, gb_per_s=0.0002)
     ran, costs = run(described, cluster, time_scale=2.0)
     starts = [[compute.start_s for compute in ran.ranks[rank][-1].computes] for rank in (2, 3)]

@@ -15,7 +15,7 @@ from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from hetero.schedule.actions import Action
 from hetero.schedule.program import Program, QueuedAction
-from tests.dist.test_interleaved import PLANS
+from tests.dist.interleaved_plans import PLANS
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import ADAM, microbatches

@@ -1,9 +1,13 @@
 """When a rank dies, stops or fails, all others end soon, and say which one it was, where it worked, and why.
 
-Ranks train a small plan under the failure detector; one of them comes to grief in the middle of a backward, while
-others wait for it. The store is the launcher's, as under torchrun, where nothing else is said.
+Ranks train a small plan under the failure detector; one of them fails in the middle of a backward, while others wait
+for it. The store is the launcher's, as under torchrun, where nothing else is said.
+
+That nobody waits for a time-out is shown by giving the time-out ten minutes, which the test does not wait for; how many
+beats a silence has to last is counted in tests/unit/distributed/test_failure_detector.py.
 """
 
+import dataclasses
 import datetime
 import itertools
 import multiprocessing
@@ -15,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -36,11 +41,11 @@ from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(90)]
 
 OPTIONS = FailureDetectorOptions(beat_s=0.2, lost_after_s=3.0, roll_call_s=2.0)
-AT_ONCE_S = OPTIONS.roll_call_s + 2 * OPTIONS.beat_s
-"""Until all have ended after a death that a broken connection betrays."""
+WHATEVER_THE_SILENCE = dataclasses.replace(OPTIONS, lost_after_s=600.0)
+"""Who waited for a rank to be silent for so long would still wait when the test ends all ranks."""
 
-SLACK_S = 4.0
-"""For processes to end, on a machine that has other things to do."""
+WHATEVER_THE_ROLL_CALL = dataclasses.replace(WHATEVER_THE_SILENCE, roll_call_s=600.0)
+"""And who waited for the answer of a rank that has told why it left."""
 
 IDLE = 3
 LAST = 4
@@ -59,20 +64,22 @@ def small_plan() -> Plan:
     return plan(gpt2_model(num_layers=2), [first, second], idle_ranks=(IDLE,))
 
 
-Grief = Callable[[], None]
+Failure = Callable[[], None]
 """What happens to a rank."""
 
 
-def train_until_grief(rank: int, store: dist.Store, victim: int, grief: Grief, happened: Path) -> None:
+def train_until_failure(
+    rank: int, store: dist.Store, victim: int, failure: Failure, happened: Path, options: FailureDetectorOptions
+) -> None:
     """As ``pretrain_gpt.py`` does it: many steps under a failure detector; a lost rank is an exit code of its own."""
     made = small_plan()
 
-    def suffer(*_: object) -> None:
-        happened.write_text(str(time.monotonic()))
-        grief()
+    def fail(*_: object) -> None:
+        happened.touch()
+        failure()
 
     try:
-        with FailureDetector(store, rank=rank, world_size=made.world_size, options=OPTIONS) as detector:
+        with FailureDetector(store, rank=rank, world_size=made.world_size, options=options) as detector:
             detector.wait_for_all()
             detector.describe, detector.doing = PLACES.__getitem__, "training"
             context = create_groups(made, device=torch.device("cpu"))
@@ -83,9 +90,9 @@ def train_until_grief(rank: int, store: dist.Store, victim: int, grief: Grief, h
             for step in range(1000):
                 if rank == victim and step == 2:
                     if rank == IDLE:
-                        suffer()
+                        fail()
                     else:
-                        next(iter(trainer.parameters.values()))[1].register_hook(suffer)
+                        next(iter(trainer.parameters.values()))[1].register_hook(fail)
                 session.step()
     except MembershipError as error:
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
@@ -100,23 +107,24 @@ def stand_still() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def run_until_grief(victim: int, grief: Grief, folder: Path, *, store_host: str = "launcher") -> list[Ended]:
+def run_until_failure(
+    victim: int,
+    failure: Failure,
+    folder: Path,
+    *,
+    options: FailureDetectorOptions = OPTIONS,
+    store_host: Literal["launcher", "rank 0"] = "launcher",
+) -> list[Ended]:
+    """How the ranks ended: all others by themselves."""
     happened = folder / "happened"
-    lasting = (victim,) if grief is stand_still else ()
+    lasting = (victim,) if failure is stand_still else ()
     ranks = end_of_ranks(
-        train_until_grief, len(PLACES), victim, grief, happened, store_host=store_host, lasting=lasting
+        train_until_failure, len(PLACES), victim, failure, happened, options, store_host=store_host, lasting=lasting
     )
     assert happened.exists(), ranks
+    hanging = [rank for rank, ended in enumerate(ranks) if rank != victim and ended.at_s is None]
+    assert hanging == [], ranks
     return ranks
-
-
-def seconds_until_the_last_ended(ranks: list[Ended], victim: int, folder: Path) -> float:
-    happened_at_s = float((folder / "happened").read_text())
-    ends = [ended.at_s for rank, ended in enumerate(ranks) if rank != victim]
-    assert None not in ends, "a rank hung"
-    took_s = max(at_s for at_s in ends if at_s is not None) - happened_at_s
-    print(f"all others ended after {took_s:.1f} s")
-    return took_s
 
 
 def said_by(rank: int, ended: Ended) -> str:
@@ -135,27 +143,24 @@ def assert_others_said(message: str, ranks: list[Ended], victim: int) -> None:
 @pytest.mark.parametrize("victim", [0, 1, IDLE, LAST])
 def test_a_rank_is_killed(victim: int, tmp_path: Path) -> None:
     """The connection that breaks tells its neighbours at once, and the store tells the rest."""
-    ranks = run_until_grief(victim, die, tmp_path)
+    ranks = run_until_failure(victim, die, tmp_path, options=WHATEVER_THE_SILENCE)
     assert ranks[victim].exit_code == -signal.SIGKILL
     message = (
         f"{PLACES[victim]}, last heard of while training, did not answer and must have died; "
         "start again without what was lost"
     )
     assert_others_said(f"{message}. Training stopped on all ranks.", ranks, victim)
-    assert seconds_until_the_last_ended(ranks, victim, tmp_path) < AT_ONCE_S + SLACK_S
 
 
 def test_a_rank_stands_still(tmp_path: Path) -> None:
     """Its connections stay open, so only its silence in the store tells."""
-    ranks = run_until_grief(1, stand_still, tmp_path)
+    ranks = run_until_failure(1, stand_still, tmp_path)
     assert_others_said(
         f"{PLACES[1]}, last heard of while training, did not answer and must have died; "
         "start again without what was lost. Training stopped on all ranks.",
         ranks,
         victim=1,
     )
-    took_s = seconds_until_the_last_ended(ranks, 1, tmp_path)
-    assert OPTIONS.lost_after_s - OPTIONS.beat_s < took_s < OPTIONS.lost_after_s + AT_ONCE_S + SLACK_S
 
 
 def raise_with_message() -> None:
@@ -171,33 +176,36 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grief", "cause"),
+    ("failure", "cause"),
     [
         (raise_with_message, "ValueError: layer 3 is odd and even"),
         (raise_without_message, "AssertionError"),
         (interrupt, "KeyboardInterrupt"),
     ],
 )
-def test_a_rank_fails(grief: Grief, cause: str, tmp_path: Path) -> None:
+def test_a_rank_fails(failure: Failure, cause: str, tmp_path: Path) -> None:
     """It shows its own traceback; the others name it and its reason, and do not wait for the whole roll call."""
-    ranks = run_until_grief(2, grief, tmp_path)
+    ranks = run_until_failure(2, failure, tmp_path, options=WHATEVER_THE_ROLL_CALL)
     assert ranks[2].exit_code == 1
     assert cause.partition(":")[0] in ranks[2].stderr
     assert "hetero:" not in ranks[2].stderr
     assert_others_said(f"{PLACES[2]} failed with {cause}. Training stopped on all ranks.", ranks, victim=2)
-    assert seconds_until_the_last_ended(ranks, 2, tmp_path) < 4 * OPTIONS.beat_s + SLACK_S
 
 
-@pytest.mark.parametrize("grief", [die, stand_still])
-def test_rank_0_takes_the_store_with_it(grief: Grief, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failure", "options", "why"),
+    [(die, WHATEVER_THE_SILENCE, ""), (stand_still, OPTIONS, "no answer for 3 s")],
+    ids=["die", "stand_still"],
+)
+def test_rank_0_takes_the_store_with_it(
+    failure: Failure, options: FailureDetectorOptions, why: str, tmp_path: Path
+) -> None:
     """Without torchrun the store is rank 0's: nobody can tell who is gone, but nobody waits either."""
-    ranks = run_until_grief(0, grief, tmp_path, store_host="rank 0")
+    ranks = run_until_failure(0, failure, tmp_path, options=options, store_host="rank 0")
     for rank, ended in enumerate(ranks[1:], start=1):
         assert ended.exit_code == EXIT_CODE, ended.stderr
-        assert "lost the rendezvous store, and with it the other ranks" in said_by(rank, ended)
+        assert f"lost the rendezvous store, and with it the other ranks: {why}" in said_by(rank, ended)
         assert said_by(rank, ended).endswith("Is the host of rank 0 still there?")
-    took_s = seconds_until_the_last_ended(ranks, 0, tmp_path)
-    assert took_s < OPTIONS.lost_after_s + AT_ONCE_S + SLACK_S
 
 
 def leave_in_turn(rank: int, store: dist.Store, options: FailureDetectorOptions) -> None:
@@ -267,9 +275,7 @@ def one_stays_away(rank: int, store: dist.Store, dies: bool) -> None:
 
 
 def test_a_rank_that_never_arrives_is_named() -> None:
-    started_s = time.monotonic()
     waiting = end_of_ranks(one_stays_away, 3, False)[:2]
-    assert time.monotonic() - started_s < 3.0 + 1.0 + SLACK_S + 2.0
     for rank, ended in enumerate(waiting):
         assert ended.exit_code == EXIT_CODE
         assert "of 3 ranks, 2 did not arrive within 3 s; look at what they printed last" in said_by(rank, ended)

@@ -16,7 +16,7 @@ from hetero.schedule.actions import BACKWARD, ActionKind, Schedule
 from hetero.schedule.orders import ORDERS, gpipe
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, moe_model
-from tests.helpers.plans import plan, replica, sharded, stage
+from tests.helpers.plans import plan, replica, sharded, stage, with_every_replica
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import SMALL_BUCKETS, Trace, one_process, train
 
@@ -58,8 +58,8 @@ def forwards_of_a_run(
 
 
 def under(name: str, made: Plan) -> Plan:
-    replicas = tuple(dataclasses.replace(each, schedule=name) for each in made.replicas)
-    return dataclasses.replace(made, replicas=replicas, precision="fp64")
+    ordered = with_every_replica(made, lambda each: dataclasses.replace(each, schedule=name))
+    return dataclasses.replace(ordered, precision="fp64")
 
 
 def unlike_replicas() -> Plan:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hetero.cost.memory import plan_memory
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
-from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from hetero.units import GIB
@@ -22,6 +21,7 @@ from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_profiles import cost_model, profile
 from tests.helpers.training import one_process, train
+from tests.unit.planner.clusters import planned
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -64,14 +64,13 @@ def problems(draw: st.DrawFn) -> Problem:
         cluster=cluster,
         costs=cost_model(model, profiles),
         global_batch_size=draw(st.sampled_from((4, 6, 8, 12))),
-        time_limit_s=10.0,
     )
 
 
 @settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems())
 def test_every_plan_is_legal_and_trains_like_one_process(problem: Problem) -> None:
-    plan = plan_cluster(problem).plan
+    plan = planned(problem).plan
     validate(plan)
     check_plan_on_cluster(plan, problem.cluster)
     for (r, s), parts in plan_memory(plan, problem.costs).items():

@@ -72,7 +72,7 @@ def test_random_plans_say_everything_that_a_plan_can_say() -> None:
                 "split backward": any(each.wgrad_delay is not None for each in stages),
                 "recompute": any(each.recompute != "none" for each in stages),
                 "sequence parallel": any(each.splits_sequence for each in stages),
-                "two levels": bool(made.gradient_sync.domains),
+                "hierarchical": bool(made.gradient_sync.domains),
                 "shards": made.distributed_optimizer,
                 "unequal shares": len({each.optimizer_share for each in stages}) > 1,
                 "idle ranks": bool(made.idle_ranks),
@@ -84,7 +84,7 @@ def test_random_plans_say_everything_that_a_plan_can_say() -> None:
     assert {made.world_size for made in drawn} == set(range(2, MAX_RANKS + 1))
 
 
-@pytest.mark.parametrize("domains", [(), ((0, 1), (2,))], ids=["one-level", "two-levels"])
+@pytest.mark.parametrize("domains", [(), ((0, 1), (2,))], ids=["flat", "hierarchical"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["gathered-before", "gathered-beside"])
 def test_a_rank_that_owns_nothing_gathers_what_the_others_own(domains: tuple[Ranks, ...], overlap: bool) -> None:
     """Its share of the optimizer is so small that no element of any bucket is its own."""

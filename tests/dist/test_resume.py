@@ -15,24 +15,14 @@ from hetero.checkpoint.reader import SavedTensors
 from hetero.plan.ir import Plan
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import parameters
-from tests.helpers.commands import command_line
+from tests.dist.resumed_runs import END, HALF, run
 from tests.helpers.comparison import shard
-from tests.helpers.layouts import layouts
-from tests.helpers.plans import with_batch
-from tests.helpers.ranks import run_ranks
-from tests.helpers.sessions import Session, session
+from tests.helpers.layouts import layout
+from tests.helpers.plans import with_batch, with_shares
+from tests.helpers.sessions import Session
 from tests.helpers.training import one_process_plan, trace_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
-
-END = 4
-HALF = 2
-LAYOUTS = {(name, style): plan for name, style, plan in layouts()}
-SHARDED = {"use_distributed_optimizer": "", "overlap_param_gather": ""}
-
-
-def layout(name: str, style: str) -> Plan:
-    return LAYOUTS[name, style]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,29 +58,9 @@ PAIRS = {
     "other-halves": pair("moe", "half-cuts", "half-cut-and-whole"),
     "unequal-shares": Pair(
         layout("everything", LLAMA),
-        dataclasses.replace(
-            layout("everything", LLAMA),
-            replicas=tuple(
-                dataclasses.replace(
-                    r, stages=tuple(dataclasses.replace(s, optimizer_share=2 + 3 * i) for i, s in enumerate(r.stages))
-                )
-                for r in layout("everything", LLAMA).replicas
-            ),
-        ),
+        with_shares(layout("everything", LLAMA), (2, 5, 2, 5, 8)),
     ),
 }
-
-
-def run(plan: Plan, *, sharded: bool, end_step: int, **flags: str | None) -> list[Session]:
-    argv = command_line(
-        global_batch_size=str(plan.global_batch_size),
-        train_iters=str(END),
-        hetero_plan="given.json",
-        init_method_std="0.1",
-        **(SHARDED if sharded else {}),
-        **flags,
-    )
-    return run_ranks(session, plan.world_size, dataclasses.replace(plan, distributed_optimizer=sharded), argv, end_step)
 
 
 def saved(folder: Path, plan: Plan, step: int) -> dict[str, np.ndarray]:
@@ -119,7 +89,7 @@ def assert_same_state(ours: list[Session], theirs: list[Session]) -> None:
 
 
 FAST, ROW = "shares-and-depths", 5
-"""What every run has, the fast one too; of the others a run takes every fifth."""
+"""What every run has, the fast one too; of every five of the others a run takes one."""
 
 
 def _cases() -> Iterator[Any]:

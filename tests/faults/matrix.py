@@ -1,4 +1,4 @@
-"""The fault matrix: a rank comes to grief in any phase of ``pretrain_gpt.py``; do all others end, and say who it was?
+"""The fault matrix: a rank fails in any phase of ``pretrain_gpt.py``; do all others end, and say who it was?
 
     python -m tests.faults.matrix [--only PHASE FAULT RANK] [--store-in-rank-0] [--parallel N]
 
@@ -63,7 +63,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Where grief comes: at call ``number`` of a function, as it is looked up in its module.
+    """Where the fault comes: at call ``number`` of a function, as it is looked up in its module.
 
     module: ``None`` before the first line of the script.
     arrives: the rank has said a word to the others before.
@@ -288,15 +288,15 @@ def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
         time.sleep(0.02)
     _wait_for_others_as(case.patience)
     if case.phase in PHASES and rank == case.rank:
-        suffer = functools.partial(_suffer, case.fault, folder / "happened")
+        fail = functools.partial(_fail, case.fault, folder / "happened")
         phase = PHASES[case.phase]
         if phase.module is None:
-            suffer()
+            fail()
         elif case.phase == "step" and case.victim == "idle":
             # It has no backward.
-            _interrupt("hetero.runtime.trainer", "Trainer.compute_gradients", 2, suffer)
+            _interrupt("hetero.runtime.trainer", "Trainer.compute_gradients", 2, fail)
         else:
-            _interrupt(phase.module, phase.function, phase.number, suffer)
+            _interrupt(phase.module, phase.function, phase.number, fail)
     run_script(
         "pretrain_gpt.py",
         _flags(case, base, folder),
@@ -308,18 +308,18 @@ def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
 
 
 def _wait_for_others_as(patience: Patience) -> None:
-    """Also less than flags allow, which are for busy hosts."""
+    """Beside what flags say: what none does, and less time to arrive than they allow, which are for busy hosts."""
     from megatron.training import launch  # noqa: PLC0415
 
     shipped = launch.FailureDetectorOptions
 
-    def options(**_: float) -> Any:
-        return shipped(
-            lost_after_s=patience.heartbeat_s,
-            arrive_within_s=patience.arrive_s,
-            roll_call_s=patience.roll_call_s,
-            beat_s=patience.beat_s,
-        )
+    def options(**given: float) -> Any:
+        unsaid = {
+            "arrive_within_s": patience.arrive_s,
+            "roll_call_s": patience.roll_call_s,
+            "beat_s": patience.beat_s,
+        }
+        return shipped(**{**given, **unsaid})
 
     launch.FailureDetectorOptions = options  # type: ignore[assignment, misc]
 
@@ -331,6 +331,7 @@ def _flags(case: Case, base: Path, folder: Path) -> list[str]:
         *("--num-workers", "2", "--train-iters", "6", "--save-interval", "2", "--eval-iters", "1"),
         *("--eval-interval", "2", "--save", str(base if begins else folder / "saved")),
         *(("--exit-interval", "2") if begins else ("--load", str(base))),
+        *("--hetero-heartbeat-timeout", str(case.patience.heartbeat_s)),
         *("--distributed-timeout-minutes", str(max(_LEAST_MINUTES, case.patience.arrive_s / 60))),
     ]
 
@@ -345,8 +346,8 @@ def _plan_beside(base: Path) -> Path:
     return base.with_name("plan.json")
 
 
-def _interrupt(module: str, function: str, number: int, suffer: Callable[[], None]) -> None:
-    """Call ``suffer`` before call ``number`` of a function."""
+def _interrupt(module: str, function: str, number: int, fail: Callable[[], None]) -> None:
+    """Call ``fail`` before call ``number`` of a function."""
     owner: Any = __import__(module, fromlist=["_"])
     *parents, name = function.split(".")
     for parent in parents:
@@ -356,13 +357,13 @@ def _interrupt(module: str, function: str, number: int, suffer: Callable[[], Non
     @functools.wraps(original)
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == number:
-            suffer()
+            fail()
         return original(*args, **kwargs)
 
     setattr(owner, name, interrupted)
 
 
-def _suffer(fault: Fault, happened: Path) -> None:
+def _fail(fault: Fault, happened: Path) -> None:
     happened.write_text(str(time.monotonic()))
     match fault:
         case "kill":

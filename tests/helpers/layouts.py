@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
-from hetero.plan.ir import Plan, Stage
+from hetero.plan.ir import Plan, Replica, Stage
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import plan, replica, sharded, stage
+from tests.helpers.plans import plan, replica, sharded, stage, with_every_replica
 
 STYLES: dict[str, Callable[[], ModelSpec]] = {
     "gpt2-tied": gpt2_model,
@@ -353,19 +353,26 @@ def layouts() -> Iterator[tuple[str, str, Plan]]:
     """Every layout in float64 as (its name, the model style, the plan)."""
     for name, build, styles in _TABLE:
         for style in styles:
-            yield name, style, dataclasses.replace(build(STYLES[style]()), precision="fp64")
+            yield name, style, _in_float64(build, style)
+
+
+def layout(name: str, style: str) -> Plan:
+    """One of :func:`layouts`."""
+    (build,) = (build for each, build, styles in _TABLE if each == name and style in styles)
+    return _in_float64(build, style)
+
+
+def _in_float64(build: Callable[[ModelSpec], Plan], style: str) -> Plan:
+    return dataclasses.replace(build(STYLES[style]()), precision="fp64")
 
 
 def with_delays(whole: Plan, delays: Sequence[int | None]) -> Plan:
     """``whole`` with split backwards: stages get delays in turn, unless they recompute all."""
-    replicas = [
-        dataclasses.replace(
-            each,
-            stages=tuple(
-                dataclasses.replace(stage, wgrad_delay=None if stage.recompute == "full" else delay)
-                for stage, delay in zip(each.stages, cycle(delays), strict=False)
-            ),
+
+    def split(each: Replica) -> Replica:
+        turns = zip(each.stages, cycle(delays), strict=False)
+        return each.with_each_stage(
+            wgrad_delay=[None if stage.recompute == "full" else delay for stage, delay in turns]
         )
-        for each in whole.replicas
-    ]
-    return dataclasses.replace(whole, replicas=tuple(replicas))
+
+    return with_every_replica(whole, split)

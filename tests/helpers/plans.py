@@ -7,15 +7,16 @@ plan(gpt2_model(), [
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.validate import enough_in_flight, least_in_flight
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model
 
-_LATER = -1
+_UNSET = -1
 """In-flight depth of a stage that ``replica`` gives one."""
 
 
@@ -47,7 +48,7 @@ def stage(
         dp=dp,
         sequence_parallel=sp,
         micro_batch_size=mbs,
-        in_flight=_LATER if depth is None else depth,
+        in_flight=_UNSET if depth is None else depth,
         recompute=recompute,
         recompute_num_layers=recompute_num_layers,
         wgrad_delay=delay,
@@ -62,7 +63,7 @@ def replica(*stages: Stage, num_samples: int | None = None, schedule: str = "1f1
     if filled.is_interleaved:
         return _with_enough_in_flight(filled)
     for s in reversed(range(len(stages))):
-        if stages[s].in_flight == _LATER:
+        if stages[s].in_flight == _UNSET:
             depth = min(least_in_flight(filled, s) + 1, filled.num_microbatches(s))
             filled = filled.with_stage(s, in_flight=depth)
     return filled
@@ -70,7 +71,7 @@ def replica(*stages: Stage, num_samples: int | None = None, schedule: str = "1f1
 
 def _with_enough_in_flight(replica: Replica) -> Replica:
     """``replica``, whose stages are interleaved, with 1 where no depth is given, and as many more as it takes then."""
-    if all(stage.in_flight != _LATER for stage in replica.stages):
+    if all(stage.in_flight != _UNSET for stage in replica.stages):
         return replica
     return deep_enough(replica.with_each_stage(in_flight=[max(stage.in_flight, 1) for stage in replica.stages]))
 
@@ -108,12 +109,32 @@ def plan(
 
 def with_batch(plan: Plan, global_batch_size: int) -> Plan:
     """``plan`` with samples added to its last replica, whose stages' microbatches are whole multiples of 1 to 8."""
-    *others, last = plan.replicas
-    more = global_batch_size - plan.global_batch_size
-    last = dataclasses.replace(last, num_samples=last.num_samples + more)
-    if last.is_interleaved:
-        last = deep_enough(last)
-    return dataclasses.replace(plan, replicas=(*others, last), global_batch_size=global_batch_size)
+    last = len(plan.replicas) - 1
+    num_samples = plan.replicas[last].num_samples + global_batch_size - plan.global_batch_size
+    fuller = dataclasses.replace(plan.replicas[last], num_samples=num_samples)
+    if fuller.is_interleaved:
+        fuller = deep_enough(fuller)
+    return dataclasses.replace(plan.with_replica(last, fuller), global_batch_size=global_batch_size)
+
+
+def with_every_replica(plan: Plan, changed: Callable[[Replica], Replica]) -> Plan:
+    """``plan`` with what ``changed`` makes of each of its replicas."""
+    return plan.with_replicas({r: changed(each) for r, each in enumerate(plan.replicas)})
+
+
+def with_shares(plan: Plan, shares: Iterable[int]) -> Plan:
+    """``plan`` with ``shares`` of the optimizer, from the first again after the last; stages on the same ranks have one
+    in common."""
+    groups = dict.fromkeys(stage.ranks for _, _, stage in plan.stages())
+    share_of = dict(zip(groups, itertools.cycle(shares), strict=False))
+    return with_every_replica(
+        plan, lambda each: each.with_each_stage(optimizer_share=[share_of[stage.ranks] for stage in each.stages])
+    )
+
+
+def with_unequal_shares(plan: Plan) -> Plan:
+    """``plan`` with a share of the optimizer for each device group that is unlike all others'."""
+    return with_shares(plan, itertools.count(1))
 
 
 def uneven_plan(model: ModelSpec | None = None) -> Plan:

@@ -1,8 +1,9 @@
 """What a test leaves behind in the process that it ran in. To run the next one there, nothing may be left.
 
 What every training leaves is put back: random numbers, the default dtype, the number of threads, the environment, the
-folder, and the globals in which megatron-core and torch keep groups. All else that tests change is only found, and the
-process is unfit for another: functions and methods that were replaced, threads, signal handlers, open files.
+folder, and the globals in which megatron-core and torch keep groups. Other changes are only found, and the process is
+unfit for another test: of functions and methods, of global dicts, lists and sets, threads, signal handlers, open files.
+Nobody looks at attributes of objects that a module keeps, and at caches of functions.
 """
 
 import gc
@@ -142,7 +143,7 @@ def _entries(live: Any) -> tuple[list[Any], list[Any]]:
     if isinstance(live, Mapping):
         return list(live.keys()), list(live.values())
     values = list(live)
-    return list(range(len(values))), values
+    return values if isinstance(live, set) else list(range(len(values))), values
 
 
 def _comes_by_itself(key: Any, now: Any) -> bool:
@@ -162,7 +163,7 @@ def _namespaces(module: ModuleType) -> Iterator[_Namespace]:
     for key, value in list(vars(module).items()):
         if key.startswith("__"):
             continue
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | set):
             yield _Namespace(f"{name}.{key}", None, value)
         elif isinstance(value, type) and value.__module__ == name:
             yield _Namespace(f"{name}.{key}", value, vars(value))

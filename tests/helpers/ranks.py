@@ -25,7 +25,7 @@ from typing import Any, Literal
 from tests.helpers.rank_pool import RankPool, fork_server
 
 POOL = RankPool()
-"""Of this test run."""
+"""Of this process; `scripts/test.sh` has three that run tests."""
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60) -> list[Any]:
@@ -37,8 +37,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 def run_alone(function: Callable[..., Any], *args: Any) -> Any:
     """What ``function(0, *args)`` returns in one process.
 
-    It is asked once per test run, whatever test file asks: all that determines the result must be in ``args``, and
-    nobody may change what comes back.
+    It is asked once for all test files of this process: all that determines the result must be in ``args``, and nobody
+    may change what comes back.
     """
     (result,) = run_ranks(function, 1, *args)
     return result

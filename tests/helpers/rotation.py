@@ -20,7 +20,8 @@ def waiting(rows: Mapping[str, Sequence[Case]], rotation: int) -> Iterator[Case]
 
 
 def rotation_of_today(repository: Path = ROOT) -> int:
-    """The number of commits, or, without the history that would tell, the day: either moves on by one."""
+    """The number of commits of the main line, which a merge moves on by one; without the history that would tell, the
+    day."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=repository, capture_output=True, text=True, check=True)
@@ -28,7 +29,7 @@ def rotation_of_today(repository: Path = ROOT) -> int:
 
     try:
         if git("rev-parse", "--is-shallow-repository") == "false":
-            return int(git("rev-list", "--count", "HEAD"))
+            return int(git("rev-list", "--count", "--first-parent", "HEAD"))
     except (OSError, subprocess.CalledProcessError):
         pass
     return datetime.datetime.now(tz=datetime.UTC).date().toordinal()

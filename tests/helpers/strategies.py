@@ -5,6 +5,7 @@ or nothing at all.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import deep_enough, plan, replica, stage
+from tests.helpers.plans import deep_enough, plan, replica, stage, with_every_replica
 
 # Six query groups allow tp 2 beside tp 3, so that shard edges interleave instead of nesting.
 SIX_HEADS = {
@@ -47,7 +48,7 @@ def _degrees(model: ModelSpec) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def chains(draw: st.DrawFn, *, max_stages: int = 4) -> tuple[int, list[int]]:
+def microbatch_sizes(draw: st.DrawFn, *, max_stages: int = 4) -> tuple[int, list[int]]:
     """``(num_samples, samples per microbatch of every stage)`` such that neighbours divide one another."""
     sizes = [draw(st.sampled_from([1, 2, 3, 4, 6]))]
     for _ in range(draw(st.integers(0, max_stages - 1))):
@@ -75,7 +76,7 @@ def orders() -> st.SearchStrategy[str]:
 @st.composite
 def pipelines(draw: st.DrawFn) -> Replica:
     """One replica of stages on one rank each, with random microbatches and legal depths."""
-    num_samples, sizes = draw(chains())
+    num_samples, sizes = draw(microbatch_sizes())
     stages = [stage(layers=(s, s + 1), ranks=(s,), mbs=size, depth=1) for s, size in enumerate(sizes)]
     return with_random_in_flight(draw, replica(*stages, num_samples=num_samples))
 
@@ -198,14 +199,15 @@ def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[Mo
     """All that a plan can say, on few enough ranks to be trained: domains, split backwards, recomputation, shards."""
     legal = draw(st.one_of(legal_plans(of), plans_with_domains(of)).filter(lambda plan: plan.world_size <= max_ranks))
     delays, recomputes = st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["none", "none", "selective", "full"])
-    replicas = tuple(
-        each.with_stages(
-            dataclasses.replace(stage, wgrad_delay=draw(delays), recompute=draw(recomputes)) for stage in each.stages
+
+    def drawn(each: Replica) -> Replica:
+        pairs = [(draw(delays), draw(recomputes)) for _ in each.stages]
+        return each.with_each_stage(
+            wgrad_delay=[delay for delay, _ in pairs], recompute=[recompute for _, recompute in pairs]
         )
-        for each in legal.replicas
-    )
-    is_sharded = draw(st.sampled_from([True, True, False]))
-    return dataclasses.replace(legal, replicas=replicas, distributed_optimizer=is_sharded)
+
+    legal = with_every_replica(legal, drawn)
+    return dataclasses.replace(legal, distributed_optimizer=draw(st.sampled_from([True, True, False])))
 
 
 def is_legal(drawn: Plan) -> bool:
@@ -220,9 +222,4 @@ def is_legal(drawn: Plan) -> bool:
 @st.composite
 def split_legal_plans(draw: st.DrawFn) -> Plan:
     """:func:`legal_plans` of which some stages part their backward."""
-    whole = draw(legal_plans())
-    delays = st.one_of(st.none(), st.integers(0, 5))
-    replicas = (
-        replica.with_each_stage(wgrad_delay=[draw(delays) for _ in replica.stages]) for replica in whole.replicas
-    )
-    return whole.with_replicas(dict(enumerate(replicas)))
+    return with_every_replica(draw(legal_plans()), functools.partial(_split, draw))

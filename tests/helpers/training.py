@@ -187,7 +187,7 @@ MOST_STEPS = 3
 
 
 def one_process(plan: Plan, num_steps: int) -> Trace:
-    """The same training in one process, with whole backwards, asked once per test run.
+    """The same training in one process, with whole backwards, asked once for all test files.
 
     All steps are alike, so a shorter training is the beginning of a longer one.
     """

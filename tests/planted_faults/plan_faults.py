@@ -106,8 +106,8 @@ PLAN_FAULTS = (
         name="the ranks of a tensor-parallel group may come in any order",
         kind="missing rule",
         file="hetero/plan/validate.py",
-        find="    check_tp_groups_ascend,\n",
-        replace="",
+        find="if list(group) != sorted(group):",
+        replace="if len(group) != len(set(group)):",
         hints=("tests/unit/plan/test_validate.py",),
     ),
     Fault(
@@ -122,8 +122,8 @@ PLAN_FAULTS = (
         name="tensor parallelism may reach over two nodes",
         kind="missing rule",
         file="hetero/plan/cluster_fit.py",
-        find="    check_tensor_parallelism_stays_inside_a_node,\n)",
-        replace=")",
+        find="if len(nodes) > 1:",
+        replace="if len(nodes) > 2:",
         hints=("tests/unit/plan/test_cluster_fit.py",),
     ),
     # Ranks among one another.
@@ -149,6 +149,6 @@ PLAN_FAULTS = (
         file="hetero/distributed/failure_detector.py",
         find=" or not beat else missed + 1",
         replace=" or not beat else missed",
-        hints=("tests/dist/test_failure_detector.py",),
+        hints=("tests/unit/distributed/test_failure_detector.py", "tests/dist/test_failure_detector.py"),
     ),
 )

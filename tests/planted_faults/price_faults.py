@@ -118,8 +118,8 @@ PRICE_FAULTS = (
         name="a cover may cost more than the budget",
         kind="planner constraint",
         file="hetero/planner/cover/constraints.py",
-        find="    budget_is_kept,\n",
-        replace="",
+        find="sum(prices) <= int(budget * 1000)",
+        replace="sum(prices) <= int(budget * 10_000)",
         hints=("tests/unit/planner/test_constraints.py",),
     ),
     Fault(

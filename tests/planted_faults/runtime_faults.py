@@ -62,7 +62,7 @@ RUNTIME_FAULTS = (
         hints=("tests/dist/test_hierarchical_collectives.py",),
     ),
     Fault(
-        name="phases of a sum in two levels do not wait for one another",
+        name="phases of a hierarchical sum do not wait for one another",
         kind="order",
         file="hetero/runtime/collective_sequencer.py",
         find="            work.wait()",

@@ -95,6 +95,14 @@ TRAINING_FAULTS = (
         hints=("tests/unit/training/test_optimizer_settings.py",),
     ),
     Fault(
+        name="--hetero-heartbeat-timeout has no effect",
+        kind="ignored flag",
+        file="megatron/training/launch.py",
+        find="lost_after_s=config.heartbeat_timeout_s, ",
+        replace="",
+        hints=("tests/unit/training/test_launch.py", "tests/faults/test_faults.py"),
+    ),
+    Fault(
         name="weight decay reaches its end with the learning rate",
         kind="wrong divisor",
         file="megatron/training/param_scheduler.py",

@@ -3,7 +3,6 @@
 import subprocess
 from pathlib import Path
 
-from tests.dist import test_layouts
 from tests.helpers.rotation import rotation_of_today, waiting
 
 ROWS = {"one": ["a"], "two": ["b", "c"], "three": ["d", "e", "f"]}
@@ -25,21 +24,6 @@ def test_rows_are_not_all_at_the_same_case() -> None:
     assert 5 < first < 35
 
 
-def test_every_layout_is_in_every_run() -> None:
-    """One of its styles, or a case that does not rotate."""
-    always, rows = set(), set()
-    for case in test_layouts._cases():
-        layout = next(name for name, style, _ in test_layouts.LAYOUTS if case.id == f"{name}-{style}")
-        row = next((mark.args[0] for mark in case.marks if mark.name == "rotates"), None)
-        if row is None:
-            always.add(layout)
-        else:
-            rows.add(row)
-    layouts = {name for name, _, _ in test_layouts.LAYOUTS}
-    assert layouts - always <= rows
-    assert always == {name for name, _ in test_layouts.FAST}
-
-
 def git(folder: Path, *words: str) -> None:
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
@@ -54,4 +38,10 @@ def test_commits_are_counted_where_there_is_a_history(tmp_path: Path) -> None:
         git(with_history, "commit", "--allow-empty", "--message", "a change")
     git(tmp_path, "clone", "--depth", "1", f"file://{with_history}", str(shallow))
     assert rotation_of_today(with_history) == 3
+    git(with_history, "checkout", "-b", "a-change-in-two-commits")
+    for _ in range(2):
+        git(with_history, "commit", "--allow-empty", "--message", "a part of it")
+    git(with_history, "checkout", "-")
+    git(with_history, "merge", "--no-ff", "--message", "merged", "a-change-in-two-commits")
+    assert rotation_of_today(with_history) == 4
     assert rotation_of_today(shallow) == rotation_of_today(without) > 700_000, "the day"

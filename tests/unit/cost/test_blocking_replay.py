@@ -4,7 +4,7 @@ import pytest
 
 from hetero.cost.other_runtimes.deepspeed import deepspeed_1f1b
 from hetero.cost.simulation.blocking_replay import BlockingReplay
-from tests.unit.cost.test_engine import cost, pipeline, times
+from tests.unit.cost.replays import cost, pipeline, times
 
 
 def test_blocking_transfers_hold_both_sides() -> None:

@@ -62,8 +62,8 @@ def test_an_interface_serves_first_who_is_ready_first() -> None:
 
 def test_phases_take_an_interface_one_by_one() -> None:
     """1 s inside, 2 s across, 1 s back: the interface is free again at 3 s, the ranks at 4 s."""
-    two_levels = [phase(1.0), phase(2.0, WIRE), phase(1.0)]
-    found = spans({(0, 1): two_levels, (2, 3): [phase(2.0, WIRE)]})
+    hierarchical = [phase(1.0), phase(2.0, WIRE), phase(1.0)]
+    found = spans({(0, 1): hierarchical, (2, 3): [phase(2.0, WIRE)]})
     assert found == {(0, 1): (0.0, 4.0), (2, 3): (3.0, 5.0)}
 
 

@@ -1,18 +1,13 @@
 """DeepSpeed's pipeline engine: its order, what its blocking transfers cost, and what it cannot do."""
 
-import dataclasses
-
 import pytest
 
-from hetero.cost.other_runtimes.deepspeed import DEEPSPEED, deepspeed_1f1b
+from hetero.cost.other_runtimes.deepspeed import deepspeed_1f1b
 from hetero.errors import PlanError
 from hetero.schedule.actions import format_schedule
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import nodes
-from tests.unit.cost.test_simulator import A100, MODEL, pipeline, run, split
-
-RUNTIME = dataclasses.replace(DEEPSPEED, sync_host_gb_per_s=1e9)
-"""Sums of gradients cost what their links cost."""
+from tests.unit.cost.simulated import A100, DEEPSPEED_FAST_HOST, MODEL, pipeline, run, split
 
 
 def test_deepspeed_1f1b_is_its_train_schedule() -> None:
@@ -27,7 +22,7 @@ def test_blocking_transfers_cost_what_ours_hide() -> None:
     """Per microbatch the last stage takes 2 transfers more, here as long as its computing."""
     cluster = nodes(2, gb_per_s=4 * 16 * 32 / 1e9 / 4.5)
     described = pipeline(2, num_samples=20, depths=[4, 1])
-    theirs, ours = run(described, cluster, runtime=RUNTIME), run(described, cluster)
+    theirs, ours = run(described, cluster, runtime=DEEPSPEED_FAST_HOST), run(described, cluster)
     assert theirs.step_s == pytest.approx(20 * (9.0 + 2 * 4.5) + 9.0, rel=0.05)
     assert ours.step_s == pytest.approx(20 * 9.0 + 9.0 + 2 * 4.5, rel=0.05)
 
@@ -44,9 +39,9 @@ def test_stages_count_the_same_microbatches() -> None:
         ],
     )
     with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
-        run(uneven, runtime=RUNTIME)
+        run(uneven, runtime=DEEPSPEED_FAST_HOST)
 
 
 def test_blocking_transfers_have_no_split_backwards() -> None:
     with pytest.raises(PlanError, match=r"deepspeed-1f1b: this runtime does not split backwards; set wgrad_delay"):
-        run(split(pipeline(2, num_samples=2), [0, None]), runtime=RUNTIME)
+        run(split(pipeline(2, num_samples=2), [0, None]), runtime=DEEPSPEED_FAST_HOST)

@@ -2,48 +2,17 @@
 
 import pytest
 
-from hetero.cost.network import TransferCost
-from hetero.cost.simulation.engine import Pipeline, Replay, Span
+from hetero.cost.simulation.engine import Replay
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Schedule, parse_schedule
 from hetero.schedule.orders import one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
-
-
-def cost(seconds: float, **ports: float) -> TransferCost:
-    """``out_0=2.0``: the outgoing side of node 0's interface is busy for two seconds."""
-    named = tuple((("out" if name[0] == "o" else "in", int(name[-1]), 0), busy_s) for name, busy_s in ports.items())
-    return TransferCost(seconds=seconds, ports=named, num_bytes=0)
-
-
-def pipeline(
-    rows: Schedule,
-    *,
-    counts: tuple[int, ...],
-    forward_s: tuple[float, ...],
-    backward_s: tuple[float, ...],
-    weight_s: tuple[float, ...] = (),
-    transfers: tuple[TransferCost, ...] = (),
-) -> Pipeline:
-    slices = tuple(({(0, 0): each},) for each in transfers)
-    return Pipeline(
-        rows=rows,
-        num_microbatches=counts,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        weight_s=weight_s,
-        forward=slices,
-        backward=slices,
-    )
+from tests.unit.cost.replays import cost, pipeline, times
 
 
 def rows_of(counts: tuple[int, ...], in_flight: tuple[int, ...], *, ahead: int = 2) -> Schedule:
     order = one_f_one_b(num_microbatches=counts, in_flight=in_flight)
     return post_receives_early(add_communication(order, num_microbatches=counts), computes_ahead=ahead)
-
-
-def times(spans: list[Span]) -> dict[str, tuple[float, float]]:
-    return {f"{span.stage}{span.kind}{span.number}": (span.start_s, span.end_s) for span in spans}
 
 
 def test_two_stages_and_a_link() -> None:

@@ -1,6 +1,5 @@
 """The quick count of gradient buckets is that of the runtime."""
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -12,7 +11,7 @@ from hetero.plan.gradient_groups import ALIGNMENT, gradient_buckets
 from hetero.plan.ir import Plan
 from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, stage, with_shares
 from tests.helpers.strategies import legal_plans, plans_with_domains
 
 
@@ -45,9 +44,9 @@ def test_the_head_is_first_and_the_embedding_last() -> None:
 
 def test_a_full_bucket_is_closed() -> None:
     whole = sync_buckets(TWO_REPLICAS, bucket_numel=10**9)
-    segments = sync_buckets(TWO_REPLICAS, bucket_numel=10_000)
-    assert len(whole) == 2 < len(segments)
-    assert sum(bucket.numel for bucket in whole) == sum(bucket.numel for bucket in segments)
+    small = sync_buckets(TWO_REPLICAS, bucket_numel=10_000)
+    assert len(whole) == 2 < len(small)
+    assert sum(bucket.numel for bucket in whole) == sum(bucket.numel for bucket in small)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -65,9 +64,7 @@ def test_one_replica_shares_only_a_tied_embedding(tied: bool) -> None:
 @settings(max_examples=40, deadline=None)
 def test_what_a_rank_owns_is_its_shards(legal: Plan, shares: list[int]) -> None:
     """The quick count is that of the buckets, but for the alignment of shards."""
-    turn = itertools.cycle(shares)
-    replicas = (r.with_each_stage(optimizer_share=[next(turn) for _ in r.stages]) for r in legal.replicas)
-    legal = legal.with_replicas(dict(enumerate(replicas)))
+    legal = with_shares(legal, shares)
     expected = Counter[int]()
     slack = Counter[int]()
     for bucket in gradient_buckets(legal, bucket_numel=10**9):

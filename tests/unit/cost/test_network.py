@@ -131,7 +131,7 @@ class TestSums:
         assert ring_all_reduce_cost(num_bytes, ranks, Topology(nodes(2)), host_gb_per_s=self.HOST).seconds == 0.0
 
 
-class TestTwoLevels:
+class TestHierarchicalSums:
     HOST = 1e12
 
     def cluster(self, *, nics_per_node: int = 1, latency_us: float = 0.0) -> Topology:
@@ -141,7 +141,7 @@ class TestTwoLevels:
         return Topology(spec)
 
     def test_equal_domains(self) -> None:
-        """Inside and back half a ring of four: 3/4 of a GB at 10 GB/s. Across, four lanes of 1/4 GB, each a ring of
+        """Inside and back half a ring of four: 3/4 of a GB at 10 GB/s. Across, four rails of 1/4 GB, each a ring of
         two, 2 (2 - 1) / 2 of its bytes, take turns on one interface."""
         cost = hierarchical_all_reduce_cost(
             SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], self.cluster(), host_gb_per_s=self.HOST
@@ -152,13 +152,13 @@ class TestTwoLevels:
         flat = ring_all_reduce_cost(SECOND, tuple(range(8)), self.cluster(), host_gb_per_s=self.HOST)
         assert flat.seconds == pytest.approx(2 * 7 / 8)
 
-    def test_lanes_on_interfaces_of_their_own_do_not_wait(self) -> None:
+    def test_rails_on_interfaces_of_their_own_do_not_wait(self) -> None:
         topology = self.cluster(nics_per_node=2)
         cost = hierarchical_all_reduce_cost(SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], topology, host_gb_per_s=self.HOST)
         assert cost.phases[1].seconds == pytest.approx(0.5)
 
     def test_unequal_domains(self) -> None:
-        """Two lanes; the domain of four reduces instead of scattering, and all of its GB passes every link."""
+        """Two rails; the domain of four reduces instead of scattering, and all of its GB passes every link."""
         cost = hierarchical_all_reduce_cost(SECOND, [(0, 1, 2, 3), (4, 5)], self.cluster(), host_gb_per_s=self.HOST)
         assert [phase.seconds for phase in cost.phases] == pytest.approx([0.1, 1.0, 0.1])
 

@@ -11,7 +11,7 @@ from hetero.cost.cost_model import StageCost
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.network import Topology, TransferCost
 from hetero.cost.pipeline_period import pipeline_s
-from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.engine import Pipeline, Replay
 from hetero.cost.simulation.simulator import Simulation, simulate, with_gradient_sync
 from hetero.errors import ConfigError
@@ -21,42 +21,10 @@ from hetero.schedule.actions import COMPUTE, Action, ActionKind
 from hetero.schedule.activation_residency import HeldMicrobatches, Residency, worst_moments
 from hetero.spec.cluster import ClusterSpec, Link
 from tests.helpers.models import gpt2_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, stage, with_every_replica
 from tests.helpers.strategies import legal_plans
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
-
-MODEL = gpt2_model(tied_embeddings=False)
-BLOCK_S = (1.0, 2.0)
-A100 = "A100-40"
-FAST_HOST = dataclasses.replace(HETERO, sync_host_gb_per_s=1e9)
-"""Sums of gradients cost what their links cost."""
-
-
-def run(
-    described: Plan,
-    cluster: ClusterSpec | None = None,
-    *,
-    update_s: float = 0.0,
-    runtime: RuntimeModel = FAST_HOST,
-) -> Simulation:
-    """On single-device nodes with links that cost next to nothing, unless ``cluster`` says otherwise."""
-    costs = cost_model(described.model, [profile(described.model, block_s=BLOCK_S, update_s=update_s)], runtime=runtime)
-    return simulate(described, cluster or nodes(described.world_size, gb_per_s=1e9), costs)
-
-
-def pipeline(num_stages: int, *, num_samples: int, depths: list[int] | None = None) -> Plan:
-    """One replica of equal stages on one device each."""
-    layers = MODEL.num_layers // num_stages
-    stages = [
-        stage(
-            layers=(s * layers, (s + 1) * layers),
-            ranks=(s,),
-            device=A100,
-            depth=depths[s] if depths else min(num_stages - s, num_samples),
-        )
-        for s in range(num_stages)
-    ]
-    return plan(MODEL, [replica(*stages, num_samples=num_samples)])
+from tests.unit.cost.simulated import A100, BLOCK_S, FAST_HOST, MODEL, pipeline, run, split
 
 
 def data_parallel(count: int, *, num_samples: int = 2) -> Plan:
@@ -88,12 +56,6 @@ def test_plain_1f1b_has_the_bubble_of_its_paper(num_samples: int) -> None:
     times = result.stages[0, 0]
     assert times.busy_s == pytest.approx(ideal_s)
     assert times.bubble_s == pytest.approx(ideal_s * 2 / num_samples, rel=1e-6)
-
-
-def split(whole: Plan, delays: Sequence[int | None]) -> Plan:
-    """The plan of one replica with other delays."""
-    (one,) = whole.replicas
-    return whole.with_replica(0, one.with_each_stage(wgrad_delay=delays))
 
 
 @pytest.mark.parametrize("num_samples", [6, 12, 24])
@@ -239,8 +201,8 @@ class TestGradients:
         assert result.step_s == pytest.approx(54.0 + 8 * 0.5, rel=1e-3)
 
     def test_domains_halve_what_a_slow_link_carries(self) -> None:
-        """Two nodes of two devices, inside 100 times as fast: a ring takes 2 (4 - 1) / 4 times 8 s; in two levels
-        half a ring of two at each end and, one after the other, two lanes with half of the gradients each."""
+        """Two nodes of two devices, inside 100 times as fast: a ring takes 2 (4 - 1) / 4 times 8 s; a hierarchical
+        sum half a ring of two at each end and, one after the other, two rails with half of the gradients each."""
         gb_per_s = 4 * self.NUMEL / 1e9 / 8.0
         inside = Link(bandwidth_gb_per_s=100 * gb_per_s, latency_us=0)
         cluster = nodes(2, gpus_per_node=2, gb_per_s=gb_per_s, inside_node=inside)
@@ -350,8 +312,7 @@ def test_the_critical_path_has_no_gaps(legal: Plan) -> None:
 
 def on_a100(legal: Plan) -> Plan:
     """The same plan for devices that can have a profile."""
-    replicas = (r.with_each_stage(device=[A100] * len(r.stages)) for r in legal.replicas)
-    return legal.with_replicas(dict(enumerate(replicas)))
+    return with_every_replica(legal, lambda each: each.with_each_stage(device=[A100] * len(each.stages)))
 
 
 def run_any(described: Plan, *, gb_per_s: float = 1e-5) -> Simulation:

@@ -17,7 +17,7 @@ from hetero.spec.cluster import ClusterSpec
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
-from tests.unit.cost.test_deepspeed import RUNTIME as DEEPSPEED
+from tests.unit.cost.simulated import DEEPSPEED_FAST_HOST as DEEPSPEED
 
 MODEL = gpt2_model(tied_embeddings=False)
 A100 = "A100-40"

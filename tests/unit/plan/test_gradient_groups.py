@@ -1,6 +1,5 @@
 """Gradient groups: whoever holds a segment sums its gradient, nobody else does, and every element is there once."""
 
-import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from hetero.plan.gradient_groups import ALIGNMENT, Bucket, gradient_buckets, gra
 from hetero.plan.ir import Plan, Stage
 from hetero.spec.parameters import EMBEDDING, Parameter, parameters, shard_intervals, stage_parameters
 from tests.helpers.models import gpt2_model, llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, stage, with_shares
 from tests.helpers.strategies import legal_plans
 
 ALL_IN_ONE = 10**9
@@ -229,10 +228,3 @@ def test_shards_tile_the_buffer(random_plan: Plan, bucket_numel: int, shares: li
         for segment, (start, end) in zip(bucket.segments, pairwise(bucket.offsets), strict=True):
             assert start + segment.numel <= end
             assert segment.parameter.decays == (start < bucket.end_of_decayed)
-
-
-def with_shares(plan: Plan, shares: list[int]) -> Plan:
-    """The stages of ``plan`` with ``shares`` in turn."""
-    turn = itertools.cycle(shares)
-    replicas = (r.with_each_stage(optimizer_share=[next(turn) for _ in r.stages]) for r in plan.replicas)
-    return plan.with_replicas(dict(enumerate(replicas)))

@@ -16,7 +16,7 @@ from hetero.plan.validate import validate
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, RECEIVE, SEND, UPDATE, Action, ActionKind
 from hetero.schedule.program import Point, Program, parse_programs
 from hetero.spec.parameters import Parameter, stage_parameters
-from tests.helpers.layouts import layouts
+from tests.helpers.layouts import layouts, with_delays
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.strategies import legal_plans, step_replicas
@@ -165,12 +165,6 @@ def test_collectives_are_launched_in_one_order_by_all_who_hold_a_bucket(drawn: t
         assert all(queued.after == (Point(UPDATE),) for queued in gathers)
 
 
-def _with_delays(drawn: Plan, delays: list[int | None]) -> Plan:
-    """Stage s of every replica with delay s of ``delays``."""
-    replicas = (each.with_each_stage(wgrad_delay=delays[: len(each.stages)]) for each in drawn.replicas)
-    return drawn.with_replicas(dict(enumerate(replicas)))
-
-
 def _held(described: Plan, program: Program, bucket: Bucket) -> Iterator[tuple[int, float]]:
     """Each stage of the group that holds a part of the bucket, and the position of the part there."""
     names = {segment.parameter.name for segment in bucket.segments}
@@ -206,7 +200,7 @@ def _sums(described: Plan) -> Iterator[tuple[tuple[int, float], list[tuple[int, 
 @given(legal_plans(), st.lists(st.one_of(st.none(), st.integers(0, 2)), min_size=4, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_a_bucket_is_summed_when_all_its_gradients_are_whole(drawn: Plan, delays: list[int | None]) -> None:
-    for start, whole in _sums(_with_delays(drawn, delays)):
+    for start, whole in _sums(with_delays(drawn, delays)):
         assert start >= max(whole)
 
 
@@ -249,7 +243,7 @@ def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) 
 
 
 def test_without_overlap_sums_come_after_the_last_backward_and_weights_before_the_first_forward() -> None:
-    made = _with_delays(sharded(_interleaved()), [None, 0, 2, None])
+    made = with_delays(sharded(_interleaved()), [None, 0, 2, None])
     options = CollectiveOptions(overlap_grad_reduce=False, overlap_param_gather=False)
     first, second, alone = lower(made, shared_buckets(made), options=options)
     for program, last in ((first, "2W3"), (second, "1W3"), (alone, "0B0")):

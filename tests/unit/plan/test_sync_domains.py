@@ -31,7 +31,7 @@ NODES = Domains([(0, 1, 2), (3, 4), (5,)])
         ((0, 2), (), ()),
     ],
 )
-def test_holders_by_domain_and_lane(
+def test_holders_by_domain_and_rail(
     ranks: tuple[int, ...], parts: tuple[tuple[int, ...], ...], rails: tuple[tuple[int, ...], ...]
 ) -> None:
     assert NODES.parts(ranks) == parts

@@ -133,7 +133,7 @@ SYNC = [
     segments_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
 ]
-"""These three speak of one thing: what the rings cost."""
+"""They speak of one thing: what the sums between nodes cost."""
 
 
 def seconds(*uses: tuple[Template, int]) -> float:
@@ -160,5 +160,5 @@ def test_a_replica_alone_sums_inside_its_nodes() -> None:
 def test_tied_embeddings_join_first_and_last_stage_of_one_replica() -> None:
     """The mixed replica holds them on V100 and on A100: a ring between nodes, even if it is alone."""
     sync_tiers = SyncTiers(QUESTION)
-    pace = sync_tiers.tiers[sync_tiers.tier_between(0, 1) or 0]
-    assert seconds((MIXED, 1)) >= sync_tiers.word_embedding_bytes * pace
+    s_per_byte = sync_tiers.tiers[sync_tiers.tier_between(0, 1) or 0]
+    assert seconds((MIXED, 1)) >= sync_tiers.word_embedding_bytes * s_per_byte

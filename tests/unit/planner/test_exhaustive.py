@@ -1,4 +1,4 @@
-"""The planner's best cover against every plan there is, and the floor below both."""
+"""The planner's best cover against every plan there is, and the lower bound below both."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ WITHIN = 1.002
 
 
 def check(question: Problem) -> None:
-    """The shortest step by the formula is the planner's, and none is below the floor, not the simulator's either."""
+    """The shortest step by the formula is the planner's; none, nor one by the simulator, is below the lower bound."""
     every = exhaustive_best(question, sizes=SIZES, samples=SAMPLES)
     result = planned(question, effort_s=60)
     assert result.finished
@@ -61,15 +61,15 @@ def test_no_plan_is_better_on_eight_gpus_with_published_profiles() -> None:
     check(problem(spec, opt_model(12, 1024, 16), 16))
 
 
-def test_twice_the_devices_halve_the_floor() -> None:
-    """But for the update, the floor is work over speed."""
+def test_twice_the_devices_halve_the_lower_bound() -> None:
+    """But for the update, the lower bound is work over speed."""
     one, two = (problem(cluster(("A100-40", 4, n)), opt_model(6, 1024, 16), 16) for n in (1, 2))
     update_s = min(one.costs.update(half, device="A100-40", tp=4)[0] for half in HALVES)
-    floors = [lower_bound_s(question, StageOptionTable(question)) - update_s for question in (one, two)]
-    assert floors[1] == pytest.approx(floors[0] / 2, rel=0.01)
+    bounds = [lower_bound_s(question, StageOptionTable(question)) - update_s for question in (one, two)]
+    assert bounds[1] == pytest.approx(bounds[0] / 2, rel=0.01)
 
 
-def test_devices_that_hold_nothing_do_not_lower_the_floor() -> None:
+def test_devices_that_hold_nothing_do_not_lower_the_bound() -> None:
     spec = cluster(("A100-40", 2, 1), ("V100-16", 2, 1))
     small = dataclasses.replace(spec.node_types[1], memory_gib=1)
     with_small = dataclasses.replace(spec, node_types=(spec.node_types[0], small))

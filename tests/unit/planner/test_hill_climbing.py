@@ -3,7 +3,7 @@
 from hetero.planner.cover.cover import Copies, divide_batch, score_cover
 from hetero.planner.cover.hill_climbing import HillClimbing
 from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.deadline import Deadline
+from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.replica.boundary_costs import PlacedSlot
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import StageBlock, Template, TemplateFactory
@@ -43,7 +43,7 @@ def test_hill_climbing_cuts_a_stage_in_two() -> None:
     assert template is not None
     start = (Copies(template, 1, 4),)
     before = score_cover(start, QUESTION, TIERS)
-    cover, after = HillClimbing(QUESTION, OPTIONS, TIERS, Deadline(60)).climb([(start, before)])[0]
+    cover, after = HillClimbing(QUESTION, OPTIONS, TIERS, Deadline(60, CountedWork())).climb([(start, before)])[0]
     assert after == score_cover(cover, QUESTION, TIERS)
     assert after.step_s < 0.99 * before.step_s
     assert all(

@@ -10,7 +10,7 @@ from hetero.plan.ir import Replica
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring
-from hetero.planner.deadline import Deadline
+from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve import interleaving
 from hetero.planner.improve.half_layer_moves import levelled, with_half_layers_moved
 from hetero.planner.improve.interleaving import interleave, interleaved
@@ -33,7 +33,7 @@ def layers_of(pipeline: Replica) -> list[float]:
 def test_two_stages_per_group_fill_in_half_the_time() -> None:
     problem = line_problem()
     whole = score_of(uniform(pp=4), problem)
-    found = interleave(Shortlist(whole), problem, Deadline(30))
+    found = interleave(Shortlist(whole), problem, Deadline(30, CountedWork()))
     validate(found.plan)
     (pipeline,) = found.plan.replicas
     assert pipeline.device_groups == ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -44,8 +44,8 @@ def test_two_stages_per_group_fill_in_half_the_time() -> None:
 def test_the_best_of_all_finalists_is_interleaved() -> None:
     problem = line_problem()
     plans = [score_of(uniform(pp=pp), problem) for pp in (4, 2)]
-    alone = [interleave(Shortlist(each), problem, Deadline(30)).step_s for each in plans]
-    best = interleave(Shortlist(plans[0], tuple(plans)), problem, Deadline(30))
+    alone = [interleave(Shortlist(each), problem, Deadline(30, CountedWork())).step_s for each in plans]
+    best = interleave(Shortlist(plans[0], tuple(plans)), problem, Deadline(30, CountedWork()))
     assert best.step_s == pytest.approx(min(alone), rel=1e-3)
 
 
@@ -61,7 +61,7 @@ def test_the_best_of_all_finalists_is_interleaved() -> None:
 def test_the_plan_stays(options: dict[str, object], limit_s: float) -> None:
     problem = line_problem(**options)
     whole = score_of(uniform(pp=4), problem)
-    assert interleave(Shortlist(whole), problem, Deadline(limit_s)) is whole
+    assert interleave(Shortlist(whole), problem, Deadline(limit_s, CountedWork())) is whole
 
 
 @pytest.mark.parametrize("shape", [{}, {"pp": 4, "global_batch_size": 1024}], ids=["no pipeline", "many microbatches"])
@@ -70,7 +70,7 @@ def test_where_little_can_be_gained_nothing_is_tried(monkeypatch: pytest.MonkeyP
     problem = line_problem(global_batch_size=shape.get("global_batch_size", 8))
     whole = score_of(uniform(**shape), problem)
     monkeypatch.delattr(interleaving, "score_plan")
-    assert interleave(Shortlist(whole), problem, Deadline(30)) is whole
+    assert interleave(Shortlist(whole), problem, Deadline(30, CountedWork())) is whole
 
 
 @pytest.mark.parametrize("apart", [1, 2])
@@ -83,11 +83,11 @@ def test_devices_hold_all_of_their_stages(monkeypatch: pytest.MonkeyPatch, apart
     made = whole.plan.with_replica(0, pipeline)
     capacity = max(parts.total for parts in device_memory(made, plan_memory(made, problem.costs)).values())
     monkeypatch.setattr(scoring, "capacity_bytes", lambda *_: capacity)
-    found = interleave(Shortlist(whole), problem, Deadline(30))
+    found = interleave(Shortlist(whole), problem, Deadline(30, CountedWork()))
     assert max(parts.total for parts in device_memory(found.plan, found.memory).values()) <= capacity
     assert found.plan.replicas[0].is_interleaved
     capacity = max(parts.total for parts in whole.memory.values())
-    assert interleave(Shortlist(whole), problem, Deadline(30)) is whole
+    assert interleave(Shortlist(whole), problem, Deadline(30, CountedWork())) is whole
 
 
 def test_layers_are_cut_as_evenly_as_they_can_be_and_the_head_has_the_shorter_part() -> None:

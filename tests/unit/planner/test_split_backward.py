@@ -10,7 +10,7 @@ from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring
-from hetero.planner.deadline import Deadline
+from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve import split_backward
 from hetero.planner.improve.local_search import neighbours
 from hetero.planner.improve.split_backward import DELAY_RULES, smaller_delay, split_backwards
@@ -29,7 +29,7 @@ def delays_of(plan: Plan) -> list[int | None]:
 def test_a_pipeline_of_equal_stages_idles_less() -> None:
     problem = line_problem()
     whole = score_of(uniform(pp=4), problem)
-    found = split_backwards(Shortlist(whole), problem, Deadline(30))
+    found = split_backwards(Shortlist(whole), problem, Deadline(30, CountedWork()))
     validate(found.plan)
     assert None not in delays_of(found.plan)
     weight_s = found.simulation.costs[0, 0].weight_s
@@ -40,8 +40,8 @@ def test_the_best_of_all_finalists_is_split() -> None:
     """Two short pipelines lose less than a long one as they are; what a split leaves of either decides."""
     problem = line_problem()
     plans = [score_of(uniform(pp=pp), problem) for pp in (4, 2)]
-    alone = [split_backwards(Shortlist(each), problem, Deadline(30)).step_s for each in plans]
-    best = split_backwards(Shortlist(plans[0], tuple(plans)), problem, Deadline(30))
+    alone = [split_backwards(Shortlist(each), problem, Deadline(30, CountedWork())).step_s for each in plans]
+    best = split_backwards(Shortlist(plans[0], tuple(plans)), problem, Deadline(30, CountedWork()))
     assert best.step_s == pytest.approx(min(alone), rel=1e-3)
 
 
@@ -57,35 +57,35 @@ def test_the_best_of_all_finalists_is_split() -> None:
 def test_the_plan_stays(options: dict[str, object], limit_s: float) -> None:
     problem = line_problem(**options)
     whole = score_of(uniform(pp=4), problem)
-    assert split_backwards(Shortlist(whole), problem, Deadline(limit_s)) is whole
+    assert split_backwards(Shortlist(whole), problem, Deadline(limit_s, CountedWork())) is whole
 
 
 def test_without_pipelines_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = line_problem()
     whole = score_of(uniform(), problem)
     monkeypatch.delattr(split_backward, "score_plan")
-    assert split_backwards(Shortlist(whole), problem, Deadline(30)) is whole
+    assert split_backwards(Shortlist(whole), problem, Deadline(30, CountedWork())) is whole
 
 
 def test_stages_that_recompute_everything_stay_whole() -> None:
     problem = line_problem()
     whole = uniform(pp=4)
     mixed = whole.with_replica(0, whole.replicas[0].with_each_stage(recompute=["full"] * 2 + ["selective"] * 2))
-    found = split_backwards(Shortlist(score_of(mixed, problem)), problem, Deadline(30))
+    found = split_backwards(Shortlist(score_of(mixed, problem)), problem, Deadline(30, CountedWork()))
     validate(found.plan)
     assert delays_of(found.plan)[:2] == [None, None]
     assert found.step_s < score_of(mixed, problem).step_s
 
 
-@pytest.mark.parametrize("spare_delays", [0, 1, 2])
-def test_delays_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_delays: int) -> None:
+@pytest.mark.parametrize("spare_microbatches", [0, 1, 2])
+def test_delays_stay_within_the_memory(monkeypatch: pytest.MonkeyPatch, spare_microbatches: int) -> None:
     """A device that holds 1F1B's first stage and so many W's beside it, whichever stage it has."""
     problem = line_problem()
     whole = uniform(pp=4)
-    most = whole.with_replica(0, whole.replicas[0].with_stage(0, wgrad_delay=spare_delays))
+    most = whole.with_replica(0, whole.replicas[0].with_stage(0, wgrad_delay=spare_microbatches))
     capacity = max(parts.total for parts in plan_memory(most, problem.costs).values())
     monkeypatch.setattr(scoring, "capacity_bytes", lambda *_: capacity)
-    found = split_backwards(Shortlist(score_of(whole, problem)), problem, Deadline(30))
+    found = split_backwards(Shortlist(score_of(whole, problem)), problem, Deadline(30, CountedWork()))
     assert max(parts.total for parts in found.memory.values()) <= capacity
     assert found.step_s < score_of(whole, problem).step_s
 

@@ -130,9 +130,9 @@ def test_boxes_are_as_wide_as_their_layers(cuts: tuple[int, ...]) -> None:
 def half_cut_plan() -> Plan:
     cuts = ((0, 2.5), (2.5, 3), (3, 3.5), (3.5, 5.5), (5.5, 12))
     stages = [stage(layers=held, ranks=(s,), device="V100-16") for s, held in enumerate(cuts)]
-    stages[3] = dataclasses.replace(stages[3], recompute="full", recompute_num_layers=2)
+    halves = replica(*stages).with_stage(3, recompute="full", recompute_num_layers=2)
     whole = replica(stage(layers=(0, 2), ranks=(5,)), stage(layers=(2, 12), ranks=(6,)))
-    return plan(llama_model(num_layers=12), [replica(*stages), whole])
+    return plan(llama_model(num_layers=12), [halves, whole])
 
 
 def test_halves_of_layers_are_told() -> None:

@@ -2,24 +2,15 @@
 
 import pytest
 
-from hetero.spec.devices import DEVICE_TYPES, DataSheet, DeviceType, device_type
+from hetero.spec.devices import DEVICE_TYPES, DeviceType, device_type
+from tests.helpers.data_sheets import check_data_sheet, sheet_of
 
 GPUS = [device for device in DEVICE_TYPES.values() if device.compute_capability is not None]
 
 
-def sheet_of(device: DeviceType) -> DataSheet:
-    assert device.data_sheet is not None
-    return device.data_sheet
-
-
 @pytest.mark.parametrize("device", GPUS, ids=lambda device: device.name)
 def test_every_gpu_has_one(device: DeviceType) -> None:
-    sheet = sheet_of(device)
-    assert sheet.source
-    assert 300 <= sheet.memory_gb_per_s <= 4800
-    assert sheet.fp64 <= sheet.fp32 < sheet.half
-    assert device.compute_capability is not None
-    assert (sheet.tf32 is not None) == (device.compute_capability >= (8, 0)), "TF32 begins with Ampere"
+    check_data_sheet(device)
 
 
 def test_the_host_has_none() -> None:

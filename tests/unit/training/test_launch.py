@@ -1,14 +1,17 @@
-"""The uniform plan that a launch's flags stand for."""
+"""What a launch makes of its flags: the uniform plan, and how long ranks wait for one another."""
 
 import dataclasses
 
 import pytest
+import torch.distributed as dist
 
+from hetero.distributed.failure_detector import FailureDetectorOptions
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
+from megatron.training import launch
 from megatron.training.cli.model_config import model_spec
-from megatron.training.launch import _plan_of_flags
+from megatron.training.launch import Launch, _plan_of_flags, joined
 from megatron.training.training import describe_rank
 from tests.helpers.flags import parse
 
@@ -69,3 +72,22 @@ def test_microbatches_that_make_no_full_round_are_fine() -> None:
 def test_stages_that_cannot_be_dealt_out(flags: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         plan_of(flags, world_size=2)
+
+
+class HandedOverError(Exception):
+    """The failure detector has its options."""
+
+
+def test_ranks_wait_for_one_another_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_over: list[FailureDetectorOptions] = []
+
+    def detector(*_: object, options: FailureDetectorOptions, **__: object) -> None:
+        handed_over.append(options)
+        raise HandedOverError
+
+    monkeypatch.setattr(launch, "FailureDetector", detector)
+    monkeypatch.setattr(launch, "_store", lambda *_: dist.HashStore())
+    parallel = parse("--hetero-heartbeat-timeout 7 --distributed-timeout-minutes 2").parallel
+    with pytest.raises(HandedOverError), joined(Launch(rank=0, world_size=1, local_rank=0), parallel):
+        pass
+    assert handed_over == [FailureDetectorOptions(lost_after_s=7.0, arrive_within_s=120.0)]

@@ -1,0 +1,52 @@
+"""Plans of few words, and their simulation on links that cost next to nothing."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
+from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.cost.simulation.simulator import Simulation, simulate
+from hetero.plan.ir import Plan
+from hetero.spec.cluster import ClusterSpec
+from tests.helpers.models import gpt2_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.synthetic_profiles import cost_model, nodes, profile
+
+MODEL = gpt2_model(tied_embeddings=False)
+BLOCK_S = (1.0, 2.0)
+A100 = "A100-40"
+FAST_HOST, DEEPSPEED_FAST_HOST = (dataclasses.replace(each, sync_host_gb_per_s=1e9) for each in (HETERO, DEEPSPEED))
+"""Sums of gradients cost what their links cost."""
+
+
+def run(
+    described: Plan,
+    cluster: ClusterSpec | None = None,
+    *,
+    update_s: float = 0.0,
+    runtime: RuntimeModel = FAST_HOST,
+) -> Simulation:
+    """On single-device nodes with links that cost next to nothing, unless ``cluster`` says otherwise."""
+    costs = cost_model(described.model, [profile(described.model, block_s=BLOCK_S, update_s=update_s)], runtime=runtime)
+    return simulate(described, cluster or nodes(described.world_size, gb_per_s=1e9), costs)
+
+
+def pipeline(num_stages: int, *, num_samples: int, depths: list[int] | None = None) -> Plan:
+    """One replica of equal stages on one device each."""
+    layers = MODEL.num_layers // num_stages
+    stages = [
+        stage(
+            layers=(s * layers, (s + 1) * layers),
+            ranks=(s,),
+            device=A100,
+            depth=depths[s] if depths else min(num_stages - s, num_samples),
+        )
+        for s in range(num_stages)
+    ]
+    return plan(MODEL, [replica(*stages, num_samples=num_samples)])
+
+
+def split(whole: Plan, delays: Sequence[int | None]) -> Plan:
+    """The plan of one replica with other delays."""
+    (one,) = whole.replicas
+    return whole.with_replica(0, one.with_each_stage(wgrad_delay=delays))
