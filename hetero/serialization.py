@@ -29,7 +29,7 @@ from hetero.units import MIB
 T = TypeVar("T")
 
 MAX_FILE_BYTES = 256 * MIB
-"""Of a file that is read at once. The manifest of a checkpoint of a million boxes has 160 MB, the ``tokenizer.json``
+"""Of a file that is read at once. The manifest of a checkpoint of a million blocks has 160 MB, the ``tokenizer.json``
 of Gemma, with 262,000 tokens, 33 MB; all other files are smaller by far."""
 
 MAX_YAML_BYTES = MIB
