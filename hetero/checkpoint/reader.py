@@ -1,6 +1,5 @@
 """Loads a checkpoint into the slices of any plan."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
 from hetero.plan.ir import Plan
 from hetero.runtime.sharded_state import TensorSlice
-from hetero.spec.model import ModelSpec
+from hetero.spec.model import ModelSpec, differing_fields
 
 _WEIGHT_KINDS = ("weights", "master")
 
@@ -192,17 +191,14 @@ class SavedTensors:
 
 
 def _check_model(path: Path, *, saved: ModelSpec, wanted: ModelSpec) -> None:
-    differing = [
-        f"{field.name} {getattr(saved, field.name)} != {getattr(wanted, field.name)}"
-        for field in dataclasses.fields(ModelSpec)
-        if getattr(saved, field.name) != getattr(wanted, field.name)
-    ]
-    if not differing:
+    names = differing_fields(saved, wanted)
+    if not names:
         return
     fix = "start this run with the checkpoint's model"
-    if differing == [f"padded_vocab_size {saved.padded_vocab_size} != {wanted.padded_vocab_size}"]:
+    if names == ["padded_vocab_size"]:
         fix = f"choose --make-vocab-size-divisible-by so that the vocabulary is padded to {saved.padded_vocab_size}"
-    raise CheckpointError(f"{path}: checkpoint of another model: {', '.join(differing)} here; {fix}")
+    differing = ", ".join(f"{name} {getattr(saved, name)} != {getattr(wanted, name)}" for name in names)
+    raise CheckpointError(f"{path}: checkpoint of another model: {differing} here; {fix}")
 
 
 def _source(manifest: Manifest, wanted: TensorSlice) -> str | None:

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,12 +14,8 @@ from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard,
 from hetero.errors import CheckpointError
 from hetero.runtime.sharded_state import TensorSlice
 
-DTYPE_OF: dict[FloatType, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPE_OF: dict[FloatType, torch.dtype] = {name: getattr(torch, name) for name in get_args(FloatType)}
+"""Manifests have torch's own names."""
 
 _FLOAT_TYPE_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 

@@ -183,7 +183,7 @@ class Report:
 
     def best_uniform(self) -> tuple[str, ScoredPlan] | None:
         """The fastest yardstick that gives all its GPUs one and the same degrees, with its name."""
-        found = [(name, best) for name, best in self.compared if name.startswith("uniform") and best is not None]
+        found = [(each.name, each.best) for each in self.others if each.is_uniform and each.best is not None]
         return min(found, key=lambda pair: pair[1].step_s, default=None)
 
 

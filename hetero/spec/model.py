@@ -152,12 +152,16 @@ class ModelSpec:
         return self.activation == "swiglu"
 
 
+def differing_fields(ours: ModelSpec, theirs: ModelSpec) -> list[str]:
+    """Names the fields in which two models differ, in the order of their declaration."""
+    names = [field.name for field in dataclasses.fields(ModelSpec)]
+    return [name for name in names if getattr(ours, name) != getattr(theirs, name)]
+
+
 def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
     """Names the first field in which two models differ, as ``field ours, not theirs``; ``None`` if they are equal."""
-    for field in dataclasses.fields(ModelSpec):
-        here, there = getattr(ours, field.name), getattr(theirs, field.name)
-        if here != there:
-            return f"{field.name} {here!r}, not {there!r}"
+    for name in differing_fields(ours, theirs):
+        return f"{name} {getattr(ours, name)!r}, not {getattr(theirs, name)!r}"
     return None
 
 

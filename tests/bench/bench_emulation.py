@@ -335,7 +335,7 @@ def report_comparison(cluster: ClusterSpec, costs: CostModel, batch: int, num_st
     problem = Problem(cluster=cluster, costs=costs, global_batch_size=batch, time_limit_s=time_limit_s)
     ours = plan_cluster(problem).plan
     found = [("this planner", ours), ("the same, plain 1F1B", plain(ours))]
-    uniform = {each.name: each.best for each in yardsticks(problem) if each.name.startswith("uniform") and each.best}
+    uniform = {each.name: each.best for each in yardsticks(problem) if each.is_uniform and each.best}
     name = min(uniform, key=lambda name: uniform[name].step_s)
     found.append((f"best uniform ({name})", uniform[name].plan))
     runs = []
