@@ -44,7 +44,12 @@ class Shortage:
 
 def capacity_bytes(stage: Stage, cluster: ClusterSpec) -> int | None:
     """Memory of one device of ``stage``; ``None`` where nobody knows it."""
-    memory_gib = cluster.device_of_rank(stage.ranks[0]).memory_gib
+    return capacity_of_rank(stage.ranks[0], cluster)
+
+
+def capacity_of_rank(rank: int, cluster: ClusterSpec) -> int | None:
+    """Memory of the device that ``rank`` runs on; ``None`` where nobody knows it."""
+    memory_gib = cluster.device_of_rank(rank).memory_gib
     return None if memory_gib is None else memory_gib * GIB
 
 

@@ -1,10 +1,10 @@
 """Words for plans that tables, figures and the page share: what a stage holds, how a replica is scheduled."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.orders import BY_DEPTHS
-from hetero.text import in_halves, number_ranges
+from hetero.text import in_halves, number_ranges, numbered
 
 SORTS_SHOWN = 3
 """Sorts of replica that one line of text tells."""
@@ -40,7 +40,7 @@ def orders_of(plan: Plan) -> str:
         if replica.is_interleaved:
             parts.append(f"stages {' | '.join(map(number_ranges, replica.device_groups))} in turns")
         if parts:
-            said.append(f"replica{'s' if len(members) > 1 else ''} {number_ranges(members)}: {', '.join(parts)}")
+            said.append(f"{numbered('replica', members)}: {', '.join(parts)}")
     return "; ".join(
         said[:SORTS_SHOWN] + ([f"and {len(said) - SORTS_SHOWN} more sorts"] if len(said) > SORTS_SHOWN else [])
     )
@@ -116,11 +116,6 @@ def recompute_of(stage: Stage) -> str:
     if stage.recompute_num_layers is None:
         return "-" if stage.recompute == "none" else stage.recompute
     return f"{stage.recompute} {stage.recompute_num_layers}/{len(stage.layer_numbers)}"
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``rank 3``, or ``ranks 0-3``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
 
 
 def degrees(stage: Stage) -> str:
