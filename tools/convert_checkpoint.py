@@ -27,7 +27,7 @@ from hetero.checkpoint.interchange.convert import Conversion, WeightFormat, conv
 from hetero.checkpoint.interchange.families import ModelType
 from hetero.errors import HeteroError
 from hetero.runtime.dtypes import PRECISIONS
-from hetero.spec.hugging_face.models import VOCABULARY_DIVISOR
+from hetero.spec.model import VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}

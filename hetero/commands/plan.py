@@ -45,7 +45,13 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--seq-length", type=int, help="tokens of a sample (default: the model's most)")
     parser.add_argument("--precision", choices=list(BYTES_OF_PRECISION), default="fp32")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan here")
-    parser.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="seconds (default: 30)")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=Problem.time_limit_s,
+        metavar="S",
+        help=f"seconds (default: {Problem.time_limit_s:g})",
+    )
     parser.add_argument(
         "--objective", choices=["time", "money"], default="time", help="shortest step, or least money per token"
     )

@@ -169,8 +169,8 @@ def _is_legal(plan: Plan) -> bool:
 
 
 def _smaller_depths(depths: list[int]) -> list[tuple[int, ...]]:
-    """Depths of the stages of one device, one microbatch in all less from each to the one before it, and ``depths``
-    themselves not among them."""
+    """List ever smaller depths of one device's stages, the smallest first: each has one microbatch less in all than the
+    next, the last one less than ``depths``."""
     found: list[tuple[int, ...]] = []
     while max(depths) > 1:
         deepest = depths.index(max(depths))

@@ -1,6 +1,6 @@
 """Runs the steps of a training run on one rank, one after the other.
 
-The one loop body that everybody has who trains: the harness, the tools, the emulation and the tests. It knows neither
+Everybody who trains calls this one loop body: the harness, the tools, the emulation and the tests. It knows neither
 checkpoints nor logs.
 """
 

@@ -18,6 +18,9 @@ MAX_BLOCKS = 100_000
 """Limit of layers x experts. Everything that lists parameters, from the validator to a checkpoint, has some entries
 for each; the largest models have a fourth of it (61 layers of 384 experts)."""
 
+VOCABULARY_DIVISOR = 128
+"""Default of Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryScaling:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from hetero.errors import ConfigError
-from hetero.spec.model import ModelSpec, RotaryScaling, padded_vocab_size
+from hetero.spec.model import VOCABULARY_DIVISOR, ModelSpec, RotaryScaling, padded_vocab_size
 from megatron.training.cli import derived
 from megatron.training.cli.fields import (
     Condition,
@@ -136,7 +136,7 @@ class ModelConfig:
     make_vocab_size_divisible_by: int = flag(
         "Pad the embedding to a multiple of this. Unlike Megatron-LM, the tensor-parallel size plays no part.",
         COUNT,
-        default=128,
+        default=VOCABULARY_DIVISOR,
     )
     num_experts: int | None = flag("Make every MLP a mixture of this many experts.", COUNT, default=None)
     moe_router_topk: int = flag("Experts that each token visits.", COUNT, default=2, relations=_OF_EXPERTS)

@@ -4,8 +4,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
+from hetero.cost.runtime_model import HETERO
 from hetero.emulation.options import EmulationOptions
 from hetero.plan.ir import Precision, Recompute
+from hetero.planner.problem import Problem
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from megatron.training.cli import derived
 from megatron.training.cli.fields import (
@@ -77,7 +79,7 @@ class PlannerConfig:
         "With a cluster: seconds to plan.",
         SECONDS,
         name="--hetero-plan-time-limit",
-        default=30.0,
+        default=Problem.time_limit_s,
         relations=_OF_PLANNING,
     )
     out: Path | None = flag(
@@ -204,7 +206,7 @@ class ParallelConfig:
         "Gradients, in numbers, summed at a time, unless the plan says.",
         COUNT,
         name="--ddp-bucket-size",
-        default=40_000_000,
+        default=HETERO.bucket_numel,
     )
     backend: Literal["gloo", "nccl"] = computed(
         derived.backend,
