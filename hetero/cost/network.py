@@ -141,13 +141,6 @@ def slice_costs(
     )
 
 
-def boundary_s(sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int) -> float:
-    """One-way seconds of the slowest slice from ``sender`` to ``receiver``: c_s of the steady-period formula."""
-    return max(
-        cost.seconds for cost in slice_costs(sender, receiver, topology, seq_length=seq_length, row_bytes=row_bytes)
-    )
-
-
 def ring_all_reduce_cost(
     num_bytes: int, ranks: Sequence[int], topology: Topology, *, host_gb_per_s: float
 ) -> TransferCost:
