@@ -13,11 +13,11 @@ from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import lower, step_rows
 from hetero.plan.validate import validate
+from hetero.report.plan_wording import ranks_in_words
 from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
-from hetero.text import numbered
 
 
 def add_show(commands: Any) -> None:
@@ -100,8 +100,7 @@ def _program_text(plan: Plan) -> str:
     """The programs of all device groups, below the buckets that these sum."""
     shared = [bucket for bucket in gradient_buckets(plan, bucket_numel=_bucket_numel(plan)) if len(bucket.ranks) > 1]
     buckets = "\n".join(
-        f"# bucket {n}: {numbered('rank', bucket.ranks)}, {bucket.numel:,} gradients "
-        f"from position {bucket.position:g} on"
+        f"# bucket {n}: {ranks_in_words(bucket.ranks)}, {bucket.numel:,} gradients from position {bucket.position:g} on"
         for n, bucket in enumerate(shared)
     )
     return "\n\n".join([*([buckets] if buckets else []), *map(str, lower(plan, shared))])

@@ -1,6 +1,6 @@
 """Words for plans that tables, figures and the page share: what a stage holds, how a replica is scheduled."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.orders import BY_DEPTHS
@@ -116,6 +116,11 @@ def recompute_of(stage: Stage) -> str:
     if stage.recompute_num_layers is None:
         return "-" if stage.recompute == "none" else stage.recompute
     return f"{stage.recompute} {stage.recompute_num_layers}/{len(stage.layer_numbers)}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0-3``."""
+    return numbered("rank", ranks)
 
 
 def degrees(stage: Stage) -> str:

@@ -13,10 +13,11 @@ from hetero.report.plan_wording import (
     depth_title,
     held_by,
     layers_of,
+    ranks_in_words,
     recompute_of,
     title_of,
 )
-from hetero.text import number_ranges, numbered
+from hetero.text import number_ranges
 
 PICTURE_COLUMNS = 96
 """Boxes get no wider than this altogether, unless the model has more layers than that."""
@@ -78,7 +79,7 @@ def plan_picture(plan: Plan) -> str:
             lines.append(label.ljust(indent) + "│" + "│".join(cells) + "│")
     lines.append(" " * indent + _border(above=walls[-1], below=set(), width=width))
     if plan.idle_ranks:
-        lines.append("idle".ljust(indent) + numbered("rank", plan.idle_ranks))
+        lines.append("idle".ljust(indent) + ranks_in_words(plan.idle_ranks))
     return "\n".join(lines)
 
 
@@ -88,7 +89,7 @@ def _box_lines(stage: Stage) -> list[tuple[str, str]]:
     return [
         (f"layer{'s' if len(stage.layer_numbers) > 1 else ''} {layers}", layers),
         (stage.device, stage.device),
-        (numbered("rank", stage.ranks) + degrees(stage), ranks + degrees(stage)),
+        (ranks_in_words(stage.ranks) + degrees(stage), ranks + degrees(stage)),
     ]
 
 
