@@ -29,7 +29,7 @@ from hetero.units import MIB
 T = TypeVar("T")
 
 MAX_FILE_BYTES = 256 * MIB
-"""Of a file that is read at once. The manifest of a checkpoint of a million boxes has 160 MB, the ``tokenizer.json``
+"""Of a file that is read at once. The manifest of a checkpoint of a million blocks has 160 MB, the ``tokenizer.json``
 of Gemma, with 262,000 tokens, 33 MB; all other files are smaller by far."""
 
 MAX_YAML_BYTES = MIB
@@ -324,9 +324,18 @@ def save(value: Any, path: Path) -> None:
     Raises:
         ConfigError: it cannot be written there.
     """
+    write_bytes(path, to_json(value).encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that the user named. It appears complete or not at all.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(to_json(value), encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,6 +1,6 @@
 """Formats numbers for messages and tables: ranges of ranks, and layers of which there may be halves."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
@@ -12,6 +12,11 @@ def number_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def numbered(what: str, numbers: Sequence[int]) -> str:
+    """Formats one or several of a kind: ``rank 3``, or ``ranks 0-3,6``."""
+    return f"{what}{'s' if len(numbers) > 1 else ''} {number_ranges(numbers)}"
 
 
 def in_halves(number: float) -> str:

@@ -213,7 +213,8 @@ def test_one_geometry_of_boundaries() -> None:
         if isinstance(node, ast.FunctionDef) and node.name in ("transfers", "num_phases")
     ]
     assert cutters == ["hetero/plan/reshard.py"] * 2
-    takers = {name(path) for path in SOURCES if "transfers" in imports_of(path).get("hetero.plan.reshard", ())}
+    cut = {"transfers", "transfers_by_phase"}
+    takers = {name(path) for path in SOURCES if cut & set(imports_of(path).get("hetero.plan.reshard", ()))}
     assert {"hetero/distributed/p2p.py", "hetero/cost/network.py", "hetero/emulation/cluster/link_model.py"} <= takers
 
 

@@ -25,12 +25,12 @@ import torch
 
 from hetero.checkpoint.interchange.convert import Conversion, WeightFormat, convert
 from hetero.checkpoint.interchange.families import ModelType
-from hetero.checkpoint.interchange.weights import PRECISION_OF
 from hetero.errors import HeteroError
-from hetero.spec.hugging_face.models import VOCABULARY_DIVISOR
+from hetero.runtime.dtypes import PRECISIONS
+from hetero.spec.model import VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISION_OF}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 

@@ -39,7 +39,7 @@ from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
 from hetero.report.content import Execution, Report
 from hetero.report.page.html_page import html_page
-from hetero.serialization import check_can_be_written, load
+from hetero.serialization import check_can_be_written, load, write_bytes
 from hetero.spec.cluster import ClusterSpec
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import PretrainConfig
@@ -189,7 +189,7 @@ def _write_report(path: Path, config: PretrainConfig, executions: Sequence[Execu
         memory=plan_memory(simulation.plan, costs),
         executions=tuple(executions),
     )
-    path.write_text(html_page(report), encoding="utf-8")
+    write_bytes(path, html_page(report).encode())
     print(f"report written to {path}")
 
 

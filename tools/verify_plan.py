@@ -35,6 +35,7 @@ from hetero.distributed.failure_detector import bounded_exit
 from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
+from hetero.plan.rank_description import describe_rank
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.optimizer import StepResult
@@ -47,7 +48,6 @@ from megatron.training.training import (
     LOG_COLUMNS,
     agree_on_plan_and_tokenizer,
     build_datasets,
-    describe_rank,
     memory_errors,
     start_session,
 )

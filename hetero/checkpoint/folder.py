@@ -2,7 +2,7 @@
 
     FOLDER/step_00000100/            published: complete, and never changed again
         state.json                   scalars, see :mod:`hetero.checkpoint.state`
-        manifest.json                boxes and their checksums, see :mod:`hetero.checkpoint.manifest`
+        manifest.json                blocks and their checksums, see :mod:`hetero.checkpoint.manifest`
         SHA256SUMS                   of the two, as ``sha256sum --check`` reads it
         rank_00000.safetensors ...   tensors
     FOLDER/.step_00000200.partial/   being written, or what a killed run left
@@ -79,7 +79,7 @@ def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manife
     """Turn the partial folder of ``step``, whose shards are on disk, into a checkpoint; returns its folder.
 
     Raises:
-        CheckpointError: a shard is not there, or boxes do not tile their tensors.
+        CheckpointError: a shard is not there, or blocks do not tile their tensors.
         OSError: the file system failed.
     """
     partial = partial_folder(folder, step)
@@ -91,7 +91,7 @@ def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manife
                 f"{path}: rank {shard.rank} wrote it, but it cannot be seen here; checkpoints have to be saved to a "
                 "file system that all hosts see"
             )
-    # A quarter of a million boxes take 7 s to indent, which a training step would feel, and 0.2 s as they are.
+    # A quarter of a million blocks take 7 s to indent, which a training step would feel, and 0.2 s as they are.
     texts = {_STATE: to_json(state).encode(), _MANIFEST: TypeAdapter(Manifest).dump_json(manifest)}
     sums = ""
     for name, text in texts.items():

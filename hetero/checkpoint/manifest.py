@@ -1,11 +1,11 @@
 """Lists which block of which global tensor lies in which shard file, and its checksum.
 
-A block is a box of a tensor: ``[offset, offset + size)`` along each dimension.
+A block is a rectangular part of a tensor: ``[offset, offset + size)`` along each dimension.
 
 A shard is a safetensors file. The manifest is the only index: a reader never looks for a file or a tensor that it
 does not name, and it names files of the checkpoint's own folder only.
 
-Checksums are CRC-32 (zlib), one per box and one per shard header, so that a rank reads and verifies only the boxes
+Checksums are CRC-32 (zlib), one per block and one per shard header, so that a rank reads and verifies only the blocks
 that it needs. It finds every flipped byte, runs at 2.8 GiB/s where SHA-256 runs at 0.35 on a core without SHA
 instructions, and lets go of Python's interpreter lock. It is no defence against a forger, and none is needed: what
 a checkpoint holds is only ever read as numbers.
@@ -30,7 +30,7 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.safetensors")
 
 
 class HasEdges(Protocol):
-    """A box of a global tensor: ``[offset, offset + size)`` along each dimension."""
+    """A block of a global tensor: ``[offset, offset + size)`` along each dimension."""
 
     @property
     def offsets(self) -> tuple[int, ...]: ...
@@ -41,7 +41,7 @@ class HasEdges(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """A box of a global tensor, wherever it is."""
+    """A block of a global tensor, wherever it is."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedBlock:
-    """A box of the global tensor ``name`` (``kind/canonical name``) in a shard."""
+    """A block of the global tensor ``name`` (``kind/canonical name``) in a shard."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -61,11 +61,11 @@ class SavedBlock:
     @property
     def key(self) -> str:
         """Its name within the safetensors file, as in ``exp_avg/output_layer.weight[0:32,0:16]``."""
-        return box_key(self.name, self.offsets, self.shape)
+        return block_key(self.name, self.offsets, self.shape)
 
 
-def box_key(name: str, offsets: Sequence[int], shape: Sequence[int]) -> str:
-    """The name of a box within its safetensors file."""
+def block_key(name: str, offsets: Sequence[int], shape: Sequence[int]) -> str:
+    """The name of a block within its safetensors file."""
     edges = (f"{start}:{start + size}" for start, size in zip(offsets, shape, strict=True))
     return f"{name}[{','.join(edges)}]"
 
@@ -89,7 +89,8 @@ class RankTensor:
 class Shard:
     """One safetensors file.
 
-    header_crc32: of its first bytes up to the first tensor; header and boxes together are the whole file.
+    header_crc32: of its first bytes up to the first tensor; header and blocks together are the whole file.
+    boxes: its blocks, under the key that manifests have had from the first on.
     rank: who wrote it, ``None`` for a converter.
     """
 
@@ -115,7 +116,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """All shards of a checkpoint, and the global tensors that their boxes add up to."""
+    """All shards of a checkpoint, and the global tensors that their blocks add up to."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -123,15 +124,15 @@ class Manifest:
     tensors: dict[str, TensorInfo]
     shards: tuple[Shard, ...]
 
-    def boxes(self) -> Iterator[tuple[Shard, SavedBlock]]:
-        """Every box with its shard."""
+    def blocks(self) -> Iterator[tuple[Shard, SavedBlock]]:
+        """Every block with its shard."""
         for shard in self.shards:
-            for box in shard.boxes:
-                yield shard, box
+            for block in shard.boxes:
+                yield shard, block
 
 
 def overlap(first: HasEdges, second: HasEdges) -> tuple[tuple[int, int], ...] | None:
-    """The indices ``[start, end)`` that two boxes of one tensor share, per dimension; ``None`` if there are none."""
+    """The indices ``[start, end)`` that two blocks of one tensor share, per dimension; ``None`` if there are none."""
     edges = tuple(
         (max(a, b), min(a + m, b + n))
         for a, m, b, n in zip(first.offsets, first.shape, second.offsets, second.shape, strict=True)
@@ -140,12 +141,12 @@ def overlap(first: HasEdges, second: HasEdges) -> tuple[tuple[int, int], ...] | 
 
 
 def index_within(edges: tuple[tuple[int, int], ...], offsets: tuple[int, ...]) -> tuple[slice, ...]:
-    """``edges`` of the global tensor as an index into a box of it that begins at ``offsets``."""
+    """``edges`` of the global tensor as an index into a block of it that begins at ``offsets``."""
     return tuple(slice(start - offset, end - offset) for (start, end), offset in zip(edges, offsets, strict=True))
 
 
 def check_manifest(manifest: Manifest, *, source: str) -> None:
-    """Check that every file is in the checkpoint's folder, and that boxes tile their tensors and fit into their files.
+    """Check that every file is in the checkpoint's folder, and that blocks tile their tensors and fit into their files.
 
     So no tensor is larger than the files, once these have the sizes that the manifest says.
 
@@ -161,44 +162,48 @@ def check_manifest(manifest: Manifest, *, source: str) -> None:
             )
     if len(set(files)) != len(files):
         raise CheckpointError(f"{source}: it names a shard twice: {', '.join(sorted(files))}")
-    boxes_of: dict[str, list[SavedBlock]] = {name: [] for name in manifest.tensors}
-    for shard, box in manifest.boxes():
-        if box.name not in boxes_of:
-            raise CheckpointError(f"{source}: {shard.file} has a box of {box.name}, which is no tensor of the manifest")
-        boxes_of[box.name].append(box)
-    for name, boxes in boxes_of.items():
-        _check_tiling(name, manifest.tensors[name].shape, boxes, source)
-    for shard in manifest.shards:
-        box_bytes = sum(math.prod(box.shape) * _ITEM_BYTES[manifest.tensors[box.name].dtype] for box in shard.boxes)
-        if box_bytes > shard.size_bytes:
+    blocks_of: dict[str, list[SavedBlock]] = {name: [] for name in manifest.tensors}
+    for shard, block in manifest.blocks():
+        if block.name not in blocks_of:
             raise CheckpointError(
-                f"{source}: the boxes of {shard.file} are {box_bytes:,} bytes, the file has {shard.size_bytes:,}; a "
+                f"{source}: {shard.file} has a block of {block.name}, which is no tensor of the manifest"
+            )
+        blocks_of[block.name].append(block)
+    for name, blocks in blocks_of.items():
+        _check_tiling(name, manifest.tensors[name].shape, blocks, source)
+    for shard in manifest.shards:
+        block_bytes = sum(
+            math.prod(block.shape) * _ITEM_BYTES[manifest.tensors[block.name].dtype] for block in shard.boxes
+        )
+        if block_bytes > shard.size_bytes:
+            raise CheckpointError(
+                f"{source}: the blocks of {shard.file} are {block_bytes:,} bytes, the file has {shard.size_bytes:,}; a "
                 "shape, a type or a size in it is wrong"
             )
 
 
-def _check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[SavedBlock], source: str) -> None:
-    for box in boxes:
-        if not _is_inside(box, shape):
+def _check_tiling(name: str, shape: tuple[int, ...], blocks: Sequence[SavedBlock], source: str) -> None:
+    for block in blocks:
+        if not _is_inside(block, shape):
             raise CheckpointError(
-                f"{source}: a box of {name} at {list(box.offsets)} of shape {list(box.shape)} is not inside the "
+                f"{source}: a block of {name} at {list(block.offsets)} of shape {list(block.shape)} is not inside the "
                 f"tensor's shape {list(shape)}"
             )
-    # In ascending order, a box can only meet those that have not ended along the first dimension.
+    # In ascending order, a block can only meet those that have not ended along the first dimension.
     reachable: list[SavedBlock] = []
-    for box in sorted(boxes, key=lambda box: box.offsets):
-        reachable = [other for other in reachable if other.offsets[0] + other.shape[0] > box.offsets[0]]
+    for block in sorted(blocks, key=lambda block: block.offsets):
+        reachable = [other for other in reachable if other.offsets[0] + other.shape[0] > block.offsets[0]]
         for other in reachable:
-            if overlap(box, other):
-                raise CheckpointError(f"{source}: {box.key} overlaps {other.key}; each element must be saved once")
-        reachable.append(box)
-    saved, wanted = sum(math.prod(box.shape) for box in boxes), math.prod(shape)
+            if overlap(block, other):
+                raise CheckpointError(f"{source}: {block.key} overlaps {other.key}; each element must be saved once")
+        reachable.append(block)
+    saved, wanted = sum(math.prod(block.shape) for block in blocks), math.prod(shape)
     if saved != wanted:
         raise CheckpointError(f"{source}: {name} has {saved} of its {wanted} elements; no shard holds the rest")
 
 
-def _is_inside(box: SavedBlock, shape: tuple[int, ...]) -> bool:
-    if not len(box.offsets) == len(box.shape) == len(shape) > 0:
+def _is_inside(block: SavedBlock, shape: tuple[int, ...]) -> bool:
+    if not len(block.offsets) == len(block.shape) == len(shape) > 0:
         return False
-    edges = zip(box.offsets, box.shape, shape, strict=True)
+    edges = zip(block.offsets, block.shape, shape, strict=True)
     return all(offset >= 0 < size and offset + size <= whole for offset, size, whole in edges)

@@ -1,6 +1,5 @@
 """Loads a checkpoint into the slices of any plan."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +9,12 @@ import torch
 
 from hetero.checkpoint.folder import find_checkpoint, read_manifest, read_state
 from hetero.checkpoint.manifest import Manifest, Region, SavedBlock, Shard, index_within, overlap
-from hetero.checkpoint.shards import DTYPE_OF, check_shard, read_boxes, read_rank_state
+from hetero.checkpoint.shards import DTYPE_OF, check_shard, read_blocks, read_rank_state
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
 from hetero.plan.ir import Plan
 from hetero.runtime.sharded_state import TensorSlice
-from hetero.spec.model import ModelSpec
+from hetero.spec.model import ModelSpec, differing_fields
 
 _WEIGHT_KINDS = ("weights", "master")
 
@@ -37,7 +36,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A saved box, or the part of it that a slice wants, into that slice."""
+    """A saved block, or the part of it that a slice wants, into that slice."""
 
     source: tuple[slice, ...]
     target: torch.Tensor
@@ -54,7 +53,7 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Fill this rank's ``slices`` from a published checkpoint, whatever plan saved it.
 
-    No collective inside: call it on all ranks with one ``step`` (that of rank 0, where it is the newest). Every box
+    No collective inside: call it on all ranks with one ``step`` (that of rank 0, where it is the newest). Every block
     is verified before it is copied; everything but damage inside a shard is found before the first slice changes.
 
     ``master/X`` is taken from ``weights/X`` where the checkpoint has no master weights, and ``weights/X`` from
@@ -90,9 +89,9 @@ class SavedTensors:
         self._path = path
         self._manifest = read_manifest(path)
         self._checked: set[str] = set()
-        self._boxes_of: dict[str, list[tuple[Shard, SavedBlock]]] = {}
-        for shard, box in self._manifest.boxes():
-            self._boxes_of.setdefault(box.name, []).append((shard, box))
+        self._blocks_of: dict[str, list[tuple[Shard, SavedBlock]]] = {}
+        for shard, block in self._manifest.blocks():
+            self._blocks_of.setdefault(block.name, []).append((shard, block))
 
     def dtype(self, name: str) -> torch.dtype:
         """The type that a tensor was saved in.
@@ -119,11 +118,11 @@ class SavedTensors:
                 raise CheckpointError(f"{self._path}: its manifest has no tensor weights/{name}; load another step")
             for each in saved:
                 self._check_shape(each, shape)
-                for shard, _ in self._boxes_of.get(each, ()):
+                for shard, _ in self._blocks_of.get(each, ()):
                     self._check(shard)
 
     def fill(self, slices: Sequence[TensorSlice]) -> None:
-        """Read what ``slices`` want; every box once, verified before it is copied.
+        """Read what ``slices`` want; every block once, verified before it is copied.
 
         Raises:
             CheckpointError: a tensor is missing, or a shard is missing or damaged.
@@ -134,13 +133,13 @@ class SavedTensors:
             self._check(shard)
         for shard in shards:
             needed = copies[shard.file]
-            for box, tensor in read_boxes(self._path, shard, list(needed)):
-                if tensor.dtype != self.dtype(box.name):
+            for block, tensor in read_blocks(self._path, shard, list(needed)):
+                if tensor.dtype != self.dtype(block.name):
                     raise CheckpointError(
-                        f"{self._path / shard.file}: {box.key} is {tensor.dtype}, its manifest says "
-                        f"{self._manifest.tensors[box.name].dtype}: damaged; load another step"
+                        f"{self._path / shard.file}: {block.key} is {tensor.dtype}, its manifest says "
+                        f"{self._manifest.tensors[block.name].dtype}: damaged; load another step"
                     )
-                for copy in needed[box]:
+                for copy in needed[block]:
                     copy.target.copy_(tensor[copy.source])
 
     def rank_state(self, rank: int) -> dict[str, torch.Tensor] | None:
@@ -166,7 +165,7 @@ class SavedTensors:
             raise CheckpointError(f"{self._path}: {name} has shape {list(shape)}, the model needs {list(wanted)}")
 
     def _copies(self, slices: Sequence[TensorSlice]) -> dict[str, dict[SavedBlock, list[_Copy]]]:
-        """What to copy from each box of each shard file."""
+        """What to copy from each block of each shard file."""
         copies: dict[str, dict[SavedBlock, list[_Copy]]] = {}
         missing = []
         for each in slices:
@@ -177,13 +176,13 @@ class SavedTensors:
             self._check_shape(source, each.shape)
             num_found = 0
             wanted = Region(offsets=each.offsets, shape=tuple(each.tensor.shape))
-            for shard, box in self._boxes_of[source]:
-                if (edges := overlap(box, wanted)) is None:
+            for shard, block in self._blocks_of[source]:
+                if (edges := overlap(block, wanted)) is None:
                     continue
                 num_found += math.prod(end - start for start, end in edges)
                 target = each.tensor.detach()[index_within(edges, each.offsets)]
-                copies.setdefault(shard.file, {}).setdefault(box, []).append(
-                    _Copy(index_within(edges, box.offsets), target)
+                copies.setdefault(shard.file, {}).setdefault(block, []).append(
+                    _Copy(index_within(edges, block.offsets), target)
                 )
             assert num_found == each.tensor.numel(), (each.name, each.offsets, each.tensor.shape)
         if missing:
@@ -192,17 +191,14 @@ class SavedTensors:
 
 
 def _check_model(path: Path, *, saved: ModelSpec, wanted: ModelSpec) -> None:
-    differing = [
-        f"{field.name} {getattr(saved, field.name)} != {getattr(wanted, field.name)}"
-        for field in dataclasses.fields(ModelSpec)
-        if getattr(saved, field.name) != getattr(wanted, field.name)
-    ]
-    if not differing:
+    names = differing_fields(saved, wanted)
+    if not names:
         return
     fix = "start this run with the checkpoint's model"
-    if differing == [f"padded_vocab_size {saved.padded_vocab_size} != {wanted.padded_vocab_size}"]:
+    if names == ["padded_vocab_size"]:
         fix = f"choose --make-vocab-size-divisible-by so that the vocabulary is padded to {saved.padded_vocab_size}"
-    raise CheckpointError(f"{path}: checkpoint of another model: {', '.join(differing)} here; {fix}")
+    differing = ", ".join(f"{name} {getattr(saved, name)} != {getattr(wanted, name)}" for name in names)
+    raise CheckpointError(f"{path}: checkpoint of another model: {differing} here; {fix}")
 
 
 def _source(manifest: Manifest, wanted: TensorSlice) -> str | None:

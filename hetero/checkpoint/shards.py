@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,12 +14,8 @@ from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard,
 from hetero.errors import CheckpointError
 from hetero.runtime.sharded_state import TensorSlice
 
-DTYPE_OF: dict[FloatType, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPE_OF: dict[FloatType, torch.dtype] = {name: getattr(torch, name) for name in get_args(FloatType)}
+"""Manifests have torch's own names."""
 
 _FLOAT_TYPE_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 
@@ -38,14 +35,14 @@ def write_shard(
     Raises:
         CheckpointError: the file system refused.
     """
-    tensors, boxes, rank_tensors = {}, [], []
+    tensors, blocks, rank_tensors = {}, [], []
     for each in slices:
-        box = SavedBlock(
+        block = SavedBlock(
             name=each.name, offsets=each.offsets, shape=tuple(each.tensor.shape), crc32=_crc32(each.tensor)
         )
-        assert box.key not in tensors, f"rank {rank} saves {box.key} twice"
-        boxes.append(box)
-        tensors[box.key] = each.tensor
+        assert block.key not in tensors, f"rank {rank} saves {block.key} twice"
+        blocks.append(block)
+        tensors[block.key] = each.tensor
     for name, tensor in (rank_state or {}).items():
         rank_tensor = RankTensor(name=name, crc32=_crc32(tensor))
         rank_tensors.append(rank_tensor)
@@ -59,7 +56,7 @@ def write_shard(
             file=path.name,
             size_bytes=path.stat().st_size,
             header_crc32=_header_crc32(path),
-            boxes=tuple(boxes),
+            boxes=tuple(blocks),
             rank=rank,
             rank_state=tuple(rank_tensors),
         )
@@ -94,22 +91,22 @@ def check_shard(checkpoint: Path, shard: Shard) -> None:
         raise CheckpointError(f"{path}: the checksum of its header is wrong: damaged; load another step")
 
 
-def read_boxes(
-    checkpoint: Path, shard: Shard, boxes: Sequence[SavedBlock]
+def read_blocks(
+    checkpoint: Path, shard: Shard, blocks: Sequence[SavedBlock]
 ) -> Iterator[tuple[SavedBlock, torch.Tensor]]:
-    """Some boxes of a shard, one at a time, each verified before it is handed out.
+    """Some blocks of a shard, one at a time, each verified before it is handed out.
 
     Call :func:`check_shard` first.
 
     Raises:
-        CheckpointError: a box is damaged.
+        CheckpointError: a block is damaged.
     """
     with _open(checkpoint, shard) as file:
-        for box in boxes:
-            tensor = _verified(checkpoint / shard.file, file, box.key, box.crc32)
-            if tuple(tensor.shape) != box.shape:
-                raise CheckpointError(f"{checkpoint / shard.file}: {box.key} has shape {list(tensor.shape)}")
-            yield box, tensor
+        for block in blocks:
+            tensor = _verified(checkpoint / shard.file, file, block.key, block.crc32)
+            if tuple(tensor.shape) != block.shape:
+                raise CheckpointError(f"{checkpoint / shard.file}: {block.key} has shape {list(tensor.shape)}")
+            yield block, tensor
 
 
 def read_rank_state(checkpoint: Path, shard: Shard) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.checkpoint import folder as folders
-from hetero.checkpoint.manifest import Manifest, Shard, TensorInfo, box_key
+from hetero.checkpoint.manifest import Manifest, Shard, TensorInfo, block_key
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
@@ -113,7 +113,7 @@ class CheckpointWriter:
         for each in slices:
             if each.tensor.numel() == 0:
                 continue
-            key = box_key(each.name, each.offsets, each.tensor.shape)
+            key = block_key(each.name, each.offsets, each.tensor.shape)
             source, buffer = each.tensor.detach(), self._buffers.get(key)
             if buffer is None:
                 buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)

@@ -11,15 +11,15 @@ from rich.status import Status
 
 from hetero.commands.console import console
 from hetero.cost.simulation.simulator import Simulation
+from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.serialization import load
 
-DEFAULT_STEPS, DEFAULT_SEQ_LENGTH = 2, 32
+DEFAULT_STEPS = 2
 
-FIXED_S = 120.0
-"""Wall seconds that starting and warming up may take beside the emulated steps."""
+DEFAULTS = EmulationOptions()
 
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
@@ -29,15 +29,20 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the plan on this machine's processor as well, at the cluster's emulated pace, and compare",
     )
-    parser.add_argument("--measure-steps", type=int, metavar="N", help="with --measure: emulated steps (default: 2)")
     parser.add_argument(
-        "--time-scale", type=float, metavar="X", help="with --measure: wall seconds per emulated second (default: 1)"
+        "--measure-steps", type=int, metavar="N", help=f"with --measure: emulated steps (default: {DEFAULT_STEPS})"
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        metavar="X",
+        help=f"with --measure: wall seconds per emulated second (default: {DEFAULTS.time_scale:g})",
     )
     parser.add_argument(
         "--measure-seq-length",
         type=int,
         metavar="N",
-        help="with --measure: tokens of a sample that are really computed (default: 32)",
+        help=f"with --measure: tokens of a sample that are really computed (default: {DEFAULTS.seq_length})",
     )
 
 
@@ -64,9 +69,9 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
     Raises:
         ConfigError: it cannot be emulated, or this machine cannot keep up.
     """
-    num_steps, scale = args.measure_steps or DEFAULT_STEPS, args.time_scale or 1.0
-    # Three times what is predicted, and the warm-up.
-    timeout_s = FIXED_S + 3 * scale * simulation.step_s * (num_steps + 1)
+    num_steps, scale = args.measure_steps or DEFAULT_STEPS, args.time_scale or DEFAULTS.time_scale
+    # Three times what is predicted; the emulation adds what starting takes.
+    timeout_s = 3 * scale * simulation.step_s * (num_steps + 1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
         command = [sys.executable, "-W", "ignore", "-m", "hetero.emulation", *_flags(args), "--out", str(out)]
@@ -85,7 +90,7 @@ def _flags(args: argparse.Namespace) -> Sequence[str]:
     switches = ["--data-sheets"] if args.data_sheets else []
     return [
         *("--plan", str(args.plan), "--cluster", str(args.cluster)),
-        *("--sequence", str(args.measure_seq_length or DEFAULT_SEQ_LENGTH)),
+        *("--sequence", str(args.measure_seq_length or DEFAULTS.seq_length)),
         *profiles,
         *switches,
     ]

@@ -28,7 +28,7 @@ from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.planner_result import comparison_table, result_lines
 from hetero.report.tables.prediction import prediction_table
 from hetero.report.trace import chrome_trace
-from hetero.serialization import check_can_be_written, load, save
+from hetero.serialization import check_can_be_written, load, save, write_bytes
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model
 from hetero.units import BYTES_OF_PRECISION
@@ -45,7 +45,13 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--seq-length", type=int, help="tokens of a sample (default: the model's most)")
     parser.add_argument("--precision", choices=list(BYTES_OF_PRECISION), default="fp32")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan here")
-    parser.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="seconds (default: 30)")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=Problem.time_limit_s,
+        metavar="S",
+        help=f"seconds (default: {Problem.time_limit_s:g})",
+    )
     parser.add_argument(
         "--objective", choices=["time", "money"], default="time", help="shortest step, or least money per token"
     )
@@ -222,11 +228,7 @@ def _simulate(args: argparse.Namespace) -> int:
         for line in measurement_lines(simulation, ran, time_scale=run.time_scale, lateness_s=run.lateness_s):
             print(line)
     if args.trace is not None:
-        try:
-            trace = chrome_trace(simulation, costs, executed=ran)
-            args.trace.write_text(json.dumps(trace), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{args.trace}: cannot be written: {error.strerror}") from None
+        write_bytes(args.trace, json.dumps(chrome_trace(simulation, costs, executed=ran)).encode())
         print(f"trace written to {args.trace}; open it in ui.perfetto.dev")
     report = Report(
         model_name=args.plan.name,

@@ -7,11 +7,8 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.report.content import Report
-from hetero.serialization import check_can_be_written, near_match
-
-OVERVIEW = "overview"
-
-FIGURES = (OVERVIEW, "cluster", "timeline", "memory", "comparison")
+from hetero.report.figure_names import FIGURE_NAMES, OVERVIEW, OVERVIEW_PARTS, FigureName
+from hetero.serialization import check_can_be_written, near_match, write_bytes
 
 PAGE_SUFFIXES = (".html", ".htm")
 
@@ -23,7 +20,7 @@ class Outputs:
     """Files that a command line asks for: a page, and figures by name."""
 
     page: Path | None
-    figures: tuple[tuple[str, Path], ...]
+    figures: tuple[tuple[FigureName, Path], ...]
 
     @property
     def wanted(self) -> bool:
@@ -43,8 +40,8 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]OUT.svg",
-        help=f"write one figure as .svg, .pdf or .png: {', '.join(FIGURES)} (default: {OVERVIEW}, which is cluster "
-        "and timeline); may be repeated",
+        help=f"write one figure as .svg, .pdf or .png: {', '.join(FIGURE_NAMES)} (default: {OVERVIEW}, which is "
+        f"{' and '.join(OVERVIEW_PARTS)}); may be repeated",
     )
 
 
@@ -76,38 +73,29 @@ def written(wanted: Outputs, report: Report) -> Iterator[str]:
     if wanted.page is not None:
         from hetero.report.page.html_page import html_page
 
-        _write(wanted.page, html_page(report).encode("utf-8"))
+        write_bytes(wanted.page, html_page(report).encode("utf-8"))
         yield f"report written to {wanted.page}"
     if wanted.figures:
         from hetero.report.figures.catalogue import figure_bytes
 
         for name, path in wanted.figures:
-            _write(path, figure_bytes(report, name, path.suffix[1:].lower()))
+            write_bytes(path, figure_bytes(report, name, path.suffix[1:].lower()))
             yield f"figure ({name}) written to {path}"
 
 
-def _figure(text: str) -> tuple[str, Path]:
+def _figure(text: str) -> tuple[FigureName, Path]:
     """``timeline=out.svg``, or ``out.svg`` for the overview."""
     name, separator, path = text.partition("=")
     if not separator:
         return OVERVIEW, Path(text)
-    if name not in FIGURES:
-        hint = near_match(name, list(FIGURES)) or f" (known: {', '.join(FIGURES)})"
-        raise ConfigError(f"--figure {text}: unknown figure {name!r}{hint}")
-    return name, Path(path)
+    for known in FIGURE_NAMES:
+        if name == known:
+            return known, Path(path)
+    hint = near_match(name, list(FIGURE_NAMES)) or f" (known: {', '.join(FIGURE_NAMES)})"
+    raise ConfigError(f"--figure {text}: unknown figure {name!r}{hint}")
 
 
 def _check(flag: str, path: Path, suffixes: tuple[str, ...]) -> None:
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{flag} {path}: ends in {path.suffix!r}, must end in {' or '.join(suffixes)}")
     check_can_be_written(path, asked_by=flag)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The file appears complete or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -44,7 +44,12 @@ class Shortage:
 
 def capacity_bytes(stage: Stage, cluster: ClusterSpec) -> int | None:
     """Memory of one device of ``stage``; ``None`` where nobody knows it."""
-    memory_gib = cluster.device_of_rank(stage.ranks[0]).memory_gib
+    return capacity_of_rank(stage.ranks[0], cluster)
+
+
+def capacity_of_rank(rank: int, cluster: ClusterSpec) -> int | None:
+    """Memory of the device that ``rank`` runs on; ``None`` where nobody knows it."""
+    memory_gib = cluster.device_of_rank(rank).memory_gib
     return None if memory_gib is None else memory_gib * GIB
 
 
@@ -164,8 +169,8 @@ def _is_legal(plan: Plan) -> bool:
 
 
 def _smaller_depths(depths: list[int]) -> list[tuple[int, ...]]:
-    """Depths of the stages of one device, one microbatch in all less from each to the one before it, and ``depths``
-    themselves not among them."""
+    """List ever smaller depths of one device's stages, the smallest first: each has one microbatch less in all than the
+    next, the last one less than ``depths``."""
     found: list[tuple[int, ...]] = []
     while max(depths) > 1:
         deepest = depths.index(max(depths))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetero.plan.ir import Stage
-from hetero.plan.reshard import Transfer, num_phases, transfers
+from hetero.plan.reshard import Transfer, transfers_by_phase
 from hetero.plan.sync_domains import rails_of
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
 from hetero.units import GB, US_PER_S
@@ -136,15 +136,8 @@ def slice_costs(
 ) -> tuple[TransferCost, ...]:
     """The different slices from ``sender`` to ``receiver``: slice ``i`` costs what number ``i % len`` does."""
     return tuple(
-        transfer_cost(transfers(sender, receiver, seq_length=seq_length, phase=phase), topology, row_bytes=row_bytes)
-        for phase in range(num_phases(sender, receiver))
-    )
-
-
-def boundary_s(sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int) -> float:
-    """One-way seconds of the slowest slice from ``sender`` to ``receiver``: c_s of the steady-period formula."""
-    return max(
-        cost.seconds for cost in slice_costs(sender, receiver, topology, seq_length=seq_length, row_bytes=row_bytes)
+        transfer_cost(messages, topology, row_bytes=row_bytes)
+        for messages in transfers_by_phase(sender, receiver, seq_length=seq_length)
     )
 
 

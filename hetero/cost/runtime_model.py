@@ -62,8 +62,24 @@ class RuntimeModel:
         return min(gradients, self.bucket_numel * element_bytes) if self.copies_gradients_to_sync else 0
 
 
+SYNC_HOST_GB_PER_S = 6.0
+"""Calibrated on Sailor's 15 runs on GH200, which DeepSpeed executed (docs/cost_model.md, "What was calibrated"). That
+our own runtime is as fast is assumed: a heuristic."""
+
+ALLOCATOR_SLACK = 0.03
+"""Calibrated and assumed like :data:`SYNC_HOST_GB_PER_S`."""
+
 CONTEXT_GIB = (("GH200", 3.9),)
-"""Calibrated on published runs; nvidia-smi counts more than the process there. Elsewhere a typical figure stands in."""
+"""Calibrated on the same runs; nvidia-smi counts more than the process there."""
+
+DEFAULT_CONTEXT_GIB = 1.0
+"""A heuristic for all other devices, about what a process of torch with CUDA and NCCL takes; not measured here."""
+
+COMMUNICATOR_BYTES = 64 * MIB
+"""A heuristic: NCCL's buffers grow with its channels and peers (NCCL_BUFFSIZE, 4 MiB each); not measured here."""
+
+BUCKET_NUMEL = 40_000_000
+"""Megatron-LM's least bucket (``max(40000000, 1000000 * dp)``), whatever the number of ranks."""
 
 HETERO = RuntimeModel(
     name="megatron-hetero",
@@ -72,14 +88,14 @@ HETERO = RuntimeModel(
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,
-    bucket_numel=40_000_000,
+    bucket_numel=BUCKET_NUMEL,
     copies_gradients_to_sync=False,
-    sync_host_gb_per_s=6.0,
+    sync_host_gb_per_s=SYNC_HOST_GB_PER_S,
     runs_profiled_layers=False,
     flash_attention=False,
     context_gib=CONTEXT_GIB,
-    default_context_gib=1.0,
-    communicator_bytes=64 * MIB,
-    allocator_slack=0.03,
+    default_context_gib=DEFAULT_CONTEXT_GIB,
+    communicator_bytes=COMMUNICATOR_BYTES,
+    allocator_slack=ALLOCATOR_SLACK,
 )
 """Our own runtime: asynchronous transfers, gradients reduced beside the last backward."""

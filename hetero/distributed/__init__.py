@@ -1,1 +1,1 @@
-"""Who talks to whom: process groups, and what crosses the boundary between two stages."""
+"""Lets ranks talk: process groups, messages between stages, consensus at start-up, and who is lost."""

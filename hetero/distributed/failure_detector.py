@@ -192,7 +192,10 @@ class FailureDetector:
             time.sleep(self._options.beat_s / 10)
 
     def _monitor_neighbour(self) -> None:
-        """Silence is counted in this rank's own beats: who stood still itself, as on a host that did, cannot judge."""
+        """Give a sign of life at every beat, and end all ranks when the neighbour has been silent for too long.
+
+        Silence is counted in this rank's own beats: who stood still itself, as on a host that did, cannot judge.
+        """
         neighbour = (self._rank + 1) % self._world_size
         last_beat, beats, missed = b"", 0, 0
         while not self._stop.wait(self._options.beat_s):
@@ -214,7 +217,10 @@ class FailureDetector:
                 self._end(self._store_is_lost(error))
 
     def _monitor_store(self) -> None:
-        """A store whose host stands still, or whose network is cut, blocks its callers without an error."""
+        """End this rank when the store has not answered for too long.
+
+        A store whose host stands still, or whose network is cut, blocks its callers without an error.
+        """
         answers, missed = self._answers, 0
         while not self._stop.wait(self._options.beat_s):
             answers, missed = self._answers, 0 if self._answers != answers else missed + 1

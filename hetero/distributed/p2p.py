@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hetero.distributed.timing import Start, Waitable
 from hetero.plan.ir import Stage
-from hetero.plan.reshard import Transfer, num_phases, transfers
+from hetero.plan.reshard import Transfer, transfers_by_phase
 
 StartMessages = Callable[[Sequence[Transfer], int, Start], Sequence[Waitable]]
 
@@ -61,10 +61,7 @@ class Channel:
         group: dist.ProcessGroup,
         start: StartMessages = lambda messages, number, start: start(),
     ) -> None:
-        routes = [
-            transfers(sender, receiver, seq_length=seq_length, phase=phase)
-            for phase in range(num_phases(sender, receiver))
-        ]
+        routes = transfers_by_phase(sender, receiver, seq_length=seq_length)
         self._group = group
         self._start = start
         self._outgoing = [[t for t in route if t.sender == rank] for route in routes]

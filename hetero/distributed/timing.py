@@ -59,7 +59,7 @@ class Timing:
         return start()
 
     def meet(self) -> None:
-        """All ranks of the world have just agreed on a step."""
+        """Take note that all ranks of the world have just agreed on a step."""
 
     def outside_steps(self) -> AbstractContextManager[None]:
         """Surrounds what all ranks do between two steps and no step should be charged for: evaluations, saves."""

@@ -33,6 +33,9 @@ from hetero.plan.ir import Plan, Stage
 from hetero.plan.sync_domains import Domains
 from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
 
+ALIGNMENT = 64
+"""Elements of a bucket at whose multiples segments and shards begin: 128 bytes in half precision, as kernels want."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSegment:
@@ -52,10 +55,6 @@ class ShardSegment:
         if dim is None:
             return self.parameter.numel
         return self.parameter.numel // self.parameter.shape[dim] * (self.end - self.start)
-
-
-ALIGNMENT = 64
-"""Elements of a bucket at whose multiples segments and shards begin: 128 bytes in half precision, as kernels want."""
 
 
 @dataclass(frozen=True, kw_only=True)

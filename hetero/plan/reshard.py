@@ -69,6 +69,13 @@ def transfers(sender: Stage, receiver: Stage, *, seq_length: int, phase: int) ->
     )
 
 
+def transfers_by_phase(sender: Stage, receiver: Stage, *, seq_length: int) -> list[tuple[Transfer, ...]]:
+    """The messages of every phase: those of slice ``i`` stand at ``i % len``."""
+    return [
+        transfers(sender, receiver, seq_length=seq_length, phase=phase) for phase in range(num_phases(sender, receiver))
+    ]
+
+
 Overlap = tuple[int, slice, int, slice, int]
 """What the blocks of two ranks have in common: sender, where in its block, receiver, where in its block, how much."""
 

@@ -1,1 +1,1 @@
-"""What a person reads: tables of plans and runs."""
+"""Shows plans, predictions and runs to a person: tables, figures, a page, a trace."""

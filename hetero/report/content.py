@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import PlanMemory, device_memory
 from hetero.cost.simulation.simulator import Simulation
@@ -14,8 +15,7 @@ from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.scoring import ScoredPlan
 from hetero.spec.cluster import ClusterSpec
-from hetero.text import number_ranges
-from hetero.units import GIB
+from hetero.text import numbered
 
 MOST_NAMED_REPLICAS = 7
 """So many replicas are shown by their own names and colours; with more of them, groups that are alike are."""
@@ -143,7 +143,6 @@ class Report:
             replica = self.plan.replicas[members[0]]
             for indices in replica.device_groups:
                 s = indices[0]
-                memory_gib = self.cluster.device_of_rank(replica.stages[s].ranks[0]).memory_gib
                 rows.append(
                     DeviceRow(
                         group=group,
@@ -152,7 +151,7 @@ class Report:
                         indices=indices,
                         times=self.simulation.stages[members[0], s],
                         memory=max((devices[r, s] for r in members), key=lambda parts: parts.total),
-                        capacity_bytes=memory_gib * GIB if memory_gib is not None else None,
+                        capacity_bytes=capacity_bytes(replica.stages[s], self.cluster),
                     )
                 )
         return tuple(rows)
@@ -183,13 +182,11 @@ class Report:
 
     def best_uniform(self) -> tuple[str, ScoredPlan] | None:
         """The fastest yardstick that gives all its GPUs one and the same degrees, with its name."""
-        found = [(name, best) for name, best in self.compared if name.startswith("uniform") and best is not None]
+        found = [(each.name, each.best) for each in self.others if each.is_uniform and each.best is not None]
         return min(found, key=lambda pair: pair[1].step_s, default=None)
 
 
 def named(what: str, numbers: Sequence[int]) -> str:
     """``replica 3``, ``replicas 0-3``, or ``40 replicas`` where the list would be long."""
-    if len(numbers) == 1:
-        return f"{what} {numbers[0]}"
-    text = f"{what}s {number_ranges(numbers)}"
+    text = numbered(what, numbers)
     return text if len(text) <= RANGE_CHARACTERS else f"{len(numbers)} {what}s"

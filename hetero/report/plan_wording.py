@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.orders import BY_DEPTHS
-from hetero.text import in_halves, number_ranges
+from hetero.text import in_halves, number_ranges, numbered
 
 SORTS_SHOWN = 3
 """Sorts of replica that one line of text tells."""
@@ -40,7 +40,7 @@ def orders_of(plan: Plan) -> str:
         if replica.is_interleaved:
             parts.append(f"stages {' | '.join(map(number_ranges, replica.device_groups))} in turns")
         if parts:
-            said.append(f"replica{'s' if len(members) > 1 else ''} {number_ranges(members)}: {', '.join(parts)}")
+            said.append(f"{numbered('replica', members)}: {', '.join(parts)}")
     return "; ".join(
         said[:SORTS_SHOWN] + ([f"and {len(said) - SORTS_SHOWN} more sorts"] if len(said) > SORTS_SHOWN else [])
     )
@@ -120,7 +120,7 @@ def recompute_of(stage: Stage) -> str:
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """``rank 3``, or ``ranks 0-3``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
+    return numbered("rank", ranks)
 
 
 def degrees(stage: Stage) -> str:

@@ -15,7 +15,7 @@ from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.stage_memory import memory_of_stage
 from hetero.schedule.actions import COMPUTE, Action, ActionKind
 from hetero.schedule.activation_residency import HeldMicrobatches, Residency
-from hetero.text import number_ranges
+from hetero.text import numbered
 from hetero.units import MIB, US_PER_S
 
 COLOURS = {
@@ -78,12 +78,8 @@ def _names(replica: int, groups: Sequence[GroupKey], label: str) -> list[Event]:
     rows: list[Event] = [_metadata("process_name", replica, 0, f"replica {replica}{label}")]
     for g, group in enumerate(groups):
         for lane, name in enumerate(_LANE_NAMES):
-            rows.append(_metadata("thread_name", replica, _thread(g, lane), f"{_named(group)}: {name}"))
+            rows.append(_metadata("thread_name", replica, _thread(g, lane), f"{numbered('stage', group)}: {name}"))
     return rows
-
-
-def _named(group: GroupKey) -> str:
-    return f"stage{'s' if len(group) > 1 else ''} {number_ranges(group)}"
 
 
 def _metadata(what: str, process: int, thread: int, name: str) -> Event:
@@ -162,7 +158,7 @@ def _memory(simulation: Simulation, costs: CostModel) -> list[Event]:
             events.append(
                 {
                     "ph": "C",
-                    "name": f"{_named(group)} MiB",
+                    "name": f"{numbered('stage', group)} MiB",
                     "pid": r,
                     "ts": round(at_s * US_PER_S, 3),
                     "args": {"MiB": round((fixed + moving) / MIB, 1)},

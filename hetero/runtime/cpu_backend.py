@@ -60,7 +60,7 @@ def install() -> None:
 
 
 def _drop_warnings_nobody_can_act_on() -> None:
-    """megatron-core calls collectives by names that torch 2.13 deprecates, and sets a field that it deprecates."""
+    """Silence that megatron-core calls collectives by names that torch 2.13 deprecates, and sets such a field."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
     warnings.filterwarnings("ignore", message="full scope is deprecated")
 
@@ -70,7 +70,10 @@ def _is_no_cpu_generator_warning(record: logging.LogRecord) -> bool:
 
 
 def _import_megatron_without_compiling() -> None:
-    """core/jit.py:25 decorates with ``torch.compile``: on a CPU that costs 13 s at the first fused call."""
+    """Import megatron-core's modules while ``torch.compile`` changes nothing.
+
+    core/jit.py:25 decorates with it: on a CPU that costs 13 s at the first fused call.
+    """
 
     def leave_as_it_is(model: object = None, **_: object) -> object:
         return model if model is not None else lambda function: function

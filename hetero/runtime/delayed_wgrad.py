@@ -54,7 +54,7 @@ class DelayedWeightGradients:
         self._of_backward.append(product)
 
     def end_of_backward(self, microbatch: int) -> None:
-        """What was delayed since the last call belongs to ``microbatch``."""
+        """Assign what was delayed since the last call to ``microbatch``."""
         self._waiting[microbatch] = self._of_backward
         self._of_backward = []
 

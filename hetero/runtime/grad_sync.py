@@ -58,7 +58,7 @@ class GradientSync:
                     segment.tensor.grad.zero_()
 
     def begins(self, compute: Action) -> None:
-        """``compute`` begins; if it is the last one of its stage that makes gradients, those that come are whole."""
+        """Note that ``compute`` begins; if it is the last one of its stage that makes gradients, these are whole."""
         self._running = compute
 
     def arrived(self, tensor: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ class GradientSync:
             self._launch()
 
     def ends(self, compute: Action) -> None:
-        """``compute`` is over."""
+        """Note that ``compute`` is over, and launch the sums that may go now."""
         self._running = None
         self._done.add(compute)
         self._launch()

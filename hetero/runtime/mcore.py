@@ -1,4 +1,4 @@
-"""The one bridge to megatron-core's module globals and private names.
+"""Sets megatron-core's module globals and reaches its private names, for all others.
 
 Its layers take their groups from a ``ProcessGroupCollection``, except for the few getters listed at
 :func:`install_parallel_state`.
@@ -18,7 +18,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from hetero.distributed.process_groups import StageContext
-from hetero.plan.ir import Replica
+from hetero.plan.ir import Placement, Replica
 from hetero.spec.model import RotaryScaling
 
 
@@ -127,14 +127,24 @@ def install_parallel_state(collection: ProcessGroupCollection) -> None:
 def seed_dropout(seed: int, *, work: StageContext) -> None:
     """Seed the generators of dropout: other values in every replica, stage, data- and tensor-parallel rank.
 
+    The seeds of two places differ as long as their stages are below 100 and their replicas too (:func:`_stage_seed`).
+    Beyond that, places draw the same values that lie so far apart; they train as well, with correlated dropout.
+
     Args:
         work: the first stage of a rank, whose generators go on through all its stages.
     """
     place = work.placement
-    stage_seed = seed + 100 * place.stage + 10_000 * place.replica + 1_000_000 * place.dp_rank
     model_parallel_cuda_manual_seed(
-        stage_seed, tp_rank=place.tp_rank, ep_rank=0, etp_rank=place.tp_rank, force_reset_rng=True
+        _stage_seed(seed, place), tp_rank=place.tp_rank, ep_rank=0, etp_rank=place.tp_rank, force_reset_rng=True
     )
+
+
+def _stage_seed(seed: int, place: Placement) -> int:
+    """A heuristic as Megatron-LM's own, 100 from one pipeline stage to the next: megatron-core adds ``tp_rank`` to it.
+
+    One seed per place while ``tp_rank``, ``stage`` and ``replica`` are below 100.
+    """
+    return seed + 100 * place.stage + 10_000 * place.replica + 1_000_000 * place.dp_rank
 
 
 def dropout_state() -> dict[str, torch.Tensor]:
@@ -170,8 +180,9 @@ def keep_float64_logits() -> None:
 
 
 def stretch_wavelengths(rotary: RotaryEmbedding, scaling: RotaryScaling) -> None:
-    """Llama 3.1's scaling, before the first forward. ``GPTModel`` hands on the factor alone and fixes the other three.
+    """Stretch rotary wavelengths as Llama 3.1 does, before the first forward.
 
+    ``GPTModel`` hands on the factor alone and fixes the other three numbers.
     The frequencies are no buffer of the module: they stay in float32, and in no checkpoint.
     """
     rotary.inv_freq = rotary._apply_scaling(

@@ -98,8 +98,8 @@ class Optimizer:
         self._buckets = buckets
         self._options = options
         self._scaler = scaler
-        self._segments = [segment for local in buckets for segment in _segments(local)]
-        self.torch_optimizer = _adamw(self._segments, options)
+        self._ranges = [updated for local in buckets for updated in _updated_ranges(local)]
+        self.torch_optimizer = _adamw(self._ranges, options)
 
     @torch.no_grad()
     def agree(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor, wants_stop: bool = False) -> StepResult:
@@ -140,15 +140,15 @@ class Optimizer:
         slices: list[TensorSlice] = []
         for local in self._buckets:
             slices += local.slices("weights", local.weights, first=0, within=local.owned if owned else local.whole)
-        for segment in self._segments:
-            local = segment.local
+        for updated in self._ranges:
+            local = updated.local
             within = local.owned if owned else local.whole
-            moments = self.torch_optimizer.state[segment.main]
+            moments = self.torch_optimizer.state[updated.main]
             kinds = {"exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
-            if segment.has_master:
-                kinds["master"] = segment.main.detach()
+            if updated.has_master:
+                kinds["master"] = updated.main.detach()
             for kind, values in kinds.items():
-                slices += local.slices(kind, values, first=segment.place.start, within=within)
+                slices += local.slices(kind, values, first=updated.place.start, within=within)
         return slices
 
     def finish_loading(self, *, num_updates: int) -> None:
@@ -156,22 +156,22 @@ class Optimizer:
 
         What others own is gathered by :meth:`hetero.runtime.trainer.Trainer.finish_loading`.
         """
-        for segment in self._segments:
-            self.torch_optimizer.state[segment.main]["step"].fill_(num_updates)
+        for updated in self._ranges:
+            self.torch_optimizer.state[updated.main]["step"].fill_(num_updates)
         self._set_weights()
 
     def state_bytes(self) -> int:
         """Bytes of master weights and moments on this rank."""
         total = 0
-        for segment in self._segments:
-            state = self.torch_optimizer.state[segment.main]
-            tensors = [state["exp_avg"], state["exp_avg_sq"], *([segment.main] if segment.has_master else [])]
+        for updated in self._ranges:
+            state = self.torch_optimizer.state[updated.main]
+            tensors = [state["exp_avg"], state["exp_avg_sq"], *([updated.main] if updated.has_master else [])]
             total += sum(tensor.nbytes for tensor in tensors)
         return total
 
     def _set_weights(self) -> None:
-        for segment in self._segments:
-            segment.set_weights()
+        for updated in self._ranges:
+            updated.set_weights()
 
     def _owned_squares(self) -> torch.Tensor:
         """Sum of squares of the gradient elements that this rank owns, in float64."""
@@ -186,14 +186,15 @@ class Optimizer:
         return min(1.0, self._options.clip_grad / (norm + 1e-6))
 
     def _scale_gradients(self, factor: float) -> None:
-        if factor != 1.0 and self._segments:
-            torch._foreach_mul_([each.main.grad for each in self._segments if each.main.grad is not None], factor)
+        if factor != 1.0 and self._ranges:
+            torch._foreach_mul_([each.main.grad for each in self._ranges if each.main.grad is not None], factor)
 
 
-def _segments(local: LocalBucket) -> Iterator[_UpdatedRange]:
-    boundary, updated = local.bucket.end_of_decayed, local.summed
+def _updated_ranges(local: LocalBucket) -> Iterator[_UpdatedRange]:
+    """What of a bucket this rank updates: first what decays, then the rest."""
+    boundary, summed = local.bucket.end_of_decayed, local.summed
     for decays, start, end in ((True, 0, boundary), (False, boundary, local.bucket.length)):
-        place = slice(max(start, updated.start), min(end, updated.stop))
+        place = slice(max(start, summed.start), min(end, summed.stop))
         if place.start < place.stop:
             weights = local.weights[place]
             # The gradients are in full precision.
@@ -216,21 +217,21 @@ def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
     return norms.square().sum() + rest.square()
 
 
-def _adamw(segments: Sequence[_UpdatedRange], options: AdamOptions) -> torch.optim.AdamW:
+def _adamw(ranges: Sequence[_UpdatedRange], options: AdamOptions) -> torch.optim.AdamW:
     """Two groups, as Megatron has them: biases and one-dimensional weights do not decay.
 
     ``wd_mult`` is what megatron-core's parameter scheduler multiplies the current weight decay by. The moments exist
     from the start, so that what a rank needs is what it shows.
     """
     groups = [
-        {"params": [s.main for s in segments if s.decays], "wd_mult": 1.0, "weight_decay": options.weight_decay},
-        {"params": [s.main for s in segments if not s.decays], "wd_mult": 0.0, "weight_decay": 0.0},
+        {"params": [each.main for each in ranges if each.decays], "wd_mult": 1.0, "weight_decay": options.weight_decay},
+        {"params": [each.main for each in ranges if not each.decays], "wd_mult": 0.0, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
-    for segment in segments:
-        optimizer.state[segment.main] = {
-            "step": torch.zeros((), dtype=torch.float32, device=segment.main.device),
-            "exp_avg": torch.zeros_like(segment.main, requires_grad=False),
-            "exp_avg_sq": torch.zeros_like(segment.main, requires_grad=False),
+    for updated in ranges:
+        optimizer.state[updated.main] = {
+            "step": torch.zeros((), dtype=torch.float32, device=updated.main.device),
+            "exp_avg": torch.zeros_like(updated.main, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(updated.main, requires_grad=False),
         }
     return optimizer

@@ -1,6 +1,6 @@
 """Runs the steps of a training run on one rank, one after the other.
 
-The one loop body that everybody has who trains: the harness, the tools, the emulation and the tests. It knows neither
+Everybody who trains calls this one loop body: the harness, the tools, the emulation and the tests. It knows neither
 checkpoints nor logs.
 """
 
@@ -15,7 +15,7 @@ from hetero.distributed.rank_consensus import ConsensusError
 from hetero.runtime.microbatch import Microbatch, to_device
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
-from hetero.text import number_ranges
+from hetero.text import numbered
 
 
 class ParamScheduler(Protocol):
@@ -118,11 +118,7 @@ class TrainingSession:
         every = [found] * self._context.plan.world_size
         dist.all_gather_object(every, found)
         ranks_of = {what: [rank for rank, each in enumerate(every) if what in each] for what in ("loss", "gradient")}
-        where = [
-            f"the {what} on rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
-            for what, ranks in ranks_of.items()
-            if ranks
-        ]
+        where = [f"the {what} on {numbered('rank', ranks)}" for what, ranks in ranks_of.items() if ranks]
         verb = "are" if len(where) > 1 else "is"
         raise NotFiniteError(
             f"step {self.steps_done}: {' and '.join(where) or 'the gradient norm'} {verb} not finite, and training "

@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime import cpu_backend, mcore
 from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gradients
+from hetero.runtime.dtypes import DTYPES
 from hetero.runtime.layer_spec import activation_function, stage_spec, uses_transformer_engine
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
@@ -19,11 +20,6 @@ from hetero.runtime.options import StageOptions
 from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter
-
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-GRADIENT_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32}
-"""Gradients and master weights are in full precision, whatever the layers compute in."""
 
 
 class MaskedVocabularyGPT(GPTModel):  # type: ignore[misc]  # megatron-core has no types

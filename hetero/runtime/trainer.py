@@ -9,6 +9,7 @@ import torch.distributed as dist
 from hetero.distributed.process_groups import ParallelContext
 from hetero.plan.lowering import CollectiveOptions, evaluation_program, lower_rank
 from hetero.runtime.buckets import NamedParameters, local_buckets
+from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
@@ -16,7 +17,7 @@ from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.sharded_state import TensorSlice
-from hetero.runtime.stage import GRADIENT_DTYPES, build_stages
+from hetero.runtime.stage import build_stages
 from hetero.runtime.stage_runner import StageRunner
 from hetero.runtime.weight_gather import WeightGather
 

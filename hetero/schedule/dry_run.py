@@ -60,8 +60,8 @@ class _Run:
         self._done: set[Action] = set()
         self._recomputed = {(s, m) for row in schedule for s, kind, m in row if kind == ActionKind.R}
         self._producer = {send: action for row in schedule for action in row for send in sent_by(action, self._edges)}
+        # By stage and kind of transfer: the place of each slice in the order in which they were issued.
         self._issue_order: dict[tuple[int, ActionKind], dict[int, int]] = defaultdict(dict)
-        """By stage and kind of transfer: the place of each slice in the order in which they were issued."""
         self._at_first_contact: set[Action] = set()
 
     def is_unfinished(self) -> bool:

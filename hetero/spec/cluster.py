@@ -113,7 +113,7 @@ class NodeType:
 
     device: the name of a device type, see :mod:`hetero.spec.devices`.
     memory_gib: of one device, where it is not the nominal one.
-    host_memory_gib: of one node; ``None`` if unknown, so that nothing may be offloaded to it.
+    host_memory_gib: of one node; ``None`` if unknown. Recorded only: nothing is offloaded to it.
     price_per_hour: of one node, in whatever currency the whole file uses.
     inside_node: what connects two devices of one node; may be left out where a node has one device.
     all_reduce_inside_node: measured all-reduces, by ascending size; where there are none, a ring over ``inside_node``

@@ -18,6 +18,9 @@ MAX_BLOCKS = 100_000
 """Limit of layers x experts. Everything that lists parameters, from the validator to a checkpoint, has some entries
 for each; the largest models have a fourth of it (61 layers of 384 experts)."""
 
+VOCABULARY_DIVISOR = 128
+"""Default of Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryScaling:
@@ -152,12 +155,16 @@ class ModelSpec:
         return self.activation == "swiglu"
 
 
+def differing_fields(ours: ModelSpec, theirs: ModelSpec) -> list[str]:
+    """Names the fields in which two models differ, in the order of their declaration."""
+    names = [field.name for field in dataclasses.fields(ModelSpec)]
+    return [name for name in names if getattr(ours, name) != getattr(theirs, name)]
+
+
 def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
     """Names the first field in which two models differ, as ``field ours, not theirs``; ``None`` if they are equal."""
-    for field in dataclasses.fields(ModelSpec):
-        here, there = getattr(ours, field.name), getattr(theirs, field.name)
-        if here != there:
-            return f"{field.name} {here!r}, not {there!r}"
+    for name in differing_fields(ours, theirs):
+        return f"{name} {getattr(ours, name)!r}, not {getattr(theirs, name)!r}"
     return None
 
 

@@ -1,8 +1,8 @@
 """Lists the parameters of a model by canonical name, with their shapes, shards and initial values.
 
 The names are megatron-core's local layer spec with the global layer number. TransformerEngine's fused modules
-call the same tensors by other names; :mod:`hetero.runtime.stage` translates. A tied output layer has no name of
-its own: the last stage then holds ``embedding.word_embeddings.weight`` a second time.
+call the same tensors by other names; :mod:`hetero.runtime.named_parameters` translates. A tied output layer has no
+name of its own: the last stage then holds ``embedding.word_embeddings.weight`` a second time.
 
 Positions count layers. A layer has two halves, which may fall on two stages: its attention, with the norm before it, at
 its number, and its MLP or experts, with the norm before them, half a layer later.

@@ -125,7 +125,8 @@ class LayerMemory:
 
     parameters: elements, not bytes.
     saved_bytes: activations kept from forward to backward, of one sample.
-    output_bytes: what it hands to the next layer, of one sample; the head's are its logits and the loss.
+    output_bytes: what it hands to the next layer, of one sample; the head's are its logits and the loss. Recorded
+        only: no cost is computed from it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -161,7 +162,8 @@ class Profile:
     device: the name of a device type, see :mod:`hetero.spec.devices`.
     model: its common name; only :attr:`shape`, :attr:`seq_length` and :attr:`precision` are compared.
     precision: of weights and activations in memory; ``arithmetic``: of the matrix products.
-    tp_collectives_included: the times of ``tp`` > 1 contain their all-reduces.
+    tp_collectives_included: the times of ``tp`` > 1 contain their all-reduces. Recorded only: costs are computed as if
+        it were true.
     head_has_projection: false where the measurer's last layer stopped before the projection onto the vocabulary.
     isolation_s: what measuring one layer alone adds to each of its passes: the device idles before the first kernel
         and after the last, which in a row of layers is hidden behind the neighbours. Not part of a layer's cost.

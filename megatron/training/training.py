@@ -17,6 +17,7 @@ from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
+from hetero.plan.rank_description import describe_rank
 from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.report.tables.static_memory import StaticBytes, static_memory_table
 from hetero.runtime.optimizer import AdamOptions
@@ -196,17 +197,6 @@ def adam_options(config: OptimizerConfig) -> AdamOptions:
         eps=config.adam_eps,
         clip_grad=config.clip_grad,
     )
-
-
-def describe_rank(plan: Plan, rank: int) -> str:
-    """Say what a rank holds: ``rank 3 (replica 0 stage 1, A100-40)``, or ``stages 1 3`` if it runs these in turns."""
-    places = plan.placements(rank)
-    if not places:
-        return f"rank {rank} (idle)"
-    replica, stages = places[0].replica, [place.stage for place in places]
-    device = plan.replicas[replica].stages[stages[0]].device
-    held = f"stage{'s' if len(stages) > 1 else ''} {' '.join(map(str, stages))}"
-    return f"rank {rank} (replica {replica} {held}, {device})"
 
 
 def _metrics(

@@ -25,7 +25,7 @@ from hetero.runtime import cpu_backend  # noqa: E402
 cpu_backend.install()
 
 from hetero.cost.cost_model import CostModel  # noqa: E402
-from hetero.cost.network import Topology, boundary_s  # noqa: E402
+from hetero.cost.network import Topology, slice_costs  # noqa: E402
 from hetero.cost.pipeline_period import smallest_depths  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
 from hetero.cost.simulation.simulator import simulate  # noqa: E402
@@ -335,7 +335,7 @@ def report_comparison(cluster: ClusterSpec, costs: CostModel, batch: int, num_st
     problem = Problem(cluster=cluster, costs=costs, global_batch_size=batch, time_limit_s=time_limit_s)
     ours = plan_cluster(problem).plan
     found = [("this planner", ours), ("the same, plain 1F1B", plain(ours))]
-    uniform = {each.name: each.best for each in yardsticks(problem) if each.name.startswith("uniform") and each.best}
+    uniform = {each.name: each.best for each in yardsticks(problem) if each.is_uniform and each.best}
     name = min(uniform, key=lambda name: uniform[name].step_s)
     found.append((f"best uniform ({name})", uniform[name].plan))
     runs = []
@@ -366,8 +366,8 @@ def bound(described: Plan, r: int, cluster: ClusterSpec, costs: CostModel) -> fl
     for here, after in pairwise(each.stages):
         slices = size // min(here.samples_per_microbatch, after.samples_per_microbatch)
         topology = Topology(cluster)
-        one_s = boundary_s(here, after, topology, seq_length=described.seq_length, row_bytes=row_bytes)
-        transfers.append(slices * one_s)
+        costs_s = slice_costs(here, after, topology, seq_length=described.seq_length, row_bytes=row_bytes)
+        transfers.append(slices * max(cost.seconds for cost in costs_s))
     return sum(times) + 2 * sum(transfers) + (each.num_samples // size - 1) * max(*times, *transfers)
 
 

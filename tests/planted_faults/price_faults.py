@@ -135,7 +135,7 @@ PRICE_FAULTS = (
         name="emulated messages have no latency",
         kind="unit",
         file="hetero/emulation/cluster/link_model.py",
-        find="seconds=busy_s + link.latency_us / US_PER_S",
+        find="seconds=busy_s + latency_s",
         replace="seconds=busy_s",
         hints=("tests/dist/test_emulation.py",),
     ),

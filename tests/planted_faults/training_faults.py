@@ -8,7 +8,7 @@ TRAINING_FAULTS = (
         name="a part of a saved block is read from the block's start",
         kind="offset",
         file="hetero/checkpoint/reader.py",
-        find="_Copy(index_within(edges, box.offsets), target)",
+        find="_Copy(index_within(edges, block.offsets), target)",
         replace="_Copy(tuple(slice(0, end - start) for start, end in edges), target)",
         hints=("tests/unit/checkpoint/test_reader.py",),
     ),

@@ -13,8 +13,7 @@ from hetero.checkpoint.interchange.native import NativeSource, write_native
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
 from hetero.checkpoint.interchange.weights import WeightSource
 from hetero.errors import CheckpointError
-from hetero.spec.hugging_face.models import VOCABULARY_DIVISOR
-from hetero.spec.model import padded_vocab_size
+from hetero.spec.model import VOCABULARY_DIVISOR, padded_vocab_size
 from hetero.spec.model_import import load_model
 
 WeightFormat = Literal["hf", "hetero", "megatron"]

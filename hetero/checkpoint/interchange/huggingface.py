@@ -23,7 +23,7 @@ _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 _FAMILIES = ", ".join(get_args(ModelType))
-_LEAST_ITEM_BYTES = 2
+_LEAST_ITEM_BYTES = min(dtype.itemsize for dtype in _FLOAT_TYPES.values())
 
 _NOT_WEIGHTS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
 """Constants that older versions saved with the weights."""

@@ -126,10 +126,10 @@ def _checked(path: Path, value: object) -> Metadata:
             continue
         if not isinstance(stored.properties.dtype, torch.dtype):
             raise CheckpointError(f"{path}: refused: {key} has the type {stored.properties.dtype!r}")
-        boxes = [(*chunk.offsets, *chunk.sizes) for chunk in stored.chunks]
+        blocks = [(*chunk.offsets, *chunk.sizes) for chunk in stored.chunks]
         same = all(len(chunk.offsets) == len(chunk.sizes) == len(stored.size) for chunk in stored.chunks)
-        if not same or not all(map(_are_sizes, (stored.size, *boxes))):
-            raise CheckpointError(f"{path}: refused: {key} is not cut into boxes")
+        if not same or not all(map(_are_sizes, (stored.size, *blocks))):
+            raise CheckpointError(f"{path}: refused: {key} is not cut into blocks")
     return value
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 
 from hetero.checkpoint.folder import find_checkpoint, partial_folder, prepare, publish, published_steps, read_state
-from hetero.checkpoint.interchange.weights import PRECISION_OF, WeightSource, in_groups
+from hetero.checkpoint.interchange.weights import WeightSource, in_groups
 from hetero.checkpoint.reader import SavedTensors
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
 from hetero.checkpoint.writer import merge
 from hetero.errors import CheckpointError
+from hetero.runtime.dtypes import PRECISIONS
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import Parameter, parameters
 
@@ -78,7 +79,7 @@ def write_native(source: WeightSource, folder: Path, *, dtype: torch.dtype, max_
             shard = write_shard(partial / f"part_{number:05d}.safetensors", slices, rank=None)
             written.append((shard, tensor_infos(slices)))
             del slices
-        state = CheckpointState(step=source.step, model=source.model, precision=PRECISION_OF[dtype])
+        state = CheckpointState(step=source.step, model=source.model, precision=PRECISIONS[dtype])
         return publish(folder, step=source.step, state=state, manifest=merge(written, source.model))
     except OSError as error:
         raise CheckpointError(f"{partial}: cannot be written: {error}") from None

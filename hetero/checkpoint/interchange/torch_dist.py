@@ -28,9 +28,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from hetero.checkpoint.interchange.metadata_pickle import read_metadata
-from hetero.checkpoint.interchange.weights import PRECISION_OF, WeightSource, new_folder
+from hetero.checkpoint.interchange.weights import WeightSource, new_folder
 from hetero.checkpoint.manifest import Region, index_within, overlap
 from hetero.errors import CheckpointError, ConfigError
+from hetero.runtime.dtypes import PRECISIONS
 from hetero.serialization import parse_json, read_text
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters
@@ -86,8 +87,8 @@ class TorchDistSource:
         self.step = _step_of(self._folder)
         found = {self._stored(place.key).properties.dtype for place in self._places.values()}
         self.dtype = functools.reduce(torch.promote_types, found)
-        if self.dtype not in PRECISION_OF:
-            raise CheckpointError(f"{self._folder}: weights are {self.dtype}; only {', '.join(map(str, PRECISION_OF))}")
+        if self.dtype not in PRECISIONS:
+            raise CheckpointError(f"{self._folder}: weights are {self.dtype}; only {', '.join(map(str, PRECISIONS))}")
 
     def tensor(self, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:
         """The whole tensor of a parameter in ``dtype``."""

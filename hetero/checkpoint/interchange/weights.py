@@ -9,18 +9,10 @@ from typing import Protocol, TypeVar
 import torch
 
 from hetero.errors import CheckpointError
-from hetero.plan.ir import Precision
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter
 
 T = TypeVar("T")
-
-PRECISION_OF: dict[torch.dtype, Precision] = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-}
 
 
 class WeightSource(Protocol):

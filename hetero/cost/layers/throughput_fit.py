@@ -34,15 +34,18 @@ LEANING = 0.01
 """Weight of the prior against the measurements. A heuristic; errors hardly change between 0.001 and 0.1."""
 
 TYPICAL_EFFICIENCY = 0.6
-"""Share of the peak that large matrix products reach, about."""
+"""Share of the peak that large matrix products reach, about. A heuristic, and only a prior: measured layers of the
+device scale it."""
 
 SCORE_PASSES: dict[ComputePass, float] = {"forward": 10.0, "backward": 30.0}
-"""Times that unfused attention moves each score through memory: product, scale, mask, softmax, dropout, product."""
+"""Times that unfused attention moves each score through memory: product, scale, mask, softmax, dropout, product. These
+are counted for the forward; three times as many for the backward are a heuristic."""
 
 ROW_PASSES: dict[ComputePass, float] = {"forward": 3.0, "backward": 6.0}
+"""Times that a layer moves its row bytes through memory: read, written, read by who comes next. A heuristic."""
 
 LAUNCH_S = 3e-4
-"""Seconds to launch the kernels of a layer, which small layers cannot hide."""
+"""Seconds to launch the kernels of a layer, which small layers cannot hide. A heuristic."""
 
 NOMINAL_HOST = DataSheet(
     memory_gb_per_s=10.0, fp64=0.05, fp32=0.1, tf32=None, half=0.1, source="ten fp32 operations per byte"

@@ -125,15 +125,15 @@ def _head(shape: LayerShape, tp: int, samples: int, seq_length: int, element_byt
     )
 
 
-def parameters_of(kind: ModuleKind, shape: LayerShape, *, tp: int, positions: int = 0) -> int:
+def parameters_of(kind: ModuleKind, shape: LayerShape, *, tp: int) -> int:
     """Elements of one layer's weights on one of ``tp`` ranks, biases and norms of width h included.
 
-    positions: rows of a learned position embedding.
+    A shape says nothing of positions: a learned embedding of theirs is left out.
     """
     h, q, kv = shape.hidden, shape.heads * shape.kv_channels, shape.query_groups * shape.kv_channels
     match kind:
         case "embedding":
-            return shape.vocabulary // tp * h + positions * h
+            return shape.vocabulary // tp * h
         case "head":
             return shape.vocabulary // tp * h + 2 * h
         case "attention":

@@ -4,11 +4,12 @@ Most published step times were measured under it. Its transfers run on the compu
 :mod:`hetero.cost.simulation.blocking_replay` replays, and it sums all gradients once, after the last backward.
 """
 
-from hetero.cost.runtime_model import CONTEXT_GIB, RuntimeModel
+import dataclasses
+
+from hetero.cost.runtime_model import HETERO
 from hetero.errors import PlanError
 from hetero.plan.ir import Replica
 from hetero.schedule.actions import Action, ActionKind, Row, Schedule
-from hetero.units import MIB
 
 NAME = "deepspeed-1f1b"
 
@@ -58,21 +59,18 @@ def _row(stage: int, num_stages: int, num_microbatches: int) -> Row:
     return row
 
 
-DEEPSPEED = RuntimeModel(
+ELEMENTS_PER_BUFFER = 500_000_000
+"""Default of ``DeepSpeedEngine.buffered_allreduce_fallback`` in ``deepspeed/runtime/engine.py``."""
+
+DEEPSPEED = dataclasses.replace(
+    HETERO,
     name=NAME,
     rows=deepspeed_rows,
     blocking_transfers=True,
     overlaps_gradient_sync=False,
-    overlaps_param_gather=False,
     waits_for_all_before_update=False,
-    bucket_numel=500_000_000,
+    bucket_numel=ELEMENTS_PER_BUFFER,
     copies_gradients_to_sync=True,
-    sync_host_gb_per_s=6.0,
     runs_profiled_layers=True,
-    flash_attention=False,
-    context_gib=CONTEXT_GIB,
-    default_context_gib=1.0,
-    communicator_bytes=64 * MIB,
-    allocator_slack=0.03,
 )
 """Blocking transfers on the compute stream, layers as they were profiled, one sum of gradients at the end."""

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 TimeInterval = tuple[float, float]
 """Start and end, in seconds of the step."""
 
+_DIGITS = 9
+"""Of a second: what is later is rounding."""
+
 
 def exposed_s(computes: Iterable[TimeInterval], arrivals: Iterable[TimeInterval], *, begin_s: float = 0.0) -> float:
     """Seconds in which a rank stood still while what it waited for was on the wire.
@@ -24,7 +27,3 @@ def exposed_s(computes: Iterable[TimeInterval], arrivals: Iterable[TimeInterval]
             total_s += max(0.0, start_s - max(sent_s, idle_since_s))
         idle_since_s = end_s
     return total_s
-
-
-_DIGITS = 9
-"""Of a second: what is later is rounding."""

@@ -39,7 +39,9 @@ class DeviceMemory:
         self._fixed_bytes = peak.total - peak.activations - peak.logits - peak.deferred
 
     def before(self, action: Action) -> None:
-        """A compute begins; a forward adds what its microbatch saves, a W finds what is deferred at its most.
+        """Check that the device holds what it needs once ``action`` begins.
+
+        A forward adds what its microbatch saves, a W finds what is deferred at its most.
 
         Raises:
             DeviceMemoryError: the device does not have that much.
@@ -66,7 +68,7 @@ class DeviceMemory:
             )
 
     def after(self, action: Action) -> None:
-        """A compute has ended; a backward lets go of its microbatch, but for what it defers until its W."""
+        """Let go of what ``action`` needs no more: a backward's microbatch, but for what it defers until its W."""
         self._residency.end(action)
 
     def _moving_parts(self) -> dict[str, int]:

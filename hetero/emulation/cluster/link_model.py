@@ -15,10 +15,9 @@ from hetero.distributed.timing import Collective, TransferDirection
 from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import Plan
-from hetero.plan.reshard import Transfer, num_phases, transfers
+from hetero.plan.reshard import Transfer, transfers_by_phase
 from hetero.schedule.actions import ActionKind, boundaries
 from hetero.spec.parameters import parameters
-from hetero.units import US_PER_S
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -98,10 +97,9 @@ class LinkModel:
     def message(self, key: MessageKey, message: Transfer) -> Occupation:
         """Price a message: it is there when its last byte has left and the latency has passed."""
         num_bytes = int(message.num_tokens * self._bytes_per_row)
-        link = self._topology.link(key.sender, key.receiver)
-        busy_s = num_bytes / link.bytes_per_s(num_bytes)
+        busy_s, latency_s = self._topology.message_s(key.sender, key.receiver, num_bytes)
         return Occupation(
-            seconds=busy_s + link.latency_us / US_PER_S,
+            seconds=busy_s + latency_s,
             wires=tuple((wire, busy_s) for wire in self._wires_between(key)),
         )
 
@@ -146,10 +144,7 @@ def _messages(plan: Plan) -> Iterator[MessageKey]:
         for b, (here, after) in enumerate(pairwise(replica.stages)):
             for kind, sender, receiver in ((ActionKind.SEND_F, here, after), (ActionKind.SEND_B, after, here)):
                 direction = TransferDirection(r, b, kind)
-                phases = num_phases(sender, receiver)
-                routes = [
-                    transfers(sender, receiver, seq_length=plan.seq_length, phase=phase) for phase in range(phases)
-                ]
+                phases = transfers_by_phase(sender, receiver, seq_length=plan.seq_length)
                 for number in range(edges[b].num_slices):
-                    for message in routes[number % phases]:
+                    for message in phases[number % len(phases)]:
                         yield MessageKey(direction, message.sender, message.receiver, number)

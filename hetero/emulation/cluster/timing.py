@@ -215,7 +215,7 @@ class EmulatedTiming(Timing):
         return running.at_s(share_of_backward(self._costs, stage, point.position, point.action.kind))
 
     def meet(self) -> None:
-        """The end of a step's gradients: nobody goes on before all are there."""
+        """Wait at the end of a step's gradients until all ranks are there, and record the step."""
         if self._meetings == 0:
             self._finish_warm_up()
         self._meetings += 1
@@ -229,7 +229,7 @@ class EmulatedTiming(Timing):
 
     @contextlib.contextmanager
     def outside_steps(self) -> Iterator[None]:
-        """Nothing is emulated, and when it is over the emulated time goes on from the wall clock's on all ranks."""
+        """Emulate nothing inside; afterwards the emulated time goes on from the wall clock's on all ranks."""
         if self._as_fast_as_it_can:
             yield
             return
@@ -243,7 +243,7 @@ class EmulatedTiming(Timing):
         self._step.pause(self._clock.at_s - before_s)
 
     def _wait_for_tensor_parallel_ranks(self) -> None:
-        """A compute of tensor-parallel ranks begins when the last of them has its input."""
+        """Wait until the last of the tensor-parallel ranks has its input: then their compute begins."""
         assert self._device is not None
         if len(self._device.tp_group) > 1:
             self._tp_meetings += 1

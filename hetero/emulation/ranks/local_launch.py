@@ -36,7 +36,9 @@ VOCABULARY = 64
 
 ADAM = AdamOptions(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=1.0)
 
-STARTUP_S = 120.0
+STARTUP_S = 240.0
+"""Wall seconds that starting and warming up may take beside the emulated steps. A heuristic: some seconds are usual,
+and a machine with more ranks than cores needs minutes."""
 
 REASON_S = 3.0
 """How long a rank that died may be survived by one that knows why."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from hetero.cost.capacity import capacity_of_rank
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.network import Topology
@@ -23,13 +24,12 @@ from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import step_rows
+from hetero.plan.rank_description import describe_rank
 from hetero.plan.validate import validate
 from hetero.schedule.actions import COMPUTE
 from hetero.schedule.activation_residency import Residency
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.parameters import parameters
-from hetero.text import number_ranges
-from hetero.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +135,16 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
     replica = plan.replicas[first.replica]
     stages = {place.stage: replica.stages[place.stage] for place in places}
     row = step_rows(replica)[replica.device_groups.index(tuple(stages))]
-    numbers = f"stage{'s' if len(stages) > 1 else ''} {number_ranges(tuple(stages))}"
-    capacity_gib = cluster.device_of_rank(rank).memory_gib
     return Device(
         stages=stages,
         costs={s: costs.of(stage) for s, stage in stages.items()},
         tp_group=stages[first.stage].tp_groups[first.dp_rank],
         memory=DeviceMemory(
-            f"rank {rank} (replica {first.replica} {numbers}, {stages[first.stage].device})",
+            describe_rank(plan, rank),
             peak=device_memory(plan, plan_memory(plan, costs))[first.replica, first.stage],
             stages={s: memory_of_stage(stage, costs) for s, stage in stages.items()},
             residency=Residency.of_row(row),
-            capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
+            capacity_bytes=capacity_of_rank(rank, cluster),
         ),
         computes=[action for action in row if action.kind in COMPUTE],
     )

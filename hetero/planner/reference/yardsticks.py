@@ -28,6 +28,11 @@ class Yardstick:
     name: str
     best: ScoredPlan | None
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all GPUs that it uses have one and the same degrees."""
+        return self.name.startswith("uniform")
+
 
 def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, ...]:
     """The best plan of each yardstick in the order of this file's head; each is searched for ``limit_s`` seconds at

@@ -6,13 +6,14 @@ from types import MappingProxyType
 from matplotlib.figure import FigureBase
 
 from hetero.report.content import Report
+from hetero.report.figure_names import OVERVIEW, OVERVIEW_PARTS, FigureName
 from hetero.report.figures.bars import comparison_drawing, memory_drawing
 from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting, render
 from hetero.report.figures.cluster import cluster_drawing
 from hetero.report.figures.colours import QUIET
 from hetero.report.figures.timeline import timeline_drawing
 
-DRAWINGS: Mapping[str, Callable[[Report], Drawing]] = MappingProxyType(
+DRAWINGS: Mapping[FigureName, Callable[[Report], Drawing]] = MappingProxyType(
     {
         "cluster": cluster_drawing,
         "timeline": timeline_drawing,
@@ -24,14 +25,14 @@ DRAWINGS: Mapping[str, Callable[[Report], Drawing]] = MappingProxyType(
 HEADLINE_IN, SPACE_IN, MARGIN_IN = 0.62, 0.18, 0.25
 
 
-def figure_bytes(report: Report, name: str, file_format: str) -> bytes:
+def figure_bytes(report: Report, name: FigureName, file_format: str) -> bytes:
     """The file of a figure with a headline over it.
 
-    name: of one of :data:`DRAWINGS`, or "overview": cluster and timeline.
+    name: of one of :data:`DRAWINGS`, or the overview.
     file_format: "svg", "pdf" or "png".
     """
     drawings = [headline_drawing(report)]
-    for part in ("cluster", "timeline") if name == "overview" else (name,):
+    for part in OVERVIEW_PARTS if name == OVERVIEW else (name,):
         drawings += [DRAWINGS[part](report), _space()]
     return render(drawings, file_format=file_format, margin_in=MARGIN_IN)
 

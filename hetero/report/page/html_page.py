@@ -13,6 +13,7 @@ from hetero.cost.layers.confidence import Confidence
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.planner.scoring import ScoredPlan
 from hetero.report.content import DeviceRow, Execution, Report, named
+from hetero.report.figure_names import FigureName
 from hetero.report.figures.canvas import inline_svg
 from hetero.report.figures.catalogue import DRAWINGS
 from hetero.report.figures.colours import BACKWARD, COLOURS, UPDATE, WAIT, hue_of, shade
@@ -166,7 +167,7 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
     cut = " Its middle, which repeats, is left out." if is_cut(report) else ""
     several = any(replica.is_interleaved for replica in report.plan.replicas)
     turns = " Stages that the same devices hold in turns share a row, the later ones lighter." if several else ""
-    notes = {
+    notes: dict[FigureName, tuple[str, str]] = {
         "cluster": (
             "Who holds what",
             "Nodes as boxes with their devices; one hue per "

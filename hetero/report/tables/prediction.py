@@ -3,6 +3,7 @@
 from rich import box
 from rich.table import Table
 
+from hetero.cost.capacity import capacity_bytes
 from hetero.cost.memory import PlanMemory, device_memory
 from hetero.cost.simulation.simulator import Simulation
 from hetero.plan.ir import Plan
@@ -40,7 +41,7 @@ def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: Cluste
         for group in replica.device_groups:
             s, stages = group[0], [replica.stages[each] for each in group]
             stage, times = stages[0], simulation.stages[first, s]
-            capacity_gib = cluster.device_of_rank(stage.ranks[0]).memory_gib
+            capacity = capacity_bytes(stage, cluster)
             used_gib = max(devices[r, s].total for r in members) / GIB
             table.add_row(
                 *((str(len(members)), str(replica.num_samples)) if s == 0 else ("", "")),
@@ -55,7 +56,7 @@ def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: Cluste
                 f"{times.busy_s / simulation.step_s:.0%}",
                 f"{times.bubble_s / simulation.step_s:.0%}",
                 f"{times.sync_s / simulation.step_s:.0%}",
-                f"{used_gib:.1f} of {capacity_gib if capacity_gib is not None else UNKNOWN}",
+                f"{used_gib:.1f} of {UNKNOWN if capacity is None else f'{capacity / GIB:g}'}",
                 end_section=group == replica.device_groups[-1],
             )
     return table
@@ -65,7 +66,6 @@ def fullest(memory: PlanMemory, plan: Plan, cluster: ClusterSpec) -> str:
     """The largest share of any device's memory that its stages take, as ``92%``; ``?`` where none is known."""
     shares = []
     for (r, s), parts in device_memory(plan, memory).items():
-        capacity_gib = cluster.device_of_rank(plan.replicas[r].stages[s].ranks[0]).memory_gib
-        if capacity_gib is not None:
-            shares.append(parts.total / (capacity_gib * GIB))
+        if (capacity := capacity_bytes(plan.replicas[r].stages[s], cluster)) is not None:
+            shares.append(parts.total / capacity)
     return f"{max(shares):.0%}" if shares else UNKNOWN

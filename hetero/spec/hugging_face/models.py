@@ -7,10 +7,7 @@ from typing import Any
 from hetero.errors import ConfigError
 from hetero.spec.hugging_face.keys import ConfigValues
 from hetero.spec.hugging_face.rotary import rotary_positions
-from hetero.spec.model import ModelSpec, padded_vocab_size
-
-VOCABULARY_DIVISOR = 128
-"""Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
+from hetero.spec.model import VOCABULARY_DIVISOR, ModelSpec, padded_vocab_size
 
 
 def llama_like(values: ConfigValues) -> ModelSpec:

@@ -37,6 +37,62 @@ _SOURCE = "source"
 
 
 @dataclass(frozen=True, slots=True)
+class FlagValues:
+    """Holds the value of every flag by its name, and which of them the user gave."""
+
+    values: Mapping[str, Any]
+    given: frozenset[str]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def shown(self, name: str) -> str:
+        """Write the flag as the user did, for messages."""
+        value = self.values[name]
+        if isinstance(value, bool):
+            return name
+        return " ".join([name, *map(str, value)]) if isinstance(value, tuple) else f"{name} {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Says what must hold for a flag to have an effect, and what the user adds to make it hold."""
+
+    holds: Callable[[FlagValues], bool]
+    fix: str
+
+
+def given(name: str) -> Condition:
+    """Require that a switch, a path, paths, or a number other than 0 is given."""
+    return Condition(lambda flags: bool(flags[name]), name)
+
+
+def equals(name: str, value: str) -> Condition:
+    """Require that a flag has this value, given or by default."""
+    return Condition(lambda flags: bool(flags[name] == value), f"{name} {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relations:
+    """Says how a flag goes together with others; :mod:`megatron.training.cli.rules` checks it.
+
+    needs: the flag has an effect only where all of these hold.
+    excludes: flags that may not stand beside it; of two such flags one says so, which messages name first.
+    stated_by_plan: a plan states it for each stage, so that it may not stand beside one.
+    in_steps: the flag that states the same length in steps, where this one states it in samples.
+    """
+
+    needs: tuple[Condition, ...] = ()
+    excludes: tuple[str, ...] = ()
+    stated_by_plan: bool = False
+    in_steps: str | None = None
+
+
+UNRELATED = Relations()
+"""Of a flag that goes together with all others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     """Describes one flag of the command line.
 
@@ -54,6 +110,7 @@ class Flag:
     off: str | None = dataclasses.field(default=None, kw_only=True)
     required: bool = dataclasses.field(default=False, kw_only=True)
     group: str = dataclasses.field(default="", kw_only=True)
+    relations: Relations = dataclasses.field(default=UNRELATED, kw_only=True)
 
     @property
     def is_switch(self) -> bool:
@@ -64,27 +121,9 @@ class Flag:
         return (self.name,) if self.off is None else (self.name, self.off)
 
 
-def switch(name: str, help: str, group: str = "") -> Flag:
+def switch(name: str, help: str, group: str = "", *, relations: Relations = UNRELATED) -> Flag:
     """Make a flag without a value, for :func:`computed`: true where it is given."""
-    return Flag(name, help, default=False, group=group)
-
-
-@dataclass(frozen=True, slots=True)
-class FlagValues:
-    """Holds the value of every flag by its name, and which of them the user gave."""
-
-    values: Mapping[str, Any]
-    given: frozenset[str]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-    def shown(self, name: str) -> str:
-        """Write the flag as the user did, for messages."""
-        value = self.values[name]
-        if isinstance(value, bool):
-            return name
-        return " ".join([name, *map(str, value)]) if isinstance(value, tuple) else f"{name} {value}"
+    return Flag(name, help, default=False, group=group, relations=relations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +154,13 @@ def _field(source: _Source, default: Any = MISSING) -> Any:
 
 @overload
 def flag(
-    help: str, type: ValueType[Any] | None = None, *, name: str = "", off: str | None = None, group: str = ""
+    help: str,
+    type: ValueType[Any] | None = None,
+    *,
+    name: str = "",
+    off: str | None = None,
+    group: str = "",
+    relations: Relations = UNRELATED,
 ) -> Any: ...
 @overload
 def flag(
@@ -126,6 +171,7 @@ def flag(
     name: str = "",
     off: str | None = None,
     group: str = "",
+    relations: Relations = UNRELATED,
 ) -> T: ...
 def flag(
     help: str,
@@ -135,6 +181,7 @@ def flag(
     name: str = "",
     off: str | None = None,
     group: str = "",
+    relations: Relations = UNRELATED,
 ) -> Any:
     """Declare a field with the value of one flag. Without a default, the field's own or this one, the flag is required.
 
@@ -144,6 +191,7 @@ def flag(
         name: as users write it; without it the field's name, ``--num-layers`` of ``num_layers``.
         off: a second name, which switches a switch off.
         group: of ``--help``, where it is not the one of the config.
+        relations: to other flags.
     """
 
     def source(field: _Declared) -> FlagReader[Any]:
@@ -157,6 +205,7 @@ def flag(
             off=off,
             required=field.default is MISSING,
             group=group or field.group,
+            relations=relations,
         )
         return FlagReader((found,), lambda flags: flags[found.name])
 

@@ -4,10 +4,26 @@ import dataclasses
 from typing import Literal
 
 from hetero.errors import ConfigError
-from hetero.spec.model import ModelSpec, RotaryScaling, padded_vocab_size
+from hetero.spec.model import VOCABULARY_DIVISOR, ModelSpec, RotaryScaling, padded_vocab_size
 from megatron.training.cli import derived
-from megatron.training.cli.fields import Flag, computed, config_dataclass, flag, off_switch, switch
+from megatron.training.cli.fields import (
+    Condition,
+    Flag,
+    Relations,
+    computed,
+    config_dataclass,
+    equals,
+    flag,
+    given,
+    off_switch,
+    switch,
+)
 from megatron.training.cli.value_types import BELOW_1, COUNT, FRACTION, FROM_1, NOT_NEGATIVE, POSITIVE, one_of
+
+_IS_ROPE = Condition(derived.is_rope, "--position-embedding-type rope")
+_OF_ROPE = Relations(needs=(_IS_ROPE,))
+_OF_ROPE_SCALING = Relations(needs=(given("--use-rope-scaling"),))
+_OF_EXPERTS = Relations(needs=(given("--num-experts"),))
 
 
 @config_dataclass
@@ -34,7 +50,13 @@ class ModelConfig:
     num_query_groups: int = computed(
         derived.num_query_groups,
         switch("--group-query-attention", "Let query heads share keys and values, in --num-query-groups groups."),
-        Flag("--num-query-groups", "Heads of keys and values; must divide the query heads.", COUNT, default=1),
+        Flag(
+            "--num-query-groups",
+            "Heads of keys and values; must divide the query heads.",
+            COUNT,
+            default=1,
+            relations=Relations(needs=(given("--group-query-attention"),)),
+        ),
     )
     max_position_embeddings: int = flag("Positions that the model knows, at least --seq-length.", COUNT)
     position_embedding: Literal["learned_absolute", "rope"] = computed(
@@ -47,18 +69,45 @@ class ModelConfig:
         ),
         switch("--use-rotary-position-embeddings", "Old name of --position-embedding-type rope."),
     )
-    rotary_base: float = flag("Base of the wavelengths at which positions rotate.", POSITIVE, default=10_000.0)
-    rotary_percent: float = flag("Part of each head that is rotated.", FRACTION, default=1.0)
+    rotary_base: float = flag(
+        "Base of the wavelengths at which positions rotate.", POSITIVE, default=10_000.0, relations=_OF_ROPE
+    )
+    rotary_percent: float = flag("Part of each head that is rotated.", FRACTION, default=1.0, relations=_OF_ROPE)
     rotary_scaling: RotaryScaling | None = computed(
         derived.rotary_scaling,
         Flag(
-            "--rotary-seq-len-interpolation-factor", "Divide positions by this, for sequences as much longer.", FROM_1
+            "--rotary-seq-len-interpolation-factor",
+            "Divide positions by this, for sequences as much longer.",
+            FROM_1,
+            relations=Relations(needs=(_IS_ROPE,), excludes=("--use-rope-scaling",)),
         ),
-        switch("--use-rope-scaling", "Divide the frequency of long wavelengths alone, as Llama 3.1 does."),
-        Flag("--rope-scaling-factor", "With that: by this.", FROM_1, default=8.0),
-        Flag("--hetero-rope-low-freq-factor", "With that: where wavelengths are long.", POSITIVE, default=1.0),
-        Flag("--hetero-rope-high-freq-factor", "With that: where they are short and kept.", POSITIVE, default=4.0),
-        Flag("--hetero-rope-original-max-positions", "With that: positions before the scaling.", COUNT, default=8192),
+        switch(
+            "--use-rope-scaling",
+            "Divide the frequency of long wavelengths alone, as Llama 3.1 does.",
+            relations=_OF_ROPE,
+        ),
+        Flag("--rope-scaling-factor", "With that: by this.", FROM_1, default=8.0, relations=_OF_ROPE_SCALING),
+        Flag(
+            "--hetero-rope-low-freq-factor",
+            "With that: where wavelengths are long.",
+            POSITIVE,
+            default=1.0,
+            relations=_OF_ROPE_SCALING,
+        ),
+        Flag(
+            "--hetero-rope-high-freq-factor",
+            "With that: where they are short and kept.",
+            POSITIVE,
+            default=4.0,
+            relations=_OF_ROPE_SCALING,
+        ),
+        Flag(
+            "--hetero-rope-original-max-positions",
+            "With that: positions before the scaling.",
+            COUNT,
+            default=8192,
+            relations=_OF_ROPE_SCALING,
+        ),
     )
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("Norm before attention and MLP.", default="LayerNorm")
     norm_epsilon: float = flag("Added to the variance in norms.", POSITIVE, default=1e-5)
@@ -75,6 +124,7 @@ class ModelConfig:
         "With --disable-bias-linear: keep the bias of attention's output.",
         name="--hetero-add-proj-bias",
         default=False,
+        relations=Relations(needs=(given("--disable-bias-linear"),)),
     )
     qk_layernorm: bool = flag("Normalize queries and keys of each head.", default=False)
     tied_embeddings: bool = off_switch(
@@ -86,13 +136,18 @@ class ModelConfig:
     make_vocab_size_divisible_by: int = flag(
         "Pad the embedding to a multiple of this. Unlike Megatron-LM, the tensor-parallel size plays no part.",
         COUNT,
-        default=128,
+        default=VOCABULARY_DIVISOR,
     )
     num_experts: int | None = flag("Make every MLP a mixture of this many experts.", COUNT, default=None)
-    moe_router_topk: int = flag("Experts that each token visits.", COUNT, default=2)
+    moe_router_topk: int = flag("Experts that each token visits.", COUNT, default=2, relations=_OF_EXPERTS)
     moe_ffn_hidden_size: int | None = computed(
         derived.moe_ffn_hidden_size,
-        Flag("--moe-ffn-hidden-size", "Width of one expert; without it, --ffn-hidden-size.", COUNT),
+        Flag(
+            "--moe-ffn-hidden-size",
+            "Width of one expert; without it, --ffn-hidden-size.",
+            COUNT,
+            relations=_OF_EXPERTS,
+        ),
     )
 
 
@@ -127,9 +182,14 @@ STAGE_OPTIONS = {
             "Whether an extra loss spreads tokens over the experts.",
             one_of("none", "aux_loss"),
             default="aux_loss",
+            relations=_OF_EXPERTS,
         ),
     ),
-    "moe_aux_loss_coeff": flag("Weight of that loss.", NOT_NEGATIVE),
+    "moe_aux_loss_coeff": flag(
+        "Weight of that loss.",
+        NOT_NEGATIVE,
+        relations=Relations(needs=(given("--num-experts"), equals("--moe-router-load-balancing-type", "aux_loss"))),
+    ),
     "init_method_std": flag("Standard deviation of the initial weights.", POSITIVE),
     "transformer_impl": flag(
         "Whose layers: TransformerEngine's, megatron-core's own, or the former wherever they can run."

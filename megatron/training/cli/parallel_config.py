@@ -4,11 +4,25 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
+from hetero.cost.runtime_model import HETERO
 from hetero.emulation.options import EmulationOptions
 from hetero.plan.ir import Precision, Recompute
+from hetero.planner.problem import Problem
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from megatron.training.cli import derived
-from megatron.training.cli.fields import Flag, computed, config_dataclass, flag, part, switch
+from megatron.training.cli.fields import (
+    Condition,
+    Flag,
+    FlagValues,
+    Relations,
+    computed,
+    config_dataclass,
+    equals,
+    flag,
+    given,
+    part,
+    switch,
+)
 from megatron.training.cli.value_types import (
     COUNT,
     HEARTBEAT_SECONDS,
@@ -24,6 +38,24 @@ PLAN, PRECISION = "parallelism: plan", "precision"
 """Groups of ``--help`` beside that of the config."""
 
 
+def _has_prices(flags: FlagValues) -> bool:
+    """Whether anybody asks what devices take: a planner or an emulation."""
+    return derived.plans_at_start(flags) or derived.emulates(flags)
+
+
+def _may_share_optimizer(flags: FlagValues) -> bool:
+    """Whether optimizer state is shared, or a plan file may say so."""
+    return bool(flags["--use-distributed-optimizer"]) or derived.has_plan_file(flags)
+
+
+_OF_PRICES = Relations(
+    needs=(Condition(_has_prices, "--hetero-emulate, or --hetero-cluster and no plan file"),),
+)
+_OF_PLANNING = Relations(needs=(Condition(derived.plans_at_start, "a cluster and no plan file"),))
+_OF_EMULATION = Relations(needs=(given("--hetero-emulate"),))
+_STATED_BY_PLAN = Relations(stated_by_plan=True)
+
+
 @config_dataclass
 class PlannerConfig:
     """Tells rank 0 what to plan from at start.
@@ -35,18 +67,26 @@ class PlannerConfig:
 
     cluster: Path = computed(derived.planned_cluster)
     profiles: tuple[Path, ...] = flag(
-        "With a cluster: profiles beside the shipped ones.", name="--hetero-profile", default=()
+        "With a cluster: profiles beside the shipped ones.", name="--hetero-profile", default=(), relations=_OF_PRICES
     )
     data_sheets: bool = flag(
         "With a cluster: price devices without any profile by their data sheets.",
         name="--hetero-data-sheets",
         default=False,
+        relations=_OF_PRICES,
     )
     time_limit_s: float = flag(
-        "With a cluster: seconds to plan.", SECONDS, name="--hetero-plan-time-limit", default=30.0
+        "With a cluster: seconds to plan.",
+        SECONDS,
+        name="--hetero-plan-time-limit",
+        default=Problem.time_limit_s,
+        relations=_OF_PLANNING,
     )
     out: Path | None = flag(
-        "With a cluster: write the plan that was made here.", name="--hetero-plan-out", default=None
+        "With a cluster: write the plan that was made here.",
+        name="--hetero-plan-out",
+        default=None,
+        relations=_OF_PLANNING,
     )
 
 
@@ -84,6 +124,7 @@ class ParallelConfig:
             "against it.",
             PATH,
             group=PLAN,
+            relations=Relations(excludes=("--hetero-emulate",)),
         ),
     )
     planner: PlannerConfig | None = part(PLAN, when=derived.plans_at_start)
@@ -92,9 +133,14 @@ class ParallelConfig:
         one_of(*ORDERS),
         name="--hetero-schedule",
         default=BY_DEPTHS,
+        relations=_STATED_BY_PLAN,
     )
-    tensor_model_parallel_size: int = flag("Without a plan: ranks that share each layer.", COUNT, default=1)
-    pipeline_model_parallel_size: int = flag("Without a plan: groups of ranks that share the layers.", COUNT, default=1)
+    tensor_model_parallel_size: int = flag(
+        "Without a plan: ranks that share each layer.", COUNT, default=1, relations=_STATED_BY_PLAN
+    )
+    pipeline_model_parallel_size: int = flag(
+        "Without a plan: groups of ranks that share the layers.", COUNT, default=1, relations=_STATED_BY_PLAN
+    )
     stages_per_rank: int = computed(
         derived.stages_per_rank,
         Flag(
@@ -102,18 +148,22 @@ class ParallelConfig:
             "Without a plan: stages of each such group, which runs them in turns (interleaved 1F1B).",
             COUNT,
             default=1,
+            relations=Relations(stated_by_plan=True, excludes=("--num-layers-per-virtual-pipeline-stage",)),
         ),
         Flag(
             "--num-layers-per-virtual-pipeline-stage",
             "The same by the layers of a stage, in place of --num-virtual-stages-per-pipeline-rank.",
             COUNT,
+            relations=_STATED_BY_PLAN,
         ),
     )
     sequence_parallel: bool = flag(
-        "Without a plan: tensor-parallel ranks also share activations, by sequence.", default=False
+        "Without a plan: tensor-parallel ranks also share activations, by sequence.",
+        default=False,
+        relations=_STATED_BY_PLAN,
     )
     micro_batch_size: int | None = flag(
-        "Without a plan, and then required: samples of one microbatch.", COUNT, default=None
+        "Without a plan, and then required: samples of one microbatch.", COUNT, default=None, relations=_STATED_BY_PLAN
     )
     global_batch_size: int = flag("Samples of one step over all replicas.", COUNT)
     recompute: Recompute = flag(
@@ -121,9 +171,13 @@ class ParallelConfig:
         one_of("selective", "full"),
         name="--recompute-granularity",
         default="none",
+        relations=_STATED_BY_PLAN,
     )
     recompute_num_layers: int | None = flag(
-        "With --recompute-granularity full: layers of each stage; without it all.", COUNT, default=None
+        "With --recompute-granularity full: layers of each stage; without it all.",
+        COUNT,
+        default=None,
+        relations=Relations(stated_by_plan=True, needs=(equals("--recompute-granularity", "full"),)),
     )
     context_parallel_size: int = flag(
         "Accepted for Megatron-LM's scripts.",
@@ -144,13 +198,15 @@ class ParallelConfig:
         "Share optimizer state among ranks that hold the same weights (ZeRO-1).", default=False
     )
     overlap_param_gather: bool = flag(
-        "With that: gather updated weights while the next forward goes on.", default=False
+        "With that: gather updated weights while the next forward goes on.",
+        default=False,
+        relations=Relations(needs=(Condition(_may_share_optimizer, "--use-distributed-optimizer"),)),
     )
     bucket_size: int = flag(
         "Gradients, in numbers, summed at a time, unless the plan says.",
         COUNT,
         name="--ddp-bucket-size",
-        default=40_000_000,
+        default=HETERO.bucket_numel,
     )
     backend: Literal["gloo", "nccl"] = computed(
         derived.backend,
@@ -170,7 +226,12 @@ class ParallelConfig:
     )
     precision: Precision | None = computed(
         derived.precision,
-        switch("--bf16", "Compute in bf16, with master weights, gradients and moments in fp32.", PRECISION),
+        switch(
+            "--bf16",
+            "Compute in bf16, with master weights, gradients and moments in fp32.",
+            PRECISION,
+            relations=Relations(excludes=("--fp16",)),
+        ),
         switch("--fp16", "The same in fp16, with a scaled loss.", PRECISION),
     )
 
@@ -192,9 +253,17 @@ class EmulationConfig:
     data_sheets: bool = computed(itemgetter("--hetero-data-sheets"))
     options: EmulationOptions = part(
         fields={
-            "time_scale": flag("Wall seconds per emulated second.", TIME_SCALE, name="--hetero-emulate-time-scale"),
+            "time_scale": flag(
+                "Wall seconds per emulated second.",
+                TIME_SCALE,
+                name="--hetero-emulate-time-scale",
+                relations=_OF_EMULATION,
+            ),
             "seq_length": flag(
-                "Sequence length of the small model that computes.", COUNT, name="--hetero-emulate-seq-length"
+                "Sequence length of the small model that computes.",
+                COUNT,
+                name="--hetero-emulate-seq-length",
+                relations=_OF_EMULATION,
             ),
         }
     )

@@ -1,10 +1,10 @@
 """Checks which flags go together: what is required, excludes another, has an effect only beside another, or must fit.
 
-A flag that would change nothing is refused like a contradiction: its user expects an effect.
+A flag that would change nothing is refused like a contradiction: its user expects an effect. What a flag excludes and
+needs stands at its declaration; of several violations, the first in the order of the declarations is told.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from hetero.errors import ConfigError
 from megatron.training.cli.config import FLAGS
@@ -13,7 +13,6 @@ from megatron.training.cli.derived import (
     emulates,
     ffn_hidden_size,
     has_experts,
-    has_plan_file,
     has_samples,
     is_auto,
     is_rope,
@@ -27,124 +26,8 @@ from megatron.training.cli.derived import (
 )
 from megatron.training.cli.fields import FlagValues
 
-_STATED_BY_THE_PLAN = (
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--num-virtual-stages-per-pipeline-rank",
-    "--num-layers-per-virtual-pipeline-stage",
-    "--micro-batch-size",
-    "--sequence-parallel",
-    "--recompute-granularity",
-    "--recompute-num-layers",
-    "--hetero-schedule",
-)
-
-_EXCLUSIVE = (
-    ("--train-iters", "--train-samples"),
-    ("--lr-warmup-iters", "--lr-warmup-fraction"),
-    ("--lr-warmup-samples", "--lr-warmup-fraction"),
-    ("--mock-data", "--data-path"),
-    ("--mock-data", "--train-data-path"),
-    ("--data-path", "--train-data-path"),
-    ("--data-path", "--valid-data-path"),
-    ("--data-path", "--test-data-path"),
-    ("--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"),
-    ("--bf16", "--fp16"),
-    ("--rotary-seq-len-interpolation-factor", "--use-rope-scaling"),
-    ("--hetero-cluster", "--hetero-emulate"),
-    ("--loss-scale", "--initial-loss-scale"),
-    ("--loss-scale", "--min-loss-scale"),
-    ("--loss-scale", "--loss-scale-window"),
-    ("--loss-scale", "--hysteresis"),
-)
-
-_COUNTS = (
-    ("--lr-decay-iters", "--lr-decay-samples"),
-    ("--lr-warmup-iters", "--lr-warmup-samples"),
-    ("--lr-wsd-decay-iters", "--lr-wsd-decay-samples"),
-)
+_IN_STEPS_AND_SAMPLES = tuple((flag.relations.in_steps, flag.name) for flag in FLAGS if flag.relations.in_steps)
 """Lengths that have a flag in steps and one in samples."""
-
-
-class _Condition(NamedTuple):
-    """Says what must hold for a flag to have an effect, and what the user adds to make it hold."""
-
-    holds: Callable[[FlagValues], bool]
-    fix: str
-
-
-def _on(name: str) -> _Condition:
-    """The flag is given: a switch, a path, or paths."""
-    return _Condition(lambda flags: bool(flags[name]), name)
-
-
-def _equal(name: str, value: str) -> _Condition:
-    return _Condition(lambda flags: bool(flags[name] == value), f"{name} {value}")
-
-
-_NEEDS: tuple[tuple[_Condition, tuple[str, ...]], ...] = (
-    (_on("--group-query-attention"), ("--num-query-groups",)),
-    (
-        _Condition(is_rope, "--position-embedding-type rope"),
-        ("--rotary-base", "--rotary-percent", "--rotary-seq-len-interpolation-factor", "--use-rope-scaling"),
-    ),
-    (
-        _on("--use-rope-scaling"),
-        (
-            "--rope-scaling-factor",
-            "--hetero-rope-low-freq-factor",
-            "--hetero-rope-high-freq-factor",
-            "--hetero-rope-original-max-positions",
-        ),
-    ),
-    (_on("--disable-bias-linear"), ("--hetero-add-proj-bias",)),
-    (
-        _on("--num-experts"),
-        ("--moe-router-topk", "--moe-ffn-hidden-size", "--moe-router-load-balancing-type", "--moe-aux-loss-coeff"),
-    ),
-    (_equal("--moe-router-load-balancing-type", "aux_loss"), ("--moe-aux-loss-coeff",)),
-    (
-        _equal("--lr-decay-style", "WSD"),
-        ("--lr-wsd-decay-style", "--lr-wsd-decay-iters", "--lr-wsd-decay-samples"),
-    ),
-    (
-        _Condition(
-            lambda flags: flags["--weight-decay-incr-style"] != "constant", "--weight-decay-incr-style linear or cosine"
-        ),
-        ("--start-weight-decay", "--end-weight-decay"),
-    ),
-    (_equal("--weight-decay-incr-style", "constant"), ("--weight-decay",)),
-    (_on("--train-data-path"), ("--valid-data-path", "--test-data-path")),
-    (_Condition(plans_at_start, "a cluster and no plan file"), ("--hetero-plan-time-limit", "--hetero-plan-out")),
-    (
-        _Condition(
-            lambda flags: plans_at_start(flags) or emulates(flags),
-            "--hetero-emulate, or --hetero-cluster and no plan file",
-        ),
-        ("--hetero-profile", "--hetero-data-sheets"),
-    ),
-    (_on("--hetero-emulate"), ("--hetero-emulate-time-scale", "--hetero-emulate-seq-length")),
-    (
-        _on("--fp16"),
-        ("--loss-scale", "--initial-loss-scale", "--min-loss-scale", "--loss-scale-window", "--hysteresis"),
-    ),
-    (_equal("--recompute-granularity", "full"), ("--recompute-num-layers",)),
-    (
-        _Condition(
-            lambda flags: flags["--use-distributed-optimizer"] or has_plan_file(flags), "--use-distributed-optimizer"
-        ),
-        ("--overlap-param-gather",),
-    ),
-    (_on("--save"), ("--save-interval", "--async-save", "--hetero-keep-last")),
-    (_on("--load"), ("--ckpt-step", "--finetune")),
-    (_Condition(lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0"), ("--eval-interval",)),
-    (_on("--data-path"), ("--split",)),
-    (
-        _Condition(lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),
-        ("--data-cache-path",),
-    ),
-)
-"""Conditions, and the flags that have an effect only where they hold."""
 
 
 def check_flags(flags: FlagValues) -> None:
@@ -172,16 +55,21 @@ def _check_nothing_is_missing(flags: FlagValues) -> None:
 
 
 def _check_flags_go_together(flags: FlagValues) -> None:
-    for first, second in _EXCLUSIVE:
-        if {first, second} <= flags.given:
-            raise ConfigError(f"{flags.shown(first)} and {flags.shown(second)} exclude each other: leave one out")
+    given = [flag for flag in FLAGS if flag.name in flags.given]
+    for flag in given:
+        for other in flag.relations.excludes:
+            if other in flags.given:
+                raise ConfigError(
+                    f"{flags.shown(flag.name)} and {flags.shown(other)} exclude each other: leave one out"
+                )
     _check_plan_flags(flags)
     _check_counts_have_one_unit(flags)
-    for condition, names in _NEEDS:
-        for name in names:
-            if name in flags.given and not condition.holds(flags):
+    for flag in given:
+        for condition in flag.relations.needs:
+            if not condition.holds(flags):
                 raise ConfigError(
-                    f"{flags.shown(name)} has no effect without {condition.fix}: add that, or leave {name} out"
+                    f"{flags.shown(flag.name)} has no effect without {condition.fix}: "
+                    f"add that, or leave {flag.name} out"
                 )
 
 
@@ -198,16 +86,16 @@ def _check_plan_flags(flags: FlagValues) -> None:
             f"{flags.shown('--distributed-timeout-minutes')}; lower the first or raise the second"
         )
     for source in ("--hetero-plan", "--hetero-cluster", "--hetero-emulate"):
-        for name in _STATED_BY_THE_PLAN:
-            if flags[source] is not None and name in flags.given:
+        for flag in FLAGS:
+            if flags[source] is not None and flag.relations.stated_by_plan and flag.name in flags.given:
                 raise ConfigError(
-                    f"{flags.shown(name)} beside {flags.shown(source)}: the plan states it for each stage; "
-                    f"leave {name} out, or change the plan"
+                    f"{flags.shown(flag.name)} beside {flags.shown(source)}: the plan states it for each stage; "
+                    f"leave {flag.name} out, or change the plan"
                 )
 
 
 def _check_counts_have_one_unit(flags: FlagValues) -> None:
-    for iters, samples in _COUNTS:
+    for iters, samples in _IN_STEPS_AND_SAMPLES:
         length, right, wrong = ("--train-iters", iters, samples)
         if has_samples(flags):
             length, right, wrong = ("--train-samples", samples, iters)
@@ -304,7 +192,7 @@ def _check_learning_rates(flags: FlagValues) -> None:
 
 def _check_phases(flags: FlagValues) -> None:
     """Warmup, then decay, and WSD's last steps between them and the end of the decay."""
-    _check_samples_are_whole_steps(flags, *(samples for _, samples in _COUNTS))
+    _check_samples_are_whole_steps(flags, *(samples for _, samples in _IN_STEPS_AND_SAMPLES))
     decay_iters, warmup_iters = lr_decay_iters(flags) or train_iters(flags), lr_warmup_iters(flags)
     wsd_decay_iters = lr_wsd_decay_iters(flags)
     unit = "samples" if has_samples(flags) else "iters"

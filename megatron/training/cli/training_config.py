@@ -5,7 +5,17 @@ from pathlib import Path
 from typing import Literal
 
 from megatron.training.cli import derived
-from megatron.training.cli.fields import Flag, computed, config_dataclass, flag, off_switch
+from megatron.training.cli.fields import (
+    Condition,
+    Flag,
+    Relations,
+    computed,
+    config_dataclass,
+    equals,
+    flag,
+    given,
+    off_switch,
+)
 from megatron.training.cli.value_types import (
     BELOW_1,
     COUNT,
@@ -26,6 +36,20 @@ from megatron.training.cli.value_types import (
 REGULARIZATION, OPTIMIZER = "regularization", "optimizer"
 """Groups of ``--help`` beside that of the config."""
 
+_OF_TRAIN_FILES = Relations(needs=(given("--train-data-path"),))
+_OF_GROWING_DECAY = Relations(
+    needs=(
+        Condition(
+            lambda flags: flags["--weight-decay-incr-style"] != "constant", "--weight-decay-incr-style linear or cosine"
+        ),
+    )
+)
+_IS_WSD = equals("--lr-decay-style", "WSD")
+_OF_WSD = Relations(needs=(_IS_WSD,))
+_OF_FP16 = Relations(needs=(given("--fp16"),))
+_OF_SAVE = Relations(needs=(given("--save"),))
+_OF_LOAD = Relations(needs=(given("--load"),))
+
 
 @config_dataclass
 class DataConfig:
@@ -37,16 +61,38 @@ class DataConfig:
 
     seq_length: int = flag("Tokens of one sample.", COUNT)
     data_path: tuple[str, ...] = flag(
-        "Prefixes of indexed token files, or weights and prefixes in turn; --split divides them.", PREFIXES, default=()
+        "Prefixes of indexed token files, or weights and prefixes in turn; --split divides them.",
+        PREFIXES,
+        default=(),
+        relations=Relations(excludes=("--train-data-path", "--valid-data-path", "--test-data-path")),
     )
     train_data_path: tuple[str, ...] = flag(
         "The same for training alone, instead of --data-path.", PREFIXES, default=()
     )
-    valid_data_path: tuple[str, ...] = flag("Validation files beside --train-data-path.", PREFIXES, default=())
-    test_data_path: tuple[str, ...] = flag("Test files beside --train-data-path.", PREFIXES, default=())
-    split: str = flag("Shares of training, validation and test.", SPLIT, default="969, 30, 1")
-    data_cache_path: Path | None = flag("Folder that keeps the sample indices between runs.", default=None)
-    mock_data: bool = flag("Made-up tokens instead of files.", default=False)
+    valid_data_path: tuple[str, ...] = flag(
+        "Validation files beside --train-data-path.", PREFIXES, default=(), relations=_OF_TRAIN_FILES
+    )
+    test_data_path: tuple[str, ...] = flag(
+        "Test files beside --train-data-path.", PREFIXES, default=(), relations=_OF_TRAIN_FILES
+    )
+    split: str = flag(
+        "Shares of training, validation and test.",
+        SPLIT,
+        default="969, 30, 1",
+        relations=Relations(needs=(given("--data-path"),)),
+    )
+    data_cache_path: Path | None = flag(
+        "Folder that keeps the sample indices between runs.",
+        default=None,
+        relations=Relations(
+            needs=(Condition(lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),)
+        ),
+    )
+    mock_data: bool = flag(
+        "Made-up tokens instead of files.",
+        default=False,
+        relations=Relations(excludes=("--data-path", "--train-data-path")),
+    )
     tokenizer_type: TokenizerType = flag(
         "Bytes as tokens; the tokenizer.json of a Hugging Face model, behind --tokenizer-model; or none, only "
         "--vocab-size many numbers.",
@@ -70,7 +116,11 @@ class OptimizerConfig:
     """
 
     weight_decay: float = flag(
-        "Decay of matrices, while its style is constant.", NOT_NEGATIVE, default=0.01, group=REGULARIZATION
+        "Decay of matrices, while its style is constant.",
+        NOT_NEGATIVE,
+        default=0.01,
+        group=REGULARIZATION,
+        relations=Relations(needs=(equals("--weight-decay-incr-style", "constant"),)),
     )
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = flag(
         "How weight decay grows from --start-weight-decay to --end-weight-decay over the run.",
@@ -79,11 +129,23 @@ class OptimizerConfig:
     )
     start_weight_decay: float = computed(
         derived.start_weight_decay,
-        Flag("--start-weight-decay", "Weight decay of the first step.", NOT_NEGATIVE, group=REGULARIZATION),
+        Flag(
+            "--start-weight-decay",
+            "Weight decay of the first step.",
+            NOT_NEGATIVE,
+            group=REGULARIZATION,
+            relations=_OF_GROWING_DECAY,
+        ),
     )
     end_weight_decay: float = computed(
         derived.end_weight_decay,
-        Flag("--end-weight-decay", "Weight decay of the last step.", NOT_NEGATIVE, group=REGULARIZATION),
+        Flag(
+            "--end-weight-decay",
+            "Weight decay of the last step.",
+            NOT_NEGATIVE,
+            group=REGULARIZATION,
+            relations=_OF_GROWING_DECAY,
+        ),
     )
     clip_grad: float = flag(
         "Scale gradients down to this global norm; 0 never does.", NOT_NEGATIVE, default=1.0, group=REGULARIZATION
@@ -102,35 +164,70 @@ class OptimizerConfig:
     lr_decay_iters: int | None = computed(
         derived.lr_decay_iters,
         Flag("--lr-decay-iters", "Step at which the decay ends; without it, the last step.", COUNT),
-        Flag("--lr-decay-samples", "The same in samples, beside --train-samples.", COUNT),
+        Flag(
+            "--lr-decay-samples",
+            "The same in samples, beside --train-samples.",
+            COUNT,
+            relations=Relations(in_steps="--lr-decay-iters"),
+        ),
     )
     lr_warmup_iters: int = computed(
         derived.lr_warmup_iters,
-        Flag("--lr-warmup-iters", "Steps in which the learning rate rises.", COUNT_FROM_0, default=0),
-        Flag("--lr-warmup-samples", "The same in samples, beside --train-samples.", COUNT_FROM_0, default=0),
+        Flag(
+            "--lr-warmup-iters",
+            "Steps in which the learning rate rises.",
+            COUNT_FROM_0,
+            default=0,
+            relations=Relations(excludes=("--lr-warmup-fraction",)),
+        ),
+        Flag(
+            "--lr-warmup-samples",
+            "The same in samples, beside --train-samples.",
+            COUNT_FROM_0,
+            default=0,
+            relations=Relations(in_steps="--lr-warmup-iters", excludes=("--lr-warmup-fraction",)),
+        ),
     )
     lr_warmup_fraction: float | None = flag(
         "The same as a share of the steps until the decay ends.", BELOW_1, default=None
     )
     lr_warmup_init: float = flag("Learning rate from which the warmup rises.", NOT_NEGATIVE, default=0.0)
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = flag(
-        "Shape of WSD's last steps.", default="exponential"
+        "Shape of WSD's last steps.", default="exponential", relations=_OF_WSD
     )
     lr_wsd_decay_iters: int | None = computed(
         derived.lr_wsd_decay_iters,
-        Flag("--lr-wsd-decay-iters", "How many steps those are.", COUNT),
-        Flag("--lr-wsd-decay-samples", "The same in samples, beside --train-samples.", COUNT),
+        Flag("--lr-wsd-decay-iters", "How many steps those are.", COUNT, relations=_OF_WSD),
+        Flag(
+            "--lr-wsd-decay-samples",
+            "The same in samples, beside --train-samples.",
+            COUNT,
+            relations=Relations(in_steps="--lr-wsd-decay-iters", needs=(_IS_WSD,)),
+        ),
     )
 
 
 LOSS_SCALE_OPTIONS = {
     "constant": flag(
-        "With --fp16: a constant scale of the loss instead of one that adapts.", LOSS_SCALE, name="--loss-scale"
+        "With --fp16: a constant scale of the loss instead of one that adapts.",
+        LOSS_SCALE,
+        name="--loss-scale",
+        relations=Relations(
+            needs=_OF_FP16.needs,
+            excludes=("--initial-loss-scale", "--min-loss-scale", "--loss-scale-window", "--hysteresis"),
+        ),
     ),
-    "initial": flag("With --fp16: scale to begin with.", LOSS_SCALE, name="--initial-loss-scale"),
-    "minimum": flag("With --fp16: the scale never goes below.", LOSS_SCALE, name="--min-loss-scale"),
-    "window": flag("With --fp16: steps without overflow that double the scale.", COUNT, name="--loss-scale-window"),
-    "hysteresis": flag("With --fp16: overflows from which on each halves the scale.", COUNT),
+    "initial": flag("With --fp16: scale to begin with.", LOSS_SCALE, name="--initial-loss-scale", relations=_OF_FP16),
+    "minimum": flag(
+        "With --fp16: the scale never goes below.", LOSS_SCALE, name="--min-loss-scale", relations=_OF_FP16
+    ),
+    "window": flag(
+        "With --fp16: steps without overflow that double the scale.",
+        COUNT,
+        name="--loss-scale-window",
+        relations=_OF_FP16,
+    ),
+    "hysteresis": flag("With --fp16: overflows from which on each halves the scale.", COUNT, relations=_OF_FP16),
 }
 """Where the values of :class:`hetero.runtime.loss_scaler.LossScaleOptions` come from."""
 
@@ -148,20 +245,35 @@ class CheckpointConfig:
     save: Path | None = flag(
         "Folder for checkpoints, which all hosts see. The end of the run is saved always.", default=None
     )
-    save_interval: int | None = flag("With --save: steps from one checkpoint to the next.", COUNT, default=None)
+    save_interval: int | None = flag(
+        "With --save: steps from one checkpoint to the next.", COUNT, default=None, relations=_OF_SAVE
+    )
     keep_last: int | None = flag(
-        "With --save: checkpoints to keep; without it all.", COUNT, name="--hetero-keep-last", default=None
+        "With --save: checkpoints to keep; without it all.",
+        COUNT,
+        name="--hetero-keep-last",
+        default=None,
+        relations=_OF_SAVE,
     )
     asynchronous: bool = flag(
-        "With --save: write in the background while training goes on.", name="--async-save", default=False
+        "With --save: write in the background while training goes on.",
+        name="--async-save",
+        default=False,
+        relations=_OF_SAVE,
     )
     load: Path | None = flag(
         "Folder of checkpoints, saved under any plan; the run goes on where the newest ends.", default=None
     )
     load_step: int | None = flag(
-        "With --load: the checkpoint of this step instead.", COUNT, name="--ckpt-step", default=None
+        "With --load: the checkpoint of this step instead.",
+        COUNT,
+        name="--ckpt-step",
+        default=None,
+        relations=_OF_LOAD,
     )
-    finetune: bool = flag("With --load: weights alone; steps, moments and data begin anew.", default=False)
+    finetune: bool = flag(
+        "With --load: weights alone; steps, moments and data begin anew.", default=False, relations=_OF_LOAD
+    )
 
 
 @config_dataclass
@@ -175,12 +287,22 @@ class RunConfig:
 
     train_iters: int = computed(
         derived.train_iters,
-        Flag("--train-iters", "Steps to train. This or --train-samples is required.", COUNT),
+        Flag(
+            "--train-iters",
+            "Steps to train. This or --train-samples is required.",
+            COUNT,
+            relations=Relations(excludes=("--train-samples",)),
+        ),
         Flag("--train-samples", "Samples to train, a multiple of --global-batch-size.", COUNT),
     )
     seed: int = flag("Decides initial weights, dropout and the order of samples.", SEED, default=1234)
     eval_iters: int = flag("Global batches of an evaluation on validation data; 0 for none.", COUNT_FROM_0, default=0)
-    eval_interval: int = flag("Steps from one evaluation to the next.", COUNT, default=1000)
+    eval_interval: int = flag(
+        "Steps from one evaluation to the next.",
+        COUNT,
+        default=1000,
+        relations=Relations(needs=(Condition(lambda flags: flags["--eval-iters"] > 0, "--eval-iters above 0"),)),
+    )
     exit_interval: int | None = flag("Save and leave after a step that is a multiple of this.", COUNT, default=None)
     exit_duration_minutes: float | None = flag(
         "Save and leave after this time. SIGTERM does so at once.",

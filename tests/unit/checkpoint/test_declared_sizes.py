@@ -83,7 +83,7 @@ class TestOurs:
         self.forge(checkpoint, "manifest.json", widen)
         self.forge(checkpoint, "state.json", lambda state: state["model"].update(padded_vocab_size=rows))
         assert re.search(
-            r"manifest\.json: the boxes of rank_00000\.safetensors are .* bytes", self.converted(checkpoint, capsys)
+            r"manifest\.json: the blocks of rank_00000\.safetensors are .* bytes", self.converted(checkpoint, capsys)
         )
 
     def test_a_huge_shape_in_the_model_alone(self, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

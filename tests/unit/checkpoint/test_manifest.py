@@ -6,17 +6,17 @@ from hetero.checkpoint.manifest import Manifest, SavedBlock, Shard, TensorInfo, 
 from hetero.errors import CheckpointError
 
 
-def box(offsets: tuple[int, ...], shape: tuple[int, ...], name: str = "weights/a") -> SavedBlock:
+def block(offsets: tuple[int, ...], shape: tuple[int, ...], name: str = "weights/a") -> SavedBlock:
     return SavedBlock(name=name, offsets=offsets, shape=shape, crc32=0)
 
 
 def manifest(
-    *boxes: SavedBlock, files: tuple[str, ...] = ("one.safetensors",), shape: tuple[int, ...] = (4, 6)
+    *blocks: SavedBlock, files: tuple[str, ...] = ("one.safetensors",), shape: tuple[int, ...] = (4, 6)
 ) -> Manifest:
     return Manifest(
         tensors={"weights/a": TensorInfo(shape=shape, dtype="float32")},
         shards=tuple(
-            Shard(file=file, size_bytes=200, header_crc32=0, boxes=boxes if i == 0 else ())
+            Shard(file=file, size_bytes=200, header_crc32=0, boxes=blocks if i == 0 else ())
             for i, file in enumerate(files)
         ),
     )
@@ -32,31 +32,31 @@ def manifest(
     ],
 )
 def test_overlap(first: tuple, second: tuple, shared: tuple | None) -> None:
-    assert overlap(box(*first), box(*second)) == shared
-    assert overlap(box(*second), box(*first)) == shared
+    assert overlap(block(*first), block(*second)) == shared
+    assert overlap(block(*second), block(*first)) == shared
 
 
-def test_boxes_that_tile_are_accepted() -> None:
-    check_manifest(manifest(box((0, 0), (1, 6)), box((1, 0), (3, 2)), box((1, 2), (3, 4))), source="m")
+def test_blocks_that_tile_are_accepted() -> None:
+    check_manifest(manifest(block((0, 0), (1, 6)), block((1, 0), (3, 2)), block((1, 2), (3, 4))), source="m")
 
 
 @pytest.mark.parametrize(
-    ("boxes", "message"),
+    ("blocks", "message"),
     [
-        ([box((0, 0), (3, 6))], "weights/a has 18 of its 24 elements"),
-        ([box((0, 0), (4, 6)), box((3, 5), (1, 1))], r"\[3:4,5:6\] overlaps weights/a\[0:4,0:6\]"),
+        ([block((0, 0), (3, 6))], "weights/a has 18 of its 24 elements"),
+        ([block((0, 0), (4, 6)), block((3, 5), (1, 1))], r"\[3:4,5:6\] overlaps weights/a\[0:4,0:6\]"),
         # The right number of elements: one row twice, one missing.
-        ([box((0, 0), (3, 6)), box((2, 0), (1, 6))], "overlaps"),
-        ([box((0, 0), (4, 7))], r"not inside the tensor's shape \[4, 6\]"),
-        ([box((-1, 0), (5, 6))], "not inside"),
-        ([box((0, 0), (4, 0)), box((0, 0), (4, 6))], "not inside"),
-        ([box((0,), (24,))], "not inside"),
-        ([box((0, 0), (4, 6), name="weights/b")], "weights/b, which is no tensor of the manifest"),
+        ([block((0, 0), (3, 6)), block((2, 0), (1, 6))], "overlaps"),
+        ([block((0, 0), (4, 7))], r"not inside the tensor's shape \[4, 6\]"),
+        ([block((-1, 0), (5, 6))], "not inside"),
+        ([block((0, 0), (4, 0)), block((0, 0), (4, 6))], "not inside"),
+        ([block((0,), (24,))], "not inside"),
+        ([block((0, 0), (4, 6), name="weights/b")], "weights/b, which is no tensor of the manifest"),
     ],
 )
-def test_boxes_that_do_not_tile_are_refused(boxes: list[SavedBlock], message: str) -> None:
+def test_blocks_that_do_not_tile_are_refused(blocks: list[SavedBlock], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        check_manifest(manifest(*boxes), source="m")
+        check_manifest(manifest(*blocks), source="m")
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,17 @@ def test_boxes_that_do_not_tile_are_refused(boxes: list[SavedBlock], message: st
 )
 def test_only_plain_files_of_the_folder_are_named(file: str) -> None:
     with pytest.raises(CheckpointError, match="not a plain file name"):
-        check_manifest(manifest(box((0, 0), (4, 6)), files=(file,)), source="m")
+        check_manifest(manifest(block((0, 0), (4, 6)), files=(file,)), source="m")
 
 
 def test_boxes_larger_than_their_file_are_refused() -> None:
-    claimed = manifest(box((0, 0), (10**6, 3 * 10**6)), shape=(10**6, 3 * 10**6))
+    claimed = manifest(block((0, 0), (10**6, 3 * 10**6)), shape=(10**6, 3 * 10**6))
     with pytest.raises(
-        CheckpointError, match=r"^m: the boxes of one\.safetensors are 12,000,000,000,000 bytes.* has 200"
+        CheckpointError, match=r"^m: the blocks of one\.safetensors are 12,000,000,000,000 bytes.* has 200"
     ):
         check_manifest(claimed, source="m")
 
 
 def test_a_shard_is_named_once() -> None:
     with pytest.raises(CheckpointError, match="a shard twice"):
-        check_manifest(manifest(box((0, 0), (4, 6)), files=("a.safetensors", "a.safetensors")), source="m")
+        check_manifest(manifest(block((0, 0), (4, 6)), files=("a.safetensors", "a.safetensors")), source="m")

@@ -198,13 +198,13 @@ class TestHostile:
         with pytest.raises(CheckpointError, match="damaged: AttributeError"):
             TorchDistSource(saved, model=LLAMA)
 
-    def test_boxes_of_another_dimension(self, saved: Path) -> None:
+    def test_blocks_of_another_dimension(self, saved: Path) -> None:
         def flatten(metadata: Metadata) -> None:
             stored = next(s for s in metadata.state_dict_metadata.values() if hasattr(s, "chunks"))
             stored.chunks = [ChunkStorageMetadata(offsets=torch.Size([0]), sizes=torch.Size([9]))]
 
         self.change(saved, flatten)
-        with pytest.raises(CheckpointError, match="is not cut into boxes"):
+        with pytest.raises(CheckpointError, match="is not cut into blocks"):
             TorchDistSource(saved, model=LLAMA)
 
     def test_boxes_that_leave_something_out(self, saved: Path) -> None:

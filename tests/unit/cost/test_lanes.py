@@ -6,12 +6,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from hetero.cost.network import TransferCost, num_phases
+from hetero.cost.network import TransferCost
 from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.engine import LaneStart, Pipeline, Replay
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.plan.ir import Plan, Replica
+from hetero.plan.reshard import num_phases
 from hetero.schedule.actions import ActionKind, parse_schedule
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage

@@ -83,5 +83,7 @@ def test_parameters_are_those_that_were_measured(profile: Profile) -> None:
     for kind in LAYER_KINDS:
         for memory in profile.memory:
             if memory.kind == kind and (kind != "head" or profile.head_has_projection):
-                counted = parameters_of(kind, profile.shape, tp=memory.tp, positions=2048)
+                counted = parameters_of(kind, profile.shape, tp=memory.tp)
+                # All of these models have learned embeddings of 2048 positions.
+                counted += 2048 * profile.shape.hidden if kind == "embedding" else 0
                 assert counted == pytest.approx(memory.parameters, rel=0.02)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hetero.cli import main
-from hetero.commands.report import FIGURES, OVERVIEW
+from hetero.report.figure_names import FIGURE_NAMES, OVERVIEW
 from hetero.report.figures.catalogue import DRAWINGS
 from hetero.serialization import save
 from tests.unit.report.samples import MIXED, MODEL, mixed_report
@@ -61,7 +61,7 @@ def test_simulate_writes_page_and_figures(
 
 
 def test_every_figure_can_be_asked_for() -> None:
-    assert set(FIGURES) == {OVERVIEW, *DRAWINGS}
+    assert set(FIGURE_NAMES) == {OVERVIEW, *DRAWINGS}
 
 
 @pytest.mark.parametrize(

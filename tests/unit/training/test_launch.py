@@ -35,7 +35,7 @@ def test_virtual_stages_are_dealt_out_in_turns(flag: str) -> None:
 
 def test_a_rank_is_told_with_all_its_stages() -> None:
     made = plan_of("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", world_size=2)
-    assert describe_rank(made, 1) == "rank 1 (replica 0 stages 1 3, cpu)"
+    assert describe_rank(made, 1) == "rank 1 (replica 0 stages 1,3, cpu)"
     plain = dataclasses.replace(plan_of("--pipeline-model-parallel-size 2", world_size=2), idle_ranks=(2,))
     assert describe_rank(plain, 1) == "rank 1 (replica 0 stage 1, cpu)"
     assert describe_rank(plain, 2) == "rank 2 (idle)"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetero.distributed.failure_detector import FailureDetectorOptions
 from megatron.training.cli.derived import default_backend
 from tests.helpers.flags import MOE, parse
 
@@ -66,3 +67,8 @@ def test_backend_follows_cuda(cuda: bool, backend: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     assert default_backend() == backend
     assert parse(without="--distributed-backend").parallel.backend == backend
+
+
+def test_a_rank_is_lost_after_as_long_as_the_failure_detector_says() -> None:
+    """The flag's default is typed again: flags are read without torch, which the detector imports."""
+    assert parse().parallel.heartbeat_timeout_s == FailureDetectorOptions().lost_after_s

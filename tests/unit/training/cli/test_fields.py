@@ -10,10 +10,13 @@ import pytest
 from megatron.training.cli.fields import (
     Flag,
     FlagValues,
+    Relations,
     computed,
     config_dataclass,
+    equals,
     flag,
     flag_reader,
+    given,
     off_switch,
     part,
     switch,
@@ -109,6 +112,25 @@ def test_a_number_must_say_its_limits() -> None:
 
     with pytest.raises(TypeError, match="a flag of type <class 'int'> has limits"):
         flag_reader(Unlimited)
+
+
+def test_relations_stay_with_their_flag() -> None:
+    relations = Relations(excludes=("--other",))
+
+    @config_dataclass
+    class Related:
+        one: bool = flag("One.", default=False, relations=relations)
+        two: bool = computed(itemgetter("--two"), switch("--two", "Two.", relations=relations))
+        other: bool = flag("Other.", default=False)
+
+    assert [flag.relations for flag in flag_reader(Related, "group").flags] == [relations, relations, Relations()]
+
+
+def test_conditions() -> None:
+    assert [given("--verbose").holds(values(verbose=verbose)) for verbose in (True, False)] == [True, False]
+    assert [given("--paths").holds(values(paths=paths)) for paths in ((), (Path("x"),))] == [False, True]
+    assert [equals("--style", "b").holds(values(style=style)) for style in "ab"] == [False, True]
+    assert (given("--verbose").fix, equals("--style", "b").fix) == ("--verbose", "--style b")
 
 
 def test_a_switch_is_off_unless_given() -> None:

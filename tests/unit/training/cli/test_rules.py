@@ -10,6 +10,7 @@ import pytest
 from hetero.errors import ConfigError
 from megatron.training.cli import derived, rules
 from megatron.training.cli.config import FLAGS
+from megatron.training.cli.fields import FlagValues
 from tests.helpers.flags import GROWING_DECAY, MOE, ROPE, SCALED, WSD, parse
 
 
@@ -90,6 +91,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
             "--num-layers 4: change one, or give an uneven plan with --hetero-plan",
         ),
         ("--bf16 --fp16", "", "--bf16 and --fp16 exclude each other"),
+        ("--fp16 --bf16 --train-samples 8", "", "--bf16 and --fp16 exclude each other"),
         ("--fp16 --loss-scale 8 --hysteresis 1", "", "--loss-scale 8.0 and --hysteresis 1 exclude each other"),
         ("--fp16 --initial-loss-scale 2 --min-loss-scale 4", "", "--min-loss-scale 4.0 is above --initial-loss-scale"),
         # No effect.
@@ -158,3 +160,13 @@ def test_rules_name_flags_that_exist(module: ModuleType) -> None:
     named = {text for text in strings if re.fullmatch(r"--[a-z0-9-]+", text)}
     assert len(named) > 20
     assert named <= {name for flag in FLAGS for name in flag.names}
+
+
+def test_relations_name_flags_that_exist() -> None:
+    names = {flag.name for flag in FLAGS}
+    defaults = FlagValues({flag.name: flag.default for flag in FLAGS}, frozenset())
+    for relations in (flag.relations for flag in FLAGS):
+        assert {*relations.excludes, *filter(None, [relations.in_steps])} <= names
+        for condition in relations.needs:
+            assert condition.holds(defaults) in (True, False), "a flag that is not there is a KeyError"
+            assert set(re.findall(r"--[a-z0-9-]+", condition.fix)) <= names
