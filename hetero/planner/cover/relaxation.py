@@ -59,8 +59,7 @@ def relax(columns: Sequence[Column], problem: Problem) -> Relaxation:
 
 def _is_scarce(column: Column, problem: Problem) -> bool:
     """Whether there may be fewer copies than the cluster has devices for."""
-    room = min(k.num_devices // n for k, n in zip(problem.node_types, column.template.devices, strict=True) if n)
-    return column.most_replicas < room
+    return column.most_replicas < column.template.most_copies(problem.node_types)
 
 
 def worth_using(columns: Sequence[Column], problem: Problem) -> list[Column]:

@@ -54,7 +54,7 @@ PASSES = (
     ImprovementPass(
         name="half layers",
         changes="plans of other covers, levelled by half layers, and a local search from the best",
-        share=0.9,
+        share=1.0,
         improve=cut_layers_in_half,
     ),
     ImprovementPass(

@@ -13,10 +13,10 @@ from hetero.planner.cover.constraints import (
     budget_is_kept,
     devices_are_there,
     holders_are_present,
+    layer_range_variables,
+    layers_sync_at_their_slowest_link,
     replicas_finish_in_time,
     samples_add_up,
-    segment_variables,
-    segments_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
     used_means_at_least_one,
 )
@@ -58,7 +58,7 @@ def allowed(
     model = cp_model.CpModel()
     columns = tuple(ColumnVars(model, i, Column(t, 9, most_microbatches)) for i, (t, _, _) in enumerate(uses))
     sync_tiers = SyncTiers(question)
-    master = MasterVars(columns, segment_variables(model, [t for t, _, _ in uses], question, sync_tiers))
+    master = MasterVars(columns, layer_range_variables(model, [t for t, _, _ in uses], question, sync_tiers))
     for constraint in constraints:
         constraint(model, master, Limits(problem=question, sync_tiers=sync_tiers, sync_s=limit_s))
     for column, (_, replicas, microbatches) in zip(columns, uses, strict=True):
@@ -130,7 +130,7 @@ def test_budget_is_kept() -> None:
 SYNC = [
     used_means_at_least_one,
     holders_are_present,
-    segments_sync_at_their_slowest_link,
+    layers_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
 ]
 """These three speak of one thing: what the rings cost."""
@@ -160,5 +160,5 @@ def test_a_replica_alone_sums_inside_its_nodes() -> None:
 def test_tied_embeddings_join_first_and_last_stage_of_one_replica() -> None:
     """The mixed replica holds them on V100 and on A100: a ring between nodes, even if it is alone."""
     sync_tiers = SyncTiers(QUESTION)
-    pace = sync_tiers.tiers[sync_tiers.tier_between(0, 1) or 0]
-    assert seconds((MIXED, 1)) >= sync_tiers.word_embedding_bytes * pace
+    s_per_byte = sync_tiers.tiers[sync_tiers.tier_between(0, 1) or 0]
+    assert seconds((MIXED, 1)) >= sync_tiers.word_embedding_bytes * s_per_byte

@@ -20,7 +20,7 @@ EACH = pytest.mark.parametrize("transport", Transport)
 
 
 def counts(replica: Replica) -> list[int]:
-    return [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    return replica.microbatch_counts
 
 
 def lowered(*, stages: int = 2, num_microbatches: int = 4, computes_ahead: int = 0) -> Schedule:
