@@ -19,11 +19,11 @@ from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
 
 REPLAY_S, REPLAY_MESSAGES_S = 2e-5, 4e-5
-"""Of one stage and one microbatch, and what is added where there are neighbours: about what ``tests/bench/
-bench_simulation.py`` shows on one core of a server."""
+"""Seconds of scoring for one stage and one microbatch, and what is added where there are neighbours. Estimates: on one
+core :func:`score_plan` took 18 to 26 us for a stage alone, 24 to 41 in a pipeline of four, from 256 microbatches on."""
 
 STAGE_S = 4e-4
-"""Of one stage, for what does not depend on its microbatches."""
+"""Seconds of scoring for one stage, whatever its microbatches; an estimate."""
 
 MORE_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full", "full": "full"}
 """What to recompute where memory is short."""

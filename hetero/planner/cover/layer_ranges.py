@@ -36,6 +36,8 @@ def layer_ranges(templates: Sequence[Template], problem: Problem) -> tuple[Layer
 def nodes_holding(template: Template, layers: LayerRange, node_type: int, problem: Problem) -> int:
     """Count the nodes of ``node_type`` on which a copy of ``template`` holds ``layers``; of tied embeddings, either end
     counts."""
+    if not template.devices[node_type]:
+        return 0
     return len(
         {
             node_layers.node

@@ -39,10 +39,9 @@ def columns_within(templates: Sequence[Template], problem: Problem, *, compute_s
     """The templates that finish at least one microbatch within ``compute_s``, with how many copies and microbatches."""
     columns = []
     for template in templates:
-        microbatches = template.most_microbatches(compute_s)
-        microbatches = min(microbatches, problem.global_batch_size // template.samples)
-        replicas = min(template.most_copies(problem.node_types), problem.global_batch_size // template.samples)
-        if microbatches and replicas:
+        most = problem.global_batch_size // template.samples
+        if microbatches := min(most, template.most_microbatches(compute_s)):
+            replicas = min(most, template.most_copies(problem.node_types))
             columns.append(Column(template, replicas, microbatches))
     return columns
 

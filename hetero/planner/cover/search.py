@@ -21,7 +21,7 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Column
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.replica.templates import NodeLayers, Template, milli_price
+from hetero.planner.replica.templates import Template, milli_price
 
 TOLERANCE = 0.01
 """Relative: covers that are better by less are not looked for."""
@@ -95,7 +95,7 @@ class Search:
         self._covers: dict[Cover, CoverScore] = {}
         self._numbers = itertools.count()
         self._given_up_s = float("inf")
-        self._own_sync: dict[tuple[NodeLayers, ...], tuple[float, float]] = {}
+        self._own_sync: dict[Template, tuple[float, float]] = {}
 
     def run(self) -> SearchResult:
         """Search until the gap is within the tolerance or the time is over."""
@@ -256,8 +256,7 @@ class Search:
 
         Every replica holds all layers. A node that one replica fills shares each of its layers with another node.
         """
-        key = template.node_layers
-        if key not in self._own_sync:
+        if template not in self._own_sync:
             twice_s = sync_s((Copies(template, 2, 2),), self._problem, self._sync_tiers)
             last = self._problem.model.num_layers
             accompanied_s = max(
@@ -271,8 +270,8 @@ class Search:
                 ),
                 0.0,
             )
-            self._own_sync[key] = min(accompanied_s, twice_s), twice_s
-        return self._own_sync[key]
+            self._own_sync[template] = min(accompanied_s, twice_s), twice_s
+        return self._own_sync[template]
 
     def _try_each_alone(self) -> None:
         """Score the covers by one template: one copy of it, which the search itself leaves out, and as many as there is

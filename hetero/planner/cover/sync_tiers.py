@@ -78,10 +78,14 @@ class SyncTiers:
     def tier_between(self, a: int, b: int) -> int | None:
         """The tier of the link between nodes of types ``a`` and ``b``; ``None`` if there are no two such
         nodes."""
-        s_per_byte = self._between.get((min(a, b), max(a, b)))
-        if s_per_byte is None:
-            return None
-        return max(i for i, tier in enumerate(self.tiers) if tier <= s_per_byte)
+        return self._tiers_between.get((min(a, b), max(a, b)))
+
+    @cached_property
+    def _tiers_between(self) -> dict[tuple[int, int], int]:
+        return {
+            node_types: max(i for i, tier in enumerate(self.tiers) if tier <= s_per_byte)
+            for node_types, s_per_byte in self._between.items()
+        }
 
     def fastest_s_per_byte(self, node_type: int) -> float:
         """Seconds per byte of the fastest ring that leaves a node of ``node_type``."""

@@ -66,7 +66,7 @@ PASSES = (
     ImprovementPass(
         name="gradient sync again",
         changes="domains and bucket size of the plan that the passes before made",
-        share=0.1,
+        share=1.0,
         improve=choose_gradient_sync,
     ),
 )

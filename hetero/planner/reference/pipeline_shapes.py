@@ -72,7 +72,9 @@ def every_shape(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int
     found: list[PipelineShape] = []
     for per_microbatch in samples:
         if per_microbatch <= problem.global_batch_size:
-            found += _ShapesOfSamples(problem, stage_options, slots, per_microbatch).extended(_Part((), (), (), ()))
+            of_samples = _ShapesOfSamples(problem, stage_options, slots, per_microbatch)
+            of_samples.extend(_Part((), (), (), (0,) * len(problem.node_types)))
+            found += of_samples.found
     return found
 
 
@@ -95,14 +97,15 @@ class _ShapesOfSamples:
         self._factory = TemplateFactory(problem, stage_options)
         self._slots = [(slot, found) for slot in slots if (found := stage_options.of(slot, samples))]
         self._boundary_costs: dict[tuple[Slot, int, Slot, int], BoundaryCost] = {}
+        self.found: list[PipelineShape] = []
 
-    def extended(self, part: _Part) -> Iterator[PipelineShape]:
-        """All shapes that begin with ``part``, itself included."""
+    def extend(self, part: _Part) -> None:
+        """Add all shapes that begin with ``part``, itself included, to those that were found."""
         if part.placed_slots:
-            yield self._shape(part)
+            self.found.append(self._shape(part))
         if len(part.placed_slots) == self._problem.model.num_layers:
             return
-        taken = part.taken or (0,) * len(self._problem.node_types)
+        taken = part.taken
         for slot, options in self._slots:
             used = taken[slot.node_type] + slot.gpus
             if used <= self._problem.node_types[slot.node_type].gpus_per_node:
@@ -113,9 +116,7 @@ class _ShapesOfSamples:
                     else ()
                 )
                 more = (*taken[: slot.node_type], used, *taken[slot.node_type + 1 :])
-                yield from self.extended(
-                    _Part((*part.placed_slots, placed), (*part.options, options), boundary_costs, more)
-                )
+                self.extend(_Part((*part.placed_slots, placed), (*part.options, options), boundary_costs, more))
 
     def _boundary_cost(self, here: PlacedSlot, after: PlacedSlot) -> BoundaryCost:
         key = here.slot, here.offset, after.slot, after.offset
@@ -153,7 +154,7 @@ def _least_longest_s(layer_s: Sequence[float], ends_s: Sequence[float], num_laye
     ends = [layer + end for layer, end in zip(layer_s, ends_s, strict=True)]
     after = [end + layer for layer, end in zip(layer_s, ends, strict=True)]
     for _ in range(num_layers - len(ends)):
-        s = min(range(len(after)), key=after.__getitem__)
+        s = after.index(min(after))
         ends[s], after[s] = after[s], after[s] + layer_s[s]
     return max(ends)
 

@@ -76,6 +76,14 @@ class Template:
     devices: tuple[int, ...]
     node_layers: tuple[NodeLayers, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: covers and what is known of templates are looked up by them very often."""
+        return hash((self.placed_slots, self.stages, self.samples, self.node_layers))
+
     def seconds(self, num_microbatches: int) -> float:
         """Seconds of a step with so many microbatches, T(M)."""
         return self.fill_s + (num_microbatches - 1) * self.period_s + self.update_s
@@ -163,18 +171,18 @@ class TemplateFactory:
         Replicas that share a node share its NICs: if a replica takes half of a node, it counts double.
         """
         busy: dict[tuple[int, int], float] = defaultdict(float)
+        for (here, after), boundary_cost in zip(itertools.pairwise(placed_slots), boundary_costs, strict=True):
+            if boundary_cost.forward_nic_s or boundary_cost.backward_nic_s:
+                busy[here.slot.node_type, here.node] += boundary_cost.forward_nic_s
+                busy[after.slot.node_type, after.node] += boundary_cost.backward_nic_s
+        if not busy:
+            return 0.0
         taken: dict[tuple[int, int], int] = defaultdict(int)
         for placed in placed_slots:
             taken[placed.slot.node_type, placed.node] += placed.slot.gpus
-        for (here, after), boundary_cost in zip(itertools.pairwise(placed_slots), boundary_costs, strict=True):
-            busy[here.slot.node_type, here.node] += boundary_cost.forward_nic_s
-            busy[after.slot.node_type, after.node] += boundary_cost.backward_nic_s
         return max(
-            (
-                seconds * max(1, self.problem.node_types[node_type].gpus_per_node // taken[node_type, node])
-                for (node_type, node), seconds in busy.items()
-            ),
-            default=0.0,
+            seconds * max(1, self.problem.node_types[node_type].gpus_per_node // taken[node_type, node])
+            for (node_type, node), seconds in busy.items()
         )
 
     def template(self, placed_slots: tuple[PlacedSlot, ...], balanced: BalancedPipeline, samples: int) -> Template:
