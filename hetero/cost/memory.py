@@ -100,9 +100,8 @@ class _WorstMoments:
         groups = replica.device_groups
         if replica.schedule == BY_DEPTHS and len(groups) == len(replica.stages):
             return {}
-        counts = tuple(replica.num_microbatches(s) for s in range(len(replica.stages)))
         orders = tuple((stage.in_flight, stage.wgrad_delay) for stage in replica.stages)
-        key = replica.schedule, groups, counts, orders
+        key = replica.schedule, groups, replica.microbatch_counts, orders
         if key not in self._known:
             rows = zip(groups, step_rows(replica), strict=True)
             self._known[key] = {group: worst_moments(row) for group, row in rows}

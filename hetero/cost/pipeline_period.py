@@ -15,7 +15,6 @@ forward and backward does not matter, and neither does it that c_s may differ in
 sum and max c_s the larger one.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -51,19 +50,30 @@ def smallest_depths(*, microbatch_s: Sequence[float], boundary_s: Sequence[float
 
         N_last = 1;  N_i = max(1, max_{k>i} ( ceil( (sum_{j=i..k} t_j + 2 sum_{j=i..k-1} c_j) / period ) - 1 + N_k ))
 
+    The planner asks in its inner loops, so both sums are differences of running ones, and the lengths are taken as
+    they are: one boundary less than stages.
+
     Raises:
-        ScheduleError: the lengths do not fit, or one stage or boundary alone takes longer than ``period_s``.
+        ScheduleError: one stage or boundary alone takes longer than ``period_s``.
     """
-    depths = [1] * len(microbatch_s)
-    _check(microbatch_s, boundary_s, depths)
-    slowest = max([*microbatch_s, *boundary_s])
+    slowest = max(*microbatch_s, *boundary_s, 0.0)
     if slowest > period_s * (1 + ROUNDING):
         raise ScheduleError(f"period {period_s:.6g} s: one stage or boundary alone takes {slowest:.6g} s; ask for that")
-    for i in reversed(range(len(microbatch_s) - 1)):
-        way_s = microbatch_s[i]
-        for k in range(i + 1, len(microbatch_s)):
-            way_s += 2 * boundary_s[k - 1] + microbatch_s[k]
-            depths[i] = max(depths[i], math.ceil(way_s / period_s * (1 - ROUNDING)) - 1 + depths[k])
+    starts = [0.0]
+    for seconds, transfer in zip(microbatch_s, boundary_s, strict=False):
+        starts.append(starts[-1] + seconds + 2 * transfer)
+    ends = [start + seconds for start, seconds in zip(starts, microbatch_s, strict=True)]
+    scale = (1 - ROUNDING) / period_s
+    last = len(microbatch_s) - 1
+    depths = [1] * len(microbatch_s)
+    for i in range(last - 1, -1, -1):
+        start = starts[i]
+        deepest = 1
+        for k in range(i + 1, last + 1):
+            depth = depths[k] - 1 - int((start - ends[k]) * scale // 1)
+            if depth > deepest:
+                deepest = depth
+        depths[i] = deepest
     return depths
 
 

@@ -184,6 +184,11 @@ class Replica:
         """Microbatches that ``stage`` counts in one step."""
         return self.num_samples // self.stages[stage].samples_per_microbatch
 
+    @property
+    def microbatch_counts(self) -> tuple[int, ...]:
+        """Microbatches that each stage counts in one step."""
+        return tuple(map(self.num_microbatches, range(len(self.stages))))
+
     def with_stages(self, stages: Iterable[Stage]) -> "Replica":
         """The same pipeline with other stages."""
         return dataclasses.replace(self, stages=tuple(stages))

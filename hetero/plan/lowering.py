@@ -103,7 +103,7 @@ def evaluation_program(plan: Plan, rank: int) -> Program:
     replica = plan.replicas[place.replica]
     stages, row = _group_and_row(replica, place.stage, evaluation_rows(replica))
     return Program.of_row(
-        row, replica=place.replica, stages=stages, num_microbatches=_microbatch_counts(replica), updates=False
+        row, replica=place.replica, stages=stages, num_microbatches=replica.microbatch_counts, updates=False
     )
 
 
@@ -150,7 +150,7 @@ def _program(
         row,
         replica=r,
         stages=stages,
-        num_microbatches=_microbatch_counts(plan.replicas[r]),
+        num_microbatches=plan.replicas[r].microbatch_counts,
         reduces=reduces,
         gathers=gathers,
     )
@@ -162,7 +162,7 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     Raises:
         ScheduleError: a count or a delay makes no schedule. Whether depths deadlock is not checked here.
     """
-    counts = _microbatch_counts(replica)
+    counts = replica.microbatch_counts
     rows = ORDERS[replica.schedule](
         num_microbatches=counts,
         in_flight=[stage.in_flight for stage in replica.stages],
@@ -175,13 +175,13 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
 
 def _checked_rows(replica: Replica) -> Schedule:
     rows = step_rows(replica)
-    check_no_deadlock(rows, num_microbatches=_microbatch_counts(replica))
+    check_no_deadlock(rows, num_microbatches=replica.microbatch_counts)
     return rows
 
 
 def evaluation_rows(replica: Replica) -> Schedule:
     """The rows of an evaluation: forwards alone, with their communication, per device group of ``replica``."""
-    counts = _microbatch_counts(replica)
+    counts = replica.microbatch_counts
     rows = forward_only(num_microbatches=counts, groups=replica.device_groups)
     return post_receives_early(add_communication(rows, num_microbatches=counts), computes_ahead=RECEIVES_AHEAD)
 
@@ -235,7 +235,3 @@ class CollectivePoints:
             # Where a stage has W, its blocks have their gradients from there, in the order of the backward.
             last = self._last_weights.get(s, last)
         return Point(last, position)
-
-
-def _microbatch_counts(replica: Replica) -> list[int]:
-    return [replica.num_microbatches(s) for s in range(len(replica.stages))]

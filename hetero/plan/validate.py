@@ -231,7 +231,7 @@ def check_in_flight_is_deep_enough(plan: Plan) -> None:
 def _check_depths_by_dry_run(replica: Replica, r: int, known: dict[object, list[int] | None]) -> None:
     """``known`` are the depths of replicas that ran before: in a plan of many, most are alike."""
     given = [stage.in_flight for stage in replica.stages]
-    key = (replica.schedule, replica.device_groups, tuple(_counts(replica)), tuple(given))
+    key = (replica.schedule, replica.device_groups, replica.microbatch_counts, tuple(given))
     if key not in known:
         known[key] = enough_in_flight(replica)
     enough = known[key]
@@ -251,7 +251,7 @@ def enough_in_flight(replica: Replica) -> list[int] | None:
     Heuristic: all depths are raised together, one by one, and each is tried by a dry run. Plain 1F1B has
     :func:`least_in_flight` instead.
     """
-    counts = _counts(replica)
+    counts = replica.microbatch_counts
     depths = [stage.in_flight for stage in replica.stages]
     while not _ends(replica, depths):
         if all(depth >= count for depth, count in zip(depths, counts, strict=True)):
@@ -264,7 +264,7 @@ def _ends(replica: Replica, in_flight: list[int]) -> bool:
     """Whether the replica's schedule comes to an end at these depths. Whether backwards are split does not matter."""
     tried = replica.with_each_stage(in_flight=in_flight, wgrad_delay=[None] * len(in_flight))
     try:
-        check_no_deadlock(step_rows(tried), num_microbatches=_counts(replica))
+        check_no_deadlock(step_rows(tried), num_microbatches=replica.microbatch_counts)
     except ScheduleError:
         return False
     return True
@@ -477,10 +477,6 @@ def validate_launch(plan: Plan, *, world_size: int, model: ModelSpec, seq_length
             raise PlanError(
                 f"plan: {name} is {getattr(plan, name)}, but --{name.replace('_', '-')} is {value}; make them equal"
             )
-
-
-def _counts(replica: Replica) -> list[int]:
-    return [replica.num_microbatches(s) for s in range(len(replica.stages))]
 
 
 def _name(replica: int, stage: int) -> str:

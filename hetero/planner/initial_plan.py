@@ -17,10 +17,10 @@ from hetero.planner.cover.cover import Copies, Cover, CoverScore, divide_batch, 
 from hetero.planner.cover.expand import expand
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
+from hetero.planner.listed.grid_plans import every_uniform
+from hetero.planner.listed.listed_plans import best_plan
+from hetero.planner.listed.published_planners import autohet_plans, harp_plans
 from hetero.planner.problem import Problem
-from hetero.planner.reference.grid_plans import every_uniform
-from hetero.planner.reference.listed_plans import best_plan
-from hetero.planner.reference.published_planners import autohet_plans, harp_plans
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
@@ -29,7 +29,7 @@ from hetero.planner.scoring import ScoredPlan, better_of, price_per_hour, score_
 from hetero.planner.time_shares import TimeShare
 
 MOST_SCORED = 4
-"""Covers by whole replicas that are simulated, the best by the formula first."""
+"""Covers by whole replicas that are simulated, the best by the formula first. A heuristic."""
 
 
 def initial_plan(
@@ -38,29 +38,28 @@ def initial_plan(
     sync_tiers: SyncTiers,
     deadline: Deadline,
     *,
-    share: float = TimeShare.INITIAL_PLAN.share,
+    enough: Deadline,
 ) -> ScoredPlan | None:
     """The best plan of those that are quick to make; ``None`` if none fits, or ``deadline`` is over before one is
     found.
 
-    share: of ``deadline``, after which a plan that was found is enough.
+    enough: when it is over, a plan that was found is enough.
     """
-    enough = deadline.part(share)
     best: ScoredPlan | None = None
     longest = TimeShare.FIRST_PIPELINE.of(deadline)
     templates_enough = TimeShare.INITIAL_TEMPLATES.of(enough)
     for plan in _by_whole_replicas(problem, stage_options, sync_tiers, longest, templates_enough):
         if best is not None and enough.is_over():
             break
-        best = better_of(best, _score(plan, problem, deadline), problem)
+        best = better_of(best, _score_within_budget(plan, problem, deadline), problem)
     if best is None:
         smallest = LeastMemoryPipeline(problem, StageOptionTable(problem, num_gradient_groups=0)).plan()
-        best = _score(smallest, problem, deadline) if smallest is not None else None
+        best = _score_within_budget(smallest, problem, deadline) if smallest is not None else None
     if problem.goal == "time" and problem.budget_per_hour is None:
         uniform = best_plan(
             itertools.chain.from_iterable(every_uniform(problem, stage_options).values()),
             problem,
-            deadline.part(share) if best is None else enough,
+            TimeShare.INITIAL_PLAN.of(deadline) if best is None else enough,
         )
         best = better_of(best, uniform, problem)
     return best
@@ -79,7 +78,7 @@ def published_shape(problem: Problem, stage_options: StageOptionTable, deadline:
     return better_of(best, best_plan(autohet_plans(problem, stage_options), problem, deadline.part(1.0)), problem)
 
 
-def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+def _score_within_budget(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Score a plan within the budget; ``None`` if it does not fit or cannot be made."""
     if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
         return None
@@ -101,7 +100,7 @@ def _by_whole_replicas(
             continue
         (node_type,) = (k for k, n in enumerate(template.devices) if n)
         of_samples = fastest.setdefault(template.samples, {})
-        if node_type not in of_samples or _rate(template) > _rate(of_samples[node_type]):
+        if node_type not in of_samples or _rate_per_device(template) > _rate_per_device(of_samples[node_type]):
             of_samples[node_type] = template
         if enough.is_over():
             break
@@ -116,7 +115,7 @@ def _by_whole_replicas(
         yield expand(cover, problem)
 
 
-def _rate(template: Template) -> float:
+def _rate_per_device(template: Template) -> float:
     """Samples per second and device."""
     return template.rate / sum(template.devices)
 
@@ -124,10 +123,10 @@ def _rate(template: Template) -> float:
 def _cover(templates: Sequence[Template], problem: Problem) -> Cover | None:
     """As many copies of each as there is room, samples and money for; ``None`` if samples do not divide."""
     batch = problem.global_batch_size
-    rate = sum(_room(template, problem) * template.rate for template in templates)
+    most_copies = [_most_copies(template, problem) for template in templates]
+    rate = sum(most * template.rate for most, template in zip(most_copies, templates, strict=True))
     copies = []
-    for template in templates:
-        room = _room(template, problem)
+    for template, room in zip(templates, most_copies, strict=True):
         # A replica has a microbatch at least, and of those a part that is its speed's.
         most = int(batch // template.samples * room * template.rate / rate)
         copies.append((template, max(1, min(room, most))))
@@ -139,8 +138,9 @@ def _cover(templates: Sequence[Template], problem: Problem) -> Cover | None:
     return divide_batch(copies, batch, longest_s)
 
 
-def _room(template: Template, problem: Problem) -> int:
-    room = min(k.num_devices // n for k, n in zip(problem.node_types, template.devices, strict=True) if n)
-    if problem.budget_per_hour is not None and (price := milli_price(template, problem)):
-        room = min(room, int(problem.budget_per_hour * 1000) // price)
-    return max(1, room)
+def _most_copies(template: Template, problem: Problem) -> int:
+    """As many copies as there is room and money for, one at least."""
+    most, price = template.most_copies(problem.node_types), milli_price(template, problem)
+    if most * price > problem.milli_budget:
+        most = int(problem.milli_budget // price)
+    return max(1, most)

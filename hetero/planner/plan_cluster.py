@@ -29,7 +29,8 @@ from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_
 from hetero.planner.time_shares import TimeShare
 
 GRADIENT_GROUPS = (3, 8, 24)
-"""Sets of ranks with which a device is assumed to sum gradients, until a plan fits the memory model itself."""
+"""Sets of ranks with which a device is assumed to sum gradients: one number after the other, until a plan fits the
+memory model itself. A heuristic."""
 
 ProgressReport = Callable[[SearchProgress], None]
 
@@ -77,7 +78,7 @@ def plan_cluster(
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> PlanResult:
-    """The best plan for ``problem`` that is found within its time limit.
+    """Find the best plan for ``problem`` within its time limit.
 
     tolerance: relative; covers that are better by less are not looked for.
     deadline: in place of the problem's time limit, such as one that counts work instead of seconds.
@@ -87,12 +88,12 @@ def plan_cluster(
             before there was any plan, of which nobody knows then whether it exists.
         ConfigError: a device has no profile, or a link is missing.
     """
-    deadline = deadline or Deadline(TimeShare.PLANNING.share * problem.time_limit_s)
+    deadline = deadline or TimeShare.PLANNING.of_seconds(problem.time_limit_s)
     check_links(problem)
     sync_tiers = SyncTiers(problem)
     stage_options = StageOptionTable(problem)
     check_devices(problem, stage_options)
-    initial = initial_plan(problem, stage_options, sync_tiers, deadline)
+    initial = initial_plan(problem, stage_options, sync_tiers, deadline, enough=TimeShare.INITIAL_PLAN.of(deadline))
     if initial is None:
         check_model_fits(problem)
     published = published_shape(problem, stage_options, TimeShare.PUBLISHED_SHAPES.of(deadline))
@@ -102,8 +103,8 @@ def plan_cluster(
         found = _search(problem, stage_options, sync_tiers, deadline, report=report, tolerance=tolerance)
         if found.plans or not found.covers or deadline.is_over():
             break
-    if initial is not None:
-        initial = choose_domains(initial, problem, TimeShare.SHORTLIST.of(deadline))
+    if initial is not None:  # Plans of covers have their domains by now.
+        initial = choose_domains(initial, problem, TimeShare.INITIAL_DOMAINS.of(deadline))
     best = better_of(found.plans[0] if found.plans else None, initial, problem)
     if best is None:
         in_time = not deadline.is_over() and not deadline.left_something_out

@@ -1,5 +1,6 @@
 """The question to the planner: a cluster as its node types, a model with its costs, and what is minimised."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,7 +86,7 @@ class Problem:
                 f"planner: seq_length is {self.seq_length}, must be from 1 to the model's max_position_embeddings "
                 f"{most}; shorten the sequences, or plan for a model with as many positions"
             )
-        if not 0 < self.time_limit_s < float("inf"):
+        if not 0 < self.time_limit_s < math.inf:
             raise ConfigError(f"planner: the time limit is {self.time_limit_s} s, must be above 0 and finite")
         if self.budget_per_hour is not None and self.budget_per_hour <= 0:
             raise ConfigError(f"planner: the budget is {self.budget_per_hour} per hour, must be above 0")
@@ -107,6 +108,11 @@ class Problem:
     @property
     def precision(self) -> Precision:
         return self.costs.precision
+
+    @property
+    def milli_budget(self) -> float:
+        """The budget in whole thousandths of the currency, rounded against the plan; infinite where there is none."""
+        return math.inf if self.budget_per_hour is None else int(self.budget_per_hour * 1000)
 
     def splits_sequence(self, tp: int) -> bool:
         """Sequence parallelism wherever it is possible: it takes no more time, less memory, and less of a boundary."""

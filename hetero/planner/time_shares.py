@@ -21,12 +21,21 @@ class TimeShare(Enum):
     TEMPLATES = 0.5, "stage options and the template space"
     SEARCH = 0.75, "the search for covers with its proof"
     HILL_CLIMBING = 0.4, "hill climbing from the best covers"
-    SHORTLIST = 0.5, "plans of the best covers, scored by the simulator; the passes over finished plans have the rest"
+    SHORTLIST = 0.5, "plans of the best covers, scored by the simulator, with domains for their gradient sums"
+    INITIAL_DOMAINS = (
+        0.5,
+        "domains for the gradient sums of the initial plan; the passes over finished plans have the rest",
+    )
+    LEVELLED_SEARCH = 0.9, "of what levelling leaves of the pass by half layers, the local search from the best plan"
     LISTING = 0.5, "of any search among listed plans, listing them; the rest simulates the best by the formula"
 
     def __init__(self, share: float, purpose: str) -> None:
         self.share = share
         self.purpose = purpose
+
+    def of_seconds(self, seconds: float) -> Deadline:
+        """A deadline of this share of so many seconds, from now on."""
+        return Deadline(self.share * seconds)
 
     def of(self, deadline: Deadline) -> Deadline:
         """This share of what is left of ``deadline``."""

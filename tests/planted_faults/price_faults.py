@@ -101,10 +101,10 @@ PRICE_FAULTS = (
     Fault(
         name="the search takes a transfer there and back for one way",
         kind="wrong scale",
-        file="hetero/planner/replica/in_flight.py",
+        file="hetero/cost/pipeline_period.py",
         find="starts[-1] + seconds + 2 * transfer)",
         replace="starts[-1] + seconds + transfer)",
-        hints=("tests/unit/planner/test_in_flight.py",),
+        hints=("tests/unit/cost/test_pipeline_period.py",),
     ),
     Fault(
         name="a tied head beside its embedding sums the same gradient twice",

@@ -20,9 +20,9 @@ def deepspeed_rows(replica: Replica) -> Schedule:
     Raises:
         PlanError: stages count different microbatches, split their backward or share ranks, which it cannot do.
     """
-    counts = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    counts = replica.microbatch_counts
     if len(set(counts)) > 1:
-        raise PlanError(f"{NAME}: stages count {counts} microbatches, this runtime needs equal counts")
+        raise PlanError(f"{NAME}: stages count {list(counts)} microbatches, this runtime needs equal counts")
     if any(stage.wgrad_delay is not None for stage in replica.stages):
         raise PlanError(f"{NAME}: this runtime does not split backwards; set wgrad_delay to null")
     if replica.is_interleaved:

@@ -82,9 +82,8 @@ class SimulatedPlan:
     def _add(self, r: int, replica: Replica) -> None:
         runtime, stages = self.costs.runtime, replica.stages
         device_groups = replica.device_groups
-        counts = tuple(replica.num_microbatches(s) for s in range(len(stages)))
         depths = tuple((stage.in_flight, stage.wgrad_delay) for stage in stages)
-        order = replica.schedule, counts, depths, device_groups if replica.is_interleaved else None
+        order = replica.schedule, replica.microbatch_counts, depths, device_groups if replica.is_interleaved else None
         if order not in self._rows:
             self._rows[order] = runtime.rows(replica)
         of_groups = one_lane_each(replica) if runtime.blocking_transfers else lanes_of(replica)
@@ -147,7 +146,7 @@ class SimulatedPlan:
         at_zero = LaneStart()
         return Pipeline(
             rows=[group.row for group in groups],
-            num_microbatches=tuple(replica.num_microbatches(s) for s in range(len(replica.stages))),
+            num_microbatches=replica.microbatch_counts,
             forward_s=tuple(cost.forward_s for cost in of_stages),
             backward_s=tuple(cost.undelayed_backward_s for cost in of_stages),
             weight_s=tuple(cost.weight_s for cost in of_stages),

@@ -140,7 +140,7 @@ class LinkModel:
 
 def _messages(plan: Plan) -> Iterator[MessageKey]:
     for r, replica in enumerate(plan.replicas):
-        edges = boundaries([replica.num_microbatches(s) for s in range(len(replica.stages))])
+        edges = boundaries(replica.microbatch_counts)
         for b, (here, after) in enumerate(pairwise(replica.stages)):
             for kind, sender, receiver in ((ActionKind.SEND_F, here, after), (ActionKind.SEND_B, after, here)):
                 direction = TransferDirection(r, b, kind)

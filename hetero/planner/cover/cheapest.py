@@ -16,9 +16,10 @@ from hetero.planner.problem import Problem
 from hetero.planner.replica.templates import Template
 
 STEP = 1.3
+"""By this factor each limit on the seconds is above the one before. A heuristic."""
 
 LONGEST = 10.0
-"""Steps so many times the shortest one are looked at."""
+"""Steps up to so many times the shortest one are looked at. A heuristic."""
 
 
 def cheaper_covers(

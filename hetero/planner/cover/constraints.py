@@ -4,17 +4,19 @@ t          a column: a template
 x[t]       copies of it;  u[t] whether there is one;  y[t] microbatches of all copies
 b[t]       samples per microbatch;  m[t] microbatches that a copy finishes in time
 d[t, k]    devices of node type k that a copy takes
-g          a segment: positions of the model that no cut divides
+g          a range of layers: positions of the model that no cut divides
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import combinations
 
 from ortools.sat.python import cp_model
 
+from hetero.planner.cover.layer_ranges import gradient_bytes, layer_ranges, nodes_holding, tier_steps, unlike
 from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.cover.variables import ColumnVars, MasterVars, Segment, SegmentVars
+from hetero.planner.cover.variables import ColumnVars, LayerRangeVars, MasterVars
 from hetero.planner.problem import Problem
 from hetero.planner.replica.templates import NodeLayers, Template, milli_price
 from hetero.units import US_PER_S
@@ -71,45 +73,43 @@ def samples_add_up(model: cp_model.CpModel, master: MasterVars, limits: Limits) 
 def budget_is_kept(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
     """The nodes in use cost no more than the budget: sum_t price[t] x[t] <= budget per hour, in thousandths, rounded
     against the plan."""
-    budget = limits.problem.budget_per_hour
-    if budget is not None:
+    budget = limits.problem.milli_budget
+    if budget < math.inf:
         prices = [milli_price(column.template, limits.problem) * column.replicas for column in master.columns]
-        model.add(sum(prices) <= int(budget * 1000))
+        model.add(sum(prices) <= int(budget))
 
 
 def holders_are_present(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """Which node types hold a segment follows from the templates in use: u[t] => present[g, k], if a copy of t holds g
-    on node type k.
+    """Which node types hold a range of layers follows from the templates in use: u[t] => present[g, k], if a copy of t
+    holds g on node type k.
 
     sum_t nodes[t, g, k] x[t] <= 1, unless several[g, k]: two nodes of one node type that hold g.
     """
-    for segment_vars in master.segments:
-        for k, present in segment_vars.present.items():
-            counts = [(nodes_holding(c.template, segment_vars.segment, k, limits.problem), c) for c in master.columns]
+    for range_vars in master.layer_ranges:
+        for k, present in range_vars.present.items():
+            counts = [(nodes_holding(c.template, range_vars.layer_range, k, limits.problem), c) for c in master.columns]
             for count, column in counts:
                 if count:
                     model.add_implication(column.used, present)
-            if k in segment_vars.several:
+            if k in range_vars.several:
                 nodes = sum(count * column.replicas for count, column in counts if count)
-                model.add(nodes <= 1).only_enforce_if(segment_vars.several[k].negated())
+                model.add(nodes <= 1).only_enforce_if(range_vars.several[k].negated())
 
 
-def segments_sync_at_their_slowest_link(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
-    """The gradients of a segment are summed at the pace of the slowest link between its holders: present[g, k] and
-    present[g, k'] => slower[g, tier(k, k')]; several[g, k] => slower[g, tier(k, k)]; slower[g, j] => slower[g, j -
-    1]."""
-    for segment_vars in master.segments:
-        for a, b in combinations(segment_vars.present, 2):
+def layers_sync_at_their_slowest_link(model: cp_model.CpModel, master: MasterVars, limits: Limits) -> None:
+    """The gradients of a range of layers are summed at the speed of the slowest link between its holders: present[g, k]
+    and present[g, k'] => slower[g, tier(k, k')]; several[g, k] => slower[g, tier(k, k)]; slower[g, j] => slower[g,
+    j - 1]."""
+    for range_vars in master.layer_ranges:
+        for a, b in combinations(range_vars.present, 2):
             tier = limits.sync_tiers.tier_between(a, b)
             assert tier is not None, "different node types have a tier"
-            model.add_bool_or(
-                segment_vars.present[a].negated(), segment_vars.present[b].negated(), segment_vars.slower[tier]
-            )
-        for k, several in segment_vars.several.items():
+            model.add_bool_or(range_vars.present[a].negated(), range_vars.present[b].negated(), range_vars.slower[tier])
+        for k, several in range_vars.several.items():
             tier = limits.sync_tiers.tier_between(k, k)
             assert tier is not None, "a node type with several nodes has a tier"
-            model.add_implication(several, segment_vars.slower[tier])
-        for faster, slower in zip(segment_vars.slower, segment_vars.slower[1:], strict=False):
+            model.add_implication(several, range_vars.slower[tier])
+        for faster, slower in zip(range_vars.slower, range_vars.slower[1:], strict=False):
             model.add_implication(slower, faster)
 
 
@@ -118,9 +118,9 @@ def sync_stays_within_its_limit(model: cp_model.CpModel, master: MasterVars, lim
     (inside[k] + sum_j step[k, j] slower[g, j]) <= limit + hidden.
 
     step[k, j] is what tier j costs beyond tier j - 1, on a node whose inside costs inside[k]. Nodes with the same
-    layers share one constraint, and all nodes of a node type one running sum over the segments.
+    layers share one constraint, and all nodes of a node type one running sum over the ranges.
     """
-    if limits.sync_s is None or not master.segments:
+    if limits.sync_s is None or not master.layer_ranges:
         return
     limit_us = int(limits.sync_s * US_PER_S)
     users: dict[NodeLayers, list[ColumnVars]] = {}
@@ -143,32 +143,33 @@ def sync_stays_within_its_limit(model: cp_model.CpModel, master: MasterVars, lim
 def _running_sums(
     model: cp_model.CpModel, master: MasterVars, node_layers: NodeLayers, limits: Limits
 ) -> dict[int, Microseconds]:
-    """Variables for the microseconds of all segments before a position, by position, on nodes like that of
+    """Variables for the microseconds of all layers before a position, by position, on nodes like that of
     ``node_layers``."""
     steps = tier_steps(node_layers, limits.sync_tiers)
     inside = limits.sync_tiers.inside_s_per_byte[node_layers.node_type] * node_layers.inside
     sums: dict[int, Microseconds] = {-1: 0}
     most = 0
-    for segment_vars in master.segments:
-        num_bytes = limits.sync_tiers.bytes_of(segment_vars.segment.first, segment_vars.segment.end)
+    for range_vars in master.layer_ranges:
+        num_bytes = limits.sync_tiers.bytes_of(range_vars.layer_range.first, range_vars.layer_range.end)
         costs = [_us(num_bytes, step) for step in steps]
         most += _us(num_bytes, inside) + sum(costs)
         total = model.new_int_var(
-            0, most, f"sum_{node_layers.node_type}_{node_layers.inside}_{segment_vars.segment.end}"
+            0, most, f"sum_{node_layers.node_type}_{node_layers.inside}_{range_vars.layer_range.end}"
         )
-        terms = sum(cost * slower for cost, slower in zip(costs, segment_vars.slower, strict=True))
-        model.add(total == sums[segment_vars.segment.first] + _us(num_bytes, inside) + terms)
-        sums[segment_vars.segment.end] = total
+        terms = sum(cost * slower for cost, slower in zip(costs, range_vars.slower, strict=True))
+        model.add(total == sums[range_vars.layer_range.first] + _us(num_bytes, inside) + terms)
+        sums[range_vars.layer_range.end] = total
     return sums
 
 
 def _counted_twice(master: MasterVars, node_layers: NodeLayers, limits: Limits) -> Microseconds:
     """Microseconds that a tied head beside its embedding does not take: the two have one gradient."""
-    model = limits.problem.model
-    if not (model.tied_embeddings and node_layers.holds(-1) and node_layers.holds(model.num_layers)):
+    head = master.layer_ranges[-1]
+    first, end = head.layer_range.first, head.layer_range.end
+    num_bytes = limits.sync_tiers.bytes_of(first, end)
+    num_bytes -= gradient_bytes(head.layer_range, node_layers, limits.problem, limits.sync_tiers)
+    if not num_bytes or not node_layers.holds(first):
         return 0
-    head = next(segment_vars for segment_vars in master.segments if segment_vars.segment.first == model.num_layers)
-    num_bytes = limits.sync_tiers.word_embedding_bytes
     inside_us = _us(num_bytes, limits.sync_tiers.inside_s_per_byte[node_layers.node_type] * node_layers.inside)
     steps = tier_steps(node_layers, limits.sync_tiers)
     return inside_us + sum(_us(num_bytes, step) * slower for step, slower in zip(steps, head.slower, strict=True))
@@ -181,87 +182,27 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     samples_add_up,
     budget_is_kept,
     holders_are_present,
-    segments_sync_at_their_slowest_link,
+    layers_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
 )
-
-
-def segments(templates: Sequence[Template], problem: Problem) -> tuple[Segment, ...]:
-    """Divide the model's positions where any template has a cut between nodes, and at embedding and head."""
-    num_layers = problem.model.num_layers
-    cuts = {-1, 0, num_layers, num_layers + 1}
-    for template in templates:
-        for node_layers in template.node_layers:
-            cuts |= {position for run in node_layers.runs for position in run}
-    ordered = sorted(cuts)
-    return tuple(Segment(first, end) for first, end in pairwise(ordered))
-
-
-def nodes_holding(template: Template, segment: Segment, node_type: int, problem: Problem) -> int:
-    """Count the nodes of ``node_type`` on which a copy of ``template`` holds ``segment``; of tied embeddings, either
-    end counts."""
-    return len(
-        {
-            node_layers.node
-            for node_layers in template.node_layers
-            if node_layers.node_type == node_type and _holds(node_layers, segment, problem)
-        }
-    )
-
-
-def _holds(node_layers: NodeLayers, segment: Segment, problem: Problem) -> bool:
-    if is_tied_end(segment, problem):
-        return node_layers.holds(-1) or node_layers.holds(problem.model.num_layers)
-    return node_layers.holds(segment.first)
-
-
-def is_tied_end(segment: Segment, problem: Problem) -> bool:
-    """Whether the segment is the embedding or a head that shares the embedding's weights."""
-    return problem.model.tied_embeddings and segment.first in (-1, problem.model.num_layers)
-
-
-def segment_bytes(segment: Segment, node_layers: NodeLayers, limits: Limits) -> int:
-    """Gradient bytes of ``segment``; a tied head beside its embedding has none of its own but the final norm's."""
-    num_bytes = limits.sync_tiers.bytes_of(segment.first, segment.end)
-    is_head = segment.first == limits.problem.model.num_layers
-    if is_head and node_layers.holds(-1) and is_tied_end(segment, limits.problem):
-        num_bytes -= limits.sync_tiers.word_embedding_bytes
-    return num_bytes
-
-
-def tier_steps(node_layers: NodeLayers, sync_tiers: SyncTiers) -> tuple[float, ...]:
-    """Seconds per byte that each tier costs beyond the one before, the first beyond the ring inside the node."""
-    inside = sync_tiers.inside_s_per_byte[node_layers.node_type] * node_layers.inside
-    paces = [max(inside, tier) for tier in sync_tiers.tiers]
-    return tuple(pace - before for before, pace in zip([inside, *paces], paces, strict=False))
-
-
-def unlike(node_layers: Sequence[NodeLayers]) -> Iterator[NodeLayers]:
-    """One of each set of nodes that hold the same."""
-    seen = set()
-    for each in node_layers:
-        key = replace(each, node=0)
-        if key not in seen:
-            seen.add(key)
-            yield each
 
 
 def _us(num_bytes: int, s_per_byte: float) -> int:
     """Whole microseconds for so many bytes."""
     seconds = num_bytes * s_per_byte
-    return NEVER_US if seconds == float("inf") else min(NEVER_US, round(seconds * US_PER_S))
+    return NEVER_US if seconds == math.inf else min(NEVER_US, round(seconds * US_PER_S))
 
 
-def segment_variables(
+def layer_range_variables(
     model: cp_model.CpModel, templates: Sequence[Template], problem: Problem, sync_tiers: SyncTiers
-) -> tuple[SegmentVars, ...]:
-    """Make the variables of every segment, for the node types that any template uses; none if no gradient leaves a
-    node."""
+) -> tuple[LayerRangeVars, ...]:
+    """Make the variables of every range of layers, for the node types that any template uses; none if no gradient
+    leaves a node."""
     if not sync_tiers.tiers:
         return ()
     used = [node_type for node_type in problem.node_types if any(t.devices[node_type.index] for t in templates)]
     several = [node_type.index for node_type in used if node_type.count > 1]
     return tuple(
-        SegmentVars(model, segment, [node_type.index for node_type in used], several, len(sync_tiers.tiers))
-        for segment in segments(templates, problem)
+        LayerRangeVars(model, each, [node_type.index for node_type in used], several, len(sync_tiers.tiers))
+        for each in layer_ranges(templates, problem)
     )

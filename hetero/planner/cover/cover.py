@@ -9,18 +9,20 @@ still compute; ``hidden`` is that time. What a replica hides that ends before th
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetero.planner.cover.constraints import (
-    Limits,
+from hetero.planner.cover.layer_ranges import (
+    LayerRange,
+    gradient_bytes,
+    layer_ranges,
     nodes_holding,
-    segment_bytes,
-    segments,
     tier_steps,
     unlike,
 )
 from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.cover.variables import Segment
 from hetero.planner.problem import Problem
 from hetero.planner.replica.templates import NodeLayers, Template, milli_price
+
+SHARES_TOLERANCE = 1e-4
+"""Relative: to so much of the last one's end a batch is divided. A heuristic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,9 @@ def score_cover(cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers
 def sync_s(cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers) -> float:
     """Seconds of the sums of gradients that are not hidden, on the node that has most of them."""
     templates = [copies.template for copies in cover]
-    limits = Limits(problem=problem, sync_tiers=sync_tiers, sync_s=None)
     tiers = {
-        segment: _slowest_tier(segment, cover, problem, sync_tiers)
-        for segment in (segments(templates, problem) if sync_tiers.tiers else [])
+        layers: _slowest_tier(layers, cover, problem, sync_tiers)
+        for layers in (layer_ranges(templates, problem) if sync_tiers.tiers else [])
     }
 
     def seconds(node_layers: NodeLayers) -> float:
@@ -83,19 +84,19 @@ def sync_s(cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers) -> 
         if not tiers:
             return sum(sync_tiers.bytes_of(*run) for run in node_layers.runs) * inside - node_layers.hidden_s
         return -node_layers.hidden_s + sum(
-            segment_bytes(segment, node_layers, limits) * (inside + sum(steps[: tier + 1]))
-            for segment, tier in tiers.items()
-            if node_layers.holds(segment.first)
+            gradient_bytes(layers, node_layers, problem, sync_tiers) * (inside + sum(steps[: tier + 1]))
+            for layers, tier in tiers.items()
+            if node_layers.holds(layers.first)
         )
 
     return max(0.0, *(seconds(node_layers) for template in templates for node_layers in unlike(template.node_layers)))
 
 
-def _slowest_tier(segment: Segment, cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers) -> int:
-    """The tier of the slowest link over which a segment's gradients are summed, -1 if that stays on one node."""
+def _slowest_tier(layers: LayerRange, cover: Sequence[Copies], problem: Problem, sync_tiers: SyncTiers) -> int:
+    """The tier of the slowest link over which the gradients of ``layers`` are summed, -1 if that stays on one node."""
     nodes = {
         node_type.index: sum(
-            copies.replicas * nodes_holding(copies.template, segment, node_type.index, problem) for copies in cover
+            copies.replicas * nodes_holding(copies.template, layers, node_type.index, problem) for copies in cover
         )
         for node_type in problem.node_types
     }
@@ -114,7 +115,7 @@ def divide_batch(copies: Sequence[tuple[Template, int]], batch: int, within_s: f
     if within_s == float("inf") or sum(_samples(t, n, within_s) for t, n in copies) < batch:
         return None
     low_s, high_s = 0.0, within_s
-    while high_s - low_s > 1e-4 * high_s:
+    while high_s - low_s > SHARES_TOLERANCE * high_s:
         middle_s = (low_s + high_s) / 2
         if sum(_samples(t, n, middle_s) for t, n in copies) < batch:
             low_s = middle_s

@@ -18,13 +18,13 @@ from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.balance import settle
 from hetero.planner.replica.boundary_costs import PlacedSlot
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
-from hetero.planner.replica.templates import Template, TemplateFactory, milli_price
+from hetero.planner.replica.templates import Template, TemplateFactory, place_in_order
 
-ENOUGH = 0.9995
-"""A change has to make the step shorter by this factor."""
+LEAST_GAIN_OF_CHANGE = 5e-4
+"""Relative: a change has to make the step shorter by this much. A heuristic."""
 
-MOST_STARTS = 6
-"""Covers that are changed, the best first."""
+MOST_CLIMBED = 6
+"""Covers that are changed, the best first. A heuristic."""
 
 DETOUR, MOST_DETOURS = 1.15, 6
 """Where no change helps, the best so many of those that make the step at most so much longer are changed again."""
@@ -52,7 +52,7 @@ class HillClimbing:
     def climb(self, covers: Sequence[tuple[Cover, CoverScore]]) -> list[tuple[Cover, CoverScore]]:
         """All covers on the way from ``covers`` to where no change helps, the shortest step first."""
         found = dict(covers)
-        for start in covers[:MOST_STARTS]:
+        for start in covers[:MOST_CLIMBED]:
             better: tuple[Cover, CoverScore] | None = start
             while better is not None and better[0] not in self._reached:
                 self._reached.add(better[0])
@@ -62,7 +62,7 @@ class HillClimbing:
 
     def _better(self, cover: Cover, cover_score: CoverScore) -> tuple[Cover, CoverScore] | None:
         """The best cover with a shorter step that is one change away, or two; ``None`` if there is none."""
-        enough_s = ENOUGH * cover_score.step_s
+        enough_s = (1 - LEAST_GAIN_OF_CHANGE) * cover_score.step_s
         changed = self._changed(cover, DETOUR * cover_score.step_s)
         if changed and changed[0][1].step_s < enough_s:
             return changed[0]
@@ -79,16 +79,11 @@ class HillClimbing:
             if self._deadline.is_over():
                 break
             shared = divide_batch(changed, self._problem.global_batch_size, limit_s)
-            if shared is not None and self._within_budget(shared):
+            if shared is not None:
                 shared_score = score_cover(shared, self._problem, self._sync_tiers)
-                if shared_score.step_s < limit_s:
+                if shared_score.step_s < limit_s and shared_score.milli_price <= self._problem.milli_budget:
                     found[shared] = shared_score
         return sorted(found.items(), key=lambda item: item[1].step_s)
-
-    def _within_budget(self, cover: Cover) -> bool:
-        budget = self._problem.budget_per_hour
-        spent = sum(copies.replicas * milli_price(copies.template, self._problem) for copies in cover)
-        return budget is None or spent <= int(budget * 1000)
 
     def _changes(self, cover: Cover) -> Iterator[list[tuple[Template, int]]]:
         """(template, copies) with one template changed; what it takes more is taken from idle devices."""
@@ -119,11 +114,11 @@ class HillClimbing:
         layers = [stage.num_layers for stage in template.stages]
         options = [self._stage_options.of(placed.slot, samples) for placed in placed_slots]
         boundary_costs = self._factory.boundary_costs(placed_slots, samples)
-        port_s = self._factory.port_s(placed_slots, boundary_costs)
+        nic_s = self._factory.nic_s(placed_slots, boundary_costs)
         for a, b in itertools.permutations(range(len(placed_slots)), 2):
             if layers[a] > 1 and (len(placed_slots) <= FEW_STAGES or abs(a - b) == 1):
                 moved = [n - (s == a) + (s == b) for s, n in enumerate(layers)]
-                balanced = settle(options, boundary_costs, layers=moved, port_s=port_s)
+                balanced = settle(options, boundary_costs, layers=moved, nic_s=nic_s)
                 if balanced is not None:
                     yield self._factory.template(placed_slots, balanced, samples)
 
@@ -179,20 +174,15 @@ def _placed(slots: Slots, node_types: Sequence[PlannerNodeType]) -> tuple[Placed
     Of a node type with several nodes a replica takes whole nodes and one half, quarter ... at most: such parts of
     several replicas can be packed without gaps.
     """
-    taken = [0] * len(node_types)
-    placed_slots = []
-    for slot in slots:
-        node_type = node_types[slot.node_type]
-        node, offset = divmod(taken[slot.node_type], node_type.gpus_per_node)
-        if offset + slot.gpus > node_type.gpus_per_node:
-            return None
-        placed_slots.append(PlacedSlot(slot, node, offset))
-        taken[slot.node_type] += slot.gpus
-    for node_type, count in zip(node_types, taken, strict=True):
+    placed_slots = place_in_order(slots, node_types)
+    if any(each.offset + each.slot.gpus > node_types[each.slot.node_type].gpus_per_node for each in placed_slots):
+        return None
+    for node_type in node_types:
+        count = sum(slot.gpus for slot in slots if slot.node_type == node_type.index)
         part = count % node_type.gpus_per_node
         halved = (
             part and node_type.gpus_per_node % part == 0 and math.log2(node_type.gpus_per_node // part).is_integer()
         )
         if count > node_type.num_devices or (node_type.count > 1 and part and not halved):
             return None
-    return tuple(placed_slots)
+    return placed_slots

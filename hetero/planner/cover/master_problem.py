@@ -10,7 +10,7 @@ from typing import Literal
 
 from ortools.sat.python import cp_model
 
-from hetero.planner.cover.constraints import CONSTRAINTS, Limits, segment_variables
+from hetero.planner.cover.constraints import CONSTRAINTS, Limits, layer_range_variables
 from hetero.planner.cover.cover import Copies, Cover
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Column, ColumnVars, MasterVars
@@ -39,13 +39,9 @@ def columns_within(templates: Sequence[Template], problem: Problem, *, compute_s
     """The templates that finish at least one microbatch within ``compute_s``, with how many copies and microbatches."""
     columns = []
     for template in templates:
-        microbatches = template.most_microbatches(compute_s)
-        microbatches = min(microbatches, problem.global_batch_size // template.samples)
-        replicas = min(
-            [node_type.num_devices // n for node_type, n in zip(problem.node_types, template.devices, strict=True) if n]
-            + [problem.global_batch_size // template.samples]
-        )
-        if microbatches and replicas:
+        most = problem.global_batch_size // template.samples
+        if microbatches := min(most, template.most_microbatches(compute_s)):
+            replicas = min(most, template.most_copies(problem.node_types))
             columns.append(Column(template, replicas, microbatches))
     return columns
 
@@ -69,9 +65,9 @@ def find_cover(
     model = cp_model.CpModel()
     master = MasterVars(
         columns=tuple(ColumnVars(model, i, column) for i, column in enumerate(columns)),
-        segments=()
+        layer_ranges=()
         if sync_s is None
-        else segment_variables(model, [column.template for column in columns], problem, sync_tiers),
+        else layer_range_variables(model, [column.template for column in columns], problem, sync_tiers),
     )
     limits = Limits(problem=problem, sync_tiers=sync_tiers, sync_s=sync_s)
     for constraint in CONSTRAINTS:

@@ -33,16 +33,21 @@ class Relaxation:
 def relax(columns: Sequence[Column], problem: Problem) -> Relaxation:
     """Solve the dual program for the prices; what they prove is then computed from them, whatever their rounding."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
-    prices = [solver.NumVar(0, solver.infinity(), node_type.name) for node_type in problem.node_types]
-    objective = sum(node_type.num_devices * price for node_type, price in zip(problem.node_types, prices, strict=True))
+    infinity = solver.infinity()
+    prices = [solver.NumVar(0, infinity, node_type.name) for node_type in problem.node_types]
+    objective = solver.Objective()
+    objective.SetMinimization()
+    for node_type, price in zip(problem.node_types, prices, strict=True):
+        objective.SetCoefficient(price, node_type.num_devices)
     for column in columns:
-        worth = sum(n * price for n, price in zip(column.template.devices, prices, strict=True) if n)
+        worth = solver.Constraint(column.samples, infinity)
+        for n, price in zip(column.template.devices, prices, strict=True):
+            if n:
+                worth.SetCoefficient(price, n)
         if _is_scarce(column, problem):
-            place = solver.NumVar(0, solver.infinity(), "")
-            worth += place
-            objective += column.most_replicas * place
-        solver.Add(worth >= column.samples)
-    solver.Minimize(objective)
+            place = solver.NumVar(0, infinity, "")
+            worth.SetCoefficient(place, 1)
+            objective.SetCoefficient(place, column.most_replicas)
     status = solver.Solve()
     assert status == pywraplp.Solver.OPTIMAL, "prices that are high enough are always possible"
     found = [max(0.0, price.solution_value()) for price in prices]
@@ -59,8 +64,7 @@ def relax(columns: Sequence[Column], problem: Problem) -> Relaxation:
 
 def _is_scarce(column: Column, problem: Problem) -> bool:
     """Whether there may be fewer copies than the cluster has devices for."""
-    room = min(k.num_devices // n for k, n in zip(problem.node_types, column.template.devices, strict=True) if n)
-    return column.most_replicas < room
+    return column.most_replicas < column.template.most_copies(problem.node_types)
 
 
 def worth_using(columns: Sequence[Column], problem: Problem) -> list[Column]:

@@ -21,22 +21,26 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.cover.variables import Column
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.replica.templates import NodeLayers, Template, milli_price
+from hetero.planner.replica.templates import Template, milli_price
 
 TOLERANCE = 0.01
 """Relative: covers that are better by less are not looked for."""
 
 FIRST_TOLERANCE = 0.025
-"""Of a first round: proofs near the shortest step take longest, so a coarser bound comes first."""
+"""Of a first round: proofs near the shortest step take longest, so a coarser bound comes first. A heuristic."""
 
 FIRST_STEP = 0.004
-"""Relative: by how much compute is raised above the linear program's bound at first."""
+"""Relative: by how much compute is raised above the linear program's bound at first. A heuristic."""
+
+COMPUTE_SHARE, RELAXED_SHARE = 0.5, 0.25
+"""Of the tolerance: to so much of it goes the bisection of compute that asks the master problem, and before it the one
+by the linear program alone. Heuristics."""
 
 LONGEST_S = 1e7
 """Nobody waits longer for a step."""
 
 MOST_COVERS = 12
-"""Covers that are kept, the best first."""
+"""Covers that are kept, the best first. A heuristic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class Search:
         self._covers: dict[Cover, CoverScore] = {}
         self._numbers = itertools.count()
         self._given_up_s = float("inf")
-        self._own_sync: dict[tuple[NodeLayers, ...], tuple[float, float]] = {}
+        self._own_sync: dict[Template, tuple[float, float]] = {}
 
     def run(self) -> SearchResult:
         """Search until the gap is within the tolerance or the time is over."""
@@ -192,7 +196,7 @@ class Search:
                 proven_s = high_s if answer.verdict == "none" else proven_s
                 low_s = high_s
         high_s = min(high_s, found.compute_s)
-        while high_s - low_s > self._tolerance * high_s / 2 and not self._deadline.is_over():
+        while high_s - low_s > COMPUTE_SHARE * self._tolerance * high_s and not self._deadline.is_over():
             middle_s = (low_s + high_s) / 2
             answer = self._ask(middle_s, sync_s)
             if answer.verdict == "found":
@@ -214,7 +218,7 @@ class Search:
                 low_s, high_s = high_s, 2 * high_s
         elif not self._columns(high_s, sync_s):
             return high_s
-        while high_s - low_s > self._tolerance * high_s / 4:
+        while high_s - low_s > RELAXED_SHARE * self._tolerance * high_s:
             middle_s = (low_s + high_s) / 2
             if self._columns(middle_s, sync_s):
                 high_s = middle_s
@@ -252,8 +256,7 @@ class Search:
 
         Every replica holds all layers. A node that one replica fills shares each of its layers with another node.
         """
-        key = template.node_layers
-        if key not in self._own_sync:
+        if template not in self._own_sync:
             twice_s = sync_s((Copies(template, 2, 2),), self._problem, self._sync_tiers)
             last = self._problem.model.num_layers
             accompanied_s = max(
@@ -267,8 +270,8 @@ class Search:
                 ),
                 0.0,
             )
-            self._own_sync[key] = min(accompanied_s, twice_s), twice_s
-        return self._own_sync[key]
+            self._own_sync[template] = min(accompanied_s, twice_s), twice_s
+        return self._own_sync[template]
 
     def _try_each_alone(self) -> None:
         """Score the covers by one template: one copy of it, which the search itself leaves out, and as many as there is
@@ -279,19 +282,13 @@ class Search:
         problem = self._problem
         for template in self._templates:
             total, rest = divmod(problem.global_batch_size, template.samples)
-            room = min(k.num_devices // n for k, n in zip(problem.node_types, template.devices, strict=True) if n)
             if rest:
                 continue
-            for copies in {1, min(room, total)}:
+            for copies in {1, min(template.most_copies(problem.node_types), total)}:
                 sums_s = self._own_sync_s(template)[1] if copies > 1 else 0.0
                 step_s = template.seconds(-(-total // copies)) + sums_s
-                if copies * milli_price(template, problem) <= self._milli_budget and step_s < self._best_s:
+                if copies * milli_price(template, problem) <= problem.milli_budget and step_s < self._best_s:
                     self._remember((Copies(template, copies, total),))
-
-    @property
-    def _milli_budget(self) -> float:
-        budget = self._problem.budget_per_hour
-        return float("inf") if budget is None else int(budget * 1000)
 
     def _remember(self, cover: Cover) -> CoverScore:
         """Score a cover that was found, and keep it."""

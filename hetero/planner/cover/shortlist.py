@@ -15,6 +15,7 @@ from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, goal_value, score_fitted
 
 EXTRA_DEPTHS = (0, 1, 2)
+"""Microbatches in flight beyond the smallest depths that are tried. A heuristic."""
 
 
 def scored_covers(
@@ -38,7 +39,7 @@ def scored_covers(
                 continue
             seen.add(plan)
             candidate = score_fitted(plan, problem, deadline)
-            if candidate is None or _least_goal(candidate, problem) >= least:
+            if candidate is None or _goal_of_compute_alone(candidate, problem) >= least:
                 continue
             candidate = finish(candidate)
             if best is None or goal_value(candidate, problem) < goal_value(best, problem):
@@ -49,6 +50,6 @@ def scored_covers(
     return sorted(of_covers, key=lambda each: goal_value(each, problem))
 
 
-def _least_goal(candidate: ScoredPlan, problem: Problem) -> float:
-    """What its goal would be if nothing but the compute took time."""
+def _goal_of_compute_alone(candidate: ScoredPlan, problem: Problem) -> float:
+    """Tell what the goal would be if nothing but the compute took time."""
     return goal_value(candidate, problem) * candidate.simulation.compute_end_s / candidate.step_s

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
+from hetero.planner.cover.layer_ranges import LayerRange
 from hetero.planner.replica.templates import Template
 
 
@@ -46,19 +47,11 @@ class ColumnVars:
         self.used = model.new_bool_var(f"used_{index}")
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Positions ``[first, end)`` of the model between two neighbouring cuts of any column, all with the same holders;
-    -1 is the embedding."""
+class LayerRangeVars:
+    """The variables of one range of layers: who holds it, and how slow the links are over which its gradients are
+    summed.
 
-    first: int
-    end: int
-
-
-class SegmentVars:
-    """The variables of one segment: who holds it, and how slow the links are over which its gradients are summed.
-
-    present: by node type, whether a node of it holds the segment.
+    present: by node type, whether a node of it holds the range.
     several: by node type, whether two nodes of it do.
     slower: by tier, whether there is a link of this tier or a slower one among them.
     """
@@ -66,13 +59,13 @@ class SegmentVars:
     def __init__(
         self,
         model: cp_model.CpModel,
-        segment: Segment,
+        layer_range: LayerRange,
         node_types: Sequence[int],
         several: Sequence[int],
         num_tiers: int,
     ) -> None:
-        where = f"{segment.first}_{segment.end}"
-        self.segment = segment
+        where = f"{layer_range.first}_{layer_range.end}"
+        self.layer_range = layer_range
         self.present: Mapping[int, cp_model.IntVar] = {
             k: model.new_bool_var(f"present_{where}_{k}") for k in node_types
         }
@@ -85,4 +78,4 @@ class MasterVars:
     """All decision variables of a master problem."""
 
     columns: tuple[ColumnVars, ...]
-    segments: tuple[SegmentVars, ...]
+    layer_ranges: tuple[LayerRangeVars, ...]

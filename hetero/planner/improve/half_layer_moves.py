@@ -23,8 +23,8 @@ SHORTER = 0.99
 
 def with_half_layers_moved(plan: Plan, problem: Problem) -> Iterator[Plan]:
     """Plans worth a simulation: :func:`levelled`, and single halves moved between stages of replicas that are alike."""
-    if (level := levelled(plan, problem)) is not None:
-        yield level
+    if (levelled_plan := levelled(plan, problem)) is not None:
+        yield levelled_plan
     for members in plan.alike():
         replica = plan.replicas[members[0]]
         if replica.is_interleaved:
@@ -44,9 +44,9 @@ def levelled(plan: Plan, problem: Problem) -> Plan | None:
         replica = plan.replicas[members[0]]
         if replica.is_interleaved:
             continue
-        level = _levelled(replica, problem.costs)
-        if _is_shorter(level.stages, replica.stages, problem.costs):
-            found = found.with_alike(members, _deep_enough(level))
+        levelled_replica = _levelled(replica, problem.costs)
+        if _is_shorter(levelled_replica.stages, replica.stages, problem.costs):
+            found = found.with_alike(members, _deep_enough(levelled_replica))
     return found if found is not plan else None
 
 

@@ -12,19 +12,20 @@ from hetero.planner.improve.half_layer_moves import levelled, longest_stage_s
 from hetero.planner.improve.local_search import search_locally
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value, score_fitted
+from hetero.planner.time_shares import TimeShare
 
 FORMULA_ERROR = 1.03
-"""The formula's step is mostly within this factor of the simulator's."""
+"""The formula's step is mostly within this factor of the simulator's. A heuristic."""
 
 
 def cut_layers_in_half(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
     """The best plan, or what a local search makes of the best levelled one of the estimated plans, if that is better to
     begin with."""
     best = shortlist.best
-    level = best_levelled(shortlist.estimated, problem, deadline, below_s=best.step_s)
-    if level is None or goal_value(level, problem) >= goal_value(best, problem):
+    levelled_plan = best_levelled(shortlist.estimated, problem, deadline, below_s=best.step_s)
+    if levelled_plan is None or goal_value(levelled_plan, problem) >= goal_value(best, problem):
         return best
-    return search_locally(level, problem, deadline)
+    return search_locally(levelled_plan, problem, TimeShare.LEVELLED_SEARCH.of(deadline))
 
 
 def best_levelled(
@@ -37,10 +38,10 @@ def best_levelled(
         if deadline.is_over():
             break
         plan = each.make()
-        level = levelled(plan, problem)
-        if level is None:
+        levelled_plan = levelled(plan, problem)
+        if levelled_plan is None:
             continue
-        shorter = longest_stage_s(level, problem) / longest_stage_s(plan, problem)
+        shorter = longest_stage_s(levelled_plan, problem) / longest_stage_s(plan, problem)
         if shorter * each.step_s < FORMULA_ERROR * below_s:
-            best = better_of(best, score_fitted(level, problem, deadline), problem)
+            best = better_of(best, score_fitted(levelled_plan, problem, deadline), problem)
     return best

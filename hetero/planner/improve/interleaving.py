@@ -18,10 +18,11 @@ from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, better_of, goal_value, is_better, score_plan
 from hetero.spec.parameters import HALF
 
-MOST_STARTS = 4
-"""Plans that are interleaved, the best first."""
+MOST_INTERLEAVED = 4
+"""Plans that are interleaved, the best first. A heuristic."""
 
 STAGES_PER_GROUP = (2, 3, 4)
+"""Stages per device group that are tried, the fewest first. A heuristic."""
 
 USUAL, DEEP, SHALLOW = 2, 3, 1
 """So many forwards more than the next one does a device group begin with. Two are Megatron's: a microbatch passes on,
@@ -29,7 +30,7 @@ and its gradient comes back, one stage after the other. A third hides a link, an
 holds least."""
 
 WORTHWHILE = 0.98
-"""A plan is tried if its step could become shorter by this factor."""
+"""A plan is tried if its step could become shorter by this factor. A heuristic."""
 
 
 def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
@@ -37,9 +38,9 @@ def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> Sc
     best = shortlist.best
     if not problem.interleaves or problem.costs.runtime.blocking_transfers:
         return best
-    for start in shortlist.starts(MOST_STARTS):
+    for start in shortlist.starts(MOST_INTERLEAVED):
         for v in STAGES_PER_GROUP:
-            if _least_goal(start, problem, v) >= WORTHWHILE * goal_value(best, problem):
+            if _goal_if_idle_less(start, problem, v) >= WORTHWHILE * goal_value(best, problem):
                 continue
             found = _with_depths(start, v, problem, deadline)
             if found is None or goal_value(found, problem) >= goal_value(start, problem):
@@ -51,22 +52,22 @@ def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> Sc
 
 def _with_depths(start: ScoredPlan, v: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Try ``v`` stages per device group of ``start``, in whichever depths fit and are best."""
-    found = _score(start.plan, v, USUAL, problem, deadline)
+    found = _score_interleaved(start.plan, v, USUAL, problem, deadline)
     if found is None:
-        return _score(start.plan, v, SHALLOW, problem, deadline)
+        return _score_interleaved(start.plan, v, SHALLOW, problem, deadline)
     if goal_value(found, problem) >= goal_value(start, problem):
         return found
-    return better_of(found, _score(start.plan, v, DEEP, problem, deadline), problem)
+    return better_of(found, _score_interleaved(start.plan, v, DEEP, problem, deadline), problem)
 
 
-def _least_goal(start: ScoredPlan, problem: Problem, v: int) -> float:
+def _goal_if_idle_less(start: ScoredPlan, problem: Problem, v: int) -> float:
     """Estimate the goal if the devices that idle least in ``start`` idled a v-th of that; a heuristic, as is that they
     remain those."""
     busy_s = max(times.busy_s + times.update_s for times in start.simulation.stages.values())
     return goal_value(start, problem) * (busy_s + (start.step_s - busy_s) / v) / start.step_s
 
 
-def _score(plan: Plan, v: int, apart: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+def _score_interleaved(plan: Plan, v: int, apart: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Score ``plan`` with ``v`` stages per device group in every pipeline that can have them; ``None`` if there is no
     such pipeline, if that does not fit, or if ``deadline`` is over."""
     pipelines = ((r, interleaved(replica, v, apart=apart)) for r, replica in enumerate(plan.replicas))

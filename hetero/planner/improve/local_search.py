@@ -53,14 +53,14 @@ def search_locally(
             if plan in seen:
                 continue
             seen.add(plan)
-            found = _score(plan, problem, deadline)
+            found = _score_neighbour(plan, problem, deadline)
             if found is not None and is_better(found, best, problem):
                 best, improved = found, True
                 break
     return best
 
 
-def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+def _score_neighbour(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Score a neighbour; ``None`` if it does not fit or is not legal."""
     try:
         return score_fitted(plan, problem, deadline)

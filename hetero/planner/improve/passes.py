@@ -54,7 +54,7 @@ PASSES = (
     ImprovementPass(
         name="half layers",
         changes="plans of other covers, levelled by half layers, and a local search from the best",
-        share=0.9,
+        share=1.0,
         improve=cut_layers_in_half,
     ),
     ImprovementPass(
@@ -66,7 +66,7 @@ PASSES = (
     ImprovementPass(
         name="gradient sync again",
         changes="domains and bucket size of the plan that the passes before made",
-        share=0.1,
+        share=1.0,
         improve=choose_gradient_sync,
     ),
 )

@@ -18,28 +18,30 @@ from hetero.planner.improve.local_search import neighbours, search_locally, with
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, goal_value, is_better, score_plan
 
-MOST_STARTS = 4
-"""Plans that are split, the best first."""
+MOST_SPLIT = 4
+"""Plans that are split, the best first. A heuristic."""
 
 MOST_CHANGES = 20
-"""Plans that are looked at from the best split one on."""
+"""Plans that are looked at from the best split one on. A heuristic."""
 
 Delay = Callable[[Replica, int], int]
 
 
 def _by_position(replica: Replica, stage: int) -> int:
-    """ZB-H1: the later a stage, the more W's it has time for after its last I."""
+    """Delay as in ZB-H1: the later a stage, the more W's it has time for after its last I."""
     return stage
 
 
 def _by_depth(replica: Replica, stage: int) -> int:
-    """What a stage has less in flight than the first one, in its own microbatches: all hold equally many."""
+    """Delay by what a stage has less in flight than the first one, in its own microbatches, so that all hold equally
+    many."""
     first, here = replica.stages[0], replica.stages[stage]
     samples = first.in_flight * first.samples_per_microbatch - here.in_flight * here.samples_per_microbatch
     return max(0, samples // here.samples_per_microbatch)
 
 
 def _at_once(replica: Replica, stage: int) -> int:
+    """Delay nothing: the way of a gradient to the first stage is shorter all the same."""
     return 0
 
 
@@ -52,14 +54,14 @@ def split_backwards(shortlist: Shortlist, problem: Problem, deadline: Deadline) 
     if not problem.splits_backward or problem.costs.runtime.blocking_transfers:
         return best
     tried: set[Plan] = set()
-    for start, delay in itertools.product(shortlist.starts(MOST_STARTS), DELAY_RULES):
+    for start, delay in itertools.product(shortlist.starts(MOST_SPLIT), DELAY_RULES):
         plan = _split(start.plan, delay)
         if plan in tried or plan == start.plan:
             continue
         if deadline.is_over():
             break
         tried.add(plan)
-        found = _score(plan, problem, deadline)
+        found = _score_split(plan, problem, deadline)
         if found is not None and is_better(found, shortlist.best, problem):
             best = min(best, found, key=lambda each: goal_value(each, problem))
     if best is shortlist.best:
@@ -86,7 +88,7 @@ def _split_delay(replica: Replica, stage: int, delay: Delay) -> int | None:
     return min(delay(replica, stage), replica.num_microbatches(stage) - 1)
 
 
-def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+def _score_split(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Score ``plan``, with smaller delays or none where a stage lacks memory; ``None`` if that does not help."""
     try:
         if (found := score_plan(plan, problem, deadline)) is not None:

@@ -1,1 +1,1 @@
-"""What the planner is held against: other planners, and every plan of a small problem."""
+"""What the planner is held against: other planners as yardsticks, and every plan of a small problem."""

@@ -19,30 +19,26 @@ limit without the sums of gradients that the replica cannot avoid. The work grow
 """
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetero.planner.cover.cover import Copies, Cover, score_cover, sync_s
+from hetero.planner.cover.search import LONGEST_S
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.problem import Problem
 from hetero.planner.reference.pipeline_shapes import Devices, PipelineShape, divisions, every_shape, settlements
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.templates import Template, TemplateFactory
 
-LONGEST_S = 1e7
-"""Nobody waits longer for a step."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExhaustiveResult:
-    """The best cover and its seconds by the formula; how many shapes, replicas and covers were looked at."""
+    """The best cover and its seconds by the formula."""
 
     cover: Cover
     step_s: float
-    num_shapes: int
-    num_replicas: int
-    num_covers: int
 
 
 def exhaustive_best(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int]) -> ExhaustiveResult:
@@ -62,23 +58,15 @@ class _Exhaustive:
         self._sync_tiers = SyncTiers(problem)
         self._factory = TemplateFactory(problem, StageOptionTable(problem))
         self._shapes = shapes
-        self._best_s = float("inf")
+        self._best_s = math.inf
         self._cover: Cover = ()
-        self._num_replicas = 0
-        self._num_covers = 0
 
     def best(self) -> ExhaustiveResult:
         """The best of all plans; no cover and infinite seconds if none fits."""
         self._one_replica()
         self._best_s = min(self._best_s, LONGEST_S)
         self._several_replicas()
-        return ExhaustiveResult(
-            self._cover,
-            self._best_s if self._cover else float("inf"),
-            len(self._shapes),
-            self._num_replicas,
-            self._num_covers,
-        )
+        return ExhaustiveResult(self._cover, self._best_s if self._cover else math.inf)
 
     def _one_replica(self) -> None:
         batch = self._problem.global_batch_size
@@ -119,7 +107,6 @@ class _Exhaustive:
         for layers in divisions(shape, self._problem.model.num_layers, shape.longest_stage_s(within_s, needed)):
             for balanced in settlements(shape, layers):
                 if balanced.fill_s + (needed - 1) * balanced.period_s <= within_s:
-                    self._num_replicas += 1
                     yield self._factory.template(shape.placed_slots, balanced, shape.samples)
 
     def _sets(self, replicas: Sequence[tuple[Template, float]]) -> Iterator[tuple[Template, ...]]:
@@ -177,7 +164,11 @@ class _Exhaustive:
         return self._sync_tiers.bytes_of(-1, 1) * self._sync_tiers.fastest_s_per_byte(first)
 
     def _least_sums_s(self, template: Template) -> float:
-        """Seconds of gradient sums at least, beside any other replica: its own, or those of the nodes it fills."""
+        """Seconds of gradient sums at least, beside any other replica: its own, or those of the nodes it fills.
+
+        The search for covers leaves out by the same bound. It is written twice so that a mistake in that one does not
+        rule out here the plan that shows it.
+        """
         last = self._problem.model.num_layers
         shared_s = (
             sum(self._sync_tiers.bytes_of(max(0, first), min(end, last)) for first, end in node_layers.runs)
@@ -196,7 +187,6 @@ class _Exhaustive:
             self._price(tuple(Copies(template, 1, share) for template, share in zip(chosen, shares, strict=True)))
 
     def _price(self, cover: Cover) -> None:
-        self._num_covers += 1
         step_s = score_cover(cover, self._problem, self._sync_tiers).step_s
         if step_s < self._best_s:
             self._best_s, self._cover = step_s, cover
@@ -211,7 +201,7 @@ def _minus(a: Devices, b: Devices) -> Devices:
 
 
 def _worth(able: Iterable[tuple[Devices, int]]) -> dict[Devices, int]:
-    """W: the most samples by devices."""
+    """Find the most samples that a replica finishes in time, by its devices: W of the formula above."""
     most: dict[Devices, int] = defaultdict(int)
     for devices, samples in able:
         most[devices] = max(most[devices], samples)
@@ -219,7 +209,8 @@ def _worth(able: Iterable[tuple[Devices, int]]) -> dict[Devices, int]:
 
 
 def _together(worth: Mapping[Devices, int], problem: Problem) -> dict[Devices, int]:
-    """V, for every part of the cluster's devices."""
+    """Find the most samples that replicas finish together, for every part of the cluster's devices: V of the formula
+    above."""
     found: dict[Devices, int] = {}
     for devices in itertools.product(*(range(n + 1) for n in _all_devices(problem))):
         rests = ((samples, _minus(devices, d)) for d, samples in worth.items())
@@ -228,13 +219,13 @@ def _together(worth: Mapping[Devices, int], problem: Problem) -> dict[Devices, i
 
 
 def _rest(worth: Mapping[Devices, int], problem: Problem) -> dict[Devices, int]:
-    """V of what is left beside a replica, by its devices."""
+    """Find the most samples that replicas finish on what one leaves over, by its devices."""
     together, everything = _together(worth, problem), _all_devices(problem)
     return {devices: together[_minus(everything, devices)] for devices in worth}
 
 
 def _undominated(replicas: Iterable[tuple[Template, float]]) -> list[tuple[Template, float]]:
-    """Without replicas that another one beats in fill, period and update, and whose nodes hold the same layers.
+    """Drop replicas that another one whose nodes hold the same layers beats in fill, period and update.
 
     What a slower stage hides of the gradient sums it loses in the fill.
     """
@@ -242,12 +233,13 @@ def _undominated(replicas: Iterable[tuple[Template, float]]) -> list[tuple[Templ
     for template, sums_s in replicas:
         node_layers = tuple(replace(each, hidden_s=0.0) for each in template.node_layers)
         kept = groups[template.devices, template.samples, node_layers]
-        if not any(_beats(other, template) for other, _ in kept):
-            kept[:] = [*(each for each in kept if not _beats(template, each[0])), (template, sums_s)]
+        if not any(_is_no_worse(other, template) for other, _ in kept):
+            kept[:] = [*(each for each in kept if not _is_no_worse(template, each[0])), (template, sums_s)]
     return [each for kept in groups.values() for each in kept]
 
 
-def _beats(a: Template, b: Template) -> bool:
+def _is_no_worse(a: Template, b: Template) -> bool:
+    """Whether ``a`` needs no more than ``b`` in period, in fill with update, and on each node until its sums begin."""
     return (
         a.period_s <= b.period_s
         and a.fill_s + a.update_s <= b.fill_s + b.update_s

@@ -3,7 +3,7 @@
 The exhaustive search prices a shape first, and divides layers only where the shape may be part of a better plan. With
 l layers on stage s, e_s seconds of embedding and head there, and c_s one way across the boundary after it,
 
-    period >= least longest stage over all divisions of the layers,  >= max c_s,  >= the busiest interface
+    period >= least longest stage over all divisions of the layers,  >= max c_s,  >= the busiest NIC
     fill   >= sum_s (layer_s + e_s + 2 c_s) + (layers - stages) x min_s layer_s
 
 with every stage's fastest recomputation and memory left aside: no division of the layers is faster in either.
@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.planner.problem import Problem
-from hetero.planner.replica.balance import BalancedPipeline, BalancedStage
+from hetero.planner.replica.balance import BalancedPipeline, settled
 from hetero.planner.replica.boundary_costs import BoundaryCost, PlacedSlot
-from hetero.planner.replica.in_flight import least_period
 from hetero.planner.replica.stage_options import Slot, StageOption, StageOptionTable
 from hetero.planner.replica.templates import TemplateFactory
 
@@ -36,7 +35,7 @@ class PipelineShape:
     devices: Devices
     options: tuple[tuple[StageOption, ...], ...]
     boundary_costs: tuple[BoundaryCost, ...]
-    port_s: float
+    nic_s: float
     least_fill_s: float
     least_period_s: float
     least_update_s: float
@@ -73,7 +72,9 @@ def every_shape(problem: Problem, *, sizes: Sequence[int], samples: Sequence[int
     found: list[PipelineShape] = []
     for per_microbatch in samples:
         if per_microbatch <= problem.global_batch_size:
-            found += _ShapesOfSamples(problem, stage_options, slots, per_microbatch).extended(_Part((), (), (), ()))
+            of_samples = _ShapesOfSamples(problem, stage_options, slots, per_microbatch)
+            of_samples.extend(_Part((), (), (), (0,) * len(problem.node_types)))
+            found += of_samples.found
     return found
 
 
@@ -96,14 +97,15 @@ class _ShapesOfSamples:
         self._factory = TemplateFactory(problem, stage_options)
         self._slots = [(slot, found) for slot in slots if (found := stage_options.of(slot, samples))]
         self._boundary_costs: dict[tuple[Slot, int, Slot, int], BoundaryCost] = {}
+        self.found: list[PipelineShape] = []
 
-    def extended(self, part: _Part) -> Iterator[PipelineShape]:
-        """All shapes that begin with ``part``, itself included."""
+    def extend(self, part: _Part) -> None:
+        """Add all shapes that begin with ``part``, itself included, to those that were found."""
         if part.placed_slots:
-            yield self._shape(part)
+            self.found.append(self._shape(part))
         if len(part.placed_slots) == self._problem.model.num_layers:
             return
-        taken = part.taken or (0,) * len(self._problem.node_types)
+        taken = part.taken
         for slot, options in self._slots:
             used = taken[slot.node_type] + slot.gpus
             if used <= self._problem.node_types[slot.node_type].gpus_per_node:
@@ -114,9 +116,7 @@ class _ShapesOfSamples:
                     else ()
                 )
                 more = (*taken[: slot.node_type], used, *taken[slot.node_type + 1 :])
-                yield from self.extended(
-                    _Part((*part.placed_slots, placed), (*part.options, options), boundary_costs, more)
-                )
+                self.extend(_Part((*part.placed_slots, placed), (*part.options, options), boundary_costs, more))
 
     def _boundary_cost(self, here: PlacedSlot, after: PlacedSlot) -> BoundaryCost:
         key = here.slot, here.offset, after.slot, after.offset
@@ -130,7 +130,7 @@ class _ShapesOfSamples:
         ends_s = [option.seconds(0, first=s == 0, last=s == last) for s, option in enumerate(fastest)]
         layer_s = [option.layer_s for option in fastest]
         transfers = [boundary_cost.seconds for boundary_cost in part.boundary_costs]
-        port_s = self._factory.port_s(part.placed_slots, part.boundary_costs)
+        nic_s = self._factory.nic_s(part.placed_slots, part.boundary_costs)
         num_layers = self._problem.model.num_layers
         return PipelineShape(
             placed_slots=part.placed_slots,
@@ -138,19 +138,23 @@ class _ShapesOfSamples:
             devices=part.taken,
             options=part.options,
             boundary_costs=part.boundary_costs,
-            port_s=port_s,
+            nic_s=nic_s,
             least_fill_s=sum(ends_s) + sum(layer_s) + (num_layers - len(fastest)) * min(layer_s) + 2 * sum(transfers),
-            least_period_s=max([_least_longest_s(layer_s, ends_s, num_layers), port_s, *transfers]),
+            least_period_s=max([_least_longest_s(layer_s, ends_s, num_layers), nic_s, *transfers]),
             least_update_s=max(option.update_s(1, first=s == 0, last=s == last) for s, option in enumerate(fastest)),
         )
 
 
 def _least_longest_s(layer_s: Sequence[float], ends_s: Sequence[float], num_layers: int) -> float:
-    """The least longest stage: each layer goes where it ends first, which is optimal for whole layers."""
+    """The least longest stage: each layer goes where it ends first, which is optimal for whole layers.
+
+    A bound by which shapes are left out, and therefore apart from the planner's own rule: a mistake in that one must
+    not rule out here the plan that shows it.
+    """
     ends = [layer + end for layer, end in zip(layer_s, ends_s, strict=True)]
     after = [end + layer for layer, end in zip(layer_s, ends, strict=True)]
     for _ in range(num_layers - len(ends)):
-        s = min(range(len(after)), key=after.__getitem__)
+        s = after.index(min(after))
         ends[s], after[s] = after[s], after[s] + layer_s[s]
     return max(ends)
 
@@ -185,6 +189,7 @@ def settlements(shape: PipelineShape, layers: Sequence[int]) -> Iterator[Balance
     and all choices are looked at.
     """
     last = len(layers) - 1
+    transfers = [boundary_cost.seconds for boundary_cost in shape.boundary_costs]
     fitting = [
         [option for option in choices if option.fits(layers[s], 1, first=s == 0, last=s == last)]
         for s, choices in enumerate(shape.options)
@@ -193,9 +198,11 @@ def settlements(shape: PipelineShape, layers: Sequence[int]) -> Iterator[Balance
         return
     kept: list[BalancedPipeline] = []
     for chosen in _products(fitting):
-        balanced, is_free = _settled(shape, layers, chosen)
+        balanced = settled(chosen, transfers, layers, shape.nic_s)
         if not any(k.fill_s <= balanced.fill_s and k.period_s <= balanced.period_s for k in kept):
             kept.append(balanced)
+        free_s = max([shape.nic_s, *transfers, *(stage.seconds for stage in balanced.stages)])
+        is_free = balanced.period_s <= free_s * (1 + ROUNDING)
         if is_free and all(option is choices[0] for option, choices in zip(chosen, shape.options, strict=True)):
             break
     yield from kept
@@ -209,18 +216,3 @@ def _products(fitting: Sequence[Sequence[StageOption]]) -> Iterator[tuple[StageO
     for option in fitting[0]:
         for rest in _products(fitting[1:]):
             yield option, *rest
-
-
-def _settled(
-    shape: PipelineShape, layers: Sequence[int], chosen: Sequence[StageOption]
-) -> tuple[BalancedPipeline, bool]:
-    """The replica, and whether its period is that of its longest stage, transfer or interface."""
-    last = len(layers) - 1
-    transfers = [boundary_cost.seconds for boundary_cost in shape.boundary_costs]
-    times = [option.seconds(layers[s], first=s == 0, last=s == last) for s, option in enumerate(chosen)]
-    caps = [option.deepest(layers[s], first=s == 0, last=s == last) for s, option in enumerate(chosen)]
-    free_s = max([shape.port_s, *times, *transfers])
-    period_s, depths = least_period(times, transfers, caps, free_s)
-    period_s = max(period_s, shape.port_s)
-    stages = tuple(map(BalancedStage, layers, chosen, depths, times))
-    return BalancedPipeline(stages, sum(times) + 2 * sum(transfers), period_s), period_s <= free_s * (1 + ROUNDING)

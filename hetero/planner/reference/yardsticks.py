@@ -13,10 +13,10 @@ Each is our reading of a published idea with this project's costs, memory check 
 from dataclasses import dataclass
 
 from hetero.planner.deadline import Deadline
+from hetero.planner.listed.grid_plans import every_uniform, whale_plans
+from hetero.planner.listed.listed_plans import best_plan
+from hetero.planner.listed.published_planners import autohet_plans, harp_plans
 from hetero.planner.problem import Problem
-from hetero.planner.reference.grid_plans import every_uniform, whale_plans
-from hetero.planner.reference.listed_plans import best_plan
-from hetero.planner.reference.published_planners import autohet_plans, harp_plans
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.scoring import ScoredPlan
 

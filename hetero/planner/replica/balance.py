@@ -13,14 +13,16 @@ with the same period may fill faster.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetero.cost.pipeline_period import smallest_depths
 from hetero.planner.replica.boundary_costs import BoundaryCost
-from hetero.planner.replica.in_flight import least_period, smallest_depths
+from hetero.planner.replica.in_flight import least_period
 from hetero.planner.replica.stage_options import StageOption
 
 BISECTIONS = 8
+"""Of the period, between its least and ``SLOWEST`` times that: they leave 0.8 % of it. A heuristic."""
 
 SLOWEST = 8.0
-"""A replica whose memory makes it this many times slower than its arithmetic is not looked for."""
+"""A replica whose memory makes it this many times slower than its arithmetic is not looked for. A heuristic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +55,21 @@ def balance(
     boundary_costs: Sequence[BoundaryCost],
     *,
     num_layers: int,
-    port_s: float,
+    nic_s: float,
     worth_s: float = float("inf"),
 ) -> BalancedPipeline | None:
     """The pipeline with the shortest period that the bisection finds; ``None`` if nothing fits.
 
     options: of each stage, fastest first.
-    port_s: seconds per microbatch that the busiest network interface is taken, a bound on the period.
+    nic_s: seconds per microbatch that the busiest NIC is taken, a bound on the period.
     worth_s: periods above this one are of no interest.
     """
     if len(options) > num_layers or not all(options):
         return None
     transfers = [boundary_cost.seconds for boundary_cost in boundary_costs]
-    layers = _level(options, num_layers)
+    layers = _layers_that_end_first(options, num_layers)
     free = _times(layers, [choices[0] for choices in options])
-    low = max(max(free), port_s, *transfers) if transfers else max(free)
+    low = max(max(free), nic_s, *transfers) if transfers else max(free)
     if low > worth_s:
         return None
     if (found := _reachable(options, transfers, free, low, num_layers)) is None:
@@ -80,11 +82,11 @@ def balance(
                 low = middle
             else:
                 high, found = middle, better
-    return settle(options, boundary_costs, layers=found, port_s=port_s)
+    return settle(options, boundary_costs, layers=found, nic_s=nic_s)
 
 
 def settle(
-    options: Options, boundary_costs: Sequence[BoundaryCost], *, layers: Sequence[int], port_s: float
+    options: Options, boundary_costs: Sequence[BoundaryCost], *, layers: Sequence[int], nic_s: float
 ) -> BalancedPipeline | None:
     """Choose recomputation and depths for given ``layers``: the fastest options first, others where memory asks.
 
@@ -101,9 +103,9 @@ def settle(
             return None
         deep = [o for o in fitting if o.fits(layers[s], wanted, first=s == 0, last=s == last)]
         chosen.append((deep or fitting[-1:])[0])
-    best = _settled(chosen, transfers, layers, port_s)
+    best = settled(chosen, transfers, layers, nic_s)
     for s, choices in enumerate(options):
-        longest = max(share.seconds for share in best.stages)
+        longest = max(stage.seconds for stage in best.stages)
         for option in choices:
             # A faster option with less depth helps the longest stage; a smaller one with more, where depth is short.
             helps = (
@@ -114,23 +116,27 @@ def settle(
             if option is chosen[s] or not helps or not option.fits(layers[s], 1, first=s == 0, last=s == last):
                 continue
             other = [*chosen[:s], option, *chosen[s + 1 :]]
-            candidate = _settled(other, transfers, layers, port_s)
+            candidate = settled(other, transfers, layers, nic_s)
             if (candidate.period_s, candidate.fill_s) < (best.period_s, best.fill_s):
                 chosen, best = other, candidate
     return best
 
 
-def _settled(
-    chosen: Sequence[StageOption], transfers: Sequence[float], layers: Sequence[int], port_s: float
+def settled(
+    chosen: Sequence[StageOption], transfers: Sequence[float], layers: Sequence[int], nic_s: float
 ) -> BalancedPipeline:
-    """The pipeline with these options, at the least period that its memory allows."""
+    """The pipeline with these options and layers, at the least period that its memory allows.
+
+    transfers: c_s of every boundary.
+    nic_s: as for :func:`balance`.
+    """
     last = len(layers) - 1
     times = _times(layers, chosen)
     caps = [option.deepest(layers[s], first=s == 0, last=s == last) for s, option in enumerate(chosen)]
-    period, depths = least_period(times, transfers, caps, max([port_s, *times, *transfers]))
+    period, depths = least_period(times, transfers, caps, max([nic_s, *times, *transfers]))
     fill_s = sum(times) + 2 * sum(transfers)
     stages = tuple(map(BalancedStage, layers, chosen, depths, times))
-    return BalancedPipeline(stages, fill_s, max(period, port_s))
+    return BalancedPipeline(stages, fill_s, max(period, nic_s))
 
 
 def _times(layers: Sequence[int], chosen: Sequence[StageOption]) -> list[float]:
@@ -139,8 +145,8 @@ def _times(layers: Sequence[int], chosen: Sequence[StageOption]) -> list[float]:
     return [option.seconds(layers[s], first=s == 0, last=s == last) for s, option in enumerate(chosen)]
 
 
-def _level(options: Options, num_layers: int) -> list[int]:
-    """Layers per stage with the least longest stage, memory left aside: each next layer where it ends first."""
+def _layers_that_end_first(options: Options, num_layers: int) -> list[int]:
+    """Layers per stage with the least longest stage, memory left aside: each next layer goes where it ends first."""
     last = len(options) - 1
     layers = [1] * len(options)
     ends = [choices[0].seconds(2, first=s == 0, last=s == last) for s, choices in enumerate(options)]
@@ -159,7 +165,8 @@ def _reachable(
     free: seconds of the stages if memory did not count, from which the depths are judged.
     """
     last = len(options) - 1
-    depths = smallest_depths([min(period, seconds) for seconds in free], transfers, period)
+    at_most = [min(period, seconds) for seconds in free]
+    depths = smallest_depths(microbatch_s=at_most, boundary_s=transfers, period_s=period)
     layers, speed = [], []
     for s, choices in enumerate(options):
         most, layer_s = 0, 0.0

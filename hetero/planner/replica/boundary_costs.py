@@ -14,13 +14,12 @@ class BoundaryCost:
     """What one microbatch takes across a boundary.
 
     seconds: c_s, the slower direction of the two.
-    forward_port_s, backward_port_s: how long the busiest network interface is taken by either direction; 0 inside a
-        node.
+    forward_nic_s, backward_nic_s: how long the busiest NIC is taken by either direction; 0 inside a node.
     """
 
     seconds: float
-    forward_port_s: float
-    backward_port_s: float
+    forward_nic_s: float
+    backward_nic_s: float
 
 
 @dataclass(frozen=True, slots=True)

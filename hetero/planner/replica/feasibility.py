@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hetero.errors import ConfigError, PlanError
 from hetero.planner.problem import Problem
-from hetero.planner.replica.least_memory import EMBEDDING, HEAD, LeastMemoryPipeline
+from hetero.planner.replica.least_memory import EMBEDDING_END, HEAD_END, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import Template, milli_price
 from hetero.units import GIB
@@ -120,7 +120,9 @@ def _remedy(packed: LeastMemoryPipeline, stage_options: StageOptionTable, missin
 
 def _tight_end(problem: Problem, packed: LeastMemoryPipeline) -> str:
     """Say that there is no place for embedding or head."""
-    missing = [end for end, ends in (("embedding", EMBEDDING), ("head", HEAD)) if not packed.has_place_for(ends)]
+    missing = [
+        end for end, ends in (("embedding", EMBEDDING_END), ("head", HEAD_END)) if not packed.has_place_for(ends)
+    ]
     return (
         f"no stage of any node type holds the {' and the '.join(missing) or 'embedding and the head'} beside a layer "
         f"with {problem.seq_length} tokens; shorten the sequence, or take devices with more memory"

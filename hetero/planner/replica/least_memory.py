@@ -23,9 +23,9 @@ Ends = tuple[bool, bool]
 """Whether the embedding is there, and whether the head is."""
 
 NO_END: Ends = (False, False)
-EMBEDDING: Ends = (True, False)
-HEAD: Ends = (False, True)
-BOTH: Ends = (True, True)
+EMBEDDING_END: Ends = (True, False)
+HEAD_END: Ends = (False, True)
+BOTH_ENDS: Ends = (True, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LeastMemoryPipeline:
     """Packs the layers of one problem onto its nodes with the least memory.
 
     Args:
-        candidates: price the stages, for devices that sum no gradients but those of a tied embedding.
+        stage_options: price the stages, for devices that sum no gradients but those of a tied embedding.
     """
 
     def __init__(self, problem: Problem, stage_options: StageOptionTable) -> None:
@@ -131,7 +131,7 @@ class LeastMemoryPipeline:
         """The most layers of one node by the recursion at the head of this file; ends that do not fit are missing."""
         held: list[dict[Ends, PackedNode]] = [{NO_END: PackedNode(node_type, (), 0)}]
         sizes = self._stage_options.legal_tps(node_type.gpus_per_node)
-        every = itertools.product(sizes, (NO_END, EMBEDDING, HEAD, BOTH))
+        every = itertools.product(sizes, (NO_END, EMBEDDING_END, HEAD_END, BOTH_ENDS))
         most = {
             (tp, ends): layers
             for tp, ends in every
@@ -167,7 +167,7 @@ class LeastMemoryPipeline:
         """
         costs = self._problem.costs
         groups, held_twice = int(tp > 1), 0
-        if tps is not None and ends in (EMBEDDING, HEAD):
+        if tps is not None and ends in (EMBEDDING_END, HEAD_END):
             cells = math.lcm(*tps)
             groups += cells // tp
             if tp < cells:
@@ -181,10 +181,10 @@ class LeastMemoryPipeline:
     def _places_of_ends(self, nodes: dict[int, dict[Ends, PackedNode]]) -> Iterator[tuple[PackedNode, ...]]:
         """The choices of nodes for the embedding and the head: one with both, or one with each."""
         for of_node_type in nodes.values():
-            if BOTH in of_node_type:
-                yield (of_node_type[BOTH],)
+            if BOTH_ENDS in of_node_type:
+                yield (of_node_type[BOTH_ENDS],)
         for a, b in itertools.product(self._node_types, repeat=2):
-            first, last = nodes[a.index].get(EMBEDDING), nodes[b.index].get(HEAD)
+            first, last = nodes[a.index].get(EMBEDDING_END), nodes[b.index].get(HEAD_END)
             if first is not None and last is not None and (a is not b or a.count > 1):
                 yield first, last
 

@@ -17,6 +17,9 @@ from hetero.spec.model import ModelSpec
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 """In ascending time and descending memory."""
 
+COMPARED_DEPTHS = (1, 16)
+"""Microbatches in flight at which the memory of two options is compared: few, and many. A heuristic."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
@@ -181,7 +184,7 @@ def _dominates(a: StageOption, b: StageOption, num_layers: int) -> bool:
     return a.layer_s <= b.layer_s and all(
         a.memory.bytes(layers, depth, first=False, last=False) <= b.memory.bytes(layers, depth, first=False, last=False)
         for layers in (1, num_layers)
-        for depth in (1, 16)
+        for depth in COMPARED_DEPTHS
     )
 
 

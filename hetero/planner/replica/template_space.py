@@ -26,6 +26,7 @@ MOST_NODE_TYPES = 3
 """In one replica."""
 
 MOST_STAGES = 24
+"""In one replica."""
 
 MOST_NODES, MOST_PROPORTIONS = 24, {2: 5, 3: 2}
 """Of replicas that take equal parts of the nodes of so many node types: nodes of one replica, and how many such

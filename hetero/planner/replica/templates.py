@@ -76,6 +76,14 @@ class Template:
     devices: tuple[int, ...]
     node_layers: tuple[NodeLayers, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: covers and what is known of templates are looked up by them very often."""
+        return hash((self.placed_slots, self.stages, self.samples, self.node_layers))
+
     def seconds(self, num_microbatches: int) -> float:
         """Seconds of a step with so many microbatches, T(M)."""
         return self.fill_s + (num_microbatches - 1) * self.period_s + self.update_s
@@ -84,6 +92,10 @@ class Template:
         """The largest M with T(M) <= ``seconds``, 0 if not even one microbatch is done by then."""
         spare = seconds - self.fill_s - self.update_s
         return int(spare / self.period_s + 1e-9) + 1 if spare >= 0 else 0
+
+    def most_copies(self, node_types: Sequence[PlannerNodeType]) -> int:
+        """How many copies all devices of ``node_types`` have room for."""
+        return min(k.num_devices // n for k, n in zip(node_types, self.devices, strict=True) if n)
 
     @property
     def rate(self) -> float:
@@ -129,7 +141,8 @@ class TemplateFactory:
             ``None`` if it does not fit, a dp does not divide ``samples``, or it is below ``least_rate`` samples per
             second.
         """
-        return self.balanced(tuple(_placed_slots(blocks, self.problem.node_types)), samples, least_rate=least_rate)
+        slots = (block.slot for block in blocks for _ in range(block.num_stages))
+        return self.balanced(place_in_order(slots, self.problem.node_types), samples, least_rate=least_rate)
 
     def balanced(
         self, placed_slots: tuple[PlacedSlot, ...], samples: int, *, least_rate: float = 0.0
@@ -143,7 +156,7 @@ class TemplateFactory:
             options,
             boundary_costs,
             num_layers=self.problem.model.num_layers,
-            port_s=self.port_s(placed_slots, boundary_costs),
+            nic_s=self.nic_s(placed_slots, boundary_costs),
             worth_s=samples / least_rate if least_rate else float("inf"),
         )
         return None if found is None else self.template(placed_slots, found, samples)
@@ -152,24 +165,24 @@ class TemplateFactory:
         """The costs of the boundary after each slot but the last."""
         return [self._boundaries.between(a, b, samples=samples) for a, b in itertools.pairwise(placed_slots)]
 
-    def port_s(self, placed_slots: Sequence[PlacedSlot], boundary_costs: Sequence[BoundaryCost]) -> float:
-        """Seconds per microbatch that the busiest network interface of the replica sends.
+    def nic_s(self, placed_slots: Sequence[PlacedSlot], boundary_costs: Sequence[BoundaryCost]) -> float:
+        """Seconds per microbatch that the busiest NIC of the replica sends.
 
-        Replicas that stage a node stage its interfaces: if a replica takes half of a node, it counts double.
+        Replicas that share a node share its NICs: if a replica takes half of a node, it counts double.
         """
         busy: dict[tuple[int, int], float] = defaultdict(float)
+        for (here, after), boundary_cost in zip(itertools.pairwise(placed_slots), boundary_costs, strict=True):
+            if boundary_cost.forward_nic_s or boundary_cost.backward_nic_s:
+                busy[here.slot.node_type, here.node] += boundary_cost.forward_nic_s
+                busy[after.slot.node_type, after.node] += boundary_cost.backward_nic_s
+        if not busy:
+            return 0.0
         taken: dict[tuple[int, int], int] = defaultdict(int)
         for placed in placed_slots:
             taken[placed.slot.node_type, placed.node] += placed.slot.gpus
-        for (here, after), boundary_cost in zip(itertools.pairwise(placed_slots), boundary_costs, strict=True):
-            busy[here.slot.node_type, here.node] += boundary_cost.forward_port_s
-            busy[after.slot.node_type, after.node] += boundary_cost.backward_port_s
         return max(
-            (
-                seconds * max(1, self.problem.node_types[node_type].gpus_per_node // taken[node_type, node])
-                for (node_type, node), seconds in busy.items()
-            ),
-            default=0.0,
+            seconds * max(1, self.problem.node_types[node_type].gpus_per_node // taken[node_type, node])
+            for (node_type, node), seconds in busy.items()
         )
 
     def template(self, placed_slots: tuple[PlacedSlot, ...], balanced: BalancedPipeline, samples: int) -> Template:
@@ -193,14 +206,15 @@ class TemplateFactory:
         )
 
 
-def _placed_slots(blocks: Iterable[StageBlock], node_types: Sequence[PlannerNodeType]) -> Iterator[PlacedSlot]:
-    """Place the stages in order, the nodes of each type filled one after the other."""
-    taken: dict[int, int] = defaultdict(int)
-    for block in blocks:
-        per_node = node_types[block.node_type].gpus_per_node
-        for _ in range(block.num_stages):
-            yield PlacedSlot(block.slot, *divmod(taken[block.node_type], per_node))
-            taken[block.node_type] += block.gpus
+def place_in_order(slots: Iterable[Slot], node_types: Sequence[PlannerNodeType]) -> tuple[PlacedSlot, ...]:
+    """Place the slots in order, the nodes of each type filled one after the other."""
+    taken = [0] * len(node_types)
+    placed_slots = []
+    for slot in slots:
+        node, offset = divmod(taken[slot.node_type], node_types[slot.node_type].gpus_per_node)
+        placed_slots.append(PlacedSlot(slot, node, offset))
+        taken[slot.node_type] += slot.gpus
+    return tuple(placed_slots)
 
 
 def _node_layers(

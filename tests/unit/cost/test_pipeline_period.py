@@ -1,11 +1,12 @@
 """The steady period: by hand, against the simulator, and the other way round from a period to depths."""
 
+import math
 import random
 
 import pytest
 
 from hetero.cost.network import TransferCost
-from hetero.cost.pipeline_period import pipeline_s, smallest_depths, steady_period_s
+from hetero.cost.pipeline_period import ROUNDING, pipeline_s, smallest_depths, steady_period_s
 from hetero.cost.simulation.engine import Pipeline, Replay
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import ActionKind
@@ -104,6 +105,27 @@ def test_smallest_depths_reach_the_period_and_none_is_too_deep(seed: int) -> Non
         if depth - 1 >= depths[i + 1]:
             worse = steady_period_s(microbatch_s=stages, boundary_s=boundaries, in_flight=shallower)
             assert worse > period_s
+
+
+def depths_by_the_formula(stages: list[float], boundaries: list[float], period_s: float) -> list[int]:
+    """The smallest depths as their formula is written, every sum by itself."""
+    depths = [1] * len(stages)
+    for i in reversed(range(len(stages) - 1)):
+        for k in range(i + 1, len(stages)):
+            way_s = sum(stages[i : k + 1]) + 2 * sum(boundaries[i:k])
+            depths[i] = max(depths[i], math.ceil(way_s / period_s * (1 - ROUNDING)) - 1 + depths[k])
+    return depths
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_smallest_depths_are_those_of_the_formula(seed: int) -> None:
+    rng = random.Random(seed)
+    stages = [rng.uniform(0.5, 1.5) for _ in range(rng.randint(1, 7))]
+    boundaries = [rng.choice([0.0, rng.uniform(0.0, 1.0)]) for _ in stages[1:]]
+    for slack in (1.0, 1.1, 1.7, 4.0):
+        period_s = slack * max(*stages, *boundaries, 0.0)
+        found = smallest_depths(microbatch_s=stages, boundary_s=boundaries, period_s=period_s)
+        assert found == depths_by_the_formula(stages, boundaries, period_s)
 
 
 def test_equal_stages_without_transfers_need_what_1f1b_has() -> None:

@@ -20,7 +20,7 @@ from tests.helpers.strategies import pipelines
 
 def dry_run(replica: Replica) -> None:
     """Lower the replica's real schedule and run it without time and tensors."""
-    num_microbatches = [replica.num_microbatches(s) for s in range(len(replica.stages))]
+    num_microbatches = replica.microbatch_counts
     schedule = one_f_one_b(num_microbatches=num_microbatches, in_flight=[stage.in_flight for stage in replica.stages])
     check_no_deadlock(add_communication(schedule, num_microbatches=num_microbatches), num_microbatches=num_microbatches)
 

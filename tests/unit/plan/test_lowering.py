@@ -115,7 +115,7 @@ def test_programs_parse_as_they_print(drawn: tuple[Plan, list[Program]]) -> None
 @given(step_replicas(), st.integers(0, 4))
 @settings(max_examples=60, deadline=None)
 def test_the_host_issues_computes_and_transfers_in_the_order_of_the_rows(drawn: Replica, receives_ahead: int) -> None:
-    counts = [drawn.num_microbatches(s) for s in range(len(drawn.stages))]
+    counts = drawn.microbatch_counts
     for stages, row in zip(drawn.device_groups, step_rows(drawn, receives_ahead=receives_ahead), strict=True):
         program = Program.of_row(row, replica=0, stages=stages, num_microbatches=counts)
         assert program.host_order == (*row, UPDATE)

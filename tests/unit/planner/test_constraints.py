@@ -13,10 +13,10 @@ from hetero.planner.cover.constraints import (
     budget_is_kept,
     devices_are_there,
     holders_are_present,
+    layer_range_variables,
+    layers_sync_at_their_slowest_link,
     replicas_finish_in_time,
     samples_add_up,
-    segment_variables,
-    segments_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
     used_means_at_least_one,
 )
@@ -58,7 +58,7 @@ def allowed(
     model = cp_model.CpModel()
     columns = tuple(ColumnVars(model, i, Column(t, 9, most_microbatches)) for i, (t, _, _) in enumerate(uses))
     sync_tiers = SyncTiers(question)
-    master = MasterVars(columns, segment_variables(model, [t for t, _, _ in uses], question, sync_tiers))
+    master = MasterVars(columns, layer_range_variables(model, [t for t, _, _ in uses], question, sync_tiers))
     for constraint in constraints:
         constraint(model, master, Limits(problem=question, sync_tiers=sync_tiers, sync_s=limit_s))
     for column, (_, replicas, microbatches) in zip(columns, uses, strict=True):
@@ -130,7 +130,7 @@ def test_budget_is_kept() -> None:
 SYNC = [
     used_means_at_least_one,
     holders_are_present,
-    segments_sync_at_their_slowest_link,
+    layers_sync_at_their_slowest_link,
     sync_stays_within_its_limit,
 ]
 """They speak of one thing: what the sums between nodes cost."""

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from hetero.cost.capacity import capacity_bytes
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner import scoring
 from hetero.planner.improve.half_layer_moves import levelled, with_half_layers_moved
 from hetero.planner.reference.exhaustive import exhaustive_best
-from hetero.planner.scoring import capacity_bytes, score_fitted, score_plan, with_more_recompute
+from hetero.planner.scoring import score_fitted, score_plan, with_more_recompute
 from tests.unit.planner.clusters import planned
 from tests.unit.planner.few_layers import pipeline, question
 
@@ -73,8 +74,10 @@ def test_the_planner_cuts_layers_where_that_beats_every_whole_division(num_layer
     result = planned(problem)
     assert layers(result.plan) == [1.5] * num_devices
     assert result.lower_bound_s <= result.simulation.step_s < 0.9 * whole.step_s
-    for key, parts in result.memory.items():
-        assert parts.total <= capacity_bytes(result.plan, problem, key)
+    for (r, s), parts in result.memory.items():
+        capacity = capacity_bytes(result.plan.replicas[r].stages[s], problem.cluster)
+        assert capacity is not None
+        assert parts.total <= capacity
 
 
 def test_where_memory_is_short_a_half_is_paid_for_with_recomputation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.network import Topology
@@ -23,7 +24,8 @@ from hetero.planner.reference.exhaustive import exhaustive_best
 from hetero.planner.replica.feasibility import check_model_fits
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
-from hetero.planner.scoring import ScoredPlan, capacity_bytes, scoring_s
+from hetero.planner.scoring import ScoredPlan, scoring_s
+from hetero.planner.time_shares import TimeShare
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
@@ -39,13 +41,17 @@ def check(question: Problem, plan: Plan) -> None:
     """What every answer has to be, whatever time there was."""
     validate(plan)
     check_plan_on_cluster(plan, question.cluster)
-    for key, parts in plan_memory(plan, question.costs).items():
-        assert parts.total <= capacity_bytes(plan, question, key)
+    for (r, s), parts in plan_memory(plan, question.costs).items():
+        capacity = capacity_bytes(plan.replicas[r].stages[s], question.cluster)
+        assert capacity is not None
+        assert parts.total <= capacity
 
 
 def first(question: Problem) -> Plan | None:
     """What there is once there is anything."""
-    found = initial_plan(question, StageOptionTable(question), SyncTiers(question), Deadline(100.0), share=0.001)
+    found = initial_plan(
+        question, StageOptionTable(question), SyncTiers(question), Deadline(100.0), enough=Deadline(0.1)
+    )
     return found.plan if found is not None else None
 
 
@@ -173,9 +179,14 @@ def without_search(question: Problem, monkeypatch: pytest.MonkeyPatch) -> PlanRe
     """The planner where its time is over as soon as it has a first plan."""
 
     def and_time_is_over(
-        problem: Problem, stage_options: StageOptionTable, sync_tiers: SyncTiers, deadline: Deadline
+        problem: Problem,
+        stage_options: StageOptionTable,
+        sync_tiers: SyncTiers,
+        deadline: Deadline,
+        *,
+        enough: Deadline,
     ) -> ScoredPlan | None:
-        found = initial_plan(problem, stage_options, sync_tiers, deadline)
+        found = initial_plan(problem, stage_options, sync_tiers, deadline, enough=enough)
         deadline.limit_s = 0.0
         return found
 
@@ -224,7 +235,9 @@ def test_four_thousand_devices_have_an_initial_plan_after_one_simulation(simulat
     """They were told that the model does not fit, with limits up to 8 s. This one leaves no time for another
     simulation, nor for a hundred looks at the deadline."""
     question = problem(load(ClusterSpec, LARGE), OPT_350M, 16384)
-    found = initial_plan(question, StageOptionTable(question), SyncTiers(question), Deadline(0.5, CountedWork()))
+    deadline = Deadline(0.5, CountedWork())
+    enough = TimeShare.INITIAL_PLAN.of(deadline)
+    found = initial_plan(question, StageOptionTable(question), SyncTiers(question), deadline, enough=enough)
     assert found is not None
     assert len(simulated_s) == 1
     assert 0.25 < simulated_s[0] < 0.5 < simulated_s[0] + 100 * LOOK_S

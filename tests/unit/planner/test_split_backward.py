@@ -105,7 +105,7 @@ def test_a_smaller_depth_does_not_help_a_stage_that_holds_only_what_waits(monkey
     made = whole.with_replica(0, whole.replicas[0].with_stage(1, wgrad_delay=3, recompute="selective"))
     parts = plan_memory(made, problem.costs)[0, 1]
     assert (parts.activations, parts.deferred > 0) == (0, True)
-    monkeypatch.setattr(scoring, "capacity_bytes", lambda *of: {(0, 0): 2**60, (0, 1): parts.total - 1}[of[2]])
+    monkeypatch.setattr(scoring, "capacity_bytes", lambda stage, _: 2**60 if stage.start == 0 else parts.total - 1)
     assert scoring.score_with_smaller_depths(made, problem) is None
 
 

@@ -19,10 +19,6 @@ from tests.helpers.strategies import orders, split_pipelines, step_replicas
 EACH = pytest.mark.parametrize("transport", Transport)
 
 
-def counts(replica: Replica) -> list[int]:
-    return [replica.num_microbatches(s) for s in range(len(replica.stages))]
-
-
 def lowered(*, stages: int = 2, num_microbatches: int = 4, computes_ahead: int = 0) -> Schedule:
     """1F1B of equal stages, with communication."""
     each = [num_microbatches] * stages
@@ -110,9 +106,10 @@ def test_so_does_every_pipeline_of_the_layout_table() -> None:
     ]
     assert len(plain) >= 75
     for replica in plain:
-        check_no_deadlock(step_rows(replica), num_microbatches=counts(replica), transport=Transport.IN_ORDER)
+        rows, counts = step_rows(replica), replica.microbatch_counts
+        check_no_deadlock(rows, num_microbatches=counts, transport=Transport.IN_ORDER)
         with pytest.raises(ScheduleError, match=r"^deadlock \(first contact transfers\)"):
-            check_no_deadlock(step_rows(replica), num_microbatches=counts(replica), transport=Transport.FIRST_CONTACT)
+            check_no_deadlock(rows, num_microbatches=counts, transport=Transport.FIRST_CONTACT)
 
 
 def test_interleaved_stages_may_hang_at_the_first_message_even_without_early_receives() -> None:
@@ -141,18 +138,18 @@ def test_one_stage_talks_to_nobody(transport: Transport) -> None:
 @given(step_replicas(), st.sampled_from([Transport.BUFFERED, Transport.IN_ORDER]))
 @settings(max_examples=80, deadline=None)
 def test_steps_of_legal_replicas_end(replica: Replica, transport: Transport) -> None:
-    check_no_deadlock(step_rows(replica), num_microbatches=counts(replica), transport=transport)
+    check_no_deadlock(step_rows(replica), num_microbatches=replica.microbatch_counts, transport=transport)
 
 
 @given(split_pipelines(), orders())
 @settings(max_examples=80, deadline=None)
 def test_plain_pipelines_without_early_receives_end_where_the_first_message_blocks(plain: Replica, order: str) -> None:
     rows = step_rows(dataclasses.replace(plain, schedule=order), receives_ahead=0)
-    check_no_deadlock(rows, num_microbatches=counts(plain), transport=Transport.FIRST_CONTACT)
+    check_no_deadlock(rows, num_microbatches=plain.microbatch_counts, transport=Transport.FIRST_CONTACT)
 
 
 @given(step_replicas())
 @settings(max_examples=40, deadline=None)
 def test_evaluations_end(replica: Replica) -> None:
     """Forwards alone: the dry run has no backward to wait for."""
-    check_no_deadlock(evaluation_rows(replica), num_microbatches=counts(replica))
+    check_no_deadlock(evaluation_rows(replica), num_microbatches=replica.microbatch_counts)

@@ -76,7 +76,7 @@ def test_there_are_golden_schedules() -> None:
 
 def order_of(pipeline: Replica) -> Schedule:
     return ORDERS[pipeline.schedule](
-        num_microbatches=[pipeline.num_microbatches(s) for s in range(len(pipeline.stages))],
+        num_microbatches=pipeline.microbatch_counts,
         in_flight=[stage.in_flight for stage in pipeline.stages],
         groups=pipeline.device_groups,
     )

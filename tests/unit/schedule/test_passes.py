@@ -15,7 +15,7 @@ from tests.helpers.strategies import pipelines, split_pipelines
 
 def schedule_of(pipeline: Replica) -> tuple[list[int], Schedule]:
     """Microbatches per stage, and the 1F1B order without communication, with backwards parted as the stages say."""
-    num_microbatches = [pipeline.num_microbatches(s) for s in range(len(pipeline.stages))]
+    num_microbatches = pipeline.microbatch_counts
     in_flight = [stage.in_flight for stage in pipeline.stages]
     whole = one_f_one_b(num_microbatches=num_microbatches, in_flight=in_flight)
     return num_microbatches, split_backward(whole, wgrad_delay=[stage.wgrad_delay for stage in pipeline.stages])

@@ -10,18 +10,17 @@ from hetero.planner.scoring import EstimatedPlan, ScoredPlan, score_plan, score_
 from hetero.planner.time_shares import TimeShare
 
 CLOSE = 1.1
-"""Plans whose seconds by a formula are above so many times the best simulated ones are not simulated."""
+"""Plans whose seconds by a formula are above so many times the best simulated ones are not simulated. A heuristic."""
 
-LARGE_CLUSTER = 256
-
-MOST_SIMULATED, SIMULATED_IF_LARGE = 200, 12
-"""Plans of one list that are simulated, the best by the formula first."""
+MOST_SIMULATED, SIMULATED_IF_LARGE, LARGE_CLUSTER = 200, 12, 256
+"""Plans of one list that are simulated, the best by the formula first; fewer in clusters of more than so many devices,
+where each takes longer. A heuristic."""
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
-"""That listed plans may have."""
+"""Samples per microbatch that listed plans may have. A heuristic."""
 
-MOST_STAGES = 32
-"""That listed plans may have."""
+MOST_STAGES_LISTED = 32
+"""Stages that listed plans may have. A heuristic."""
 
 Listing = Iterator[EstimatedPlan | None]
 """``None`` stands for what was looked at in vain, so that whoever lists can look at the deadline."""

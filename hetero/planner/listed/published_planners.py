@@ -12,12 +12,17 @@ from functools import partial
 from hetero.planner.cover.cover import Copies, score_cover
 from hetero.planner.cover.expand import expand
 from hetero.planner.cover.sync_tiers import SyncTiers
+from hetero.planner.listed.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES_LISTED, Listing
 from hetero.planner.problem import PlannerNodeType, Problem
-from hetero.planner.reference.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES, Listing
-from hetero.planner.replica.boundary_costs import PlacedSlot
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
-from hetero.planner.replica.templates import TemplateFactory
+from hetero.planner.replica.templates import TemplateFactory, place_in_order
 from hetero.planner.scoring import EstimatedPlan
+
+MOST_STAGES_PER_NODE_TYPE = 16
+"""Stages into which HARP's plans cut the devices of one node type. A heuristic."""
+
+HARP_SAMPLES = tuple(2**i for i in range(11))
+"""Samples per microbatch of HARP's one pipeline: many, since its data-parallel ranks share them. A heuristic."""
 
 
 def autohet_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
@@ -63,17 +68,11 @@ def _equal_shares(
         return
     copies = []
     for parts, count in compositions:
-        if sum(size for _, size in parts) > min(MOST_STAGES, problem.model.num_layers):
+        if sum(size for _, size in parts) > min(MOST_STAGES_LISTED, problem.model.num_layers):
             yield None
             return
-        placed_slots = tuple(
-            PlacedSlot(
-                Slot(node_type.index, tp, tp), i * tp // node_type.gpus_per_node, i * tp % node_type.gpus_per_node
-            )
-            for node_type, size in parts
-            for i in range(size)
-        )
-        template = factory.balanced(placed_slots, samples)
+        slots = (Slot(node_type.index, tp, tp) for node_type, size in parts for _ in range(size))
+        template = factory.balanced(place_in_order(slots, problem.node_types), samples)
         if template is None:
             yield None
             return
@@ -94,31 +93,26 @@ def harp_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
         choices.append(
             [
                 (node_type, num_stages, tp)
-                for num_stages in range(1, min(node_type.num_devices, 16) + 1)
+                for num_stages in range(1, min(node_type.num_devices, MOST_STAGES_PER_NODE_TYPE) + 1)
                 if node_type.num_devices % num_stages == 0
                 for tp in stage_options.degrees(node_type.gpus_per_node)
                 if node_type.num_devices // num_stages % tp == 0
             ]
         )
-    most = min(MOST_STAGES, problem.model.num_layers)
+    most = min(MOST_STAGES_LISTED, problem.model.num_layers)
     for chosen in itertools.chain.from_iterable(
         _chosen(choices, stages) for stages in range(len(node_types), most + 1)
     ):
         for order in itertools.permutations(chosen):
-            for samples in (2**i for i in range(11)):
+            for samples in HARP_SAMPLES:
                 if problem.global_batch_size % samples:
                     continue
-                placed_slots = tuple(
-                    PlacedSlot(
-                        Slot(node_type.index, size, tp),
-                        i * size // node_type.gpus_per_node,
-                        i * size % node_type.gpus_per_node,
-                    )
+                slots = (
+                    Slot(node_type.index, node_type.num_devices // num_stages, tp)
                     for node_type, num_stages, tp in order
-                    for size in [node_type.num_devices // num_stages]
-                    for i in range(num_stages)
+                    for _ in range(num_stages)
                 )
-                template = factory.balanced(placed_slots, samples)
+                template = factory.balanced(place_in_order(slots, problem.node_types), samples)
                 if template is None:
                     yield None
                 else:
