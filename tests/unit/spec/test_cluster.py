@@ -187,7 +187,7 @@ def node_of(device: str) -> NodeType:
 
 
 def test_an_unknown_device_is_refused() -> None:
-    expected = r"'a': unknown device type 'V100' \(did you mean 'V100-16' or 'V100-32'\?\); a cluster file describes"
+    expected = r"'a': unknown device type 'V100' \(did you mean 'V100-16' or 'V100-32' or 'V100S-32'\?\); a cluster"
     with pytest.raises(ConfigError, match=expected):
         ClusterSpec(node_types=(node_of("V100"),))
 

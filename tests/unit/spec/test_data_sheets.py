@@ -25,7 +25,7 @@ def test_every_gpu_has_one(device: DeviceType) -> None:
     if sheet.tf32_tflops is not None:
         assert sheet.fp32_tflops <= sheet.tf32_tflops <= sheet.fp16_tflops
     if sheet.fp8_tflops is not None:
-        assert sheet.fp8_speedup == pytest.approx(2, rel=0.01)
+        assert sheet.fp8_speedup == pytest.approx(2, rel=0.03)
 
 
 def test_the_host_has_none() -> None:
