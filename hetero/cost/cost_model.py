@@ -5,12 +5,11 @@ sum of its layers.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from hetero.cost.layers.activation_memory import MicrobatchShape, megatron_core_saved_bytes
+from hetero.cost.layers.activation_memory import FP8_COPIES, MicrobatchShape, megatron_core_saved_bytes
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.layer_times import LayerCost, LayerTimes
 from hetero.cost.layers.parameter_counts import ParameterCounts
@@ -227,13 +226,12 @@ class CostModel:
             measured = profile.memory_of(kind, tp=microbatch.tp) if kind != "attention" and kind != "mlp" else None
             if measured is not None:
                 return measured.saved_bytes * microbatch.micro_batch_size
-        return megatron_core_saved_bytes(
+        saved = megatron_core_saved_bytes(
             kind, self.shape, microbatch, recompute=recompute, flash_attention=self.runtime.flash_attention
         )
-
-    def linear_parameters(self, modules: Sequence[ModuleKind], *, tp: int) -> int:
-        """Elements of the weights of the linear layers of ``modules``, and of biases that are cut, on one rank."""
-        return sum(count * (self.parameter_counts.sharded(kind) // tp) for kind, count in Counter(modules).items())
+        if microbatch.fp8 and recompute != "full" and kind not in ("embedding", "head"):
+            saved += FP8_COPIES * (self.parameter_counts.sharded(kind) // microbatch.tp)
+        return saved
 
     def parameters_per_rank(self, *, device: str, first_layer: float, end_layer: float, tp: int) -> int:
         """Elements of the weights of layers ``[first_layer, end_layer)`` on one of ``tp`` ranks."""

@@ -16,10 +16,6 @@ from hetero.cost.layers.stage_modules import ModuleKind, modules_of
 from hetero.plan.ir import Recompute, Stage
 from hetero.schedule.activation_residency import HeldMicrobatches
 
-FP8_COPIES = 2
-"""Of every weight of a linear layer in fp8, a byte each: as it is, and transposed for the backward, since Hopper
-multiplies rows by rows only. TransformerEngine casts them in the first microbatch of a step and keeps them."""
-
 TOKEN_BYTES = 8
 """The first stage's input, and nobody else's, is numbers of tokens."""
 
@@ -31,7 +27,6 @@ BUFFERS_PER_NEIGHBOUR = 2
 class MemoryBreakdown:
     """Bytes of one device of a stage, by what they are for.
 
-    fp8_weights: copies of the weights that a stage in fp8 multiplies with; an estimate.
     activations: of all microbatches in flight, and the inputs of those that will be run forward again; the head's
         logits not counted.
     logits: saved logits and softmax of the microbatches in flight.
@@ -45,7 +40,6 @@ class MemoryBreakdown:
     weights: int
     gradients: int
     optimizer: int
-    fp8_weights: int
     activations: int
     logits: int
     deferred: int
@@ -168,7 +162,6 @@ def stage_memory(
             weights=costs.element_bytes * parameters,
             gradients=gradients,
             optimizer=int(optimizer_bytes_per_parameter(costs) * parameters / optimizer_ways),
-            fp8_weights=FP8_COPIES * costs.linear_parameters(modules, tp=config.tp) if config.fp8 else 0,
             activations=0,
             logits=0,
             deferred=0,

@@ -12,7 +12,9 @@ recomputation keeps the input, e b s h / t', alone, of each half where a stage h
 
 In fp8 TransformerEngine saves the inputs of the linear layers in one byte per element: the outputs of the norms and of
 the activation function, and beside the context, which attention's backward has in e bytes, the projection's input. A
-block then saves b s ((e - 1) (2 h / t' + f / t) - q / t) bytes less. From TransformerEngine's sources; not measured.
+block then saves b s ((e - 1) (2 h / t' + f / t) - q / t) bytes less. But each microbatch casts the weights anew and
+keeps them for its backward, in two copies, two bytes per weight (:data:`FP8_COPIES`), whatever its size. From
+TransformerEngine's sources; not measured.
 
 A split backward (arXiv 2401.10241) keeps, between a microbatch's I and its W, the inputs of the linear layers and the
 gradients of their outputs. In a block those are, for the projections of attention and the MLP's,
@@ -31,6 +33,11 @@ from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.layers.work import layer_work
 from hetero.plan.ir import Recompute
 from hetero.spec.profile import LayerShape
+
+FP8_COPIES = 2
+"""Of every weight of a linear layer, a byte each: as it is, and transposed for the backward, since Hopper multiplies
+rows by rows only. Each microbatch has its own: TransformerEngine would keep one for all of a step, but then overwrites
+gradients in the first of them."""
 
 LOSS_BYTES = 4
 """The loss is computed in fp32 whatever the logits are."""

@@ -27,7 +27,6 @@ PART_COLOURS = {
     "weights": "#1f4e86",
     "gradients": "#4b83bd",
     "optimizer": "#9cc1e2",
-    "fp8_weights": "#c9d6f2",
     "activations": "#c96f12",
     "logits": "#eda94e",
     "deferred": "#8a3f0c",

@@ -85,14 +85,23 @@ def memory(**changes: Any) -> StageMemory:
     return stage_memory(COSTS, config(**changes))
 
 
-def test_a_stage_keeps_copies_of_its_weights_and_one_byte_of_each_input() -> None:
-    """2 b s ((2 h + f) - q) elements, with b 2, s 16, h = q = 32, f = 64: a byte less for each in two layers; and two
-    copies of the weights, which have 4 h^2 + 2 h f elements and biases of 3 q + f that tensor parallelism cuts."""
+INPUTS = 2 * 2 * 16 * (2 * 32 + 64 - 32)
+"""Bytes that a microbatch saves less: of b s ((2 h + f) - q) elements, with b 2, s 16, h = q = 32, f 64, in two layers."""
+
+WEIGHTS = 2 * 2 * (4 * 32 * 32 + 2 * 32 * 64 + 3 * 32 + 64)
+"""Bytes that it saves more: two copies of 4 h^2 + 2 h f weights and of the biases that are cut, in two layers."""
+
+
+def test_a_microbatch_saves_one_byte_of_each_input_and_two_of_each_weight() -> None:
     bf16, fp8 = memory(fp8=False), memory(fp8=True)
-    assert bf16.activations_per_microbatch - fp8.activations_per_microbatch == 2 * (2 * 16) * (2 * 32 + 64 - 32)
-    assert bf16.fixed.fp8_weights == 0
-    assert fp8.fixed.fp8_weights == 2 * 2 * (4 * 32 * 32 + 2 * 32 * 64 + 3 * 32 + 64)
-    assert dataclasses.replace(fp8.fixed, fp8_weights=0) == bf16.fixed, "weights, gradients and optimizer are the same"
+    assert fp8.activations_per_microbatch == bf16.activations_per_microbatch - INPUTS + WEIGHTS
+    assert fp8.fixed == bf16.fixed, "weights, gradients and optimizer are the same"
+
+
+def test_what_is_computed_again_keeps_them_for_one_layer_at_a_time() -> None:
+    bf16, fp8 = (memory(fp8=each, recompute="full") for each in (False, True))
+    assert fp8.activations_per_microbatch == bf16.activations_per_microbatch
+    assert fp8.fixed.working == bf16.fixed.working - INPUTS // 2 + WEIGHTS // 2
 
 
 def test_what_waits_for_its_weight_gradients_is_in_fp8_as_well() -> None:

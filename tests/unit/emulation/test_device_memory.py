@@ -15,7 +15,6 @@ PEAK = MemoryBreakdown(
     weights=2 * GIB,
     gradients=2 * GIB,
     optimizer=4 * GIB,
-    fp8_weights=0,
     activations=6 * GIB,
     logits=0,
     deferred=0,
