@@ -24,8 +24,8 @@ MUST_AGREE = {
     "megatron_core": ("megatron-core", "install one version of it on all hosts"),
     "nccl": (
         "NCCL",
-        "it does not connect two versions: install one on all hosts, by pip install --no-deps nvidia-nccl-cu12==V beside "
-        "a torch with CUDA 12 and nvidia-nccl-cu13==V beside one with CUDA 13",
+        "it does not connect two versions: install one on all hosts, by pip install --no-deps nvidia-nccl-cu12==V "
+        "beside a torch with CUDA 12 and nvidia-nccl-cu13==V beside one with CUDA 13",
     ),
 }
 """By field of :class:`RuntimeVersions`, its name and what to do where ranks differ."""
