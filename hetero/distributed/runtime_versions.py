@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.nccl_library import loaded_nccl_version
 from hetero.distributed.rank_consensus import ConsensusError
 from hetero.errors import ConfigError
 from hetero.text import number_ranges
@@ -53,7 +54,9 @@ def runtime_versions(device: torch.device) -> RuntimeVersions:
     version, _, build = torch.__version__.partition("+")
     nccl = "none"
     if device.type == "cuda":
-        nccl = ("RCCL " if torch.version.hip else "") + ".".join(map(str, torch.cuda.nccl.version()))
+        # A torch that has NCCL built in, as that of ROCm has RCCL, loads none.
+        built_in = ("RCCL " if torch.version.hip else "") + ".".join(map(str, torch.cuda.nccl.version()))
+        nccl = loaded_nccl_version() or built_in
     return RuntimeVersions(
         hetero=importlib.metadata.version("megatron-hetero"),
         torch=version,

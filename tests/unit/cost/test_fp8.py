@@ -86,7 +86,7 @@ def memory(**changes: Any) -> StageMemory:
 
 
 INPUTS = 2 * 2 * 16 * (2 * 32 + 64 - 32)
-"""Bytes that a microbatch saves less: of b s ((2 h + f) - q) elements, with b 2, s 16, h = q = 32, f 64, in two layers."""
+"""Bytes that a microbatch saves less: b s (2 h + f - q), with b 2, s 16, h = q = 32, f 64, in two layers."""
 
 WEIGHTS = 2 * 2 * (4 * 32 * 32 + 2 * 32 * 64 + 3 * 32 + 64)
 """Bytes that it saves more: two copies of 4 h^2 + 2 h f weights and of the biases that are cut, in two layers."""

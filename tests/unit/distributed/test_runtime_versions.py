@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hetero.distributed import runtime_versions as module
 from hetero.distributed.found_devices import found_device
 from hetero.distributed.runtime_versions import (
     RuntimeVersions,
@@ -63,6 +64,7 @@ def on_gpu(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(module, "loaded_nccl_version", lambda: None)
 
 
 def test_a_v100_under_cuda_13_is_told_which_build_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +107,8 @@ def test_a_rank_says_what_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     said = runtime_versions(CUDA)
     assert (said.torch, said.torch_build, said.nccl) == ("2.13.0", "cu130", "2.28.9")
+    monkeypatch.setattr(module, "loaded_nccl_version", lambda: "2.29.7")
+    assert runtime_versions(CUDA).nccl == "2.29.7", "what is loaded counts, not what torch was built with"
     assert runtime_versions(torch.device("cpu")).nccl == "none"
     found = found_device(CUDA)
     assert (found.cuda_name, found.compute_capability, found.memory_bytes) == ("NVIDIA A30", (8, 0), 16 * 2**30)

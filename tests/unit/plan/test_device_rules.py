@@ -124,6 +124,23 @@ def test_fp8_where_it_cannot_be_is_refused(made: Plan, message: str) -> None:
         validate(made)
 
 
+def test_a_uniform_plan_may_be_in_fp8() -> None:
+    layout = UniformLayout(
+        model=WIDE,
+        world_size=2,
+        pp=2,
+        micro_batch_size=1,
+        global_batch_size=2,
+        seq_length=16,
+        device="H100",
+        precision="bf16",
+        fp8=True,
+    )
+    made = uniform_plan(layout)
+    validate(made)
+    assert [stage.fp8 for _, _, stage in made.stages()] == [True, True]
+
+
 def test_stages_in_turns_are_alike_in_fp8() -> None:
     stages = (
         stage(layers=(0, 1), ranks=(0,), device="H100"),
