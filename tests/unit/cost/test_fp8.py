@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetero.cost.cost_model import StageConfig
+from hetero.cost.cost_model import CostModel, StageConfig
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.stage_memory import StageMemory, stage_memory
 from hetero.errors import ConfigError
@@ -45,7 +45,7 @@ def test_the_wider_the_layer_the_nearer_to_half() -> None:
         bf16, fp8 = (costs.layer("block", **HERE, fp8=each).forward_s for each in (False, True))
         shares.append(fp8 / bf16)
     assert shares == sorted(shares, reverse=True)
-    assert shares[-1] < 0.6
+    assert 0.5 < shares[-1] < 0.75 < shares[0] < 1
 
 
 def test_halves_add_up_to_the_whole() -> None:
@@ -76,7 +76,7 @@ def test_a_device_without_the_figure_is_not_priced() -> None:
     store = ProfileStore(
         [profile(MODEL, device="bare", precision="bf16", arithmetic="bf16")], device_types=SHIPPED_DEVICES.plus([bare])
     )
-    costs = cost_model(MODEL, [], precision="bf16", profiles=store)
+    costs = CostModel(model=MODEL, seq_length=16, precision="bf16", profiles=store)
     with pytest.raises(ConfigError, match="device 'bare' has neither a profile nor a data sheet"):
         costs.layer("block", device="bare", tp=1, micro_batch_size=1, fp8=True)
 
@@ -115,7 +115,7 @@ def test_a_described_device_is_priced_by_its_data_sheet() -> None:
     copy = dataclasses.replace(h100, name="copy")
     cluster = ClusterSpec(devices=(copy,), node_types=(NodeType(name="a", device="copy", gpus_per_node=1),))
     store = ProfileStore([profile(MODEL)], device_types=cluster.device_types)
-    costs = cost_model(MODEL, [], profiles=store, data_sheets=True)
+    costs = CostModel(model=MODEL, seq_length=16, precision="fp32", profiles=store, data_sheets=True)
     ours, theirs = (costs.layer("block", device=name, tp=1, micro_batch_size=1) for name in ("copy", "H100"))
     assert ours == theirs
     with pytest.raises(ConfigError, match="unknown device type 'copy'"):

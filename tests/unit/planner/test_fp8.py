@@ -24,7 +24,11 @@ OURS = dataclasses.replace(SHIPPED_DEVICES.of("H100"), name="ours", cuda_name=No
 
 
 def cluster(*devices: str) -> ClusterSpec:
-    types = tuple(NodeType(name=device, device=device, gpus_per_node=2, inside_node=LINK) for device in devices)
+    """One Hopper GPU, or four of Ampere, which have as much to do."""
+    types = tuple(
+        NodeType(name=device, device=device, gpus_per_node=4 if device == "A100-40" else 1, inside_node=LINK)
+        for device in devices
+    )
     described = (OURS,) if "ours" in devices else ()
     return ClusterSpec(devices=described, node_types=types, links=Links(between_nodes=LINK))
 
