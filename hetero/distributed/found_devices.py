@@ -39,9 +39,9 @@ class FoundDevice:
         return is_called and self.compute_capability == wanted.compute_capability
 
     def type_among(self, known: DeviceCatalogue) -> DeviceType:
-        """Its type; of a GPU that nobody described, what CUDA says of it, under its CUDA name."""
-        if (found := next(filter(self.is_a, known), None)) is not None:
-            return found
+        """Its type, by its name if one has that; of a GPU that nobody described, what CUDA says of it."""
+        if found := [device for device in known if self.is_a(device)]:
+            return min(found, key=lambda device: device.cuda_name is None)
         assert self.cuda_name is not None, "the host CPU is known"
         assert self.memory_bytes is not None, "a GPU has memory of its own"
         return DeviceType(

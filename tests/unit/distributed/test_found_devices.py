@@ -109,6 +109,13 @@ def test_known_gpus_are_of_their_type() -> None:
     assert [each.type_among(SHIPPED_DEVICES).name for each in (CPU, V100, A100)] == ["cpu", "V100-16", "A100-40"]
 
 
+def test_a_name_says_more_than_a_capability() -> None:
+    nameless = DeviceType(name="mine", memory_gib=12, compute_capability=(8, 0))
+    assert A100.type_among(SHIPPED_DEVICES.plus([nameless])).name == "A100-40"
+    other = dataclasses.replace(A100, cuda_name="NVIDIA X2")
+    assert other.type_among(SHIPPED_DEVICES.plus([nameless])).name == "mine"
+
+
 def test_less_memory_than_planned_with_is_told() -> None:
     """Not the tenth that error correction takes, nor the rounding of whoever names the card."""
     t4 = FoundDevice(cuda_name="Tesla T4", compute_capability=(7, 5), memory_bytes=15_634_661_376)
