@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.cost.cost_model import StageConfig
-from hetero.plan.ir import Plan, Recompute, Replica, Stage
+from hetero.plan.ir import Plan, Ranks, Recompute, Replica, Stage
 from hetero.planner.listed.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES_LISTED, Listing
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
 from hetero.planner.scoring import EstimatedPlan
-from hetero.spec.devices import device_type
 
 MOST_COMBINED = 4
 """Node types of a cluster for which uniform plans on any of their combinations are searched."""
@@ -82,7 +81,7 @@ def whale_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
     for arithmetic in ("fp32", "tf32") if problem.precision == "fp32" else (problem.precision,):
         flops = {}
         for node_type in problem.node_types:
-            sheet = device_type(node_type.device).data_sheet
+            sheet = problem.cluster.device_types.of(node_type.device).data_sheet
             if sheet is None:
                 return
             flops[node_type.index] = sheet.flops_per_s(arithmetic)
@@ -172,6 +171,7 @@ class _GridPlan:
                     tp=self.tp,
                     micro_batch_size=self.micro_batch_size,
                     recompute=self.recompute,
+                    fp8=self._fp8(group),
                 )
             ).microbatch_s
             for group, num_layers, end in self._stages(pipeline)
@@ -194,11 +194,16 @@ class _GridPlan:
                     micro_batch_size=self.micro_batch_size,
                     in_flight=min(pp - s, num_microbatches),
                     recompute=self.recompute,
+                    fp8=self._fp8(group),
                 )
                 for s, (group, num_layers, end) in enumerate(self._stages(pipeline))
             )
             replicas.append(Replica(num_samples=pipeline.samples, stages=stages))
         return self.problem.plan_of(replicas)
+
+    def _fp8(self, group: Ranks) -> bool:
+        device = self.problem.node_type_of(group[0]).device
+        return self.problem.computes_in_fp8(device, tp=self.tp, micro_batch_size=self.micro_batch_size)
 
     def _stages(self, pipeline: _GridPipeline) -> Iterator[tuple[tuple[int, ...], int, int]]:
         """The ranks of each stage, how many layers it has, and where they end."""
