@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hetero.cli import main
-from hetero.spec import devices
-from hetero.spec.devices import DeviceType, device_type_of_cuda_name
+from hetero.spec import shipped_devices
+from hetero.spec.devices import DeviceType
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.unit.spec.test_data_sheets import test_every_gpu_has_one as check_data_sheet
 
 ROOT = Path(__file__).parents[1]
@@ -117,11 +118,11 @@ def first_change() -> str:
 def new_device(first_change: str, monkeypatch: pytest.MonkeyPatch) -> DeviceType:
     """The one of the page. Where somebody is just following it, the catalogue is as it was before."""
     (code,) = re.findall(r"^    (_gpu\(.*\)),$", first_change, re.MULTILINE)
-    made = eval(code, vars(devices))
+    made = eval(code, vars(shipped_devices))
     assert isinstance(made, DeviceType)
-    assert devices.DEVICE_TYPES.get(made.name, made) == made
-    monkeypatch.delitem(devices.DEVICE_TYPES, made.name, raising=False)
-    monkeypatch.setattr(devices, "_CATALOGUE", tuple(devices.DEVICE_TYPES.values()))
+    shipped = SHIPPED_DEVICES._devices
+    assert shipped.get(made.name, made) == made
+    monkeypatch.delitem(shipped, made.name, raising=False)
     return made
 
 
@@ -131,12 +132,12 @@ def test_the_first_change_passes_the_tests_of_every_device(
     (row,) = re.findall(r'^        (\("NVIDIA .*"\)),$', first_change, re.MULTILINE)
     (other,) = re.findall(r'`"(NVIDIA [^"]*)"`', first_change)
     cuda_name, device = ast.literal_eval(row)
-    assert device_type_of_cuda_name(cuda_name) is None, "the new test fails first"
-    monkeypatch.setattr(devices, "_CATALOGUE", (*devices._CATALOGUE, new_device))
-    found = device_type_of_cuda_name(cuda_name)
+    assert SHIPPED_DEVICES.called(cuda_name) is None, "the new test fails first"
+    monkeypatch.setitem(SHIPPED_DEVICES._devices, new_device.name, new_device)
+    found = SHIPPED_DEVICES.called(cuda_name)
     assert found is not None
     assert found.name == device == new_device.name
-    assert device_type_of_cuda_name(other) is None
+    assert SHIPPED_DEVICES.called(other) is None
     check_data_sheet(new_device)
 
 
@@ -156,6 +157,6 @@ def test_the_first_change_makes_the_failing_command_work(
 
     assert main(words) == 2
     assert capsys.readouterr().err == f"hetero: {tmp_path / 'mine.yaml'}: {message}\n"
-    monkeypatch.setitem(devices.DEVICE_TYPES, new_device.name, new_device)
+    monkeypatch.setitem(SHIPPED_DEVICES._devices, new_device.name, new_device)
     assert main(words) == 0
     assert "this rests on estimates (data sheet)" in capsys.readouterr().out

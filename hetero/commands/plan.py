@@ -44,6 +44,9 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--global-batch-size", type=int, required=True, metavar="N")
     parser.add_argument("--seq-length", type=int, help="tokens of a sample (default: the model's most)")
     parser.add_argument("--precision", choices=list(BYTES_OF_PRECISION), default="fp32")
+    parser.add_argument(
+        "--fp8", action="store_true", help="with bf16: stages on devices that have fp8 multiply in it (an estimate)"
+    )
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan here")
     parser.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="seconds (default: 30)")
     parser.add_argument(
@@ -100,16 +103,17 @@ def _plan(args: argparse.Namespace) -> int:
     for flag, path in (("--out", args.out), ("--uniform-out", args.uniform_out)):
         if path is not None:
             check_can_be_written(path, asked_by=flag)
-    model = load_model(args.model)
+    model, cluster = load_model(args.model), load(ClusterSpec, args.cluster)
     costs = model_costs(
         model,
         seq_length=model.max_position_embeddings if args.seq_length is None else args.seq_length,
         precision=args.precision,
         profiles=args.profile,
         data_sheets=args.data_sheets,
+        devices=cluster.device_types,
     )
     problem = Problem(
-        cluster=load(ClusterSpec, args.cluster),
+        cluster=cluster,
         costs=costs,
         global_batch_size=args.global_batch_size,
         distributed_optimizer=args.use_distributed_optimizer,
@@ -118,6 +122,7 @@ def _plan(args: argparse.Namespace) -> int:
         time_limit_s=args.time_limit,
         seed=args.seed,
         splits_backward=not args.no_split_backward,
+        fp8=args.fp8,
         interleaves=not args.no_interleave,
     )
     result = _with_progress(problem)

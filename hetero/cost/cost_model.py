@@ -6,9 +6,10 @@ sum of its layers.
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from hetero.cost.layers.activation_memory import MicrobatchShape, megatron_core_saved_bytes
+from hetero.cost.layers.activation_memory import FP8_COPIES, MicrobatchShape, megatron_core_saved_bytes
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.layer_times import LayerCost, LayerTimes
 from hetero.cost.layers.parameter_counts import ParameterCounts
@@ -24,7 +25,8 @@ from hetero.units import BYTES_OF_PRECISION
 
 
 class StageConfig(NamedTuple):
-    """What decides the seconds and the bytes of a stage on its own devices: layers, degrees, microbatch, recomputation.
+    """What decides the seconds and the bytes of a stage on its own devices: layers, degrees, microbatch, recomputation,
+    fp8.
 
     Layers are ``[first_layer, end_layer)``, with the embedding before layer 0 and the head at the end. An edge at half
     a layer is the cut between its attention and its MLP.
@@ -39,6 +41,7 @@ class StageConfig(NamedTuple):
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
     splits_backward: bool = False
+    fp8: bool = False
 
     @classmethod
     def of(cls, stage: Stage) -> "StageConfig":
@@ -53,6 +56,7 @@ class StageConfig(NamedTuple):
             stage.recompute,
             stage.recompute_num_layers,
             stage.wgrad_delay is not None,
+            stage.fp8,
         )
 
 
@@ -140,13 +144,14 @@ class CostModel:
         """Operations and bytes of one forward of a layer."""
         return self._times.work(kind, tp=tp, micro_batch_size=micro_batch_size)
 
-    def layer(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int) -> LayerCost:
-        """Seconds of one layer or half of one.
+    def layer(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, fp8: bool = False) -> LayerCost:
+        """Seconds of one layer or half of one, with ``fp8`` as a stage in fp8 has it.
 
         Raises:
-            ConfigError: ``device`` has no profile of any model, and data sheets are not allowed.
+            ConfigError: ``device`` has no profile of any model, and data sheets are not allowed, or with ``fp8`` it has
+                no data sheet.
         """
-        return self._times.of(kind, device=device, tp=tp, micro_batch_size=micro_batch_size)
+        return self._times.of(kind, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8)
 
     def update(self, kind: ModuleKind, *, device: str, tp: int) -> tuple[float, Confidence]:
         """Seconds of the optimizer's update of one layer, or half of one, on each of its tensor-parallel ranks."""
@@ -159,31 +164,31 @@ class CostModel:
         Raises:
             ConfigError: as :meth:`layer`.
         """
-        device, first_layer, end_layer, tp, micro_batch_size, _, recompute, recompute_num_layers, splits = config
+        device, first_layer, end_layer, tp, micro_batch_size, _, recompute, recompute_num_layers, splits, fp8 = config
         has_embedding, has_head = first_layer == 0, end_layer == self.model.num_layers
         layers = end_layer - first_layer, first_layer % 1, has_embedding, has_head
-        key = device, layers, tp, micro_batch_size, recompute, recompute_num_layers, splits
+        key = device, layers, tp, micro_batch_size, recompute, recompute_num_layers, splits, fp8
         if key not in self._stages:
             modules = modules_of(first_layer, end_layer)
             kinds = list(modules)
             kinds += ["embedding"] if has_embedding else []
             kinds += ["head"] if has_head else []
-            costs = [self.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size) for kind in kinds]
-            recomputed = modules[: recompute_num_layers or len(modules)] if recompute != "none" else []
-            recompute_s = sum(
-                count
-                * self._times.recompute_s(
-                    kind, device=device, tp=tp, micro_batch_size=micro_batch_size, recompute=recompute
-                )
-                for kind, count in Counter(recomputed).items()
+            layer = partial(self._times.of, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8)
+            again_s = partial(
+                self._times.recompute_s,
+                device=device,
+                tp=tp,
+                micro_batch_size=micro_batch_size,
+                recompute=recompute,
+                fp8=fp8,
             )
-            weight_s = 0.0
-            if splits:
-                weight_s = sum(
-                    count
-                    * self._times.weight_gradients_s(kind, device=device, tp=tp, micro_batch_size=micro_batch_size)
-                    for kind, count in Counter(modules).items()
-                )
+            weights_s = partial(
+                self._times.weight_gradients_s, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8
+            )
+            costs = [layer(kind) for kind in kinds]
+            recomputed = modules[: recompute_num_layers or len(modules)] if recompute != "none" else []
+            recompute_s = sum(count * again_s(kind) for kind, count in Counter(recomputed).items())
+            weight_s = sum(count * weights_s(kind) for kind, count in Counter(modules).items()) if splits else 0.0
             divides_layers = recompute == "selective" or splits
             self._stages[key] = StageCost(
                 forward_s=sum(cost.forward_s for cost in costs),
@@ -198,7 +203,9 @@ class CostModel:
         """Seconds of a plan's stage on its own device type."""
         return self.stage(StageConfig.of(stage))
 
-    def microbatch(self, *, tp: int, micro_batch_size: int, sequence_parallel: bool = False) -> MicrobatchShape:
+    def microbatch(
+        self, *, tp: int, micro_batch_size: int, sequence_parallel: bool = False, fp8: bool = False
+    ) -> MicrobatchShape:
         """What a tensor-parallel rank works on at a time."""
         return MicrobatchShape(
             micro_batch_size=micro_batch_size,
@@ -206,6 +213,7 @@ class CostModel:
             element_bytes=self.element_bytes,
             tp=tp,
             sequence_ways=tp if sequence_parallel else 1,
+            fp8=fp8,
         )
 
     def saved_bytes(
@@ -218,9 +226,12 @@ class CostModel:
             measured = profile.memory_of(kind, tp=microbatch.tp) if kind != "attention" and kind != "mlp" else None
             if measured is not None:
                 return measured.saved_bytes * microbatch.micro_batch_size
-        return megatron_core_saved_bytes(
+        saved = megatron_core_saved_bytes(
             kind, self.shape, microbatch, recompute=recompute, flash_attention=self.runtime.flash_attention
         )
+        if microbatch.fp8 and recompute != "full" and kind not in ("embedding", "head"):
+            saved += FP8_COPIES * (self.parameter_counts.sharded(kind) // microbatch.tp)
+        return saved
 
     def parameters_per_rank(self, *, device: str, first_layer: float, end_layer: float, tp: int) -> int:
         """Elements of the weights of layers ``[first_layer, end_layer)`` on one of ``tp`` ranks."""

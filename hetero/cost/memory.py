@@ -29,7 +29,12 @@ PlanMemory = Mapping[StageKey, MemoryBreakdown]
 
 def memory_costs(plan: Plan) -> CostModel:
     """Enough to price the memory of ``plan``: what our own runtime holds needs no profile."""
-    return CostModel(model=plan.model, seq_length=plan.seq_length, precision=plan.precision, profiles=ProfileStore([]))
+    return CostModel(
+        model=plan.model,
+        seq_length=plan.seq_length,
+        precision=plan.precision,
+        profiles=ProfileStore([], device_types=plan.device_types),
+    )
 
 
 def plan_memory(plan: Plan, costs: CostModel) -> dict[StageKey, MemoryBreakdown]:

@@ -135,7 +135,10 @@ def stage_memory(
     has_embedding, has_head = config.first_layer == 0, config.end_layer == model.num_layers
     modules = modules_of(config.first_layer, config.end_layer)
     microbatch = costs.microbatch(
-        tp=config.tp, micro_batch_size=config.micro_batch_size, sequence_parallel=config.sequence_parallel
+        tp=config.tp,
+        micro_batch_size=config.micro_batch_size,
+        sequence_parallel=config.sequence_parallel,
+        fp8=config.fp8,
     )
     boundary = costs.element_bytes * microbatch.num_tokens * model.hidden_size // microbatch.sequence_ways
 

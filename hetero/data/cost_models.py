@@ -8,8 +8,10 @@ from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.data import shipped_profiles
 from hetero.plan.ir import Plan, Precision
 from hetero.serialization import load
+from hetero.spec.devices import DeviceCatalogue
 from hetero.spec.model import ModelSpec
-from hetero.spec.profile import Profile
+from hetero.spec.profile import Profile, ProfileStore
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 
 
 def model_costs(
@@ -20,20 +22,23 @@ def model_costs(
     profiles: Iterable[Path] = (),
     data_sheets: bool = False,
     runtime: RuntimeModel = HETERO,
+    devices: DeviceCatalogue = SHIPPED_DEVICES,
 ) -> CostModel:
     """The cost model of ``model``.
 
     profiles: files of profiles beside the shipped ones.
     data_sheets: price devices without any profile by their data sheets, instead of refusing them.
+    devices: the device types of the cluster or plan.
 
     Raises:
-        ConfigError: a file is missing or malformed.
+        ConfigError: a file is missing or malformed, or a profile is of a device type that is none of ``devices``.
     """
+    own = [load(Profile, path) for path in profiles]
     return CostModel(
         model=model,
         seq_length=seq_length,
         precision=precision,
-        profiles=shipped_profiles().plus([load(Profile, path) for path in profiles]),
+        profiles=ProfileStore((*own, *shipped_profiles()), device_types=devices),
         data_sheets=data_sheets,
         runtime=runtime,
     )
@@ -42,7 +47,8 @@ def model_costs(
 def plan_costs(
     plan: Plan, *, profiles: Iterable[Path] = (), data_sheets: bool = False, runtime: RuntimeModel = HETERO
 ) -> CostModel:
-    """The cost model of the model, sequence length and precision of ``plan``; otherwise as :func:`model_costs`."""
+    """The cost model of the model, sequence length, precision and devices of ``plan``; otherwise as
+    :func:`model_costs`."""
     return model_costs(
         plan.model,
         seq_length=plan.seq_length,
@@ -50,4 +56,5 @@ def plan_costs(
         profiles=profiles,
         data_sheets=data_sheets,
         runtime=runtime,
+        devices=plan.device_types,
     )

@@ -18,7 +18,6 @@ from hetero.data import NodeLinks, PublishedLinks
 from hetero.errors import ConfigError
 from hetero.serialization import read_text
 from hetero.spec.cluster import GroupLink, Link, NodePair, ZonePair
-from hetero.spec.devices import device_type
 from hetero.spec.profile import (
     LAYER_KINDS,
     Arithmetic,
@@ -30,7 +29,8 @@ from hetero.spec.profile import (
     Provenance,
     UpdateTime,
 )
-from hetero.units import GB, TERA
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
+from hetero.units import GB
 
 CsvRow = dict[str, str]
 
@@ -216,8 +216,8 @@ def _kind(layer: int, num_layers: int) -> LayerKind:
 
 def _arithmetic(device: str, shape: LayerShape, times: Iterable[LayerTime]) -> Arithmetic:
     """TF32 if the device has it, and its fp32 units could not be that fast or are as fast as TF32 anyway."""
-    sheet = device_type(device).data_sheet
-    if sheet is None or sheet.tf32 is None:
+    sheet = SHIPPED_DEVICES.of(device).data_sheet
+    if sheet is None or sheet.tf32_tflops is None:
         return "fp32"
     achieved = max(
         layer_work(
@@ -232,7 +232,8 @@ def _arithmetic(device: str, shape: LayerShape, times: Iterable[LayerTime]) -> A
         for time in times
         if time.kind == "block"
     )
-    return "tf32" if achieved > sheet.fp32 * TERA or sheet.tf32 <= sheet.fp32 else "fp32"
+    is_faster = achieved > sheet.flops_per_s("fp32")
+    return "tf32" if is_faster or sheet.tf32_tflops <= sheet.fp32_tflops else "fp32"
 
 
 def read_all_reduce(folder: Path) -> dict[str, tuple[GroupLink, ...]]:

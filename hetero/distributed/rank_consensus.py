@@ -6,8 +6,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from hetero.errors import ConfigError, HeteroError, PlanError
-from hetero.plan.ir import Plan
+from hetero.errors import ConfigError, HeteroError
 from hetero.text import number_ranges
 
 T = TypeVar("T")
@@ -71,22 +70,6 @@ def check_same_everywhere(what: str, text: str, *, fix: str) -> None:
     dist.all_gather_object(digests, digest)
     if differing := [rank for rank, other in enumerate(digests) if other != digests[0]]:
         raise ConsensusError(f"{what}: ranks {number_ranges(differing)} have another one than rank 0; {fix}")
-
-
-def check_devices(plan: Plan, devices: list[str]) -> None:
-    """Check that every working rank sits on the device type that its stage names. ``devices`` is by rank.
-
-    Raises:
-        PlanError: one does not.
-    """
-    for r, s, stage in plan.stages():
-        wrong = [rank for rank in stage.ranks if devices[rank] != stage.device]
-        if wrong:
-            found = ", ".join(sorted({devices[rank] for rank in wrong}))
-            raise PlanError(
-                f"replica {r} stage {s}: it is planned for {stage.device}, but ranks {number_ranges(wrong)} sit on "
-                f"{found}; reorder the hosts or make a plan for these devices"
-            )
 
 
 def _joined(errors: list[str | None]) -> str:

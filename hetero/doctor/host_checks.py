@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from packaging.specifiers import SpecifierSet
 
 from hetero.distributed.environment import CUDA_DEFAULTS
+from hetero.distributed.kernel_architectures import has_kernels
 from hetero.doctor.facts import GpuFacts, HostFacts, NetworkInterface
 from hetero.doctor.findings import Finding, Severity
 from hetero.extras import pip_install
-from hetero.spec.devices import device_type_of_cuda_name
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.units import GIB, MIB
 
 OLDEST_PYTHON = (3, 11)
@@ -28,8 +29,8 @@ LEAST_LOCKED_MEMORY_BYTES = GIB
 LEAST_OPEN_FILES = 4096
 """Heuristic: every connection is a file, and each rank has some with each other of its groups."""
 
-SAME_MEMORY = 0.12
-"""By how much of it a device may have less than its nominal memory: drivers and error correction keep some."""
+LEAST_MEMORY = 0.9
+"""Share of its nominal memory that a whole device has, as :mod:`hetero.distributed.found_devices` has it."""
 
 
 def check_system(facts: HostFacts) -> Iterator[Finding]:
@@ -109,35 +110,13 @@ def check_gpus(facts: HostFacts) -> Iterator[Finding]:
         count = facts.gpus.count(gpu)
         yield _gpu_finding(gpu, count)
         assert torch is not None, "only torch sees devices"
-        if not runs_on(torch.architectures, gpu.compute_capability):
+        if not has_kernels(torch.architectures, gpu.compute_capability):
             yield Finding(
                 severity="problem",
                 subject=f"kernels for {gpu.name}",
                 found=f"torch {torch.version} is built for {' '.join(torch.architectures)}, not for {_sm(gpu)}",
                 todo=_wheel_for(gpu.compute_capability),
             )
-
-
-def runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Whether kernels of ``architectures`` run on a device.
-
-    Machine code (``sm_80``) runs on devices of the same major version whose minor version is not lower; what the driver
-    compiles (``compute_80``) on every newer one. Code that is specific to a device (``sm_90a``) runs on that alone.
-    """
-    for name in architectures:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
-        if match is None:
-            continue
-        kind, built, specific = match[1], (int(match[2]), int(match[3])), match[4]
-        if specific:
-            fits = built == capability
-        elif kind == "sm":
-            fits = built[0] == capability[0] and built[1] <= capability[1]
-        else:
-            fits = built <= capability
-        if fits:
-            return True
-    return False
 
 
 def check_nccl(facts: HostFacts) -> Iterator[Finding]:
@@ -362,14 +341,14 @@ def _finding(subject: str, found: str, *, problem: str | None = None, warning: s
 def _gpu_finding(gpu: GpuFacts, count: int) -> Finding:
     """Hold a device against the catalogue."""
     said = f"{count} x {gpu.name}, {_sm(gpu)}, {gpu.memory_bytes / GIB:.1f} GiB"
-    known = device_type_of_cuda_name(gpu.name)
+    known = SHIPPED_DEVICES.called(gpu.name)
     if known is None:
         todo = "describe it in the cluster file by its data sheet; plans cannot name it as it is"
         return Finding(severity="warning", subject="GPUs", found=f"{said}: not in the catalogue", todo=todo)
     if known.compute_capability != gpu.compute_capability:
         todo = f"plan for another device than {known.name}: that has another architecture"
         return Finding(severity="problem", subject="GPUs", found=f"{said}: taken for {known.name}", todo=todo)
-    if known.memory_gib is not None and gpu.memory_bytes < known.memory_gib * GIB * (1 - SAME_MEMORY):
+    if known.memory_gib is not None and gpu.memory_bytes < LEAST_MEMORY * known.memory_gib * GIB:
         todo = f"plans count on {known.memory_gib} GiB of a {known.name}: is it a part of one (MIG), or a smaller card?"
         return Finding(severity="warning", subject="GPUs", found=said, todo=todo)
     return Finding(severity="ok", subject="GPUs", found=f"{said}: {known.name}")

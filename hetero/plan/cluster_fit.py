@@ -4,9 +4,12 @@ One rule per function, as in :mod:`hetero.plan.validate`. Rank r of the plan run
 checks its own device again when it starts.
 """
 
+from dataclasses import fields
+
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.spec.cluster import ClusterSpec
+from hetero.spec.devices import DeviceType
 
 
 def check_every_device_has_a_rank(plan: Plan, cluster: ClusterSpec) -> None:
@@ -31,6 +34,21 @@ def check_devices_match(plan: Plan, cluster: ClusterSpec) -> None:
                 )
 
 
+def check_descriptions_match(plan: Plan, cluster: ClusterSpec) -> None:
+    """Plan and cluster describe a device of one name alike: a plan made for other figures is another plan."""
+    for name in dict.fromkeys(stage.device for _, _, stage in plan.stages()):
+        ours, theirs = plan.device_types.of(name), cluster.device_types.of(name)
+        if ours != theirs:
+            field = next(
+                each.name for each in fields(DeviceType) if getattr(ours, each.name) != getattr(theirs, each.name)
+            )
+            raise PlanError(
+                f"plan: it describes device {name} with another {field} than the cluster does: "
+                f"{getattr(ours, field)} and {getattr(theirs, field)}; make a plan for this cluster, or correct the "
+                "description"
+            )
+
+
 def check_tensor_parallelism_stays_inside_a_node(plan: Plan, cluster: ClusterSpec) -> None:
     """Every tensor-parallel group lies on one node: several collectives per layer are too much for any network."""
     for r, s, stage in plan.stages():
@@ -46,6 +64,7 @@ def check_tensor_parallelism_stays_inside_a_node(plan: Plan, cluster: ClusterSpe
 CHECKS = (
     check_every_device_has_a_rank,
     check_devices_match,
+    check_descriptions_match,
     check_tensor_parallelism_stays_inside_a_node,
 )
 

@@ -29,8 +29,10 @@ from pydantic import ConfigDict
 from hetero.format_versions import FormatUpgrades, renamed_key
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.serialization import STRICT
+from hetero.spec.devices import DeviceCatalogue, DeviceType
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
+from hetero.spec.shipped_devices import shipped_and
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
@@ -65,6 +67,8 @@ class Stage:
     wgrad_delay: ``None`` if a backward computes the gradients of input and weights together. k >= 0 if it computes the
         input's alone and sends it on; the weights' gradients of microbatch m then follow the backward of microbatch
         m + k (zero bubble, arXiv 2401.10241), and up to k microbatches beside those in flight wait for theirs.
+    fp8: its linear layers multiply in fp8 (TransformerEngine); weights and all else stay in the plan's precision, which
+        is bf16 then (:mod:`hetero.plan.device_rules`).
     optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
         weight beside theirs; for devices with more memory to spare than others. Without the plan's
         ``distributed_optimizer`` nothing is shared, and it says nothing.
@@ -86,6 +90,7 @@ class Stage:
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
     wgrad_delay: int | None = None
+    fp8: bool = False
     optimizer_share: int = 1
 
     @property
@@ -261,28 +266,40 @@ def _from_version_1(plan: dict[str, Any]) -> dict[str, Any]:
     return {**plan, "replicas": replicas}
 
 
+def _from_version_2(plan: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 had neither stages in fp8 nor descriptions of devices, which are absent by default."""
+    return plan
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """A whole assignment of a model and a global batch to ranks.
 
     distributed_optimizer: master weights and moments are shared among all ranks that hold the same weights (ZeRO-1,
         arXiv 1910.02054), in any replica; otherwise each of them has the whole of them.
+    devices: descriptions of the device types of its stages that do not ship.
     idle_ranks: belong to the launch and to no stage: they hold nothing and join world-wide collectives only.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    format_version: Literal[2] = 2
-    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1}
+    format_version: Literal[3] = 3
+    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1, 2: _from_version_2}
 
     model: ModelSpec
     seq_length: int
     global_batch_size: int
     precision: Precision = "fp32"
     distributed_optimizer: bool = False
+    devices: tuple[DeviceType, ...] = ()
     replicas: tuple[Replica, ...]
     idle_ranks: tuple[int, ...] = ()
     gradient_sync: GradientSyncPlan = GradientSyncPlan()
+
+    @property
+    def device_types(self) -> DeviceCatalogue:
+        """The device types that its stages may name: those that ship, and its own."""
+        return shipped_and(self.devices)
 
     def stages(self) -> Iterator[tuple[int, int, Stage]]:
         """Every stage with the indices of its replica and of itself."""

@@ -7,6 +7,7 @@ from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.validate import enough_in_flight
 from hetero.schedule.orders import BY_DEPTHS
+from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
 
 
@@ -15,6 +16,8 @@ class UniformLayout:
     """What Megatron-LM's flags say of a plan, each number under the name of its flag.
 
     world_size: ranks in all, of the type ``device``.
+    devices: descriptions of it, if it does not ship.
+    fp8: of all stages.
     stages_per_rank: of one replica; more than one are interleaved.
     recompute_num_layers: of each stage, and all of its layers where it has fewer.
     """
@@ -34,6 +37,8 @@ class UniformLayout:
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
     distributed_optimizer: bool = False
+    devices: tuple[DeviceType, ...] = ()
+    fp8: bool = False
 
     @property
     def dp(self) -> int:
@@ -77,6 +82,7 @@ def uniform_plan(layout: UniformLayout) -> Plan:
         global_batch_size=layout.global_batch_size,
         precision=layout.precision,
         distributed_optimizer=layout.distributed_optimizer,
+        devices=layout.devices,
         replicas=tuple(dataclasses.replace(first, stages=stages) for stages in replicas),
     )
 
@@ -133,6 +139,7 @@ def _stage(layout: UniformLayout, *, replica: int, number: int, in_flight: int) 
         micro_batch_size=layout.micro_batch_size,
         in_flight=in_flight,
         recompute=layout.recompute,
+        fp8=layout.fp8,
         recompute_num_layers=min(recomputed, layers) if recomputed is not None else None,
     )
 

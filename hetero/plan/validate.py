@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hetero.errors import PlanError, ScheduleError
+from hetero.plan.device_rules import check_devices_are_known, check_devices_can_do_the_precision, check_fp8
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import step_rows
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
-from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec, first_difference
 from hetero.spec.parameters import stage_parameters
 from hetero.text import in_halves
@@ -121,7 +121,7 @@ def check_tp_groups_ascend(plan: Plan) -> None:
 
 def check_device_groups(plan: Plan) -> None:
     """Stages on the same ranks are one device group: alike in how these work together, and not next to one another."""
-    alike = ("device", "tp", "dp", "sequence_parallel", "micro_batch_size", "optimizer_share")
+    alike = ("device", "tp", "dp", "sequence_parallel", "micro_batch_size", "fp8", "optimizer_share")
     for r, replica in enumerate(plan.replicas):
         for group in replica.device_groups:
             first = replica.stages[group[0]]
@@ -376,17 +376,6 @@ def check_wgrad_delay(plan: Plan) -> None:
             )
 
 
-def check_devices_can_do_the_precision(plan: Plan) -> None:
-    """Every working device computes the plan's precision natively."""
-    for where, stage in _named_stages(plan):
-        device = device_type(stage.device)
-        if plan.precision not in device.precisions:
-            raise PlanError(
-                f"{where}: device {device.name} has no {plan.precision}; "
-                f"choose a precision all devices have, such as {device.precisions[-1]}, or leave its ranks idle"
-            )
-
-
 def check_gradient_domains(plan: Plan) -> None:
     """Domains are disjoint sets of the plan's ranks, and leave no working rank out."""
     domains = plan.gradient_sync.domains
@@ -438,7 +427,9 @@ CHECKS = (
     check_moe_uses_sequence_parallel,
     check_recompute,
     check_wgrad_delay,
+    check_devices_are_known,
     check_devices_can_do_the_precision,
+    check_fp8,
     check_gradient_domains,
     check_gradient_buckets,
 )

@@ -8,6 +8,7 @@ from typing import Literal
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
 from hetero.errors import ConfigError
+from hetero.plan.device_rules import FP8_MULTIPLE, fp8_obstacle
 from hetero.plan.ir import Plan, Precision, Replica
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
@@ -59,6 +60,7 @@ class Problem:
     goal: what is minimised; ``budget_per_hour`` bounds the price of the nodes in use under either goal.
     distributed_optimizer: of the plans that are looked for.
     splits_backward: plans may split backwards, which the runtime does with megatron-core's local layers only.
+    fp8: every stage computes in fp8 that can.
     interleaves: a device group may hold several stages of a replica.
     seed: of the solver's random choices. With one and the same seed the search takes the same course as long as the
         time limit does not cut it short.
@@ -74,6 +76,7 @@ class Problem:
     time_limit_s: float = 30.0
     seed: int = 0
     splits_backward: bool = True
+    fp8: bool = False
     interleaves: bool = True
 
     def __post_init__(self) -> None:
@@ -111,6 +114,21 @@ class Problem:
     def splits_sequence(self, tp: int) -> bool:
         """Sequence parallelism wherever it is possible: it takes no more time, less memory, and less of a boundary."""
         return tp > 1 and self.seq_length % tp == 0
+
+    def computes_in_fp8(self, device: str, *, tp: int, micro_batch_size: int) -> bool:
+        """Whether a stage of such devices does: wherever it is asked for and possible, as products take less time."""
+        if not self.fp8:
+            return False
+        rows = micro_batch_size * self.seq_length // (tp if self.splits_sequence(tp) else 1)
+        return self._fp8_obstacle(device, tp=tp, num_tokens=rows) is None
+
+    def fp8_obstacle_of(self, device: str) -> str | None:
+        """Why no stage of such devices computes in fp8, whatever its tp and microbatch; ``None`` if some may."""
+        return self._fp8_obstacle(device, tp=1, num_tokens=FP8_MULTIPLE)
+
+    def _fp8_obstacle(self, device: str, *, tp: int, num_tokens: int) -> str | None:
+        described = self.cluster.device_types.of(device)
+        return fp8_obstacle(self.model, described, precision=self.precision, tp=tp, num_tokens=num_tokens)
 
     @cached_property
     def topology(self) -> Topology:
@@ -151,13 +169,16 @@ class Problem:
     def plan_of(self, replicas: Iterable[Replica]) -> Plan:
         """The plan of this problem with these pipelines; ranks in none of them idle."""
         pipelines = tuple(replicas)
-        working = {rank for replica in pipelines for stage in replica.stages for rank in stage.ranks}
+        stages = [stage for replica in pipelines for stage in replica.stages]
+        working = {rank for stage in stages for rank in stage.ranks}
+        used = {stage.device for stage in stages}
         return Plan(
             model=self.model,
             seq_length=self.seq_length,
             global_batch_size=self.global_batch_size,
             precision=self.precision,
             distributed_optimizer=self.distributed_optimizer,
+            devices=tuple(device for device in self.cluster.devices if device.name in used),
             replicas=pipelines,
             idle_ranks=tuple(rank for rank in range(self.cluster.num_devices) if rank not in working),
         )

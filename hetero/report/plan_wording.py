@@ -21,7 +21,7 @@ def shape_of(plan: Plan) -> str:
         replica = plan.replicas[members[0]]
         groups = [[replica.stages[s] for s in group] for group in replica.device_groups]
         devices = " | ".join(
-            f"{stages[0].device}{degrees(stages[0]).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
+            f"{device_of(stages[0])}{degrees(stages[0]).replace(',', '').replace('tp ', 'tp').replace('dp ', 'dp')}: "
             f"{' + '.join(in_halves(stage.num_layers) for stage in stages)}"
             for stages in groups
         )
@@ -85,6 +85,11 @@ def held_by(plan: Plan, stage: Stage) -> str:
     if stage.end == plan.model.num_layers:
         parts.append("head")
     return " + ".join(parts)
+
+
+def device_of(stage: Stage) -> str:
+    """``H100``, or ``H100 fp8`` where the stage computes in it."""
+    return stage.device + (" fp8" if stage.fp8 else "")
 
 
 def depth_of(stage: Stage) -> str:

@@ -16,7 +16,6 @@ from hetero.runtime.layer_spec import activation_function, stage_spec, uses_tran
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
 from hetero.runtime.options import StageOptions
-from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter
 
@@ -97,7 +96,7 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     mcore.install_parallel_state(collection)
     scaling = model.rotary_scaling
     splits = stage.wgrad_delay is not None
-    transformer_engine = uses_transformer_engine(options, device_type(stage.device), splits_backward=splits)
+    transformer_engine = uses_transformer_engine(options, plan.device_types.of(stage.device), splits_backward=splits)
     module = MaskedVocabularyGPT(
         config=_transformer_config(context, work, options),
         transformer_layer_spec=stage_spec(model, stage, transformer_engine=transformer_engine),

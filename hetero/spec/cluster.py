@@ -28,7 +28,8 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
-from hetero.spec.devices import DeviceType, device_type
+from hetero.spec.devices import DeviceCatalogue, DeviceType, check_described_once
+from hetero.spec.shipped_devices import SHIPPED_DEVICES, shipped_and
 from hetero.units import GB
 
 MAX_DEVICES = 1_000_000
@@ -111,7 +112,7 @@ class GroupLink:
 class NodeType:
     """A number of equal nodes in one zone; the same hardware in two zones is two node types.
 
-    device: the name of a device type, see :mod:`hetero.spec.devices`.
+    device: the name of a device type that ships (:mod:`hetero.spec.shipped_devices`), or that the cluster describes.
     memory_gib: of one device, where it is not the nominal one.
     host_memory_gib: of one node; ``None`` if unknown, so that nothing may be offloaded to it.
     price_per_hour: of one node, in whatever currency the whole file uses.
@@ -143,11 +144,6 @@ class NodeType:
                 raise ConfigError(f"node type {self.name!r}: {field} is {value}, must be at least 1")
         if self.price_per_hour is not None and self.price_per_hour < 0:
             raise ConfigError(f"node type {self.name!r}: price_per_hour is {self.price_per_hour}, must be at least 0")
-        try:
-            device_type(self.device)
-        except ConfigError as error:
-            raise ConfigError(f"node type {self.name!r}: {error}") from None
-
         sizes = [group.size for group in self.all_reduce_inside_node]
         if sizes != sorted(set(sizes)):
             raise ConfigError(
@@ -196,10 +192,14 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSpec:
-    """A cluster: all of its nodes and the links between them."""
+    """A cluster: all of its nodes and the links between them.
+
+    devices: descriptions of device types that do not ship.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    devices: tuple[DeviceType, ...] = ()
     node_types: tuple[NodeType, ...]
     links: Links = Links()
 
@@ -215,8 +215,23 @@ class ClusterSpec:
                 f"cluster: it has {self.num_devices:,} devices, at most {MAX_DEVICES:,} are planned for; node type "
                 f"{largest.name!r} has count {largest.count} x gpus_per_node {largest.gpus_per_node}"
             )
+        self._check_devices()
         self._check_node_pairs()
         self._check_zone_pairs()
+
+    def _check_devices(self) -> None:
+        check_described_once(self.devices)
+        for device in self.devices:
+            if device.name in SHIPPED_DEVICES:
+                raise ConfigError(
+                    f"devices: it describes {device.name!r}, which ships with figures of its own (`hetero devices`); "
+                    "leave the description out, or give the device another name"
+                )
+        for node_type in self.node_types:
+            try:
+                self.device_types.of(node_type.device)
+            except ConfigError as error:
+                raise ConfigError(f"node type {node_type.name!r}: {error}") from None
 
     def _check_node_pairs(self) -> None:
         zone_of = {node_type.name: node_type.zone for node_type in self.node_types}
@@ -238,6 +253,11 @@ class ClusterSpec:
                     f"{where}: names zone {pair[0]!r} twice; links inside a zone are links.between_nodes "
                     "and links.node_pairs"
                 )
+
+    @property
+    def device_types(self) -> DeviceCatalogue:
+        """The device types that ship and that the cluster describes."""
+        return shipped_and(self.devices)
 
     @property
     def num_devices(self) -> int:
@@ -278,7 +298,7 @@ class ClusterSpec:
             ConfigError: the cluster has no such rank.
         """
         node_type = self.node_type_of_rank(rank)
-        device = device_type(node_type.device)
+        device = self.device_types.of(node_type.device)
         if node_type.memory_gib is None:
             return device
         return dataclasses.replace(device, memory_gib=node_type.memory_gib)

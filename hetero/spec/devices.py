@@ -1,44 +1,92 @@
-"""Lists the known device types, with memory, precisions and the peak figures of their data sheets.
+"""Describes a type of device: memory, what it can compute, and the peak figures of its data sheet.
+
+Common ones ship (:mod:`.shipped_devices`); a cluster file describes others under ``devices``, from their data sheets:
+
+    devices:
+      - name: RTX-A4000
+        memory_gib: 16
+        compute_capability: [8, 6]
+        cuda_name: "NVIDIA RTX A4000"
+        data_sheet: {memory_gb_per_s: 448, fp32_tflops: 19.2, tf32_tflops: 38.4, bf16_tflops: 76.7, fp16_tflops: 76.7,
+                     source: NVIDIA RTX A4000 data sheet}
+
+A plan carries the descriptions of its devices that do not ship, so that a name means the same wherever the plan goes.
 
 Memory, precisions and names serve validation. Peak figures never price a layer that somebody has measured, as real
 layers reach between a tenth and nine tenths of them. They only serve estimates, which are marked as such.
 """
 
-import re
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
-from hetero.serialization import near_match
+from hetero.serialization import STRICT, near_match
 from hetero.units import TERA
+
+AMPERE, ADA = (8, 0), (8, 9)
+"""Compute capabilities: bf16, TF32, TransformerEngine and FlashAttention-2 begin with Ampere, fp8 with Ada."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSheet:
-    """Peak figures of a device as its vendor states them: without sparsity, 16-bit products summed in fp32.
+    """Peak figures of a device as its vendor states them: dense, without sparsity, 16-bit products summed in fp32.
 
     memory_gb_per_s: 10^9 bytes per second of the device's own memory.
-    fp64, fp32, tf32, half: 10^12 floating-point operations per second; ``tf32`` is ``None`` before Ampere. ``half``
-        is fp16, and bf16 where the device has it.
+    fp32_tflops, fp16_tflops and the like: 10^12 floating-point operations per second of matrix products, by tensor
+        cores if there are such for the format, fp64 excepted. ``None`` where the device has not the format, or, of
+        fp64, where nobody looked.
+    nvlink_gb_per_s: to all devices of the node together, both directions added up, as data sheets have it; ``None``
+        without NVLink or the like. Nothing is computed from it: what two devices reach is for the links of the cluster.
     source: the document that states them.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     memory_gb_per_s: float
-    fp64: float
-    fp32: float
-    tf32: float | None
-    half: float
+    fp64_tflops: float | None = None
+    fp32_tflops: float
+    tf32_tflops: float | None = None
+    bf16_tflops: float | None = None
+    fp16_tflops: float
+    fp8_tflops: float | None = None
+    nvlink_gb_per_s: float | None = None
     source: str
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float | int) and not 0 < value < math.inf:
+                raise ConfigError(f"data sheet: {field.name} is {value}, must be above 0; leave out what there is not")
+
     def flops_per_s(self, arithmetic: str) -> float:
-        """Peak rate of matrix products in ``arithmetic``, operations per second; fp32's where there is no TF32."""
-        rates = {
-            "fp64": self.fp64,
-            "fp32": self.fp32,
-            "tf32": self.tf32 or self.fp32,
-            "bf16": self.half,
-            "fp16": self.half,
-        }
-        return rates[arithmetic] * TERA
+        """Peak rate of matrix products in ``arithmetic``, operations per second; fp32's where there is no TF32.
+
+        Raises:
+            ConfigError: the sheet has no such figure.
+        """
+        tflops = getattr(self, f"{arithmetic}_tflops")
+        if tflops is None and arithmetic == "tf32":
+            tflops = self.fp32_tflops
+        if tflops is None:
+            raise ConfigError(
+                f"data sheet ({self.source}): it has no {arithmetic}_tflops; add it, or profile the device"
+            )
+        return float(tflops) * TERA
+
+    @property
+    def fp8_speedup(self) -> float:
+        """How many times as fast as in bf16 products in fp8 are, at the peak.
+
+        Raises:
+            ConfigError: the sheet lacks one of the two.
+        """
+        return self.flops_per_s("fp8") / self.flops_per_s("bf16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,94 +94,113 @@ class DeviceType:
     """A type of accelerator, such as A100-40.
 
     memory_gib: nominal capacity; ``None`` for the host CPU, whose memory is not the device's own.
-    compute_capability: CUDA's (major, minor); bf16, TransformerEngine and FlashAttention-2 begin at (8, 0).
-    cuda_name: pattern that ``torch.cuda.get_device_name()`` matches, case-insensitive.
-    data_sheet: ``None`` for the host CPU.
+    compute_capability: CUDA's (major, minor), which says what runs on it; ``None`` for the host CPU and for GPUs
+        without CUDA, which can be planned for, and on which nothing of this has run.
+    cuda_name: what ``torch.cuda.get_device_name()`` and ``nvidia-smi -L`` call it, upper or lower case, with ``*`` for
+        any characters; ``None`` if any name is taken as long as the compute capability is right.
+    data_sheet: ``None`` for the host CPU, and where nobody looked: then only profiles price it.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     name: str
-    memory_gib: int | None
-    compute_capability: tuple[int, int] | None
-    cuda_name: str | None
+    memory_gib: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    cuda_name: str | None = None
     data_sheet: DataSheet | None = None
 
+    def __post_init__(self) -> None:
+        where = f"device {self.name!r}"
+        if not self.name:
+            raise ConfigError("device: name is empty")
+        if self.memory_gib is not None and self.memory_gib < 1:
+            raise ConfigError(f"{where}: memory_gib is {self.memory_gib}, must be at least 1")
+        if (sheet := self.data_sheet) is None or self.compute_capability is None:
+            return
+        said = "compute_capability {}.{}".format(*self.compute_capability)
+        for begin, formats in ((AMPERE, ("tf32", "bf16")), (ADA, ("fp8",))):
+            for each in formats:
+                has = getattr(sheet, f"{each}_tflops") is not None
+                if has and self.compute_capability < begin:
+                    raise ConfigError(
+                        f"{where}: its {said} has no {each}, but data_sheet states {each}_tflops; leave one out"
+                    )
+                if not has and self.compute_capability >= begin:
+                    raise ConfigError(f"{where}: its {said} has {each}; state {each}_tflops in data_sheet")
+
     @property
-    def precisions(self) -> tuple[str, ...]:
-        """The training precisions that the device computes natively."""
-        if self.compute_capability is None:
-            return ("fp64", "fp32", "bf16", "fp16")
-        return ("fp64", "fp32", "fp16") + (("bf16",) if self.compute_capability >= (8, 0) else ())
+    def has_bf16(self) -> bool:
+        """It multiplies bf16 natively; of a GPU without CUDA, if its data sheet says so."""
+        if self.compute_capability is not None:
+            return self.compute_capability >= AMPERE
+        return self.data_sheet is None or self.data_sheet.bf16_tflops is not None
 
     @property
     def has_transformer_engine(self) -> bool:
         """TransformerEngine's layers run on it."""
-        return self.compute_capability is not None and self.compute_capability >= (8, 0)
+        return self.compute_capability is not None and self.compute_capability >= AMPERE
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """FlashAttention-2 runs on it, of the package ``flash-attn`` as of torch."""
+        return self.compute_capability is not None and self.compute_capability >= AMPERE
+
+    @property
+    def has_fp8(self) -> bool:
+        """TransformerEngine multiplies in fp8 on it (``check_fp8_support`` there)."""
+        return self.compute_capability is not None and self.compute_capability >= ADA
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The training precisions that the device computes natively, the host CPU all of them."""
+        if self.compute_capability is None and self.data_sheet is None:
+            return ("fp64", "fp32", "bf16", "fp16")
+        return ("fp64", "fp32", "fp16") + (("bf16",) if self.has_bf16 else ())
+
+    def is_called(self, cuda_name: str) -> bool:
+        """Whether ``cuda_name``, such as ``NVIDIA A100-SXM4-40GB``, is a name of this type."""
+        return self.cuda_name is not None and fnmatch.fnmatchcase(cuda_name.lower(), self.cuda_name.lower())
 
 
-def _gpu(
-    name: str,
-    memory_gib: int,
-    capability: tuple[int, int],
-    cuda_name: str,
-    memory_gb_per_s: float,
-    tflops: tuple[float, float, float | None, float],
-    source: str,
-) -> DeviceType:
-    """A GPU of the catalogue; ``tflops`` are in the order fp64, fp32, tf32, half."""
-    fp64, fp32, tf32, half = tflops
-    sheet = DataSheet(memory_gb_per_s=memory_gb_per_s, fp64=fp64, fp32=fp32, tf32=tf32, half=half, source=source)
-    return DeviceType(
-        name=name, memory_gib=memory_gib, compute_capability=capability, cuda_name=cuda_name, data_sheet=sheet
-    )
+class DeviceCatalogue:
+    """Looks up device types by name. Immutable; :meth:`plus` makes a larger one."""
+
+    def __init__(self, devices: Iterable[DeviceType]) -> None:
+        self._devices = {device.name: device for device in devices}
+
+    def __iter__(self) -> Iterator[DeviceType]:
+        return iter(self._devices.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._devices
+
+    def plus(self, devices: Iterable[DeviceType]) -> "DeviceCatalogue":
+        """A catalogue of ``devices`` and these; of two of one name the former counts."""
+        more = {device.name: device for device in devices}
+        return DeviceCatalogue((more | {d.name: d for d in self if d.name not in more}).values()) if more else self
+
+    def of(self, name: str) -> DeviceType:
+        """The device type called ``name``.
+
+        Raises:
+            ConfigError: no such type; the message lists the near match or the known ones.
+        """
+        if name not in self._devices:
+            hint = near_match(name, list(self._devices)) or f" (known: {', '.join(self._devices)})"
+            raise ConfigError(f"unknown device type {name!r}{hint}; a cluster file describes others under devices")
+        return self._devices[name]
+
+    def called(self, cuda_name: str) -> DeviceType | None:
+        """The device type of a CUDA device name such as ``NVIDIA A100-SXM4-40GB``, ``None`` if it is not known."""
+        return next((device for device in self if device.is_called(cuda_name)), None)
 
 
-_VOLTA = "NVIDIA V100 data sheet, SXM2"
-_TURING = "NVIDIA Turing GPU architecture whitepaper"
-_A100 = "NVIDIA A100 data sheet, SXM"
-_AMPERE = "NVIDIA Ampere GA102 GPU architecture whitepaper"
-_ADA = "NVIDIA Ada GPU architecture whitepaper"
-_HOPPER = "NVIDIA H100 data sheet, SXM"
-
-_CATALOGUE = (
-    DeviceType(name="cpu", memory_gib=None, compute_capability=None, cuda_name=None),
-    _gpu("V100-16", 16, (7, 0), r"V100.*16GB", 900, (7.8, 15.7, None, 125), _VOLTA),
-    _gpu("V100-32", 32, (7, 0), r"V100.*32GB", 900, (7.8, 15.7, None, 125), _VOLTA),
-    _gpu("T4", 16, (7, 5), r"\bT4\b", 320, (0.25, 8.1, None, 65), "NVIDIA T4 data sheet"),
-    _gpu("RTX-2080Ti", 11, (7, 5), r"RTX 2080 Ti", 616, (0.42, 13.4, None, 53.8), _TURING),
-    _gpu("Titan-RTX", 24, (7, 5), r"TITAN RTX", 672, (0.51, 16.3, None, 130.5), _TURING),
-    _gpu("A100-40", 40, (8, 0), r"A100.*40GB", 1555, (9.7, 19.5, 156, 312), _A100),
-    _gpu("A100-80", 80, (8, 0), r"A100.*80GB", 2039, (9.7, 19.5, 156, 312), _A100),
-    _gpu("A800", 80, (8, 0), r"A800", 2039, (9.7, 19.5, 156, 312), "NVIDIA A800 data sheet, SXM"),
-    _gpu("A10G", 24, (8, 6), r"A10G", 600, (0.49, 35, 35, 70), "NVIDIA A10G data sheet"),
-    _gpu("A40", 48, (8, 6), r"\bA40\b", 696, (0.58, 37.4, 74.8, 149.7), "NVIDIA A40 data sheet"),
-    _gpu("RTX-3090", 24, (8, 6), r"RTX 3090", 936, (0.56, 35.6, 35.6, 71), _AMPERE),
-    _gpu("RTX-4090", 24, (8, 9), r"RTX 4090", 1008, (1.29, 82.6, 82.6, 165.2), _ADA),
-    _gpu("L4", 24, (8, 9), r"\bL4\b", 300, (0.47, 30.3, 60, 121), "NVIDIA L4 data sheet"),
-    _gpu("L40S", 48, (8, 9), r"L40S", 864, (1.43, 91.6, 183, 362), "NVIDIA L40S data sheet"),
-    _gpu("H100", 80, (9, 0), r"H100", 3350, (34, 67, 494.5, 989.5), _HOPPER),
-    _gpu("H800", 80, (9, 0), r"H800", 3350, (1, 67, 494.5, 989.5), "NVIDIA H800 data sheet, SXM"),
-    _gpu("H20", 96, (9, 0), r"\bH20\b", 4000, (1, 44, 74, 148), "NVIDIA H20 data sheet"),
-    _gpu("H200", 141, (9, 0), r"\bH200\b", 4800, (34, 67, 494.5, 989.5), "NVIDIA H200 data sheet, SXM"),
-    _gpu("GH200", 96, (9, 0), r"GH200", 4000, (34, 67, 494, 990), "NVIDIA GH200 data sheet, 96 GB HBM3"),
-)
-DEVICE_TYPES = {device.name: device for device in _CATALOGUE}
-
-
-def device_type(name: str) -> DeviceType:
-    """The device type called ``name``.
+def check_described_once(devices: Iterable[DeviceType]) -> None:
+    """Raises if two of ``devices``, which one file describes, have one name.
 
     Raises:
-        ConfigError: no such type; the message lists the near match or the known ones.
+        ConfigError: two have.
     """
-    if name not in DEVICE_TYPES:
-        hint = near_match(name, list(DEVICE_TYPES)) or f" (known: {', '.join(DEVICE_TYPES)})"
-        raise ConfigError(f"unknown device type {name!r}{hint}")
-    return DEVICE_TYPES[name]
-
-
-def device_type_of_cuda_name(cuda_name: str) -> DeviceType | None:
-    """The device type of a CUDA device name such as ``NVIDIA A100-SXM4-40GB``, ``None`` if it is not known."""
-    for device in _CATALOGUE:
-        if device.cuda_name is not None and re.search(device.cuda_name, cuda_name, re.IGNORECASE):
-            return device
-    return None
+    names = [device.name for device in devices]
+    if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(f"devices: it describes {repeated[0]!r} more than once; keep one of them")

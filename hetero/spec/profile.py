@@ -18,8 +18,9 @@ from pydantic import ConfigDict
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
 from hetero.spec.cluster import GroupLink
-from hetero.spec.devices import device_type
+from hetero.spec.devices import DeviceCatalogue
 from hetero.spec.model import ModelSpec
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 
 LayerKind = Literal["embedding", "block", "head"]
 """``head`` is the final norm, the projection onto the vocabulary and the loss."""
@@ -158,7 +159,7 @@ class Provenance:
 class Profile:
     """Measured seconds and bytes of one model's layers on one device type.
 
-    device: the name of a device type, see :mod:`hetero.spec.devices`.
+    device: the name of a device type that ships (:mod:`hetero.spec.shipped_devices`) or that a cluster describes.
     model: its common name; only :attr:`shape`, :attr:`seq_length` and :attr:`precision` are compared.
     precision: of weights and activations in memory; ``arithmetic``: of the matrix products.
     tp_collectives_included: the times of ``tp`` > 1 contain their all-reduces.
@@ -188,10 +189,6 @@ class Profile:
 
     def __post_init__(self) -> None:
         where = f"profile of {self.model} on {self.device}"
-        try:
-            device_type(self.device)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
         if self.seq_length < 1:
             raise ConfigError(f"{where}: seq_length is {self.seq_length}, must be at least 1")
         if self.isolation_s < 0:
@@ -221,10 +218,23 @@ class Profile:
 
 
 class ProfileStore:
-    """Looks up profiles by device type and layer shape. Immutable; :meth:`plus` makes a larger store."""
+    """Looks up profiles by device type and layer shape. Immutable; :meth:`plus` makes a larger store.
 
-    def __init__(self, profiles: Iterable[Profile]) -> None:
+    Args:
+        device_types: those that it may be asked about, profiled or not.
+
+    Raises:
+        ConfigError: a profile is of a device type that is none of these.
+    """
+
+    def __init__(self, profiles: Iterable[Profile], *, device_types: DeviceCatalogue = SHIPPED_DEVICES) -> None:
         self._profiles = tuple(profiles)
+        self.device_types = device_types
+        for profile in self._profiles:
+            try:
+                device_types.of(profile.device)
+            except ConfigError as error:
+                raise ConfigError(f"profile of {profile.model} on {profile.device}: {error}") from None
 
     def __iter__(self) -> Iterator[Profile]:
         return iter(self._profiles)
@@ -234,11 +244,12 @@ class ProfileStore:
 
     def plus(self, profiles: Iterable[Profile]) -> "ProfileStore":
         """A store of these and ``profiles``, of which the latter are found first where both describe the same."""
-        return ProfileStore((*profiles, *self._profiles))
+        return ProfileStore((*profiles, *self._profiles), device_types=self.device_types)
 
     def without_model(self, model: str) -> "ProfileStore":
         """A store without the profiles of ``model``, to compute leave-one-model-out errors with."""
-        return ProfileStore(profile for profile in self._profiles if profile.model != model)
+        others = (profile for profile in self._profiles if profile.model != model)
+        return ProfileStore(others, device_types=self.device_types)
 
     def devices(self) -> tuple[str, ...]:
         """Device types that have a profile of any model, in the order of the store."""
@@ -252,7 +263,7 @@ class ProfileStore:
         """
         found = tuple(profile for profile in self._profiles if profile.device == device)
         if not found:
-            device_type(device)
+            self.device_types.of(device)
             known = list(self.devices())
             hint = near_match(device, known) or f" (profiled: {', '.join(known)})"
             raise ConfigError(

@@ -5,7 +5,7 @@ import datetime
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,9 @@ import torch.distributed as dist
 from hetero.cost.capacity import check_memory
 from hetero.distributed.environment import describe_cuda_environment
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
-from hetero.distributed.rank_consensus import check_devices, check_same_everywhere, on_all_ranks
+from hetero.distributed.found_devices import FoundDevice, check_devices, found_device, short_of_memory
+from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
+from hetero.distributed.runtime_versions import check_kernels, check_versions
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -23,8 +25,9 @@ from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate_launch
 from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.devices import DEVICE_TYPES, device_type_of_cuda_name
+from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import ParallelConfig
 from megatron.training.planning import plan_on_rank_0
@@ -127,7 +130,8 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
     Yields this rank's device and the failure detector.
 
     Raises:
-        ConfigError: a rank has no device for the backend that was asked for; on every rank.
+        ConfigError: a rank has no device for the backend that was asked for, or a torch without kernels for it, or
+            the ranks run different versions of the same software; on every rank.
         MembershipError: the store cannot be reached, or a rank did not arrive or was lost.
     """
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
@@ -157,6 +161,8 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
                 torch.cuda.set_device(device)
                 if launch.rank == 0:
                     print(f"environment: {launch.cuda_environment}", flush=True)
+            check_versions(device)
+            on_all_ranks(lambda: check_kernels(device))
             yield device, detector
         except BaseException as error:
             # The store may be what was lost. What happened here is worth more than that nobody hears of it.
@@ -235,17 +241,50 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
         PlanError: a rank sits on another device than its stage is planned for.
     """
     check_same_everywhere("flags", repr(config), fix="launch every rank with the same command line")
-    devices = _devices(config, device)
+    found = [found_device(device)] * dist.get_world_size()
+    dist.all_gather_object(found, found[dist.get_rank()])
+    cluster = on_all_ranks(lambda: _described_cluster(config))
+    devices = _devices(config, cluster, found)
     planned = plan_on_rank_0(config, planner, model) if (planner := config.parallel.planner) is not None else None
     plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
-    on_all_ranks(lambda: check_devices(plan, devices))
-    if config.parallel.hetero_cluster is not None and config.emulation is None:
-        _check_memory(plan, config.parallel.hetero_cluster)
+    if config.emulation is not None:
+        return plan
+    on_all_ranks(lambda: check_devices(plan, found))
+    if cluster is not None:
+        _check_memory(plan, cluster, config.parallel.hetero_cluster)
+    _warn_of_little_memory(found, devices, cluster)
     return plan
 
 
-def _check_memory(plan: Plan, cluster: Path) -> None:
+def _described_cluster(config: PretrainConfig) -> ClusterSpec | None:
+    """The cluster file of this launch, emulated or not.
+
+    Raises:
+        ConfigError: it is malformed, or an emulated one has another number of devices than there are ranks.
+    """
+    if (emulation := config.emulation) is not None:
+        cluster = load(ClusterSpec, emulation.cluster)
+        if cluster.num_devices != dist.get_world_size():
+            raise ConfigError(
+                f"--hetero-emulate {emulation.cluster}: it describes {cluster.num_devices} devices, the launch has "
+                f"{dist.get_world_size()} ranks; start one process per device"
+            )
+        return cluster
+    path = config.parallel.hetero_cluster
+    return load(ClusterSpec, path) if path is not None else None
+
+
+def _devices(config: PretrainConfig, cluster: ClusterSpec | None, found: Sequence[FoundDevice]) -> list[DeviceType]:
+    """List the device types by rank, those of the described cluster where it is emulated."""
+    if config.emulation is not None and cluster is not None:
+        names = [cluster.node_type_of_rank(rank).device for rank in range(cluster.num_devices)]
+        return [cluster.device_types.of(name) for name in names]
+    known = cluster.device_types if cluster is not None else SHIPPED_DEVICES
+    return [each.type_among(known) for each in found]
+
+
+def _check_memory(plan: Plan, cluster: ClusterSpec, path: Path | None) -> None:
     """Raise unless the described devices have the memory for ``plan``; collective over the world.
 
     Emulated devices say themselves when and where they run out of it.
@@ -256,40 +295,28 @@ def _check_memory(plan: Plan, cluster: Path) -> None:
 
     def said() -> str:
         try:
-            check_memory(plan, load(ClusterSpec, cluster))
+            check_memory(plan, cluster)
         except PlanMemoryError as error:
-            return f"{error}; or leave --hetero-cluster out if the devices have more than {cluster} says"
+            return f"{error}; or leave --hetero-cluster out if the devices have more than {path} says"
         return ""
 
-    if found := on_all_ranks(said):
-        raise PlanMemoryError(found)
+    if error := on_all_ranks(said):
+        raise PlanMemoryError(error)
 
 
-def _devices(config: PretrainConfig, device: torch.device) -> list[str]:
-    """List the device types by rank, those of the described cluster where it is emulated; collective over the world."""
-    if (emulation := config.emulation) is not None:
-        cluster = on_all_ranks(lambda: load(ClusterSpec, emulation.cluster))
-        if cluster.num_devices != dist.get_world_size():
-            raise ConfigError(
-                f"--hetero-emulate {emulation.cluster}: it describes {cluster.num_devices} devices, the launch has "
-                f"{dist.get_world_size()} ranks; start one process per device"
-            )
-        return [cluster.device_of_rank(rank).name for rank in range(cluster.num_devices)]
-    devices: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(devices, device_name(device))
-    return devices
+def _warn_of_little_memory(
+    found: Sequence[FoundDevice], devices: Sequence[DeviceType], cluster: ClusterSpec | None
+) -> None:
+    """Say on rank 0 which devices have less memory than the cluster file or their data sheets say."""
+    if dist.get_rank() != 0:
+        return
+    has_all = cluster is not None and cluster.num_devices == len(found)
+    planned = [cluster.device_of_rank(rank) for rank in range(len(found))] if has_all and cluster else devices
+    for line in short_of_memory(found, [device.memory_gib for device in planned]):
+        sys.stderr.write(f"hetero: warning: {line}\n")
 
 
-def device_name(device: torch.device) -> str:
-    """Name this rank's device as the catalogue does; an unknown GPU keeps its CUDA name."""
-    if device.type == "cpu":
-        return "cpu"
-    cuda_name = torch.cuda.get_device_name(device)
-    known = device_type_of_cuda_name(cuda_name)
-    return known.name if known is not None else cuda_name
-
-
-def _local_plan(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
+def _local_plan(config: PretrainConfig, model: ModelSpec, devices: Sequence[DeviceType]) -> Plan:
     if config.parallel.hetero_plan is not None:
         return load(Plan, config.parallel.hetero_plan)
     return _plan_of_flags(config, model, devices)
@@ -333,16 +360,14 @@ def _check_no_flag_asks_for_a_distributed_optimizer(parallel: ParallelConfig) ->
             )
 
 
-def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str]) -> Plan:
+def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: Sequence[DeviceType]) -> Plan:
     parallel = config.parallel
     assert parallel.micro_batch_size is not None, "required without a plan"
-    kinds = sorted(set(devices))
-    if len(kinds) > 1:
+    kind = devices[0]
+    if len(names := sorted({device.name for device in devices})) > 1:
         raise PlanError(
-            f"uniform plan: the ranks sit on {', '.join(kinds)}; unlike devices need a plan, give --hetero-plan"
+            f"uniform plan: the ranks sit on {', '.join(names)}; unlike devices need a plan, give --hetero-plan"
         )
-    if kinds[0] not in DEVICE_TYPES:
-        raise ConfigError(f"GPU {kinds[0]!r} is not in the device catalogue (known: {', '.join(DEVICE_TYPES)})")
     return uniform_plan(
         UniformLayout(
             model=model,
@@ -352,7 +377,8 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str])
             micro_batch_size=parallel.micro_batch_size,
             global_batch_size=parallel.global_batch_size,
             seq_length=config.data.seq_length,
-            device=kinds[0],
+            device=kind.name,
+            devices=() if kind.name in SHIPPED_DEVICES else (kind,),
             sequence_parallel=parallel.sequence_parallel,
             stages_per_rank=parallel.stages_per_rank,
             schedule=parallel.schedule,

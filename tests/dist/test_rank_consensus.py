@@ -5,10 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from hetero.distributed.rank_consensus import ConsensusError, check_devices, check_same_everywhere, on_all_ranks
+from hetero.distributed.rank_consensus import ConsensusError, check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError, PlanError
-from tests.helpers.models import gpt2_model
-from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
@@ -118,47 +116,3 @@ def test_a_bug_is_not_taken_for_wrong_input() -> None:
 def test_texts_must_be_the_same_on_all_ranks(texts: list[str], ranks: str | None) -> None:
     message = ranks and f"plan: ranks {ranks} have another one than rank 0; give every host the same file"
     assert run_ranks(outcome_of_check, WORLD_SIZE, texts) == [message] * WORLD_SIZE
-
-
-TWO_KINDS = plan(
-    gpt2_model(),
-    [
-        replica(
-            stage(layers=(0, 2), ranks=(1, 2), dp=2, device="A100-40"),
-            stage(layers=(2, 6), ranks=(0,), device="V100-16"),
-        )
-    ],
-    idle_ranks=(3,),
-)
-
-
-def test_every_working_rank_sits_on_its_stages_device() -> None:
-    """What an idle rank sits on does not matter."""
-    check_devices(TWO_KINDS, ["V100-16", "A100-40", "A100-40", "cpu"])
-
-
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
-        (
-            ["A100-40", "A100-40", "V100-16", "V100-16"],
-            "replica 0 stage 0: it is planned for A100-40, but ranks 2 sit on V100-16; "
-            "reorder the hosts or make a plan for these devices",
-        ),
-        (
-            ["cpu"] * 4,
-            "replica 0 stage 0: it is planned for A100-40, but ranks 1-2 sit on cpu; "
-            "reorder the hosts or make a plan for these devices",
-        ),
-        (
-            ["NVIDIA X1", "A100-40", "A100-40", "cpu"],
-            "replica 0 stage 1: it is planned for V100-16, but ranks 0 sit on NVIDIA X1; "
-            "reorder the hosts or make a plan for these devices",
-        ),
-    ],
-    ids=["swapped", "no-gpu", "unknown-gpu"],
-)
-def test_a_stage_on_other_devices_is_refused(devices: list[str], message: str) -> None:
-    with pytest.raises(PlanError) as raised:
-        check_devices(TWO_KINDS, devices)
-    assert str(raised.value) == message

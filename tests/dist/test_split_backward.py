@@ -23,7 +23,7 @@ from hetero.runtime.layer_spec import uses_transformer_engine
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.runtime.trainer import Trainer
-from hetero.spec.devices import device_type
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layouts, with_delays
 from tests.helpers.models import gpt2_model, llama_model, moe_model
@@ -187,7 +187,7 @@ def test_what_waits_is_what_the_memory_model_counts(model: Any, tp: int, sp: boo
 
 
 def test_transformer_engine_is_refused_and_not_taken_by_itself() -> None:
-    device = device_type("A100-40")
+    device = SHIPPED_DEVICES.of("A100-40")
     with pytest.raises(ConfigError, match="the plan has a stage with wgrad_delay, which only the local layers can do"):
         uses_transformer_engine(StageOptions(transformer_impl="transformer_engine"), device, splits_backward=True)
     assert not uses_transformer_engine(StageOptions(), device, splits_backward=True)

@@ -195,6 +195,23 @@ def _make_cluster(folder: Path) -> None:
     (folder / "cluster.yaml").write_text((ROOT / "scripts/presets/clusters/two_zones.yaml").read_text())
 
 
+DESCRIBED = """
+devices:
+  - name: mine
+    memory_gib: 16
+    compute_capability: [8, 6]
+    cuda_name: "NVIDIA RTX A*"
+    data_sheet: {memory_gb_per_s: 448, fp32_tflops: 19.2, tf32_tflops: 38.4, bf16_tflops: 76.7, fp16_tflops: 76.7,
+                 source: its vendor}
+node_types:
+  - {name: box, device: mine, gpus_per_node: 2, inside_node: {bandwidth_gb_per_s: 12, latency_us: 20}}
+"""
+
+
+def _make_cluster_of_described_devices(folder: Path) -> None:
+    (folder / "cluster.yaml").write_text(DESCRIBED)
+
+
 def _make_json_cluster(folder: Path) -> None:
     (folder / "cluster.json").write_text(to_json(load(ClusterSpec, ROOT / "scripts/presets/clusters/two_zones.yaml")))
 
@@ -321,6 +338,7 @@ SUBJECTS = {
     ),
     "plan": Subject(_make_plan, _read_plan, ("plan.json",)),
     "cluster": Subject(_make_cluster, _read_cluster, ("cluster.yaml",)),
+    "cluster of described devices": Subject(_make_cluster_of_described_devices, _read_cluster, ("cluster.yaml",)),
     "cluster, JSON": Subject(_make_json_cluster, _read_cluster, ("cluster.json",)),
     "profile": Subject(_make_profile, _read_profile, ("profile.json",)),
     "model": Subject(_make_model, _read_model, ("model.yaml",)),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hetero.distributed.kernel_architectures import has_kernels
 from hetero.doctor.findings import Diagnosis, Finding, MeasuredLink
-from hetero.doctor.host_checks import runs_on
 from hetero.doctor.host_facts import host_facts
 from hetero.doctor.torch_facts import torch_facts
 from hetero.doctor.world import Trial, try_together
@@ -33,7 +33,7 @@ def test_the_doctor_knows_this_host(device: str) -> None:
         assert facts.driver_cuda is not None
         assert facts.torch.nccl is not None
         assert facts.gpus
-        assert all(runs_on(facts.torch.architectures, gpu.compute_capability) for gpu in facts.gpus)
+        assert all(has_kernels(facts.torch.architectures, gpu.compute_capability) for gpu in facts.gpus)
 
 
 def try_on(rank: int, device: str, world_size: int) -> tuple[list[Finding], list[MeasuredLink]]:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from hetero.spec.devices import device_type
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.gpu.measured_step import Workload, measured_step, plan_of, predicted_step_s
 from tests.helpers.gpu_ranks import GPU, run_on
 
@@ -28,7 +28,7 @@ def test_a_step_is_measured(device: str) -> None:
 
 def test_a_step_is_predicted_for_a_device_of_the_catalogue() -> None:
     half = dataclasses.replace(TINY, precision="bf16")
-    seconds = predicted_step_s(plan_of(half, device_type("A100-40")), device_type("A100-40"))
+    seconds = predicted_step_s(plan_of(half, SHIPPED_DEVICES.of("A100-40")), SHIPPED_DEVICES.of("A100-40"))
     assert seconds is not None
     assert 0 < seconds < 1
-    assert predicted_step_s(plan_of(TINY, device_type("cpu")), device_type("cpu")) is None
+    assert predicted_step_s(plan_of(TINY, SHIPPED_DEVICES.of("cpu")), SHIPPED_DEVICES.of("cpu")) is None

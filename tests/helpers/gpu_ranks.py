@@ -19,7 +19,8 @@ import torch.distributed as dist
 from hetero.distributed.environment import CUDA_DEFAULTS
 from hetero.distributed.nccl_library import loaded_nccl_version
 from hetero.plan.ir import Plan
-from hetero.spec.devices import DeviceType, device_type, device_type_of_cuda_name
+from hetero.spec.devices import DeviceType
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.ranks import Ended, end_of_ranks, run_ranks
 
 SHARES_A_GPU = (2, 30)
@@ -91,12 +92,12 @@ def this_device(device: str) -> torch.device:
 def device_type_here(device: str) -> DeviceType:
     """What the catalogue calls the device; a GPU that it does not know counts as the nearest by compute capability."""
     if device == "cpu":
-        return device_type("cpu")
-    known = device_type_of_cuda_name(torch.cuda.get_device_name())
+        return SHIPPED_DEVICES.of("cpu")
+    known = SHIPPED_DEVICES.called(torch.cuda.get_device_name())
     if known is not None:
         return known
     major, _ = torch.cuda.get_device_capability()
-    return device_type("H100" if major >= 9 else "A100-40" if major == 8 else "V100-32")
+    return SHIPPED_DEVICES.of("H100" if major >= 9 else "A100-40" if major == 8 else "V100-32")
 
 
 def placed_on(plan: Plan, device: DeviceType) -> Plan:

@@ -202,3 +202,57 @@ def test_a_reader_that_leaves_early_is_no_error(plan_path: Path) -> None:
 def test_planning_needs_no_torch() -> None:
     code = "import sys, hetero.cli; sys.exit(bool({'torch', 'megatron'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_devices_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    said = capsys.readouterr().out
+    (row,) = [line for line in said.splitlines() if line.startswith("│ H100 ")]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        *("H100", "80", "9.0", "3350", "900", "34", "67", "494.5", "989.5", "989.5", "1979", "with fp8")
+    ]
+    assert "A100-40, A100-80: NVIDIA A100 data sheet, SXM" in said
+
+
+DESCRIBED = """\
+devices:
+  - name: mine
+    memory_gib: 16
+    compute_capability: [8, 9]
+    data_sheet: {memory_gb_per_s: 448, fp32_tflops: 20, tf32_tflops: 40, bf16_tflops: 80, fp16_tflops: 80,
+                 fp8_tflops: 160, source: its vendor}
+node_types:
+  - {name: box, device: mine, gpus_per_node: 2, inside_node: {bandwidth_gb_per_s: 12, latency_us: 20}}
+"""
+
+
+def test_a_device_of_ones_own_goes_from_the_cluster_into_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And from there through every command, without the cluster file where it is not asked for."""
+    cluster, out = tmp_path / "cluster.yaml", tmp_path / "plan.json"
+    cluster.write_text(DESCRIBED)
+    assert main(["devices", "--cluster", str(cluster)]) == 0
+    assert "mine: its vendor" in capsys.readouterr().out
+    model = ROOT / "scripts" / "presets" / "models" / "gpt-200m.yaml"
+    asked = [
+        "plan",
+        "--cluster",
+        str(cluster),
+        "--model",
+        str(model),
+        "--global-batch-size",
+        "4",
+        "--precision",
+        "bf16",
+    ]
+    assert main([*asked, "--fp8", "--data-sheets", "--time-limit", "2", "--out", str(out)]) == 0
+    assert "mine fp8" in capsys.readouterr().out
+    assert main(["show", str(out)]) == 0
+    assert "mine fp8" in capsys.readouterr().out
+    for command in (["validate", str(out)], ["validate", str(out), "--cluster", str(cluster)]):
+        assert main(command) == 0
+    assert main(["simulate", str(out), "--cluster", str(cluster), "--data-sheets"]) == 0
+    cluster.write_text(DESCRIBED.replace("bf16_tflops: 80", "bf16_tflops: 90"))
+    assert main(["validate", str(out), "--cluster", str(cluster)]) == 2
+    assert "it describes device mine with another data_sheet than the cluster does" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def todays_plan() -> str:
 def test_a_plan_of_version_1_is_read() -> None:
     read = load(Plan, VERSION_1 / "plan.json")
     validate(read)
-    assert read.format_version == 2
+    assert read.format_version == 3
     assert delays(read) == DELAYS
 
 
@@ -62,23 +62,33 @@ def test_what_is_written_has_todays_version_and_is_read_as_it_is() -> None:
     assert from_json(Plan, text, source="plan.json") == read
 
 
-def test_a_key_of_version_1_is_unknown_in_version_2() -> None:
+def test_a_key_of_version_1_is_unknown_in_later_ones() -> None:
     text = todays_plan().replace('"wgrad_delay"', '"weight_lag"')
     with pytest.raises(ConfigError, match=r"unknown key .*weight_lag"):
         from_json(Plan, text, source="plan.json")
 
 
-@pytest.mark.parametrize("version", [3, 10**30])
+def test_a_plan_of_version_2_has_no_fp8_and_describes_no_device() -> None:
+    data = json.loads(todays_plan())
+    del data["devices"]
+    for stage_data in data["replicas"][0]["stages"]:
+        del stage_data["fp8"]
+    assert from_json(Plan, json.dumps({**data, "format_version": 2}), source="plan.json") == from_json(
+        Plan, todays_plan(), source="plan.json"
+    )
+
+
+@pytest.mark.parametrize("version", [4, 10**30])
 def test_a_later_version_is_refused_by_name(version: int) -> None:
-    text = todays_plan().replace('"format_version": 2', f'"format_version": {version}')
-    with pytest.raises(ConfigError, match=rf"plan\.json: format_version is {version}, .* up to 2; a later version"):
+    text = todays_plan().replace('"format_version": 3', f'"format_version": {version}')
+    with pytest.raises(ConfigError, match=rf"plan\.json: format_version is {version}, .* up to 3; a later version"):
         from_json(Plan, text, source="plan.json")
 
 
 @pytest.mark.parametrize("version", ["true", "null", '"2"', "0", "-1", "1.0", "[]"])
 def test_what_is_no_version_is_refused(version: str) -> None:
-    text = todays_plan().replace('"format_version": 2', f'"format_version": {version}')
-    with pytest.raises(ConfigError, match="format_version: Input should be 2, got"):
+    text = todays_plan().replace('"format_version": 3', f'"format_version": {version}')
+    with pytest.raises(ConfigError, match="format_version: Input should be 3, got"):
         from_json(Plan, text, source="plan.json")
 
 

@@ -10,6 +10,12 @@ of which its attention has e b s (2 h / t' + (2 q + 2 kv) / t + a s / t) and its
 The term with a, the attention scores, is absent with flash attention and with selective recomputation; full
 recomputation keeps the input, e b s h / t', alone, of each half where a stage has only one of them.
 
+In fp8 TransformerEngine saves the inputs of the linear layers in one byte per element: the outputs of the norms and of
+the activation function, and beside the context, which attention's backward has in e bytes, the projection's input. A
+block then saves b s ((e - 1) (2 h / t' + f / t) - q / t) bytes less. But each microbatch casts the weights anew and
+keeps them for its backward, in two copies, two bytes per weight (:data:`FP8_COPIES`), whatever its size. From
+TransformerEngine's sources; not measured.
+
 A split backward (arXiv 2401.10241) keeps, between a microbatch's I and its W, the inputs of the linear layers and the
 gradients of their outputs. In a block those are, for the projections of attention and the MLP's,
 
@@ -17,7 +23,7 @@ gradients of their outputs. In a block those are, for the projections of attenti
     gradients  e b s (((q + 2 kv) / t + h) + (g f / t + h))
 
 where a gradient of width h is whole on every rank, since it is gathered before the product. Experts hold k copies of a
-token instead, k (h + f / t) and k (g f / t + h).
+token instead, k (h + f / t) and k (g f / t + h). In fp8 e is 1 there.
 """
 
 from collections.abc import Sequence
@@ -27,6 +33,11 @@ from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.layers.work import layer_work
 from hetero.plan.ir import Recompute
 from hetero.spec.profile import LayerShape
+
+FP8_COPIES = 2
+"""Of every weight of a linear layer, a byte each: as it is, and transposed for the backward, since Hopper multiplies
+rows by rows only. Each microbatch has its own: TransformerEngine would keep one for all of a step, but then overwrites
+gradients in the first of them."""
 
 LOSS_BYTES = 4
 """The loss is computed in fp32 whatever the logits are."""
@@ -38,6 +49,7 @@ class MicrobatchShape:
 
     sequence_ways: ranks that share the rows of a sequence between the layers' products: tp with sequence parallelism,
         else 1.
+    fp8: its linear layers multiply in fp8.
     """
 
     micro_batch_size: int
@@ -45,6 +57,7 @@ class MicrobatchShape:
     element_bytes: int
     tp: int
     sequence_ways: int = 1
+    fp8: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -70,11 +83,20 @@ def megatron_core_saved_bytes(
     dispatched = 2 * experts * rows if shape.num_experts else 0
     scores = 0 if flash_attention or recompute == "selective" else shape.heads * microbatch.seq_length
     attention = 2 * q + 2 * kv + scores
+    less = _fp8_saving(kind, shape, microbatch) if microbatch.fp8 else 0
     if kind == "attention":
-        return element * tokens * (2 * rows + attention // tp)
+        return element * tokens * (2 * rows + attention // tp) - less
     if kind == "mlp":
-        return element * tokens * (2 * rows + dispatched + mlp // tp)
-    return element * tokens * (4 * rows + dispatched + (attention + mlp) // tp)
+        return element * tokens * (2 * rows + dispatched + mlp // tp) - less
+    return element * tokens * (4 * rows + dispatched + (attention + mlp) // tp) - less
+
+
+def _fp8_saving(kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape) -> int:
+    """Bytes that a block, or half of one, saves less in fp8, as above."""
+    rows, narrower = shape.hidden // microbatch.sequence_ways, microbatch.element_bytes - 1
+    attention = narrower * rows - shape.heads * shape.kv_channels // microbatch.tp
+    mlp = narrower * (rows + shape.ffn // microbatch.tp)
+    return microbatch.num_tokens * (attention * (kind != "mlp") + mlp * (kind != "attention"))
 
 
 def deferred_bytes(kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape) -> int:
@@ -86,7 +108,7 @@ def deferred_bytes(kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchSh
     mlp = whole + (whole if shape.num_experts else rows) + ((2 if shape.gated else 1) + 1) * shape.ffn // tp
     widths = {"attention": rows + whole + (2 * q + 2 * kv) // tp, "mlp": copies * mlp}
     width = widths[kind] if kind in widths else sum(widths.values())
-    return microbatch.element_bytes * microbatch.num_tokens * width
+    return (1 if microbatch.fp8 else microbatch.element_bytes) * microbatch.num_tokens * width
 
 
 def working_bytes(

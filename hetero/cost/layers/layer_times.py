@@ -6,6 +6,10 @@ where a measurement says so, the smaller microbatch was disturbed, and the large
 Half a layer, its attention or its MLP, was never measured alone. It takes the share of the block's forward, and of its
 backward, that the fit of :mod:`.throughput_fit` gives its part of the work; of the update, that of its parameters.
 Such seconds are an estimate, but the two halves of a layer always add up to the whole.
+
+In fp8 nothing was measured. There the products of the linear layers, in both passes, take as much less time as the
+data sheet's peaks of bf16 and fp8 say, and everything else, attention among it, what it takes in bf16. That is an
+estimate, and a hopeful one: the casts to fp8 are not counted, and products in fp8 reach less of their peak.
 """
 
 from collections.abc import Sequence
@@ -58,7 +62,7 @@ class LayerTimes:
         self._profiles = profiles
         self._references = references
         self._runs_profiled_layers = runs_profiled_layers
-        self._known: dict[tuple[ModuleKind, str, int, int], LayerCost] = {}
+        self._known: dict[tuple[ModuleKind, str, int, int, bool], LayerCost] = {}
 
     def profile_of(self, device: str) -> Profile | None:
         """The profile of exactly these blocks on ``device``, if there is one."""
@@ -75,15 +79,18 @@ class LayerTimes:
             element_bytes=BYTES_OF_PRECISION[self._precision],
         )
 
-    def of(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int) -> LayerCost:
-        """Seconds of one layer or half of one.
+    def of(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, fp8: bool = False) -> LayerCost:
+        """Seconds of one layer or half of one; embedding and head have no part in fp8.
 
         Raises:
-            ConfigError: ``device`` has no profile of any model, and data sheets are not allowed.
+            ConfigError: ``device`` has no profile of any model, and data sheets are not allowed, or with ``fp8`` it has
+                no data sheet.
         """
-        key = kind, device, tp, micro_batch_size
+        key = kind, device, tp, micro_batch_size, fp8
         if key not in self._known:
             match kind:
+                case "attention" | "mlp" | "block" if fp8:
+                    self._known[key] = self._in_fp8(kind, device, tp, micro_batch_size)
                 case "attention" | "mlp":
                     self._known[key] = self._half(kind, device, tp, micro_batch_size)
                 case _:
@@ -109,7 +116,7 @@ class LayerTimes:
         return rate * parameters_of(kind, self._shape, tp=tp), confidence
 
     def recompute_s(
-        self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, recompute: Recompute
+        self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, recompute: Recompute, fp8: bool
     ) -> float:
         """Seconds that the backward of a block, or of half of one, spends on its forward a second time.
 
@@ -117,7 +124,7 @@ class LayerTimes:
         (arXiv 2205.05198), which takes an estimated share of the forward.
         """
         if recompute == "full":
-            return self.of(kind, device=device, tp=tp, micro_batch_size=micro_batch_size).forward_s
+            return self.of(kind, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8).forward_s
         if kind == "mlp":
             return 0.0
         forward_s = self.of("block", device=device, tp=tp, micro_batch_size=micro_batch_size).forward_s
@@ -125,7 +132,7 @@ class LayerTimes:
         work = self.work("block", tp=tp, micro_batch_size=micro_batch_size)
         return forward_s * min(1.0, throughput.core_attention_s(work) / throughput.seconds(work, tp=tp))
 
-    def weight_gradients_s(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int) -> float:
+    def weight_gradients_s(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, fp8: bool) -> float:
         """Seconds of the weights' gradients in the backward of a block, or of half of one.
 
         An estimate, their share of the products: each linear layer has two in a backward, one for them and one for the
@@ -134,12 +141,13 @@ class LayerTimes:
             w = b  a (operations - attention operations) / 2  /  t
 
         with b the backward's seconds of the whole block, measured or not, and a and t of :mod:`.throughput_fit`
-        for backwards; the operations are those of ``kind``.
+        for backwards; the operations are those of ``kind``. In fp8 as much less as the peaks say.
         """
         backward_s = self.of("block", device=device, tp=tp, micro_batch_size=micro_batch_size).backward_s
         throughput, _ = self._references.throughput(device, "block", "backward")
         work, block = (self.work(each, tp=tp, micro_batch_size=micro_batch_size) for each in (kind, "block"))
-        return backward_s * throughput.weight_gradients_s(work) / throughput.seconds(block, tp=tp)
+        weights_s = backward_s * throughput.weight_gradients_s(work) / throughput.seconds(block, tp=tp)
+        return weights_s / self._references.data_sheet(device).fp8_speedup if fp8 else weights_s
 
     def _has(self, profile: Profile, kind: LayerKind) -> bool:
         """Whether ``profile``, whose blocks are this model's, also has this model's layer of ``kind``."""
@@ -166,6 +174,23 @@ class LayerTimes:
             shares[compute_pass] = throughput.share(*works, tp=tp)
             confidence = max(confidence, of_fit)
         return LayerCost(block.forward_s * shares["forward"], block.backward_s * shares["backward"], confidence)
+
+    def _in_fp8(self, kind: Half | LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost:
+        """A block or half of one, with the share of the linear layers, by the fit, as much faster as the peaks say."""
+        cost, whole = (
+            self.of(each, device=device, tp=tp, micro_batch_size=micro_batch_size) for each in (kind, "block")
+        )
+        work, block = (self.work(each, tp=tp, micro_batch_size=micro_batch_size) for each in (kind, "block"))
+        saved = 1 - 1 / self._references.data_sheet(device).fp8_speedup
+        linear: dict[ComputePass, float] = {}
+        for compute_pass in PASSES:
+            throughput, _ = self._references.throughput(device, "block", compute_pass)
+            linear[compute_pass] = throughput.linear_s(work) / throughput.seconds(block, tp=tp)
+        return LayerCost(
+            cost.forward_s - saved * linear["forward"] * whole.forward_s,
+            cost.backward_s - saved * linear["backward"] * whole.backward_s,
+            max(cost.confidence, Confidence.DATA_SHEET),
+        )
 
     def _estimated(self, kind: LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost:
         """The seconds by the fit, scaled to what this layer took at another tp if it was measured there."""

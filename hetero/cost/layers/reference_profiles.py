@@ -10,7 +10,7 @@ from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.throughput_fit import ComputePass, Throughput, fit
 from hetero.errors import ConfigError
 from hetero.plan.ir import Precision
-from hetero.spec.devices import DataSheet, device_type
+from hetero.spec.devices import DataSheet
 from hetero.spec.profile import Arithmetic, LayerKind, Profile, ProfileStore
 from hetero.units import GB
 
@@ -63,20 +63,21 @@ class ReferenceProfiles:
         )
         if rates:
             return rates[len(rates) // 2], Confidence.ESTIMATED
-        return UPDATE_BYTES_PER_PARAMETER / (_data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
+        return UPDATE_BYTES_PER_PARAMETER / (self.data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
 
     def _fit(self, device: str, kind: LayerKind, compute_pass: ComputePass) -> tuple[Throughput, Confidence]:
         references = self._of_one_arithmetic(device)
-        fitted = fit(references, kind=kind, compute_pass=compute_pass)
+        measured_on = self._profiles.device_types.of(references[0].device)
+        fitted = fit(references, measured_on, kind=kind, compute_pass=compute_pass)
         if fitted is None and kind != "block":
             # A head is a product and a softmax, an embedding is rows: both are parts of a block.
-            fitted = fit(references, kind="block", compute_pass=compute_pass)
+            fitted = fit(references, measured_on, kind="block", compute_pass=compute_pass)
         if fitted is None:
             raise ConfigError(f"no profile of {references[0].device!r} has the {compute_pass} of a block; measure one")
         have, wanted = references[0].arithmetic, self._wanted_arithmetic(references[0])
         if references[0].device == device and wanted == have:
             return fitted, Confidence.ESTIMATED
-        here, there = _data_sheet(references[0].device), _data_sheet(device)
+        here, there = self.data_sheet(references[0].device), self.data_sheet(device)
         return fitted.on(here, there, arithmetic=have, other_arithmetic=wanted), Confidence.DATA_SHEET
 
     def _wanted_arithmetic(self, reference: Profile) -> Arithmetic:
@@ -101,17 +102,21 @@ class ReferenceProfiles:
         """
         if not self._profiles.devices():
             raise ConfigError(f"no profiles at all to estimate {device!r} from; load the shipped ones, or measure")
-        sheet, capability = _data_sheet(device), device_type(device).compute_capability or (0, 0)
+        sheet, capability = self.data_sheet(device), self._profiles.device_types.of(device).compute_capability or (0, 0)
 
         def distance(name: str) -> tuple[int, float]:
-            generation = (device_type(name).compute_capability or (0, 0))[0]
-            return abs(generation - capability[0]), abs(_data_sheet(name).memory_gb_per_s - sheet.memory_gb_per_s)
+            generation = (self._profiles.device_types.of(name).compute_capability or (0, 0))[0]
+            return abs(generation - capability[0]), abs(self.data_sheet(name).memory_gb_per_s - sheet.memory_gb_per_s)
 
         return min(self._profiles.devices(), key=distance)
 
+    def data_sheet(self, device: str) -> DataSheet:
+        """The data sheet of ``device``.
 
-def _data_sheet(device: str) -> DataSheet:
-    sheet = device_type(device).data_sheet
-    if sheet is None:
-        raise ConfigError(f"device {device!r} has neither a profile nor a data sheet; profile it first")
-    return sheet
+        Raises:
+            ConfigError: it has none.
+        """
+        sheet = self._profiles.device_types.of(device).data_sheet
+        if sheet is None:
+            raise ConfigError(f"device {device!r} has neither a profile nor a data sheet; profile it first")
+        return sheet

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from hetero.cost.layers.work import Work, layer_work
 from hetero.spec.cluster import GroupLink
-from hetero.spec.devices import DataSheet, DeviceType, device_type
+from hetero.spec.devices import DataSheet, DeviceType
 from hetero.spec.profile import LayerKind, LayerTime, Profile
 from hetero.units import BYTES_OF_PRECISION, GB
 
@@ -45,7 +45,12 @@ LAUNCH_S = 3e-4
 """Seconds to launch the kernels of a layer, which small layers cannot hide."""
 
 NOMINAL_HOST = DataSheet(
-    memory_gb_per_s=10.0, fp64=0.05, fp32=0.1, tf32=None, half=0.1, source="ten fp32 operations per byte"
+    memory_gb_per_s=10.0,
+    fp64_tflops=0.05,
+    fp32_tflops=0.1,
+    bf16_tflops=0.1,
+    fp16_tflops=0.1,
+    source="ten fp32 operations per byte",
 )
 """Stands in for the host CPU, which has no data sheet. The fit scales both figures, so that only their ratio counts."""
 
@@ -83,13 +88,17 @@ class Throughput:
         """Seconds of the part that selective recomputation repeats: from queries and keys to the context."""
         return self.per_operation * work.attention_operations + self.per_score_byte * work.score_bytes
 
+    def linear_s(self, work: Work) -> float:
+        """Seconds of the products with weights, attention's own without."""
+        return self.per_operation * (work.operations - work.attention_operations)
+
     def weight_gradients_s(self, work: Work) -> float:
         """Seconds, in a backward, of one of the two products of each linear layer: output gradient times input.
 
         The other one yields the input's gradient. Both have as many operations as the layer's forward; attention has
         no weights.
         """
-        return self.per_operation * (work.operations - work.attention_operations) / 2
+        return self.linear_s(work) / 2
 
     def on(self, here: DataSheet, there: DataSheet, *, arithmetic: str, other_arithmetic: str) -> "Throughput":
         """The same fractions of another device's peak figures, or of another arithmetic's on the same device."""
@@ -114,8 +123,10 @@ def collective_s(work: Work, all_reduce: Sequence[GroupLink], *, tp: int) -> flo
     return work.num_all_reduces * crossing / nearest.bus.bytes_per_s(work.all_reduce_bytes)
 
 
-def fit(profiles: Sequence[Profile], *, kind: LayerKind, compute_pass: ComputePass) -> Throughput | None:
-    """Coefficients for the device of ``profiles``, which share device, precision and arithmetic.
+def fit(
+    profiles: Sequence[Profile], device: DeviceType, *, kind: LayerKind, compute_pass: ComputePass
+) -> Throughput | None:
+    """Coefficients for ``device``, that of ``profiles``, which share precision and arithmetic.
 
     Returns:
         ``None`` if no profile has a time of this kind and pass.
@@ -132,7 +143,7 @@ def fit(profiles: Sequence[Profile], *, kind: LayerKind, compute_pass: ComputePa
                 measured.append(seconds)
     if not rows:
         return None
-    prior = _prior(device_type(profiles[0].device), arithmetic=profiles[0].arithmetic, compute_pass=compute_pass)
+    prior = _prior(device, arithmetic=profiles[0].arithmetic, compute_pass=compute_pass)
     fitted = _fit_near_prior(np.array(rows), np.array(measured), prior)
     return Throughput(
         per_operation=float(fitted[0]),

@@ -91,7 +91,7 @@ class SimulatedPlan:
         groups = []
         for g, (numbers, row, lanes) in enumerate(zip(device_groups, self._rows[order], of_groups, strict=True)):
             first = stages[numbers[0]]
-            kind = first.device, first.tp, first.micro_batch_size
+            kind = first.device, first.tp, first.micro_batch_size, first.fp8
             cuts = order, numbers, kind, tuple((stages[s].start, stages[s].end) for s in numbers)
             if cuts not in self._points:
                 self._points[cuts] = CollectivePoints(replica, numbers, row, _options(runtime))

@@ -92,6 +92,7 @@ def _replica(
                 micro_batch_size=stage.option.micro_batch_size,
                 in_flight=depth,
                 recompute=stage.option.recompute,
+                fp8=stage.option.fp8,
             )
         )
         layer = end

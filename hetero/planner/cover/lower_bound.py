@@ -68,7 +68,8 @@ def _least(node_type: PlannerNodeType, problem: Problem, stage_options: StageOpt
             if 1 <= size <= largest:
                 option = stage_options.option(slot, size, "none")
                 attention, mlp = (
-                    problem.costs.layer(half, device=node_type.device, tp=tp, micro_batch_size=size) for half in HALVES
+                    problem.costs.layer(half, device=node_type.device, tp=tp, micro_batch_size=size, fp8=option.fp8)
+                    for half in HALVES
                 )
                 attentions_s.append(tp * (attention.forward_s + attention.backward_s) / size)
                 mlps_s.append(tp * (mlp.forward_s + mlp.backward_s) / size)

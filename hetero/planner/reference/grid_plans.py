@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.cost.cost_model import StageConfig
-from hetero.plan.ir import Plan, Recompute, Replica, Stage
+from hetero.plan.ir import Plan, Ranks, Recompute, Replica, Stage
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.reference.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES, Listing
 from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
 from hetero.planner.scoring import EstimatedPlan
-from hetero.spec.devices import device_type
 
 MOST_COMBINED = 4
 """Node types of a cluster for which uniform plans on any of their combinations are searched."""
@@ -79,7 +78,7 @@ def whale_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
     for arithmetic in ("fp32", "tf32") if problem.precision == "fp32" else (problem.precision,):
         flops = {}
         for node_type in problem.node_types:
-            sheet = device_type(node_type.device).data_sheet
+            sheet = problem.cluster.device_types.of(node_type.device).data_sheet
             if sheet is None:
                 return
             flops[node_type.index] = sheet.flops_per_s(arithmetic)
@@ -136,6 +135,7 @@ def _on_grid(
                         tp=grid.tp,
                         micro_batch_size=micro_batch_size,
                         recompute=recompute,
+                        fp8=_fp8(problem, grid, group, micro_batch_size),
                     )
                 ).microbatch_s
                 for s, group in enumerate(pipeline)
@@ -190,11 +190,17 @@ def _grid_plan(
                 micro_batch_size=micro_batch_size,
                 in_flight=min(grid.pp - s, share // micro_batch_size),
                 recompute=recompute,
+                fp8=_fp8(problem, grid, group, micro_batch_size),
             )
             for s, group in enumerate(pipeline)
         )
         replicas.append(Replica(num_samples=share, stages=stages))
     return problem.plan_of(replicas)
+
+
+def _fp8(problem: Problem, grid: _Grid, group: Ranks, micro_batch_size: int) -> bool:
+    device = problem.node_type_of(group[0]).device
+    return problem.computes_in_fp8(device, tp=grid.tp, micro_batch_size=micro_batch_size)
 
 
 def _proportional(total: int, weights: Sequence[float], *, least: int) -> list[int]:

@@ -33,18 +33,22 @@ def check_links(problem: Problem) -> None:
 
 
 def check_devices(problem: Problem, stage_options: StageOptionTable) -> None:
-    """Raise unless some node type can do the precision, and all that can are profiled.
+    """Raise unless some node type can do the precision, and fp8 if that is asked for, and all that can are profiled.
 
     Raises:
-        PlanError: no device has the precision.
+        PlanError: no device has the precision, or none computes in fp8.
         ConfigError: a device has no profile.
     """
     if not stage_options.usable_node_types:
         names = ", ".join(dict.fromkeys(node_type.device for node_type in problem.node_types))
         raise PlanError(f"planner: no device of this cluster ({names}) has {problem.precision}; choose fp16 or fp32")
+    obstacles = {node_type.device: problem.fp8_obstacle_of(node_type.device) for node_type in problem.node_types}
+    if problem.fp8 and all(obstacles.values()):
+        raise PlanError(f"planner: fp8 is asked for, but {'; '.join(map(str, obstacles.values()))}; leave it out")
     for node_type in stage_options.usable_node_types:
+        device, fp8 = node_type.device, problem.fp8 and obstacles[node_type.device] is None
         try:
-            problem.costs.layer("block", device=node_type.device, tp=1, micro_batch_size=1)
+            problem.costs.layer("block", device=device, tp=1, micro_batch_size=1, fp8=fp8)
         except ConfigError as error:
             raise ConfigError(f"node type {node_type.name!r}: {error}") from None
 

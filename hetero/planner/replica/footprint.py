@@ -96,6 +96,7 @@ class Footprints:
                     micro_batch_size=micro_batch_size,
                     sequence_parallel=self._problem.splits_sequence(tp),
                     recompute=recompute,
+                    fp8=self._problem.computes_in_fp8(device, tp=tp, micro_batch_size=micro_batch_size),
                 ),
                 num_neighbours=num_neighbours,
                 optimizer_ways=ways,

@@ -220,5 +220,6 @@ class LeastMemoryPipeline:
                 micro_batch_size=1,
                 in_flight=depth,
                 recompute=option.recompute,
+                fp8=option.fp8,
             )
             layer += share

@@ -11,7 +11,6 @@ from hetero.cost.cost_model import StageConfig
 from hetero.plan.ir import Recompute
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.footprint import Footprint, Footprints
-from hetero.spec.devices import device_type
 from hetero.spec.model import ModelSpec
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -33,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """One way to run a slot: a microbatch and a recomputation, in seconds and bytes.
+    """One way to run a slot: a microbatch, a recomputation, in fp8 or not, in seconds and bytes.
 
     layer_s: forward and backward of one block for one microbatch; ``embedding_s`` and ``head_s`` likewise.
     backwards_s: the backward's part of these three.
@@ -42,6 +41,7 @@ class StageOption:
 
     micro_batch_size: int
     recompute: Recompute
+    fp8: bool
     layer_s: float
     embedding_s: float
     head_s: float
@@ -88,9 +88,9 @@ class StageOptionTable:
     @cached_property
     def usable_node_types(self) -> tuple[PlannerNodeType, ...]:
         """The node types whose devices can do the precision."""
-        precision = self._problem.precision
+        precision, devices = self._problem.precision, self._problem.cluster.device_types
         return tuple(
-            node_type for node_type in self._problem.node_types if precision in device_type(node_type.device).precisions
+            node_type for node_type in self._problem.node_types if precision in devices.of(node_type.device).precisions
         )
 
     def degrees(self, gpus: int) -> tuple[int, ...]:
@@ -151,10 +151,13 @@ class StageOptionTable:
         embedding_s = embedding.forward_s + embedding.backward_s
         head_s = head.forward_s + head.backward_s
         # The first layer alone; in a model of one layer the head is with it.
-        first = costs.stage(StageConfig(node_type.device, 0, 1, slot.tp, micro_batch_size, recompute=recompute))
+        fp8 = self._problem.computes_in_fp8(node_type.device, tp=slot.tp, micro_batch_size=micro_batch_size)
+        config = StageConfig(node_type.device, 0, 1, slot.tp, micro_batch_size, recompute=recompute, fp8=fp8)
+        first = costs.stage(config)
         return StageOption(
             micro_batch_size=micro_batch_size,
             recompute=recompute,
+            fp8=fp8,
             layer_s=first.microbatch_s - embedding_s - head_s * (self._problem.model.num_layers == 1),
             embedding_s=embedding_s,
             head_s=head_s,

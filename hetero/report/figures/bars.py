@@ -7,6 +7,7 @@ from matplotlib.patches import Patch, Rectangle
 from hetero.report.content import DeviceRow, Report, named
 from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting
 from hetero.report.figures.colours import FAINT, INK, QUIET, hue_of, shade
+from hetero.report.plan_wording import device_of
 from hetero.units import GIB
 
 MOST_ROWS = 40
@@ -121,7 +122,7 @@ def _draw_memory(page: Axes, bars: Axes, report: Report, row: DeviceRow, middle:
     corner = 0.03, middle - 0.3 * ROW_IN
     page.add_patch(Rectangle(corner, 0.1, 0.6 * ROW_IN, facecolor=shade(hue_of(report, row.members[0]), *row.place)))
     owner = named("replica", row.members) if report.names_each_replica else f"group {row.group}"
-    texts = [f"{owner} · {row.title} · {row.stage.device}", f"{row.title} · {row.stage.device}"]
+    texts = [f"{owner} · {row.title} · {device_of(row.stage)}", f"{row.title} · {device_of(row.stage)}"]
     page.text(0.2, middle, fitting(texts, room_in=STAGE_IN - 0.3, size_pt=8), va="center", fontsize=8)
     height = 0.6 * ROW_IN
     left = 0.0

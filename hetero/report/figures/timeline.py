@@ -31,7 +31,7 @@ from hetero.report.figures.colours import (
     lighter,
     shade,
 )
-from hetero.report.plan_wording import in_turns, layers_of
+from hetero.report.plan_wording import device_of, in_turns, layers_of
 from hetero.schedule.actions import COMPUTE, ActionKind
 
 MOST_ROWS = 28
@@ -267,7 +267,7 @@ def _label(axes: Axes, report: Report, row: DeviceRow, top: float) -> None:
         corner = 0.03, top + 0.04 * ROW_IN + i * height
         axes.add_patch(Rectangle(corner, 0.1, height, facecolor=shade(hue, *row.place)))
     stage = row.stage
-    devices = f"{len(stage.ranks)} × {stage.device}"
+    devices = f"{len(stage.ranks)} × {device_of(stage)}"
     room = LABEL_IN - 0.3
     first = fitting([f"{row.title} · {devices}", devices], room_in=room, size_pt=7.5)
     axes.text(0.2, top + 0.24 * ROW_IN, first, va="center", fontsize=7.5, color=INK)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from hetero.cost.capacity import memory_error
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.stage_memory import MemoryBreakdown
+from hetero.plan.ir import Stage
 from hetero.planner.scoring import ScoredPlan
 from hetero.report.content import DeviceRow, Execution, Report, named
 from hetero.report.figures.canvas import inline_svg
@@ -20,6 +21,7 @@ from hetero.report.figures.timeline import is_cut
 from hetero.report.plan_wording import (
     depth_of,
     depth_title,
+    device_of,
     gradient_sync_of,
     held_by,
     in_turns,
@@ -214,7 +216,7 @@ def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
         "stage": number_ranges(row.indices),
         "colour": shade(hue_of(report, row.members[0]), *row.place),
         "layers": in_turns(held_by(report.plan, each) for each in stages),
-        "device": stage.device,
+        "device": device_of(stage),
         "ranks": named("rank", sorted(ranks)).removeprefix("ranks ").removeprefix("rank "),
         "all_ranks": number_ranges(sorted(ranks)),
         "tp": stage.tp,
@@ -266,12 +268,12 @@ def _executed(report: Report, execution: Execution) -> dict[str, Any]:
 def _bases(report: Report) -> Iterator[dict[str, Any]]:
     """What each device's times rest on, at the tp and microbatch size that the plan uses."""
     costs = report.costs
-    uses = dict.fromkeys((row.stage.device, row.stage.tp, row.stage.micro_batch_size) for row in report.rows)
-    for device, tp, micro_batch_size in uses:
+    uses = dict.fromkeys(_use(row.stage) for row in report.rows)
+    for device, tp, micro_batch_size, fp8 in uses:
         held = {
             kind
             for row in report.rows
-            if (row.stage.device, row.stage.tp, row.stage.micro_batch_size) == (device, tp, micro_batch_size)
+            if _use(row.stage) == (device, tp, micro_batch_size, fp8)
             for kind in LAYER_KINDS
             if kind == "block"
             or (kind == "embedding" and row.stage.start == 0)
@@ -282,11 +284,13 @@ def _bases(report: Report) -> Iterator[dict[str, Any]]:
         if profile is not None:
             told = f"{profile.model}, {profile.arithmetic}, by {profile.provenance.measured_by}"
         yield {
-            "device": device,
+            "device": device + (" fp8" if fp8 else ""),
             "tp": tp,
             "micro_batch_size": micro_batch_size,
             "layers": [
-                BASIS_WORDS[costs.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size).confidence]
+                BASIS_WORDS[
+                    costs.layer(kind, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8).confidence
+                ]
                 if kind in held
                 else "-"
                 for kind in LAYER_KINDS
@@ -294,6 +298,11 @@ def _bases(report: Report) -> Iterator[dict[str, Any]]:
             "update_basis": BASIS_WORDS[costs.update("block", device=device, tp=tp)[1]],
             "profile": told,
         }
+
+
+def _use(stage: Stage) -> tuple[str, int, int, bool]:
+    """What a layer's time depends on beside its shape."""
+    return stage.device, stage.tp, stage.micro_batch_size, stage.fp8
 
 
 def _origin(report: Report) -> str:

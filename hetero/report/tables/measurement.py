@@ -7,7 +7,7 @@ from rich.table import Table
 
 from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.simulation.stage_times import StageTimes
-from hetero.report.plan_wording import in_turns, layers_of
+from hetero.report.plan_wording import device_of, in_turns, layers_of
 from hetero.text import number_ranges
 
 COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
@@ -35,7 +35,7 @@ def measurement_table(predicted: Simulation, executed: Simulation) -> Table:
             pair: tuple[StageTimes, StageTimes] = predicted.stages[r, s], executed.stages[r, s]
             cells = [" | ".join(f"{seconds_of(times):.4g}" for times in pair) for seconds_of in COLUMNS.values()]
             layers = in_turns(map(layers_of, stages))
-            table.add_row(str(r), number_ranges(group), layers, stages[0].device, *cells)
+            table.add_row(str(r), number_ranges(group), layers, device_of(stages[0]), *cells)
     return table
 
 

@@ -11,6 +11,7 @@ from hetero.report.plan_wording import (
     degrees,
     depth_of,
     depth_title,
+    device_of,
     held_by,
     layers_of,
     ranks_in_words,
@@ -44,7 +45,7 @@ def plan_table(plan: Plan) -> Table:
                 str(s),
                 held_by(plan, stage),
                 number_ranges(stage.ranks),
-                stage.device,
+                device_of(stage),
                 str(stage.tp),
                 str(stage.dp),
                 "yes" if stage.splits_sequence else "-",
@@ -88,7 +89,7 @@ def _box_lines(stage: Stage) -> list[tuple[str, str]]:
     layers, ranks = layers_of(stage), number_ranges(stage.ranks)
     return [
         (f"layer{'s' if len(stage.layer_numbers) > 1 else ''} {layers}", layers),
-        (stage.device, stage.device),
+        (device_of(stage), device_of(stage)),
         (ranks_in_words(stage.ranks) + degrees(stage), ranks + degrees(stage)),
     ]
 

@@ -6,7 +6,16 @@ from rich.table import Table
 from hetero.cost.memory import PlanMemory, device_memory
 from hetero.cost.simulation.simulator import Simulation
 from hetero.plan.ir import Plan
-from hetero.report.plan_wording import caption_of, depth_of, depth_title, held_by, in_turns, recompute_of, title_of
+from hetero.report.plan_wording import (
+    caption_of,
+    depth_of,
+    depth_title,
+    device_of,
+    held_by,
+    in_turns,
+    recompute_of,
+    title_of,
+)
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -46,7 +55,7 @@ def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: Cluste
                 *((str(len(members)), str(replica.num_samples)) if s == 0 else ("", "")),
                 number_ranges(group),
                 in_turns(held_by(plan, each) for each in stages),
-                stage.device,
+                device_of(stage),
                 str(stage.tp),
                 str(stage.dp),
                 str(stage.micro_batch_size),

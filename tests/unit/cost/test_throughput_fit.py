@@ -9,9 +9,12 @@ from hetero.cost.layers.work import layer_work
 from hetero.data import shipped_profiles
 from hetero.spec.cluster import GroupLink, Link
 from hetero.spec.profile import LayerShape, LayerTime, Profile
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.bench.bench_cost_model import estimate_errors
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import profile
+
+A100 = SHIPPED_DEVICES.of("A100-40")
 
 SHAPES = [LayerShape.of(gpt2_model(hidden_size=32 * n, ffn_hidden_size=64 * n)) for n in (8, 16, 64)]
 
@@ -33,7 +36,7 @@ def made_of(shape: LayerShape, *, flops_per_s: float, score_bytes_per_s: float, 
 def test_throughput_is_what_was_achieved_not_what_the_data_sheet_says(flops_per_s: float) -> None:
     """The device's peak is 19.5 Tflop/s; a third shape is predicted from two."""
     rates = {"flops_per_s": flops_per_s, "score_bytes_per_s": 1e11, "launch_s": 2e-4}
-    fitted = fit([made_of(shape, **rates) for shape in SHAPES[:2]], kind="block", compute_pass="forward")
+    fitted = fit([made_of(shape, **rates) for shape in SHAPES[:2]], A100, kind="block", compute_pass="forward")
     assert fitted is not None
     for time in made_of(SHAPES[2], **rates).times:
         work = layer_work(
@@ -53,7 +56,7 @@ def test_coefficients_are_never_negative() -> None:
         LayerTime(kind="block", tp=1, micro_batch_size=size, forward_s=size**3 * 1e-3, backward_s=1.0)
         for size in (1, 2, 4, 8)
     )
-    fitted = fit([profile(gpt2_model(), times=steep, updates=())], kind="block", compute_pass="forward")
+    fitted = fit([profile(gpt2_model(), times=steep, updates=())], A100, kind="block", compute_pass="forward")
     assert fitted is not None
     assert min(fitted.per_operation, fitted.per_score_byte, fitted.per_row_byte, fitted.launch_s) >= 0
 
@@ -62,7 +65,7 @@ def test_what_isolation_adds_is_no_throughput() -> None:
     plain = profile(gpt2_model(), block_s=(1.0, 1.0))
     alone = profile(gpt2_model(), block_s=(1.0, 1.0), isolation_s=0.1)
     work = layer_work("block", plain.shape, tp=1, micro_batch_size=4, seq_length=16, element_bytes=4)
-    seconds = [fit([each], kind="block", compute_pass="forward") for each in (plain, alone)]
+    seconds = [fit([each], A100, kind="block", compute_pass="forward") for each in (plain, alone)]
     assert seconds[0] is not None
     assert seconds[1] is not None
     assert seconds[1].seconds(work, tp=1) < seconds[0].seconds(work, tp=1)
@@ -85,7 +88,7 @@ def test_the_shares_of_the_halves_of_a_block_add_up_to_one(launch_s: float) -> N
 
 def test_nothing_to_fit() -> None:
     blocks = tuple(time for time in profile(gpt2_model()).times if time.kind == "block")
-    assert fit([profile(gpt2_model(), times=blocks)], kind="head", compute_pass="forward") is None
+    assert fit([profile(gpt2_model(), times=blocks)], A100, kind="head", compute_pass="forward") is None
 
 
 def test_collectives_are_those_of_the_measured_machine() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from hetero.doctor.facts import GpuFacts, HostFacts, InfinibandPort, NetworkInterface
 from hetero.doctor.findings import Diagnosis, Finding
-from hetero.doctor.host_checks import check_host, runs_on
+from hetero.doctor.host_checks import check_host
 from hetero.units import GIB, MIB
-from tests.unit.doctor.samples import A100, CU126, CU130, V100, host, rank_of, torch_of
+from tests.unit.doctor.samples import A100, CU130, V100, host, rank_of, torch_of
 
 
 def faults(facts: HostFacts) -> list[Finding]:
@@ -75,29 +75,6 @@ def test_a_v100_needs_the_wheel_that_has_its_kernels() -> None:
     assert found.severity == "problem"
     assert "not for sm_70" in found.found
     assert "whl/cu126" in found.todo
-
-
-@pytest.mark.parametrize(
-    ("architectures", "capability", "runs"),
-    [
-        (CU126, (7, 0), True),
-        (CU130, (7, 0), False),
-        (CU130, (7, 5), True),
-        (CU130, (8, 6), True),
-        (CU130, (8, 9), True),  # machine code of 8.6
-        (CU126, (10, 0), False),
-        (CU130, (10, 3), True),
-        (("sm_90", "compute_90"), (12, 0), True),  # compiled by the driver
-        (("sm_90a",), (9, 0), True),
-        (("sm_90a", "sm_100f"), (10, 3), False),
-        (("gfx942",), (9, 4), False),
-        ((), (8, 0), False),
-    ],
-)
-def test_machine_code_runs_on_newer_devices_of_its_major_version(
-    architectures: tuple[str, ...], capability: tuple[int, int], runs: bool
-) -> None:
-    assert runs_on(architectures, capability) == runs
 
 
 @pytest.mark.parametrize(

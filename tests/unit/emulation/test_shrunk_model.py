@@ -12,6 +12,7 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from tests.helpers.layouts import layouts
 from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tests.helpers.plans import plan, replica, stage
 
 LARGE = {"hidden_size": 4096, "kv_channels": 128, "num_attention_heads": 32, "num_query_groups": 8}
 
@@ -33,3 +34,14 @@ def test_a_legal_plan_stays_legal(described: Plan) -> None:
     validate(small)
     assert small.replicas == described.replicas
     assert small.precision == "fp32"
+
+
+def test_the_small_model_computes_in_fp32_also_where_the_large_one_is_in_fp8() -> None:
+    large = llama_model(**LARGE, ffn_hidden_size=16384)
+    stages = (stage(layers=(0, 3), ranks=(0,), device="H100"), stage(layers=(3, 6), ranks=(1,), device="A100-40"))
+    described = plan(large, [replica(*stages)], precision="bf16")
+    described = described.with_replica(0, described.replicas[0].with_stage(0, fp8=True))
+    validate(described)
+    small = small_plan(described, vocab_size=100, seq_length=32)
+    validate(small)
+    assert [stage.fp8 for _, _, stage in small.stages()] == [False, False]

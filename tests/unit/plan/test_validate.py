@@ -1,6 +1,7 @@
 """Each rule alone: a plan it allows, one it forbids, and what it says."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from hetero.errors import ConfigError, PlanError
+from hetero.plan import device_rules
 from hetero.plan import validate as rules
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
+from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage, uneven_plan
@@ -135,7 +138,9 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_recompute, "all layers", in_stage(0, 0, recompute="selective")),
     (rules.check_wgrad_delay, "none", in_stage(0, 0, wgrad_delay=0)),
     (rules.check_wgrad_delay, "selective", in_stage(0, 0, wgrad_delay=3, recompute="selective")),
-    (rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
+    (device_rules.check_devices_are_known, "shipped and described", in_plan(devices=(DeviceType(name="mine"),))),
+    (device_rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
+    (device_rules.check_fp8, "none", in_plan()),
     (rules.check_gradient_domains, "none", in_sync()),
     (rules.check_gradient_domains, "in any order, without the idle rank", in_sync((5, 4), (6,), (3, 0, 1, 2))),
     (rules.check_gradient_domains, "with it", in_sync((0, 1, 2, 3, 4, 5, 6, 7))),
@@ -353,8 +358,19 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         in_stage(0, 1, wgrad_delay=2, recompute="full"),
     ),
     (
-        rules.check_devices_can_do_the_precision,
-        "replica 0 stage 1: device V100-16 has no bf16; .* such as fp16, or leave its ranks idle",
+        device_rules.check_devices_are_known,
+        "plan: devices: it describes 'mine' more than once; keep one of them",
+        in_plan(devices=(DeviceType(name="mine"), DeviceType(name="mine", memory_gib=2))),
+    ),
+    (
+        device_rules.check_fp8,
+        r"replica 0 stage 0: fp8 is true, but device cpu has no CUDA, fp8 begins with 8\.9; set it to false",
+        in_stage(0, 0, fp8=True),
+    ),
+    (
+        device_rules.check_devices_can_do_the_precision,
+        "replica 0 stage 1: device V100-16 has no bf16; choose fp16 for the whole plan, which every device has, or "
+        "leave its ranks idle",
         lambda plan: in_plan(precision="bf16")(in_stage(0, 1, device="V100-16")(plan)),
     ),
     (
@@ -384,9 +400,12 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
 def test_no_rule_is_forgotten() -> None:
     """Every check is in CHECKS, which is what ``validate`` runs, and has an example of either kind below."""
     written = [
-        rule for name, rule in vars(rules).items() if name.startswith("check_") and rule.__module__ == rules.__name__
+        rule
+        for module in (rules, device_rules)
+        for name, rule in vars(module).items()
+        if name.startswith("check_") and rule.__module__ == module.__name__
     ]
-    assert list(rules.CHECKS) == written
+    assert Counter(rules.CHECKS) == Counter(written)
     assert {rule for rule, _, _ in ALLOWED} == set(written)
     assert {rule for rule, _, _ in FORBIDDEN} | {rules.check_moe_uses_sequence_parallel} == set(written)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hetero.errors import ConfigError
 from hetero.serialization import from_json, load, to_json
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodePair, NodeType, ZonePair
+from hetero.spec.devices import DeviceType
 
 PRESETS = sorted((Path(__file__).parents[3] / "scripts" / "presets" / "clusters").glob("*.yaml"))
 
@@ -139,7 +140,6 @@ def test_impossible_links_are_refused(bandwidth: Any, latency_us: float, message
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"device": "V100"}, r"'a': unknown device type 'V100' \(did you mean 'V100-16' or 'V100-32'\?\)"),
         ({"gpus_per_node": 0}, "'a': gpus_per_node is 0, must be at least 1"),
         ({"count": -1}, "'a': count is -1, must be at least 1"),
         ({"memory_gib": 0}, "'a': memory_gib is 0, must be at least 1"),
@@ -180,6 +180,47 @@ def test_links_between_the_wrong_things_are_refused(links: Links, message: str) 
 def test_node_types_need_names_of_their_own() -> None:
     with pytest.raises(ConfigError, match="lists 'fast' more than once"):
         ClusterSpec(node_types=(FAST, SLOW, FAST))
+
+
+def node_of(device: str) -> NodeType:
+    return NodeType(name="a", device=device, gpus_per_node=2)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    expected = r"'a': unknown device type 'V100' \(did you mean 'V100-16' or 'V100-32' or 'V100S-32'\?\); a cluster"
+    with pytest.raises(ConfigError, match=expected):
+        ClusterSpec(node_types=(node_of("V100"),))
+
+
+DESCRIBED = """
+devices:
+  - name: RTX-A4000
+    memory_gib: 16
+    compute_capability: [8, 6]
+    data_sheet: {memory_gb_per_s: 448, fp32_tflops: 19.2, tf32_tflops: 38.4, bf16_tflops: 76.7, fp16_tflops: 76.7,
+                 source: NVIDIA RTX A4000 data sheet}
+node_types:
+  - {name: a, device: RTX-A4000, gpus_per_node: 2}
+  - {name: b, device: RTX-A4000, gpus_per_node: 2, memory_gib: 12}
+  - {name: c, device: A100-40, gpus_per_node: 1}
+"""
+
+
+def test_a_cluster_describes_devices_that_do_not_ship(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(DESCRIBED)
+    cluster = load(ClusterSpec, path)
+    assert [cluster.device_of_rank(rank).memory_gib for rank in range(5)] == [16, 16, 12, 12, 40]
+    assert cluster.device_of_rank(0) == cluster.device_types.of("RTX-A4000") == cluster.devices[0]
+    assert from_json(ClusterSpec, to_json(cluster), source="memory") == cluster
+
+
+def test_a_device_is_described_once_and_not_if_it_ships() -> None:
+    mine = DeviceType(name="mine", memory_gib=16, compute_capability=(8, 6))
+    with pytest.raises(ConfigError, match="devices: it describes 'mine' more than once"):
+        ClusterSpec(devices=(mine, mine), node_types=(node_of("mine"),))
+    with pytest.raises(ConfigError, match=r"describes 'A100-40', which ships with figures of its own .*another name"):
+        ClusterSpec(devices=(DeviceType(name="A100-40"),), node_types=(node_of("A100-40"),))
 
 
 def test_a_cluster_without_nodes_is_refused() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.serialization import from_json, to_json
+from hetero.spec.devices import DeviceType
 from hetero.spec.profile import LayerShape, LayerTime, Profile, ProfileStore, UpdateTime
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.synthetic_profiles import profile
 
@@ -38,10 +40,6 @@ def test_unknown_keys_are_refused_with_the_near_match() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            {"device": "A100_40"},
-            "profile of synthetic on A100_40: unknown device type 'A100_40' (did you mean 'A100-40'?)",
-        ),
         ({"seq_length": 0}, "profile of synthetic on A100-40: seq_length is 0, must be at least 1"),
         ({"isolation_s": -1.0}, "isolation_s is -1.0, must be at least 0"),
         ({"times": ()}, "times is empty, so it says nothing; measure a block at least"),
@@ -117,6 +115,14 @@ class TestStore:
     def test_a_device_without_a_profile(self) -> None:
         with pytest.raises(ConfigError, match=r"no profile of any model on 'H100' \(profiled: A100-40, V100-16\)"):
             self.STORE.of_device("H100")
+
+    def test_a_profile_of_no_known_device_is_refused(self) -> None:
+        strange = profile(MODEL, device="A100_40")
+        message = r"profile of synthetic on A100_40: unknown device type 'A100_40' \(did you mean 'A100-40'\?\)"
+        with pytest.raises(ConfigError, match=message):
+            ProfileStore([strange])
+        described = SHIPPED_DEVICES.plus([DeviceType(name="A100_40", memory_gib=40)])
+        assert ProfileStore([strange], device_types=described).of_device("A100_40") == (strange,)
 
     def test_a_device_that_does_not_exist(self) -> None:
         with pytest.raises(ConfigError, match="unknown device type 'B52'"):

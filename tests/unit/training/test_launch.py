@@ -7,6 +7,7 @@ import pytest
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training.cli.model_config import model_spec
 from megatron.training.launch import _plan_of_flags
 from megatron.training.training import describe_rank
@@ -15,7 +16,8 @@ from tests.helpers.flags import parse
 
 def plan_of(flags: str, *, world_size: int) -> Plan:
     config = parse(flags)
-    made = _plan_of_flags(config, model_spec(config.model, tokenizer_vocab_size=100), ["cpu"] * world_size)
+    model = model_spec(config.model, tokenizer_vocab_size=100)
+    made = _plan_of_flags(config, model, [SHIPPED_DEVICES.of("cpu")] * world_size)
     validate(made)
     return made
 

@@ -1,0 +1,26 @@
+"""``hetero devices`` prints the device types that a cluster file may name."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hetero.commands.console import console
+from hetero.report.tables.devices import devices_table, source_lines
+from hetero.serialization import load
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
+
+
+def add_devices(commands: Any) -> None:
+    """Add the parser of ``hetero devices``."""
+    parser = commands.add_parser("devices", help="print the device types that a cluster file may name")
+    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.yaml", help="with those that it describes itself")
+    parser.set_defaults(run=_devices)
+
+
+def _devices(args: argparse.Namespace) -> int:
+    known = SHIPPED_DEVICES if args.cluster is None else load(ClusterSpec, args.cluster).device_types
+    console().print(devices_table(known))
+    for line in source_lines(known):
+        print(line)
+    return 0

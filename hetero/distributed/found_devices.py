@@ -1,0 +1,106 @@
+"""Says what each rank sits on, as CUDA has it, and whether that is what the plan was made for."""
+
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan
+from hetero.spec.devices import DeviceCatalogue, DeviceType
+from hetero.text import number_ranges
+from hetero.units import GIB
+
+LEAST_MEMORY = 0.9
+"""Share of the nominal memory below which a device is told: error correction takes up to a tenth of GDDR memory, and
+whoever has less sits on a part of a device (MIG), or on another one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundDevice:
+    """What a rank sits on.
+
+    cuda_name: ``None`` on the host CPU.
+    compute_capability: ``None`` there and on a GPU without CUDA.
+    memory_bytes: of the device, ``None`` on the host CPU.
+    """
+
+    cuda_name: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+
+    def is_a(self, wanted: DeviceType) -> bool:
+        """Whether it is of this type, by its name and its compute capability."""
+        is_host_cpu = wanted.compute_capability is None and wanted.cuda_name is None
+        if self.cuda_name is None or is_host_cpu:
+            return self.cuda_name is None and is_host_cpu
+        is_called = wanted.cuda_name is None or wanted.is_called(self.cuda_name)
+        return is_called and self.compute_capability == wanted.compute_capability
+
+    def type_among(self, known: DeviceCatalogue) -> DeviceType:
+        """Its type; of a GPU that nobody described, what CUDA says of it, under its CUDA name."""
+        if (found := next(filter(self.is_a, known), None)) is not None:
+            return found
+        assert self.cuda_name is not None, "the host CPU is known"
+        assert self.memory_bytes is not None, "a GPU has memory of its own"
+        return DeviceType(
+            name=self.cuda_name,
+            memory_gib=max(1, round(self.memory_bytes / GIB)),
+            compute_capability=self.compute_capability,
+            cuda_name=glob.escape(self.cuda_name),
+        )
+
+
+def found_device(device: torch.device) -> FoundDevice:
+    """What this rank sits on."""
+    if device.type == "cpu":
+        return FoundDevice()
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm has numbers of its own there, which mean other things.
+    capability = torch.cuda.get_device_capability(device) if torch.version.hip is None else None
+    return FoundDevice(cuda_name=properties.name, compute_capability=capability, memory_bytes=properties.total_memory)
+
+
+def check_devices(plan: Plan, found: Sequence[FoundDevice]) -> None:
+    """Checks that every working rank sits on the device type that its stage names. ``found`` is by rank.
+
+    Raises:
+        PlanError: one does not.
+    """
+    for r, s, stage in plan.stages():
+        wanted = plan.device_types.of(stage.device)
+        wrong = [rank for rank in stage.ranks if not found[rank].is_a(wanted)]
+        if wrong:
+            others = ", ".join(sorted({_other_than(wanted, found[rank], plan.device_types) for rank in wrong}))
+            raise PlanError(
+                f"replica {r} stage {s}: it is planned for {stage.device}, but ranks {number_ranges(wrong)} sit on "
+                f"{others}; reorder the hosts or make a plan for these devices"
+            )
+
+
+def _other_than(wanted: DeviceType, found: FoundDevice, known: DeviceCatalogue) -> str:
+    """What ``found`` is called; where names agree, or say nothing, its compute capability."""
+    name = found.type_among(known).name
+    if found.cuda_name is None or (wanted.cuda_name is not None and not wanted.is_called(found.cuda_name)):
+        return name
+    capabilities = (
+        "none" if each is None else "{}.{}".format(*each)
+        for each in (found.compute_capability, wanted.compute_capability)
+    )
+    return "{} of compute capability {}, not {}".format(name, *capabilities)
+
+
+def short_of_memory(found: Sequence[FoundDevice], memory_gib: Sequence[int | None]) -> list[str]:
+    """A line for each sort of device with clearly less memory than the ``memory_gib`` that its rank is planned with."""
+    ranks_of: dict[tuple[str, int, int], list[int]] = {}
+    for rank, (device, nominal) in enumerate(zip(found, memory_gib, strict=True)):
+        if device.cuda_name is None or device.memory_bytes is None or nominal is None:
+            continue
+        if device.memory_bytes < LEAST_MEMORY * nominal * GIB:
+            ranks_of.setdefault((device.cuda_name, device.memory_bytes, nominal), []).append(rank)
+    return [
+        f"ranks {number_ranges(ranks)}: {name} has {memory_bytes / GIB:.1f} GiB, the plan counts on {nominal}; is it a "
+        "part of a device (MIG)? Say so by memory_gib of the node type in the cluster file"
+        for (name, memory_bytes, nominal), ranks in ranks_of.items()
+    ]

@@ -1,0 +1,121 @@
+"""Checks, as soon as the ranks can talk, that their software fits together and has kernels for their devices.
+
+Hosts with devices of several generations have several builds of torch: CUDA 13 has no kernels for Volta, so a V100
+needs a build with CUDA 12.6, which is made up to torch 2.14 (pytorch/pytorch issues 172352 and 190385). Builds of one
+version for several versions of CUDA work together as long as they bring one version of NCCL: NCCL refuses to connect
+two versions (``ncclInvalidUsage``, "Mismatched NCCL version" in its ``init.cc``), when the first group is made.
+"""
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hetero.distributed.kernel_architectures import has_kernels
+from hetero.distributed.nccl_library import loaded_nccl_version
+from hetero.distributed.rank_consensus import ConsensusError
+from hetero.errors import ConfigError
+from hetero.text import number_ranges
+
+MUST_AGREE = {
+    "hetero": ("megatron-hetero", "install one version of it on all hosts"),
+    "torch": ("torch", "install one version of it on all hosts; builds for several versions of CUDA may differ"),
+    "megatron_core": ("megatron-core", "install one version of it on all hosts"),
+    "nccl": (
+        "NCCL",
+        "it does not connect two versions: install one on all hosts, by pip install --no-deps nvidia-nccl-cu12==V "
+        "beside a torch with CUDA 12 and nvidia-nccl-cu13==V beside one with CUDA 13",
+    ),
+}
+"""By field of :class:`RuntimeVersions`, its name and what to do where ranks differ."""
+
+VOLTA = (7, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeVersions:
+    """What a rank runs on.
+
+    torch: its version, without the build: ``2.13.0`` of ``2.13.0+cu126``, of which ``torch_build`` is the rest.
+    nccl: of the library that torch loaded; ``none`` on the host CPU.
+    """
+
+    hetero: str
+    torch: str
+    torch_build: str
+    megatron_core: str
+    nccl: str
+
+
+def runtime_versions(device: torch.device) -> RuntimeVersions:
+    """What this rank runs on."""
+    version, _, build = torch.__version__.partition("+")
+    nccl = "none"
+    if device.type == "cuda":
+        # A torch that has NCCL built in, as that of ROCm has RCCL, loads none.
+        built_in = ("RCCL " if torch.version.hip else "") + ".".join(map(str, torch.cuda.nccl.version()))
+        nccl = loaded_nccl_version() or built_in
+    return RuntimeVersions(
+        hetero=importlib.metadata.version("megatron-hetero"),
+        torch=version,
+        torch_build=build or "no build named",
+        megatron_core=importlib.metadata.version("megatron-core"),
+        nccl=nccl,
+    )
+
+
+def check_kernels(device: torch.device) -> None:
+    """Checks that this rank's torch has kernels for its GPU. Launches nothing on it.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return
+    built_for = torch.cuda.get_arch_list()
+    capability = torch.cuda.get_device_capability(device)
+    if has_kernels(built_for, capability):
+        return
+    name, said = torch.cuda.get_device_name(device), "{}.{}".format(*capability)
+    fix = "install a build that has them, see https://pytorch.org/get-started/locally"
+    if capability <= VOLTA:
+        fix = (
+            "CUDA 13 and torch's builds with CUDA 12.8 have none for Volta and older: on this host install torch 2.14 "
+            "or older with CUDA 12.6 (pip install torch --index-url https://download.pytorch.org/whl/cu126), and the "
+            "same version of torch and of NCCL on all others"
+        )
+    raise ConfigError(
+        f"{name} has compute capability {said}, and torch {torch.__version__} has kernels for {' '.join(built_for)} "
+        f"only; {fix}"
+    )
+
+
+def check_versions(device: torch.device) -> None:
+    """Checks that all ranks run one version of everything that has to be the same everywhere.
+
+    Collective over the world (all-gather of short objects, by gloo). Comes before any other group is made.
+
+    Raises:
+        ConsensusError: some ranks have another version than rank 0; the same message on every rank.
+    """
+    own = runtime_versions(device)
+    every = [own] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    if said := difference_of(every):
+        raise ConsensusError(said)
+
+
+def difference_of(every: Sequence[RuntimeVersions]) -> str:
+    """What differs among the ranks that may not, with the ranks and the fix; empty if nothing does."""
+    for field, (what, fix) in MUST_AGREE.items():
+        if len({getattr(each, field) for each in every}) == 1:
+            continue
+        ranks_of: dict[str, list[int]] = {}
+        for rank, each in enumerate(every):
+            brought_by = f" (torch {each.torch}, {each.torch_build})" if field == "nccl" else ""
+            ranks_of.setdefault(getattr(each, field) + brought_by, []).append(rank)
+        listed = ", ".join(f"{version} on ranks {number_ranges(ranks)}" for version, ranks in ranks_of.items())
+        return f"the ranks run different versions of {what}: {listed}; {fix}"
+    return ""
