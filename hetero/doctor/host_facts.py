@@ -3,7 +3,6 @@
 import ctypes
 import fcntl
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from hetero.doctor.facts import HostFacts, InfinibandPort, NetworkInterface, TorchFacts
 from hetero.errors import ConfigError
+from hetero.extras import is_installed
 from hetero.serialization import read_text
 
 PACKAGES = (
@@ -74,7 +74,7 @@ def host_facts(
         torch=torch,
         torch_error=torch_error,
         packages=_versions(),
-        modules=tuple(name for name in MODULES if importlib.util.find_spec(name) is not None),
+        modules=tuple(name for name in MODULES if is_installed(name)),
         accepted=_accepted_by_megatron_core(),
         environment={
             name: value for name, value in sorted(environment.items()) if name in NAMES or name.startswith(PREFIXES)
