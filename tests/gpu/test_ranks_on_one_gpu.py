@@ -9,7 +9,7 @@ from hetero.plan.ir import Plan
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from hetero.spec.model import ModelSpec
-from tests.gpu.models import MODELS
+from tests.gpu.models import MODELS, SLOW_ADAM
 from tests.helpers.comparison import LOSS_BOUND
 from tests.helpers.gpu_ranks import device_type_here, on_devices, placed_on, run_on
 from tests.helpers.plans import plan, replica, sharded, stage
@@ -66,7 +66,15 @@ def losses(rank: int, device: str, wanted: Plan) -> list[float]:
     data_parallel = OVERLAPPED if wanted.distributed_optimizer else SMALL_BUCKETS
     scale = LossScaleOptions(constant=1.0)
     trace = train(
-        rank, placed, NUM_STEPS, data_parallel, options, loss_scale=scale, weights_at="the end", device=device
+        rank,
+        placed,
+        NUM_STEPS,
+        data_parallel,
+        options,
+        loss_scale=scale,
+        weights_at="the end",
+        device=device,
+        adam=SLOW_ADAM,
     )
     assert isinstance(trace, Trace), "no rank of these layouts is idle"
     return trace.losses

@@ -114,6 +114,7 @@ def train(
     loss_scale: LossScaleOptions | None = None,
     weights_at: Literal["every step", "the end"] = "every step",
     device: str = "cpu",
+    adam: AdamOptions = ADAM,
 ) -> Trace | None:
     """Run on every rank of ``plan``. Returns ``None`` on idle ranks.
 
@@ -125,7 +126,7 @@ def train(
     trainer = Trainer(
         context,
         options=options or StageOptions(init_method_std=0.1),
-        adam=ADAM,
+        adam=adam,
         seed=7,
         data_parallel=data_parallel,
         loss_scale=loss_scale,
