@@ -10,10 +10,12 @@ parallelism give the uniform one.
 import os
 import sys
 
+from hetero.distributed.environment import set_cuda_environment
 from hetero.extras import exit_without
 
 # Before torch is imported by anyone.
 exit_without("train", program="pretrain_gpt.py")
+set_cuda_environment(os.environ)
 
 from hetero.distributed.failure_detector import bounded_exit
 from hetero.errors import HeteroError

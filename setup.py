@@ -33,6 +33,7 @@ setup(
         "matplotlib>=3.9",
         "numpy>=1.26",
         "ortools>=9.11",
+        "packaging>=24.0",
         "pydantic>=2.7",
         "PyYAML>=6.0",
         "rich>=13.7",

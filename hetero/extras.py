@@ -29,7 +29,7 @@ def pip_install(extra: str) -> str:
 
 def missing_modules(extra: str) -> tuple[str, ...]:
     """What ``extra`` brings and is not installed. Imports nothing but the packages around what it looks for."""
-    return tuple(module for module in EXTRAS[extra] if not _is_installed(module))
+    return tuple(module for module in EXTRAS[extra] if not is_installed(module))
 
 
 def require(extra: str, *, asked_by: str) -> None:
@@ -57,7 +57,8 @@ def exit_without(extra: str, *, program: str) -> None:
         sys.exit(2)
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Whether ``module`` can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

@@ -8,6 +8,7 @@
 # GPUS: processes on this host (default: all its GPUs). CHECKPOINTS: a folder to save into and to go on from.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/numa.sh
 : "${DATA:?set DATA to the prefix of a .bin and .idx file, see tools/preprocess_data.py}"
 : "${TOKENIZER:?set TOKENIZER to the tokenizer.json that made the data}"
 GPUS="${GPUS:-$(nvidia-smi --list-gpus | wc -l)}"
@@ -31,5 +32,6 @@ if [ -n "${CHECKPOINTS:-}" ]; then
 fi
 data=(--data-path "$DATA" --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$TOKENIZER")
 
-exec torchrun --standalone --nproc-per-node "$GPUS" pretrain_gpt.py \
+# Variables of CUDA and torch get their defaults in pretrain_gpt.py (docs/install.md); those that are set stay.
+exec torchrun --standalone --nproc-per-node "$GPUS" $(numa_binding) pretrain_gpt.py \
     "${model[@]}" "${training[@]}" "${memory[@]}" "${checkpoints[@]}" "${data[@]}" "$@"

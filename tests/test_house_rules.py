@@ -19,6 +19,7 @@ BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT /
 
 READS_ENVIRONMENT = frozenset(
     {
+        "hetero/doctor/__main__.py",  # an entry point: it tells what its host and its launcher say
         "hetero/emulation/__main__.py",  # an entry point: it hides the GPUs of its host
     }
 )

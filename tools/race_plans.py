@@ -14,10 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetero.distributed.environment import set_cuda_environment
 from hetero.extras import exit_without
 
 # Before torch is imported by anyone.
 exit_without("train", program="race_plans.py")
+set_cuda_environment(os.environ)
 
 from hetero.runtime import cpu_backend
 

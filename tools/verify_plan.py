@@ -15,10 +15,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from hetero.distributed.environment import set_cuda_environment
 from hetero.extras import exit_without
 
 # Before torch is imported by anyone.
 exit_without("train", program="verify_plan.py")
+set_cuda_environment(os.environ)
 
 from hetero.runtime import cpu_backend
 

@@ -7,13 +7,13 @@ two versions (``ncclInvalidUsage``, "Mismatched NCCL version" in its ``init.cc``
 """
 
 import importlib.metadata
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.kernel_architectures import has_kernels
 from hetero.distributed.nccl_library import loaded_nccl_version
 from hetero.distributed.rank_consensus import ConsensusError
 from hetero.errors import ConfigError
@@ -90,29 +90,6 @@ def check_kernels(device: torch.device) -> None:
         f"{name} has compute capability {said}, and torch {torch.__version__} has kernels for {' '.join(built_for)} "
         f"only; {fix}"
     )
-
-
-def has_kernels(built_for: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Whether code built for these architectures, such as ``sm_90`` or ``compute_120``, runs on a device.
-
-    Binary code (``sm``) runs on later devices of its own generation, intermediate code (``compute``) on all later ones;
-    with the suffix ``a`` both run on this very architecture only, with ``f`` in its generation. Without any
-    architectures nothing is known, and nothing refused.
-    """
-    for each in built_for:
-        if (found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", each)) is None:
-            continue
-        kind, major, minor, suffix = found.groups()
-        built = int(major), int(minor)
-        if suffix == "a":
-            runs = built == capability
-        elif kind == "compute" and not suffix:
-            runs = built <= capability
-        else:
-            runs = built[0] == capability[0] and built <= capability
-        if runs:
-            return True
-    return not built_for
 
 
 def check_versions(device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.cost.capacity import check_memory
+from hetero.distributed.environment import describe_cuda_environment
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
 from hetero.distributed.found_devices import FoundDevice, check_devices, found_device, short_of_memory
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
@@ -50,12 +51,16 @@ class StoreAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Holds what the launcher says of this process. ``store`` is ``None`` if it is the only one."""
+    """Holds what the launcher says of this process. ``store`` is ``None`` if it is the only one.
+
+    cuda_environment: for the log, what CUDA, torch and NCCL are told.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     store: StoreAddress | None = None
+    cuda_environment: str = ""
 
 
 def launch_from(environment: Mapping[str, str]) -> Launch:
@@ -67,7 +72,7 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     given = [name for name in numbers if name in environment]
     if not given:
-        return Launch(rank=0, world_size=1, local_rank=0)
+        return Launch(rank=0, world_size=1, local_rank=0, cuda_environment=describe_cuda_environment(environment))
     is_alone = environment.get("WORLD_SIZE") == "1"
     wanted = numbers if is_alone else (*numbers, "MASTER_PORT", "MASTER_ADDR")
     if missing := [name for name in wanted if name not in environment]:
@@ -87,7 +92,13 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
             port=int(environment["MASTER_PORT"]),
             in_rank_0=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         )
-    return Launch(rank=rank, world_size=world_size, local_rank=local_rank, store=store)
+    return Launch(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        store=store,
+        cuda_environment=describe_cuda_environment(environment),
+    )
 
 
 def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
@@ -148,6 +159,8 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+                if launch.rank == 0:
+                    print(f"environment: {launch.cuda_environment}", flush=True)
             check_versions(device)
             on_all_ranks(lambda: check_kernels(device))
             yield device, detector

@@ -1,6 +1,7 @@
-"""Step time on uniform plans: this runtime against stock megatron-core, on CPU and gloo.
+"""Step time on uniform plans: this runtime against stock megatron-core, on CPU and gloo, or on GPUs and NCCL.
 
     python -m tests.bench.bench_uniform [--layers 8 --hidden 256 --seq 256 --microbatches 4 --steps 1]
+    python -m tests.bench.bench_uniform --device cuda --precision bf16 --layers 12 --hidden 1024 --seq 1024 --steps 5
 
 Both train the same model on the same data in the same processes and take turns of a few steps each, so that whatever
 else the machine does weighs on both alike. The figure to read is the ratio of neighbouring turns: below 1, this
@@ -8,10 +9,12 @@ runtime is faster. "best" is the ratio of the two fastest turns, "cpu" that of a
 programs disturb least but in which waiting for another rank costs nothing. Plans of more ranks than cores say less.
 
 Stock gets torch's fused Adam, as it would get Apex's or TransformerEngine's on a GPU, and overlaps its gradient
-reduction wherever there is more than one replica.
+reduction wherever there is more than one replica. On GPUs both have the same layers, TransformerEngine's where it is
+installed and the device can; ranks that outnumber the GPUs share them, and are no measure of speed.
 """
 
 import argparse
+import importlib.util
 import itertools
 import os
 import statistics
@@ -19,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
@@ -32,8 +36,8 @@ from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
+from tests.helpers.gpu_ranks import device_type_here, run_on, this_device
 from tests.helpers.models import llama_model
-from tests.helpers.ranks import run_ranks
 from tests.helpers.stock_megatron import StockOptions, StockTrainer, stand_ins
 
 ADAM = AdamOptions(lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=1.0)
@@ -49,6 +53,18 @@ PLANS = {
     "tp2 sp": (2, {"tp": 2, "sequence_parallel": True}),
     "dp2 pp2": (4, {"pp": 2}),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What is trained, how often, and on what. ``transformer_engine``: its layers, on both sides."""
+
+    plan: Plan
+    num_steps: int
+    num_turns: int
+    data_parallel: DataParallelOptions
+    device: str = "cpu"
+    transformer_engine: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,29 +87,37 @@ class Turns:
 def main() -> None:
     arguments = _arguments()
     table = Table(
-        title=f"{arguments.layers} layers, hidden {arguments.hidden}, sequence {arguments.seq}",
-        caption="* more ranks than cores",
+        title=(
+            f"{arguments.layers} layers, hidden {arguments.hidden}, sequence {arguments.seq}, {arguments.precision} on "
+            f"{device_type_here(arguments.device).name}"
+        ),
+        caption="* more ranks than cores or GPUs",
     )
     for column in ("plan", "ours ms", "stock ms", "ratio", "min..max", "best", "cpu", "losses"):
         table.add_column(column, justify="left" if column == "plan" else "right")
     for name in arguments.plans:
         world_size, degrees = PLANS[name]
         plan = _plan(arguments, world_size, degrees)
-        ranks = run_ranks(
-            measure,
-            world_size,
-            plan,
-            arguments.steps,
-            arguments.turns,
-            DataParallelOptions(
+        bench = Bench(
+            plan=plan,
+            num_steps=arguments.steps,
+            num_turns=arguments.turns,
+            data_parallel=DataParallelOptions(
                 bucket_numel=arguments.bucket_numel,
                 overlap_param_gather=arguments.distributed_optimizer,
             ),
-            timeout_s=1800,
+            device=arguments.device,
+            transformer_engine=_has_transformer_engine(arguments),
         )
+        try:
+            ranks = run_on(arguments.device, measure, world_size, bench, timeout_s=1800)
+        except pytest.skip.Exception as skipped:
+            table.add_row(name, *["-"] * 6, str(skipped))
+            continue
         turns = ranks[-1]
         ratios = turns.ratios
-        oversubscribed = world_size > (os.cpu_count() or 1)
+        places = torch.cuda.device_count() if arguments.device == "cuda" else os.cpu_count()
+        oversubscribed = world_size > (places or 1)
         table.add_row(
             f"{name} *" if oversubscribed else name,
             f"{1e3 * statistics.median(turns.ours_s):.0f}",
@@ -119,6 +143,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--distributed-optimizer", action="store_true", help="on both sides, with overlapped reductions and gathers"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--transformer-impl", choices=("auto", "local"), default="auto", help="of both sides, on a GPU")
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=list(PLANS), metavar="PLAN")
     return parser.parse_args()
 
@@ -142,53 +169,76 @@ def _plan(arguments: argparse.Namespace, world_size: int, degrees: dict[str, int
             micro_batch_size=1,
             global_batch_size=num_replicas * arguments.microbatches,
             seq_length=arguments.seq,
-            device="cpu",
+            device=device_type_here(arguments.device).name,
+            precision=arguments.precision,
             distributed_optimizer=arguments.distributed_optimizer,
             **degrees,
         )
     )
 
 
-def measure(rank: int, plan: Plan, num_steps: int, num_turns: int, options: DataParallelOptions) -> Turns:
+def _has_transformer_engine(arguments: argparse.Namespace) -> bool:
+    """Both sides have its layers: as this runtime chooses, in half precision."""
+    return (
+        arguments.device == "cuda"
+        and arguments.precision == "bf16"
+        and arguments.transformer_impl == "auto"
+        and device_type_here("cuda").has_transformer_engine
+        and importlib.util.find_spec("transformer_engine") is not None
+    )
+
+
+def measure(rank: int, bench: Bench) -> Turns:
     """On every rank: both sides, turn by turn, after one step of each to warm up."""
     with stand_ins():
-        return _measured(rank, plan, num_steps, num_turns, options)
+        return _measured(rank, bench)
 
 
-def _measured(rank: int, plan: Plan, num_steps: int, num_turns: int, options: DataParallelOptions) -> Turns:
-    batches = _batches(plan, rank)
-    stock = _stock(plan, rank, options, batches)
-    ours = _ours(plan, options, batches)
+def _measured(rank: int, bench: Bench) -> Turns:
+    num_steps = bench.num_steps
+    batches = _batches(bench.plan, rank)
+    stock = _stock(bench, rank, batches)
+    ours = _ours(bench, batches)
     seconds: dict[Callable[[], float], list[float]] = {ours: [], stock: []}
     processor_s = dict.fromkeys(seconds, 0.0)
     losses = {step: step() for step in seconds}
-    for turn in range(num_turns):
+    for turn in range(bench.num_turns):
         # Who goes first changes, so that a steady drift favours nobody.
         for step in list(seconds)[:: 1 if turn % 2 else -1]:
-            dist.barrier()
+            _meet(bench.device)
             start, processor_start = time.perf_counter(), time.process_time()
             for _ in range(num_steps):
                 losses[step] = step()
             processor_s[step] += time.process_time() - processor_start
-            dist.barrier()
+            _meet(bench.device)
             seconds[step].append((time.perf_counter() - start) / num_steps)
     return Turns(seconds[ours], seconds[stock], processor_s[ours], processor_s[stock], losses[ours], losses[stock])
 
 
-def _ours(plan: Plan, data_parallel: DataParallelOptions, batches: list[Microbatch]) -> Callable[[], float]:
-    context = create_groups(plan, device=torch.device("cpu"))
+def _meet(device: str) -> None:
+    """Until all ranks have done everything that they began."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    dist.all_reduce(torch.zeros(1))
+
+
+def _ours(bench: Bench, batches: list[Microbatch]) -> Callable[[], float]:
+    context = create_groups(bench.plan, device=this_device(bench.device))
     trainer = Trainer(
         context,
-        options=StageOptions(init_method_std=STD),
+        options=StageOptions(
+            init_method_std=STD, transformer_impl="transformer_engine" if bench.transformer_engine else "local"
+        ),
         adam=ADAM,
         seed=SEED,
-        data_parallel=data_parallel,
+        data_parallel=bench.data_parallel,
     )
     session = TrainingSession(context, trainer, data=itertools.repeat(batches) if reads_data(context) else None)
     return lambda: session.step().loss
 
 
-def _stock(plan: Plan, rank: int, data_parallel: DataParallelOptions, batches: list[Microbatch]) -> Callable[[], float]:
+def _stock(bench: Bench, rank: int, batches: list[Microbatch]) -> Callable[[], float]:
+    plan, data_parallel = bench.plan, bench.data_parallel
     options = StockOptions(
         # Every microbatch has equally many tokens, so the cheaper mean of means is the same.
         calculate_per_token_loss=False,
@@ -197,9 +247,17 @@ def _stock(plan: Plan, rank: int, data_parallel: DataParallelOptions, batches: l
         use_distributed_optimizer=plan.distributed_optimizer,
         overlap_param_gather=data_parallel.overlap_param_gather,
         fused_adam=True,
+        transformer_engine=bench.transformer_engine,
     )
     trainer = StockTrainer(plan, rank, adam=ADAM, seed=SEED, std=STD, options=options)
-    return lambda: trainer.step(batches)[0]
+    device = this_device(bench.device)
+    # Both sides bring the batch to the device in every step.
+    return lambda: trainer.step([_on(batch, device) for batch in batches])[0]
+
+
+def _on(batch: Microbatch, device: torch.device) -> Microbatch:
+    tensors = (batch.tokens_BS, batch.position_ids_BS, batch.labels_BS, batch.loss_mask_BS)
+    return Microbatch(*(tensor.to(device) for tensor in tensors))
 
 
 def _batches(plan: Plan, rank: int) -> list[Microbatch]:

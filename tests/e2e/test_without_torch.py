@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hetero.doctor.findings import Diagnosis
 from hetero.extras import EXTRAS
+from hetero.serialization import from_json
 from tests.helpers.sailor_tables import write_tables
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +79,17 @@ def test_a_measurement_says_what_to_install() -> None:
     plan = PRESETS / "plans/quickstart.json"
     done = run("hetero", ["simulate", plan, "--cluster", CLUSTER, "--measure"])
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"hetero: --measure needs {NEEDS}")
+
+
+def test_the_doctor_says_what_to_install() -> None:
+    """It looks at the host all the same; what is missing is a problem."""
+    done = run("hetero/doctor/__main__.py", ["--json"])
+    assert done.returncode == 1, done.stderr
+    found = from_json(Diagnosis, done.stdout, source="stdout")
+    assert found.hosts[0].torch is None
+    (torch,) = [finding for finding in found.findings if finding.subject == "torch"]
+    assert (torch.severity, torch.found) == ("problem", "not installed")
+    assert "pip install" in torch.todo
 
 
 @pytest.mark.parametrize(

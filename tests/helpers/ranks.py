@@ -12,15 +12,18 @@ Where ranks are meant to die, :func:`end_of_ranks` forks fresh ones and tells ho
 """
 
 import functools
+import multiprocessing
 import multiprocessing.connection
 import os
 import tempfile
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 from tests.helpers.rank_pool import RankPool, fork_server
 
@@ -63,24 +66,31 @@ def end_of_ranks(
     *args: Any,
     store_host: Literal["launcher", "rank 0"] = "launcher",
     lasting: Container[int] = (),
+    gpu_environment: Mapping[str, str] | None = None,
     timeout_s: float = 60,
 ) -> list[Ended]:
     """Call ``function(rank, store, *args)`` on ``world_size`` ranks and wait until all have ended.
 
     The exit code of a rank is 0 if it returns, 1 if it raises. ``store`` is the launch's TCP store, as a rank knows
     it from torchrun, unless rank 0 hosts it. Ranks in ``lasting`` are not waited for, but killed after the others'
-    end; so is, after ``timeout_s``, who hangs.
+    end; so is, after ``timeout_s``, who hangs. With ``gpu_environment``, ranks are new processes with these variables
+    and with GPUs in turns, joined by NCCL beside gloo.
     """
-    context = fork_server()
+    on_gpu = gpu_environment is not None
+    context: BaseContext = multiprocessing.get_context("spawn") if on_gpu else fork_server()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = _serve_store(folder) if store_host == "launcher" else None
         ranks = [
-            context.Process(target=_mortal_rank_main, args=(function, rank, world_size, folder, store_host, args))
+            context.Process(  # type: ignore[attr-defined]  # every context has one, which the base does not say
+                target=_mortal_rank_main, args=(function, rank, world_size, folder, store_host, on_gpu, args)
+            )
             for rank in range(world_size)
         ]
-        for process in ranks:
-            process.start()
+        # Before torch is imported there.
+        with mock.patch.dict(os.environ, gpu_environment or {}):
+            for process in ranks:
+                process.start()
         try:
             ended_at = _wait_for_ends(ranks, lasting, time.monotonic() + timeout_s)
         finally:
@@ -116,6 +126,7 @@ def _mortal_rank_main(
     world_size: int,
     folder: Path,
     store_host: str,
+    on_gpu: bool,
     args: tuple[Any, ...],
 ) -> None:
     import torch  # noqa: PLC0415  (already loaded by the fork server; this module must stay cheap to import)
@@ -126,7 +137,14 @@ def _mortal_rank_main(
     torch.set_num_threads(1)
     hosts = store_host == f"rank {rank}"
     store = _serve_store(folder) if hosts else _reach_store(folder)
-    dist.init_process_group("gloo", store=dist.PrefixStore("world", store), rank=rank, world_size=world_size)
+    if on_gpu:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=dist.PrefixStore("world", store),
+        rank=rank,
+        world_size=world_size,
+    )
     try:
         function(rank, store, *args)
     finally:

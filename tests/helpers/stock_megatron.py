@@ -6,6 +6,7 @@ here is compared with: the same numbers, and not slower.
 
 import contextlib
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -27,7 +31,8 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import LayerNormImpl, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.plan.ir import Plan, Stage
@@ -87,6 +92,7 @@ class StockOptions:
 
     calculate_per_token_loss: every token of the global batch weighs the same, as it always does here.
     fused_adam: Adam in one kernel, which Apex and TransformerEngine bring on a GPU; torch's own stands for it.
+    transformer_engine: its layers instead of the local ones.
     """
 
     calculate_per_token_loss: bool = True
@@ -95,10 +101,11 @@ class StockOptions:
     use_distributed_optimizer: bool = False
     overlap_param_gather: bool = False
     fused_adam: bool = False
+    transformer_engine: bool = False
 
 
 class StockTrainer:
-    """One rank of a uniform plan under stock megatron-core. To be used inside of :func:`stand_ins`.
+    """One rank of a uniform plan in fp32 or bf16 under stock megatron-core. To be used inside of :func:`stand_ins`.
 
     Attributes:
         module: the first of its model chunks, of which a rank has one per stage.
@@ -114,16 +121,20 @@ class StockTrainer:
         self._groups = _create_groups(tp=self._stage.tp, pp=pp, chunks=len(places), seed=seed)
         assert dist.get_process_group_ranks(self._groups.tp) == list(self._stage.ranks), "ranks as Megatron orders them"
 
-        config = _transformer_config(plan.model, self._stage, pp=pp, chunks=len(places), options=options)
+        config = _transformer_config(plan, self._stage, pp=pp, chunks=len(places), options=options)
         self.parameters: dict[str, tuple[Parameter, torch.nn.Parameter]] = {}
+        self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
         modules = []
         for chunk, place in enumerate(places):
-            modules.append(_model(plan, config, self._groups, chunk=chunk, chunks=len(places)))
+            made = _model(plan, config, self._groups, options, chunk=chunk, chunks=len(places))
+            # Position embeddings are made on the CPU, whatever the others are.
+            modules.append(made.to(self._device))
             drawn = canonical_parameters(modules[-1], model=plan.model, stage=replica.stages[place.stage])
             draw_weights(drawn, model=plan.model, tp=self._stage.tp, tp_rank=place.tp_rank, seed=seed, std=std)
             self.parameters |= drawn
         self.module = modules[0]
-        self._chunks = [_data_parallel(config, module, self._groups, options) for module in modules]
+        wrapped = [Float16Module(config, module) for module in modules] if config.bf16 else modules
+        self._chunks = [_data_parallel(config, module, self._groups, options) for module in wrapped]
         config.finalize_model_grads_func = finalize_model_grads
         if options.overlap_grad_reduce:
             config.no_sync_func = _per_chunk([chunk.no_sync for chunk in self._chunks])
@@ -131,8 +142,10 @@ class StockTrainer:
         self._forward_backward = self._schedule(config)
         if options.overlap_param_gather:
             config.param_sync_func = _per_chunk([chunk.start_param_sync for chunk in self._chunks])
-        self._optimizer = _optimizer(self._chunks, self._groups, adam, options)
-        self._mask = torch.ones(1, 1, plan.seq_length, plan.seq_length, dtype=torch.bool).triu(1)
+        self._optimizer = _optimizer(self._chunks, self._groups, adam, options, bf16=config.bf16)
+        mask = torch.ones(1, 1, plan.seq_length, plan.seq_length, dtype=torch.bool, device=self._device).triu(1)
+        # TransformerEngine's attention is causal by itself.
+        self._mask = None if options.transformer_engine else mask
 
     def step(self, microbatches: Sequence[Microbatch]) -> tuple[float, float]:
         """One step of Megatron-LM's ``train_step``: the mean token loss of the global batch, and the gradient norm."""
@@ -166,7 +179,7 @@ class StockTrainer:
 
     def _mean_loss(self, reports: Sequence[torch.Tensor]) -> float:
         """Sum over the replicas, then from the last stage to the others. Stock prints it on the last rank only."""
-        totals = torch.stack(list(reports)).sum(0) if reports else torch.zeros(2)
+        totals = torch.stack(list(reports)).sum(0) if reports else torch.zeros(2, device=self._device)
         dist.all_reduce(totals, group=self._groups.dp)
         dist.broadcast(totals, group=self._groups.pp, group_src=self._groups.pp.size() - 1)
         return (totals[0] / totals[1]).item()
@@ -197,9 +210,12 @@ def _create_groups(*, tp: int, pp: int, chunks: int, seed: int) -> ProcessGroupC
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
-def _transformer_config(
-    model: ModelSpec, stage: Stage, *, pp: int, chunks: int, options: StockOptions
-) -> TransformerConfig:
+def _transformer_config(plan: Plan, stage: Stage, *, pp: int, chunks: int, options: StockOptions) -> TransformerConfig:
+    model, dtype = plan.model, torch.bfloat16 if plan.precision == "bf16" else torch.float32
+    # Kernels that exist on CUDA only, as Megatron-LM has them by default where they can be had.
+    on_cuda = torch.cuda.is_available()
+    fuses_activation = on_cuda and (model.linear_bias or model.is_gated)
+    adds_gradients = on_cuda and (options.transformer_engine or _has_fused_weight_gradient())
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -210,13 +226,14 @@ def _transformer_config(
         normalization=model.normalization,
         layernorm_epsilon=model.norm_epsilon,
         gated_linear_unit=model.is_gated,
-        activation_func=torch.nn.functional.silu if model.is_gated else _gelu_tanh,
+        activation_func=_activation(model, fused=fuses_activation),
         add_bias_linear=model.linear_bias,
         add_qkv_bias=model.qkv_bias,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=stage.tp,
         pipeline_model_parallel_size=pp,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
@@ -227,32 +244,47 @@ def _transformer_config(
         calculate_per_token_loss=options.calculate_per_token_loss,
         # A send of gloo reads the tensor that would be emptied under it.
         deallocate_pipeline_outputs=chunks == 1,
-        # Kernels that exist on CUDA only.
-        gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=adds_gradients,
+        bias_activation_fusion=fuses_activation,
+        bias_dropout_fusion=on_cuda,
+        # An extension of apex that nobody builds any more.
         masked_softmax_fusion=False,
-        persist_layer_norm=False,
+        persist_layer_norm=on_cuda and model.normalization == "LayerNorm",
         apply_rope_fusion=False,
     )
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """What megatron-core's fused kernel computes for ``F.gelu``."""
-    return torch.nn.functional.gelu(x, approximate="tanh")
+def _has_fused_weight_gradient() -> bool:
+    return importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
+
+
+def _activation(model: ModelSpec, *, fused: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """megatron-core's fused kernel computes the tanh form for ``F.gelu``."""
+    if model.is_gated:
+        return torch.nn.functional.silu
+    return torch.nn.functional.gelu if fused else functools.partial(torch.nn.functional.gelu, approximate="tanh")
 
 
 def _model(
-    plan: Plan, config: TransformerConfig, groups: ProcessGroupCollection, *, chunk: int, chunks: int
+    plan: Plan,
+    config: TransformerConfig,
+    groups: ProcessGroupCollection,
+    options: StockOptions,
+    *,
+    chunk: int,
+    chunks: int,
 ) -> GPTModel:
     model, scaling = plan.model, plan.model.rotary_scaling
-    layer = get_gpt_layer_local_spec(normalization=model.normalization)
-    # The local spec's norms refuse sequence parallelism; TransformerEngine's, which do not, mark their parameters.
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    if options.transformer_engine:
+        layer, norm = get_gpt_layer_with_transformer_engine_spec(), LayerNormImpl
+    else:
+        layer, norm = get_gpt_layer_local_spec(normalization=model.normalization), Norm
+        # The local spec's norms refuse sequence parallelism; TransformerEngine's, which do not, mark their parameters.
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
     module = GPTModel(
         config=config,
         transformer_layer_spec=TransformerBlockSubmodules(
-            layer_specs=[layer] * (model.num_layers // (groups.pp.size() * chunks)), layer_norm=Norm
+            layer_specs=[layer] * (model.num_layers // (groups.pp.size() * chunks)), layer_norm=norm
         ),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
@@ -269,7 +301,7 @@ def _model(
         vp_stage=chunk if chunks > 1 else None,
     )
     for name, parameter in module.named_parameters():
-        if "layernorm" in name:
+        if "layernorm" in name and not options.transformer_engine:
             parameter.sequence_parallel = config.sequence_parallel
     return module
 
@@ -292,10 +324,17 @@ def _data_parallel(
 
 
 def _optimizer(
-    chunks: list[DistributedDataParallel], groups: ProcessGroupCollection, adam: AdamOptions, options: StockOptions
+    chunks: list[DistributedDataParallel],
+    groups: ProcessGroupCollection,
+    adam: AdamOptions,
+    options: StockOptions,
+    *,
+    bf16: bool,
 ) -> Any:
     config = OptimizerConfig(
         optimizer="adam",
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
         lr=adam.lr,
         weight_decay=adam.weight_decay,
         adam_beta1=adam.betas[0],

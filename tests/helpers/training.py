@@ -113,17 +113,20 @@ def train(
     options: StageOptions | None = None,
     loss_scale: LossScaleOptions | None = None,
     weights_at: Literal["every step", "the end"] = "every step",
+    device: str = "cpu",
+    adam: AdamOptions = ADAM,
 ) -> Trace | None:
     """Run on every rank of ``plan``. Returns ``None`` on idle ranks.
 
     weights_at: when to look at the weights. Who looks waits for those that are being gathered, and leaves the next
         forward nothing to wait for.
     """
-    context = create_groups(plan, device=torch.device("cpu"))
+    index = torch.cuda.current_device() if device == "cuda" else None
+    context = create_groups(plan, device=torch.device(device, index) if index is not None else torch.device(device))
     trainer = Trainer(
         context,
         options=options or StageOptions(init_method_std=0.1),
-        adam=ADAM,
+        adam=adam,
         seed=7,
         data_parallel=data_parallel,
         loss_scale=loss_scale,
@@ -140,7 +143,8 @@ def train(
             trace.losses.append(result.loss)
             trace.grad_norms.append(result.grad_norm)
             looks = weights_at == "every step" or step == num_steps - 1
-            trace.weights.append({n: t.double().numpy().copy() for n, t in session.weights().items()} if looks else {})
+            weights = session.weights() if looks else {}
+            trace.weights.append({name: tensor.double().cpu().numpy().copy() for name, tensor in weights.items()})
             trace.optimizer_bytes = trainer.optimizer.state_bytes()
     return trace
 
@@ -205,6 +209,6 @@ def one_process(plan: Plan, num_steps: int) -> Trace:
 def sums_of(trainer: Trainer) -> Sums:
     """The gradient sums that this rank has."""
     return [
-        (each.name.removeprefix("gradients/"), each.offsets, each.tensor.numpy().copy())
+        (each.name.removeprefix("gradients/"), each.offsets, each.tensor.cpu().numpy().copy())
         for each in trainer.gradient_sums()
     ]

@@ -1,6 +1,7 @@
 """The distribution asks for the packages that its code imports, and says which extra brings one that is missing."""
 
 import ast
+import importlib.metadata
 import runpy
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,16 @@ def test_an_extra_brings_the_modules_that_are_looked_for(extra: str, asked_for: 
     names = {module.replace(".", "-").replace("_", "-") for module in EXTRAS[extra]}
     assert names <= asked_for[extra]
     assert names.isdisjoint(asked_for[""]), "what is always there is in no extra"
+
+
+def test_transformer_engine_is_asked_for_as_megatron_core_does(described: dict[str, Any]) -> None:
+    """Nobody checks its version when it is there: megatron-core just imports it."""
+    theirs = [Requirement(each) for each in importlib.metadata.requires("megatron-core") or []]
+    (accepted,) = [each for each in theirs if canonicalize_name(each.name) == "transformer-engine"]
+    ours = [Requirement(each) for each in described["extras_require"]["transformer-engine"]]
+    (wanted,) = [each for each in ours if canonicalize_name(each.name) == "transformer-engine"]
+    assert wanted.specifier == accepted.specifier
+    assert wanted.extras == accepted.extras
 
 
 def test_every_file_of_the_packages_is_installed(described: dict[str, Any]) -> None:

@@ -9,11 +9,11 @@ import torch
 
 from hetero.distributed import runtime_versions as module
 from hetero.distributed.found_devices import found_device
+from hetero.distributed.kernel_architectures import has_kernels
 from hetero.distributed.runtime_versions import (
     RuntimeVersions,
     check_kernels,
     difference_of,
-    has_kernels,
     runtime_versions,
 )
 from hetero.errors import ConfigError

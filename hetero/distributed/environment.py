@@ -1,0 +1,71 @@
+"""Says how CUDA and torch are to start on a rank, and sets what its user has not: the defaults of some variables.
+
+They are read once, while libraries are loaded or the driver starts, so an entry point calls
+:func:`set_cuda_environment` before anybody imports torch. ``docs/install.md`` has the sources.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+MAX_CONNECTIONS = 32
+"""Work queues of a device, the most that CUDA has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentDefault:
+    """A variable that is set unless its user has set it, or one of ``aliases`` that says the same."""
+
+    name: str
+    value: str
+    why: str
+    aliases: tuple[str, ...] = ()
+
+    def given(self, environment: Mapping[str, str]) -> str | None:
+        """The name under which ``environment`` has it, ``None`` if it has not."""
+        return next((name for name in (self.name, *self.aliases) if name in environment), None)
+
+
+CUDA_DEFAULTS = (
+    EnvironmentDefault(
+        name="CUDA_DEVICE_MAX_CONNECTIONS",
+        value=str(MAX_CONNECTIONS),
+        why=(
+            "streams that share a work queue wait for one another: behind a receive that has not been matched, compute "
+            "would stand still"
+        ),
+    ),
+    EnvironmentDefault(
+        name="PYTORCH_ALLOC_CONF",
+        value="expandable_segments:True",
+        why="stages hold activations of unlike sizes, and fixed segments of memory are left with holes",
+        aliases=("PYTORCH_CUDA_ALLOC_CONF",),
+    ),
+)
+"""Only what is right on every host; which network a host is to use it has to be told (``docs/install.md``)."""
+
+
+def set_cuda_environment(environment: MutableMapping[str, str]) -> None:
+    """Set those of :data:`CUDA_DEFAULTS` that ``environment`` does not have; what a user has set stays.
+
+    Without CUDA nobody reads them.
+    """
+    for default in CUDA_DEFAULTS:
+        if default.given(environment) is None:
+            environment[default.name] = default.value
+
+
+def describe_cuda_environment(environment: Mapping[str, str]) -> str:
+    """What CUDA, torch and NCCL are told, for the log: the values that this project chose, then those of the user."""
+    chosen: list[str] = []
+    users: list[str] = []
+    for default in CUDA_DEFAULTS:
+        name = default.given(environment)
+        if name is not None:
+            (chosen if environment[name] == default.value else users).append(name)
+    names = {name for default in CUDA_DEFAULTS for name in (default.name, *default.aliases)}
+    users += sorted(name for name in environment if name.startswith(("NCCL_", "TORCH_NCCL_")) and name not in names)
+    users += [name for name in ("CUDA_MODULE_LOADING", "GLOO_SOCKET_IFNAME") if name in environment]
+    parts = ((chosen, "default"), (users, "yours"))
+    return "; ".join(
+        f"{whose}: {', '.join(f'{name}={environment[name]}' for name in each)}" for each, whose in parts if each
+    )

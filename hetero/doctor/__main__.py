@@ -1,0 +1,94 @@
+"""Looks at this host, or under torchrun at all hosts of the launch; ``hetero doctor`` calls it.
+
+A process of its own: it imports torch where there is one, which ``hetero`` itself never does, and works without it.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+
+from hetero.distributed.environment import set_cuda_environment
+from hetero.doctor.checklist import print_diagnosis
+from hetero.doctor.facts import HostFacts, TorchFacts
+from hetero.doctor.findings import Diagnosis, joined
+from hetero.doctor.host_checks import check_host
+from hetero.doctor.host_facts import host_facts
+from hetero.doctor.options import add_options
+from hetero.errors import ConfigError, HeteroError
+from hetero.extras import missing_modules
+from hetero.plan.ir import Plan
+from hetero.serialization import load, to_json
+
+WIDTH_IN_A_FILE = 120
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0; 1 if a problem was found, 2 after a mistake of the user's, which stderr tells."""
+    parser = argparse.ArgumentParser(prog="python -m hetero.doctor", description=__doc__)
+    add_options(parser)
+    args = parser.parse_args(argv)
+    given = dict(os.environ)
+    # Before torch is imported by anyone.
+    set_cuda_environment(os.environ)
+    # Waiting for a collective of NCCL raises then; its watchdog would end the process that is to tell what is wrong.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    try:
+        is_launched = given.get("WORLD_SIZE", "1") != "1"
+        plan = _plan(args, is_launched=is_launched)
+        torch, torch_error = _torch_facts()
+        facts = host_facts(given, torch, torch_error=torch_error)
+        parts = []
+        for part in _diagnoses(facts, plan, args.link_seconds, is_launched=is_launched):
+            parts.append(part)
+            if not args.json:
+                _print(part)
+    except HeteroError as error:
+        sys.stderr.write(f"hetero: {error}\n")
+        return 2
+    if args.json and parts:
+        sys.stdout.write(to_json(joined(parts)))
+    return int(any(part.severity == "problem" for part in parts))
+
+
+def _diagnoses(facts: HostFacts, plan: Plan | None, link_seconds: float, *, is_launched: bool) -> Iterator[Diagnosis]:
+    """Of this host, or on rank 0 of a launch those of all hosts; without torch a rank can speak for its host alone."""
+    if not is_launched or facts.torch is None:
+        yield Diagnosis(hosts=(facts,), findings=check_host(facts))
+        return
+    from hetero.doctor.launch import look_together
+
+    yield from look_together(facts, plan=plan, link_seconds=link_seconds)
+
+
+def _plan(args: argparse.Namespace, *, is_launched: bool) -> Plan | None:
+    if args.plan is None:
+        return None
+    if not is_launched:
+        raise ConfigError("--plan has no effect in one process: launch hetero doctor on the plan's ranks with torchrun")
+    return load(Plan, args.plan)
+
+
+def _torch_facts() -> tuple[TorchFacts | None, str | None]:
+    """What torch tells, and why it cannot be imported where it is installed."""
+    if "torch" in missing_modules("train"):
+        return None, None
+    try:
+        from hetero.doctor.torch_facts import torch_facts
+    except (ImportError, OSError) as error:
+        # A library of CUDA that is not there, or one of another version.
+        return None, str(error).splitlines()[0]
+    return torch_facts(), None
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    console = Console()
+    print_diagnosis(diagnosis, console if console.is_terminal else Console(width=WIDTH_IN_A_FILE))
+    # If ranks stand still from here on, this has been told.
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""Gathers the facts of a host from its kernel, its libraries and its installed packages."""
+
+import ctypes
+import fcntl
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from hetero.doctor.facts import HostFacts, InfinibandPort, NetworkInterface, TorchFacts
+from hetero.errors import ConfigError
+from hetero.extras import is_installed
+from hetero.serialization import read_text
+
+PACKAGES = (
+    "megatron-core",
+    "megatron-hetero",
+    "safetensors",
+    "torch",
+    "transformer-engine",
+    "transformer-engine-cu12",
+    "transformer-engine-cu13",
+    "transformer-engine-torch",
+    "flash-attn",
+    "flash-attn-3",
+    "apex",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+)
+"""Distributions whose versions are told, and compared between hosts."""
+
+MODULES = ("apex", "fused_weight_gradient_mlp_cuda", "flash_attn", "flash_attn_3", "transformer_engine")
+"""Modules that megatron-core imports if they are there."""
+
+PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "NVTE_")
+NAMES = (
+    *("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+"""Variables that are told: those of the libraries, and those of the launcher."""
+
+_SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913
+_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
+"""Of Linux's ``netdevice(7)``."""
+
+
+def host_facts(
+    environment: Mapping[str, str], torch: TorchFacts | None, *, torch_error: str | None = None
+) -> HostFacts:
+    """What can be known of this host without a launch; what cannot be found out is left out.
+
+    Args:
+        torch: what :func:`hetero.doctor.torch_facts.torch_facts` tells, ``None`` where it is not installed.
+        torch_error: why it cannot be imported.
+    """
+    return HostFacts(
+        host=socket.gethostname(),
+        os=f"{platform.system()} {platform.release()}, {_distribution()}",
+        python=platform.python_version(),
+        address=_own_address(),
+        driver=_driver(),
+        driver_cuda=_driver_cuda(),
+        torch=torch,
+        torch_error=torch_error,
+        packages=_versions(),
+        modules=tuple(name for name in MODULES if is_installed(name)),
+        accepted=_accepted_by_megatron_core(),
+        environment={
+            name: value for name, value in sorted(environment.items()) if name in NAMES or name.startswith(PREFIXES)
+        },
+        locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        open_files=_limit(resource.RLIMIT_NOFILE),
+        shared_memory_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
+        numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
+        cpus=len(os.sched_getaffinity(0)),
+        all_cpus=os.cpu_count() or 1,
+        interfaces=tuple(_interfaces()),
+        infiniband=tuple(_infiniband()),
+    )
+
+
+def _text(path: str | Path) -> str | None:
+    """What the kernel has to say there, if anything."""
+    try:
+        return read_text(Path(path)).strip()
+    except ConfigError:
+        return None
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        return "unknown distribution"
+
+
+def _own_address() -> str | None:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+
+
+def _driver() -> str | None:
+    found = re.search(r"Module\D*(\d+\.\d[\d.]*)", _text("/proc/driver/nvidia/version") or "")
+    return found[1] if found else None
+
+
+def _driver_cuda() -> str | None:
+    """The newest CUDA that the driver runs; it can be asked without a context on any device."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _accepted_by_megatron_core() -> dict[str, str]:
+    """What its extras ask for of :data:`PACKAGES`: nobody else checks that when these are installed by themselves."""
+    try:
+        requirements = importlib.metadata.requires("megatron-core") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    wanted = [Requirement(each) for each in requirements]
+    return {
+        canonicalize_name(each.name): str(each.specifier)
+        for each in wanted
+        if canonicalize_name(each.name) in PACKAGES and str(each.specifier)
+    }
+
+
+def _limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _interfaces() -> Iterator[NetworkInterface]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                (flags,) = struct.unpack("H", fcntl.ioctl(asked, _SIOCGIFFLAGS, request)[16:18])
+            except OSError:
+                continue
+            if not flags & _IFF_UP or flags & _IFF_LOOPBACK:
+                continue
+            try:
+                address = socket.inet_ntoa(fcntl.ioctl(asked, _SIOCGIFADDR, request)[20:24])
+            except OSError:
+                address = None
+            folder = Path("/sys/class/net") / name
+            speed = _text(folder / "speed") or ""
+            yield NetworkInterface(
+                name=name,
+                address=address,
+                speed_mbit_per_s=int(speed) if speed.isdecimal() and int(speed) > 0 else None,
+                is_physical=(folder / "device").exists(),
+            )
+
+
+def _infiniband() -> Iterator[InfinibandPort]:
+    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
+        yield InfinibandPort(
+            device=port.parts[-3],
+            port=int(port.name),
+            state=(_text(port / "state") or "unknown").partition(": ")[2] or "unknown",
+            rate=_text(port / "rate") or "unknown rate",
+        )

@@ -1,0 +1,71 @@
+"""Runs ``hetero doctor`` as a rank of a launch: all ranks tell their facts, join one process group, and try it."""
+
+import datetime
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from hetero.doctor.facts import HostFacts
+from hetero.doctor.findings import Diagnosis
+from hetero.doctor.world import (
+    ARRIVE_WITHIN_S,
+    TRY_S,
+    Trial,
+    check_facts,
+    collected,
+    exchanged_facts,
+    try_together,
+    world_findings,
+)
+from hetero.plan.ir import Plan
+
+
+def look_together(facts: HostFacts, *, plan: Plan | None, link_seconds: float) -> Iterator[Diagnosis]:
+    """Look at all hosts; collective over the launch. Yields on rank 0 alone.
+
+    First what the facts of all ranks say, so that it has been told if the network then stands still, then what came of
+    meeting.
+
+    Raises:
+        MembershipError: some rank did not arrive; on those that did.
+    """
+    store, rank, world_size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=ARRIVE_WITHIN_S)))
+    store = dist.PrefixStore("doctor", store)
+    ranks = exchanged_facts(store, facts, rank=rank, world_size=world_size)
+    hosts = tuple({each.host: each for each in reversed(ranks)}.values())[::-1]
+    if rank == 0:
+        yield Diagnosis(hosts=hosts, findings=check_facts(ranks))
+    trial = Trial(facts.host)
+    device = _device(ranks, rank)
+
+    def joins() -> str:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("world", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=TRY_S),
+        )
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return f"{world_size} ranks"
+
+    trial.attempt("process group", joins, todo="set GLOO_SOCKET_IFNAME; look for a firewall between the hosts")
+    links = try_together(trial, ranks, device, plan=plan, link_seconds=link_seconds)
+    found = Diagnosis(hosts=(), findings=tuple(trial.findings), links=tuple(links))
+    of_ranks = list(collected(store, found, rank=rank, world_size=world_size))
+    if rank == 0:
+        findings = world_findings(of_ranks, num_hosts=len(hosts))
+        yield Diagnosis(hosts=(), findings=findings, links=tuple(links))
+    if dist.is_initialized() and not trial.failed:
+        dist.destroy_process_group()
+
+
+def _device(ranks: Sequence[HostFacts], rank: int) -> torch.device:
+    """The device of this rank if all ranks have one, else the processor."""
+    local_ranks = [int(facts.environment.get("LOCAL_RANK", "0")) for facts in ranks]
+    if all(local_rank < len(facts.gpus) for local_rank, facts in zip(local_ranks, ranks, strict=True)):
+        return torch.device("cuda", local_ranks[rank])
+    return torch.device("cpu")

@@ -1,0 +1,30 @@
+"""Declares the flags of ``hetero doctor``, for the command and for the process that looks."""
+
+import argparse
+from pathlib import Path
+
+LINK_SECONDS = 20.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to ``parser``."""
+    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON instead of a table")
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="under torchrun: send a first message over each channel of this plan"
+    )
+    parser.add_argument(
+        "--link-seconds",
+        type=float,
+        default=LINK_SECONDS,
+        metavar="SECONDS",
+        help=f"under torchrun: measure links for so long, 0 for not at all (default: {LINK_SECONDS:g})",
+    )
+
+
+def words_of(args: argparse.Namespace) -> list[str]:
+    """The flags again, as they are typed."""
+    return [
+        *(["--json"] if args.json else []),
+        *(["--plan", str(args.plan)] if args.plan is not None else []),
+        *("--link-seconds", str(args.link_seconds)),
+    ]

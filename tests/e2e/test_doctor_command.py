@@ -1,0 +1,53 @@
+"""``hetero doctor`` and ``scripts/test_gpu.sh`` as a user types them, on a machine without a GPU."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetero.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_checklist_of_this_host(capfd: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    said = capfd.readouterr().out
+    assert code == int("PROBLEM" in said), said
+    for line in ("operating system", "torch", "megatron-core", "/dev/shm", "network"):
+        assert line in said
+    assert said.rstrip().splitlines()[-1].split()[1].startswith(("ok", "warning", "problem"))
+
+
+def test_the_facts_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--json"])
+    (facts,) = json.loads(capfd.readouterr().out)["hosts"]
+    assert facts["torch"]["version"] == torch.__version__
+
+
+def test_a_plan_needs_its_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--plan", "plan.json"]) == 2
+    assert capfd.readouterr().err.startswith("hetero: --plan has no effect in one process")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run the tests of the GPU")
+def test_the_gpu_script_says_what_is_missing() -> None:
+    """Before it makes or installs anything."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run(
+        [bash, "scripts/test_gpu.sh"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout
+    assert f"torch {torch.__version__} sees no GPU" in done.stderr
+    assert not (ROOT / ".venv-gpu").exists()

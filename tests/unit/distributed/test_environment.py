@@ -1,0 +1,82 @@
+"""Variables of CUDA and torch get their defaults before torch is there, and never another value than the user's."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero.distributed.environment import CUDA_DEFAULTS, describe_cuda_environment, set_cuda_environment
+from megatron.training.launch import launch_from
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_what_is_not_set_gets_its_default() -> None:
+    environment = {"HOME": "/"}
+    set_cuda_environment(environment)
+    assert environment == {"HOME": "/"} | {each.name: each.value for each in CUDA_DEFAULTS}
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        {"PYTORCH_ALLOC_CONF": ""},
+        {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"},
+    ],
+)
+def test_what_the_user_has_set_stays(given: dict[str, str]) -> None:
+    environment = dict(given)
+    set_cuda_environment(environment)
+    assert environment.items() >= given.items()
+    # One allocator, one configuration: torch takes the first of the two names that it finds.
+    assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} <= environment.keys()
+
+
+def test_the_log_tells_whose_a_value_is() -> None:
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "x:1", "NCCL_SOCKET_IFNAME": "eth0", "HOME": "/"}
+    set_cuda_environment(environment)
+    said = "default: CUDA_DEVICE_MAX_CONNECTIONS=32; yours: PYTORCH_CUDA_ALLOC_CONF=x:1, NCCL_SOCKET_IFNAME=eth0"
+    assert describe_cuda_environment(environment) == said
+    assert launch_from(environment).cuda_environment == said
+    assert describe_cuda_environment({"HOME": "/"}) == ""
+
+
+AT_THE_IMPORT_OF_TORCH = """
+import importlib.abc, json, os, runpy, sys
+
+class Stops(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" and looked:
+            print(json.dumps(dict(os.environ)))
+            sys.stdout.flush()
+            os._exit(0)
+
+looked = []
+sys.meta_path.insert(0, Stops())
+import hetero.extras
+hetero.extras.exit_without = lambda *args, **options: looked.append(True)
+sys.argv = [sys.argv[1]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", ["pretrain_gpt.py", "tools/verify_plan.py", "tools/race_plans.py"])
+def test_entry_points_set_them_before_torch_is_imported(program: str) -> None:
+    """torch's allocator and CUDA's driver read them while they are loaded."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTORCH_", "CUDA_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_IMPORT_OF_TORCH, program],
+        cwd=ROOT,
+        env=clean | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    environment = json.loads(done.stdout)
+    assert environment.items() >= {each.name: each.value for each in CUDA_DEFAULTS}.items()

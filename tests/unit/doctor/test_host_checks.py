@@ -1,0 +1,156 @@
+"""What ``hetero doctor`` says of hosts that were made up: what is wrong with each, and what to do."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hetero.doctor.facts import GpuFacts, HostFacts, InfinibandPort, NetworkInterface
+from hetero.doctor.findings import Diagnosis, Finding
+from hetero.doctor.host_checks import check_host
+from hetero.units import GIB, MIB
+from tests.unit.doctor.samples import A100, CU130, V100, host, rank_of, torch_of
+
+
+def faults(facts: HostFacts) -> list[Finding]:
+    return [finding for finding in check_host(facts) if finding.severity != "ok"]
+
+
+def only_fault(facts: HostFacts) -> Finding:
+    (found,) = faults(facts)
+    return found
+
+
+@pytest.mark.parametrize("gpu", [A100, V100], ids=["A100", "V100"])
+def test_nothing_is_wrong_with_a_good_host(gpu: GpuFacts) -> None:
+    facts = host(gpu)
+    assert faults(facts) == []
+    assert Diagnosis(hosts=(facts,), findings=check_host(facts)).severity == "ok"
+
+
+def test_whatever_is_wrong_is_said_with_what_to_do() -> None:
+    bare = HostFacts(host="bare", os="Darwin 24", python="3.10.1", driver="470.1", driver_cuda="11.4", open_files=256)
+    said = faults(bare)
+    assert {finding.subject for finding in said} >= {"operating system", "Python", "torch", "megatron-core", "/dev/shm"}
+    assert all(finding.todo for finding in said)
+    assert Diagnosis(hosts=(bare,), findings=check_host(bare)).severity == "problem"
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "subject", "says"),
+    [
+        ({"torch": None}, "problem", "torch", "whl/cu130"),
+        ({"torch_error": "libcudnn.so.9: cannot open", "torch": None}, "problem", "torch", "libcudnn.so.9"),
+        ({"driver_cuda": "12.8", "driver": "570.1"}, "problem", "driver", "install driver 580"),
+        ({"driver": None, "torch": torch_of(A100, num_gpus=0)}, "problem", "driver", "--gpus all"),
+        ({"torch": torch_of(A100, num_gpus=0)}, "problem", "GPUs", "CUDA_VISIBLE_DEVICES"),
+        ({"torch": torch_of(A100, cuda=None, gpus=(), nccl=None)}, "problem", "torch", "without CUDA"),
+        ({"torch": torch_of(A100, nccl=None)}, "problem", "NCCL", "wheel for CUDA"),
+        ({"packages": {"safetensors": "1", "transformer-engine": "2.9"}}, "problem", "megatron-core", "[train]"),
+        ({"shared_memory_bytes": 64 * MIB}, "warning", "/dev/shm", "--shm-size"),
+        ({"open_files": 1024}, "warning", "ulimit -n (open files)", "ulimit -n 65536"),
+        ({"environment": {"NCCL_P2P_DISABLE": "1"}}, "warning", "NCCL_P2P_DISABLE", "unset it"),
+        (
+            {"environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
+            "warning",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "default is 32",
+        ),
+        (
+            {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}},
+            "warning",
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "expandable_segments:True",
+        ),
+    ],
+)
+def test_a_fault_is_told_alone(changes: dict[str, Any], severity: str, subject: str, says: str) -> None:
+    found = only_fault(host(**changes))
+    assert (found.severity, found.subject) == (severity, subject)
+    assert says in f"{found.found} {found.todo}"
+
+
+def test_a_v100_needs_the_wheel_that_has_its_kernels() -> None:
+    found = only_fault(host(V100, torch=torch_of(V100, version="2.13.0+cu130", cuda="13.0", architectures=CU130)))
+    assert found.severity == "problem"
+    assert "not for sm_70" in found.found
+    assert "whl/cu126" in found.todo
+
+
+@pytest.mark.parametrize(
+    ("version", "is_accepted"), [("2.9.0", True), ("2.11.0", True), ("2.12.0", False), ("2.8.0", False)]
+)
+def test_megatron_core_says_which_transformer_engine_it_takes(version: str, is_accepted: bool) -> None:
+    packages = {**host().packages, "transformer-engine": version}
+    found = faults(host(packages=packages))
+    assert [finding.subject for finding in found] == ([] if is_accepted else ["TransformerEngine"])
+    if not is_accepted:
+        assert "accepts >=2.9.0a0,<2.12.0" in found[0].todo
+
+
+def test_libraries_of_another_cuda_are_found() -> None:
+    packages = {**host().packages, "transformer-engine-cu12": "2.11.0"}
+    found = only_fault(host(packages=packages))
+    assert found.severity == "problem"
+    assert "core_cu13" in found.todo
+    assert faults(host(packages={**packages, "transformer-engine-cu13": "2.11.0"})) == []
+
+
+def test_layers_that_are_missing_are_named_where_the_device_has_them() -> None:
+    without = {name: version for name, version in host().packages.items() if name != "transformer-engine"}
+    assert [(each.severity, each.subject) for each in faults(host(packages=without, modules=()))] == [
+        ("warning", "TransformerEngine"),
+        ("warning", "apex"),
+    ]
+    # A V100 has no TransformerEngine, and is not told to install it.
+    assert [each.subject for each in faults(host(V100, modules=("apex",)))] == ["apex"]
+
+
+def test_a_device_is_held_against_the_catalogue() -> None:
+    def of(**changes: Any) -> list[Finding]:
+        return faults(host(torch=torch_of(dataclasses.replace(A100, **changes))))
+
+    (unknown,) = of(name="Some Accelerator 9000")
+    assert (unknown.severity, "not in the catalogue" in unknown.found) == ("warning", True)
+    (part,) = of(memory_bytes=20 * GIB)
+    assert (part.severity, "MIG" in part.todo) == ("warning", True)
+    (other,) = of(compute_capability=(9, 0))
+    assert (other.severity, other.subject) == ("problem", "GPUs")
+
+
+def test_infiniband_needs_pinned_memory() -> None:
+    port = InfinibandPort(device="mlx5_0", port=1, state="ACTIVE", rate="200 Gb/sec (4X HDR)")
+    limited = host(infiniband=(port,), locked_memory_bytes=8 * MIB)
+    assert only_fault(limited).subject == "ulimit -l (pinned memory)"
+    assert faults(host(infiniband=(port,), locked_memory_bytes=None)) == []
+    assert faults(host(locked_memory_bytes=8 * MIB)) == []
+    down = dataclasses.replace(port, state="DOWN")
+    assert only_fault(host(infiniband=(port, down), locked_memory_bytes=None)).subject == "InfiniBand and RoCE"
+
+
+def test_a_rank_is_bound_to_the_processors_near_its_device() -> None:
+    unbound = host(cpus=64)
+    assert faults(unbound) == [], "outside of a launch there is nothing to bind"
+    assert "--numa-binding" in only_fault(rank_of(unbound, 0, world_size=8, local_world_size=8)).todo
+    assert faults(rank_of(host(), 0, world_size=8, local_world_size=8)) == []
+
+
+def test_between_hosts_the_network_has_to_be_named() -> None:
+    nics = (NetworkInterface(name="eth0", address="10.0.0.1"), NetworkInterface(name="eth1", address="10.1.0.1"))
+    bridge = NetworkInterface(name="docker0", address="172.17.0.1", is_physical=False)
+    one_host = rank_of(host(interfaces=(*nics, bridge)), 0, world_size=8, local_world_size=8)
+    assert faults(one_host) == []
+    two_hosts = rank_of(one_host, 0, world_size=16, local_world_size=8)
+    found = only_fault(two_hosts)
+    assert (found.severity, "eth0 or eth1" in found.todo) == ("warning", True)
+    named = dataclasses.replace(two_hosts, environment={**two_hosts.environment, "NCCL_SOCKET_IFNAME": "eth0"})
+    assert faults(named) == []
+
+
+def test_gloo_must_not_listen_on_the_loopback() -> None:
+    """Debian writes 127.0.1.1 beside the host's name into /etc/hosts."""
+    facts = rank_of(host(address="127.0.1.1"), 0, world_size=16, local_world_size=8)
+    found = only_fault(facts)
+    assert (found.severity, found.subject) == ("problem", "host name")
+    told = dataclasses.replace(facts, environment={**facts.environment, "GLOO_SOCKET_IFNAME": "eth0"})
+    assert faults(told) == []
