@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hetero.errors import PlanError, ScheduleError
+from hetero.plan.communicators import check_communicators
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import step_rows
 from hetero.schedule.dry_run import check_no_deadlock
@@ -441,6 +442,7 @@ CHECKS = (
     check_devices_can_do_the_precision,
     check_gradient_domains,
     check_gradient_buckets,
+    check_communicators,
 )
 
 
