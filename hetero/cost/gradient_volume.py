@@ -25,6 +25,7 @@ from hetero.spec.parameters import HALF
 RunningSums = tuple[tuple[float, tuple[int, ...]], ...]
 """(position, running sums of the elements of its parameters), from the head to the embedding."""
 
+
 class CountedBucket(NamedTuple):
     """Gradients that are summed together.
 

@@ -1,9 +1,9 @@
 """Creates the process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
 
 Which there are, and in which order all ranks make them, says :mod:`hetero.plan.communicators`. Each is connected here:
-libraries connect two ranks at their first message, and NCCL holds the host up in that call until the other rank has come
-to it as well. In a step, where receives are posted early, ranks would come to it in different orders and wait for one
-another for ever.
+libraries connect two ranks at their first message, and NCCL holds the host up in that call until the other rank has
+come to it as well. In a step, where receives are posted early, ranks would come to it in different orders and wait for
+one another for ever.
 """
 
 from collections.abc import Mapping
@@ -75,6 +75,20 @@ class ParallelContext:
     timing: Timing = field(default_factory=Timing)
 
     @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """Every group of this rank, each once."""
+        boundaries = (each for work in self.stages for each in (work.before, work.after) if each is not None)
+        found = (
+            self.world,
+            *(work.tp for work in self.stages),
+            *(group for both in boundaries for group in (both.forward, both.backward)),
+            *([self.losses] if self.is_last else []),
+            *(group for ranks, group in self.gradients.items() if self.rank in ranks),
+            *(group for ranks, group in self.hierarchical.items() if self.rank in ranks),
+        )
+        return tuple(dict.fromkeys(found))
+
+    @property
     def work(self) -> StageContext | None:
         """The first of :attr:`stages`, ``None`` on an idle rank.
 
@@ -97,13 +111,13 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
     """Create and connect every group of ``plan``.
 
     Collective over the world, which must be initialised with ``plan.world_size`` ranks: each rank creates every
-    group, its own or not, in the one order that the plan gives. The groups have one backend, the world's for ``device``.
+    group, its own or not, in the one order that the plan gives. Groups have one backend, the world's for ``device``.
     """
     rank = dist.get_rank()
     world = dist.group.WORLD
     assert world is not None, "init_process_group comes first"
     communicators = PlanCommunicators(plan)
-    backend = _backend_of(world, device)
+    backend = backend_of_config(dist.get_backend_config(world), device)
     groups: dict[Communicator, dist.ProcessGroup] = {communicators.world: world}
     for each in communicators.ordered:
         if each not in groups:
@@ -159,10 +173,12 @@ def _channels(
     return found
 
 
-def _backend_of(world: dist.ProcessGroup, device: torch.device) -> str:
-    """The one backend of the world's that serves ``device``: a group made without it would get all of the world's."""
-    config = dist.BackendConfig(dist.Backend(dist.get_backend_config(world)))
-    backend: str = config.get_device_backend_map()[device.type]
+def backend_of_config(config: str, device: torch.device) -> str:
+    """The one backend of a group's ``config``, such as ``cpu:gloo,cuda:nccl``, that serves ``device``.
+
+    A group that is made without it gets all backends of the world.
+    """
+    backend: str = dist.BackendConfig(dist.Backend(config)).get_device_backend_map()[device.type]
     return backend
 
 

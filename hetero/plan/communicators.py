@@ -8,9 +8,9 @@ things in the same order. So two uses share one only where that order is certain
 * A boundary has a communicator per direction. In one alone, a receive that is posted early would stand before a send
   that its peer needs first. Boundaries between the same two device groups, as interleaved stages have, share one per
   direction where both sides come to their slices in the same order.
-* Tensor parallelism shares with nobody: its collectives are launched inside of computes, between sums whose place there
-  differs from rank to rank, and a layer should not stand behind a bucket.
-* Domains and rails share with nobody: their phases are launched when the one before is over, so in no order with others.
+* Tensor parallelism shares with nobody: its collectives are launched inside of computes, between sums whose place
+  there differs from rank to rank, and a layer should not stand behind a bucket.
+* Domains and rails share with nobody: a phase is launched when the one before is over, in no order with others.
 """
 
 import math
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hetero.errors import PlanError
+from hetero.errors import ConfigError, PlanError
 from hetero.plan.gradient_holders import gradient_groups
 from hetero.plan.ir import Plan, Ranks, Replica, Stage, StageKey
 from hetero.plan.lowering import evaluation_rows, step_rows
@@ -32,7 +32,7 @@ from hetero.text import in_halves
 CommunicatorUse = Literal["sums", "tensor parallelism", "activations", "activation gradients", "domains and rails"]
 
 HARDWARE_QUEUES = 32
-"""Of a device at most (``CUDA_DEVICE_MAX_CONNECTIONS``), and the streams in each pool of torch (CUDAStream.cpp). Streams
+"""Of a device at most (``CUDA_DEVICE_MAX_CONNECTIONS``), and the streams in a pool of torch (CUDAStream.h). Streams
 beyond share them: what waits on one then holds up the other, which is how ranks come to wait for each other."""
 
 OTHER_STREAMS = 4
@@ -155,8 +155,7 @@ class PlanCommunicators:
 
 
 def communicators_of(plan: Plan, rank: int) -> tuple[Communicator, ...]:
-    """The communicators of ``plan`` that ``rank`` is in, in the order in which it makes them; those of more ranks than
-    itself."""
+    """Those of ``plan`` that ``rank`` is in with others, in the order in which it makes them."""
     return PlanCommunicators(plan).of(rank)
 
 
@@ -175,11 +174,32 @@ def check_communicators(plan: Plan) -> None:
     sums = sum(each.use in ("sums", "domains and rails") for each in communicators_of(plan, rank))
     r, s = next((r, s) for r, s, stage in plan.stages() if rank in stage.ranks)
     raise PlanError(
-        f"replica {r} stage {s}: rank {rank} would be in {count} communicators, at most {MAX_COMMUNICATORS} have a CUDA "
+        f"replica {r} stage {s}: rank {rank} would be in {count} communicators, at most {MAX_COMMUNICATORS} have a "
         f"stream and a hardware queue of their own; {sums} of them sum gradients, one for each set of ranks that holds "
-        f"the same layers and shards: {_unlike_cuts(plan, rank)}; cut these replicas at the same layers, give "
-        "their stages the same tp, or leave one of them out"
+        f"the same layers and shards: {_unlike_cuts(plan, rank)}; cut these replicas at the same layers, give their "
+        "stages the same tp, or make fewer of them"
     )
+
+
+def check_hardware_queues(plan: Plan, environment: Mapping[str, str]) -> None:
+    """The devices of this host have a queue for every stream of a rank, where the plan has pipelines.
+
+    Without ``CUDA_DEVICE_MAX_CONNECTIONS``, CUDA gives a device 8 queues. Streams that share one wait for what the
+    other waits for: with a single one, more than half of the pipelines in the tests stand still
+    (``Transport.ONE_QUEUE`` of the dry run).
+
+    Raises:
+        ConfigError: the environment says that they have fewer.
+    """
+    given = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    if all(len(replica.stages) == 1 for replica in plan.replicas):
+        return  # Everybody comes to all collectives in one order.
+    needed = OTHER_STREAMS + max(PlanCommunicators(plan).counts().values())
+    if not given.isdecimal() or int(given) < min(needed, HARDWARE_QUEUES):
+        raise ConfigError(
+            f"environment: CUDA_DEVICE_MAX_CONNECTIONS is {given}, but a rank of this plan has {needed} streams, and "
+            f"pipelines can stand still where these share queues; set it to {HARDWARE_QUEUES}"
+        )
 
 
 def _at_most(plan: Plan) -> int:
@@ -203,11 +223,12 @@ def _unlike_cuts(plan: Plan, rank: int) -> str:
         beside = [stage for stage in replica.stages if any(stage.start < h.end and h.start < stage.end for h in held)]
         cuts = [stage.end for stage in beside[:-1]]
         tps = sorted({stage.tp for stage in beside})
-        where = f" cuts at {', '.join(map(in_halves, cuts))} and" if cuts else ""
-        found.append((len(cuts) + max(tps), f"replica {r}{where} has tp {', '.join(map(str, tps))}"))
+        where = f"cuts at {', '.join(map(in_halves, cuts))}; " if cuts else ""
+        parts = (1 + len(cuts)) * max(1, max(tps) // held[0].tp)
+        found.append((parts, f"replica {r} ({where}tp {', '.join(map(str, tps))})"))
     worst = sorted(found, key=lambda each: -each[0])[:3]
     layers = " and ".join(f"[{in_halves(stage.start)}, {in_halves(stage.end)})" for stage in held)
-    return f"of its layers {layers} with tp {held[0].tp}, " + ", ".join(text for _, text in worst)
+    return f"beside layers {layers} with tp {held[0].tp}, " + ", ".join(text for _, text in worst)
 
 
 def gradient_communicators(plan: Plan) -> set[Ranks]:

@@ -1,9 +1,8 @@
 """Finds which stages hold which layers, and with that every gradient group, without a look at single parameters.
 
 The stages of all replicas cut the model into *runs* of layers that the same stages hold. All parameters of a run that
-tensor parallelism cuts, the same way, have the same gradient groups: one between any two shard edges. So has every other
-parameter: all ranks of these stages. :mod:`.gradient_groups` makes the same groups parameter by parameter, with what
-they sum.
+tensor parallelism cuts have the same gradient groups, one between any two shard edges, and all others have one: all
+ranks of these stages. :mod:`.gradient_groups` makes the same groups parameter by parameter, with what they sum.
 """
 
 import math

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.plan.lowering import CollectiveOptions, evaluation_program, lower_rank
-from hetero.runtime.buckets import NamedParameters, local_buckets
+from hetero.runtime.buckets import NamedParameters, connect_buckets, local_buckets
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
@@ -24,7 +24,7 @@ from hetero.runtime.weight_gather import WeightGather
 class Trainer:
     """Holds the stages, gradient sums and optimizer of a rank, and trains them step by step.
 
-    On an idle rank these are empty, and it joins the decisions.
+    On an idle rank these are empty, and it joins the decisions. Collective over the world: to be made on all ranks.
 
     Args:
         loss_scale: used for a plan in fp16 only.
@@ -55,6 +55,7 @@ class Trainer:
             bucket_numel=plan.gradient_sync.bucket_numel or data_parallel.bucket_numel,
             gradient_dtype=GRADIENT_DTYPES[plan.precision],
         )
+        connect_buckets(self._buckets)
         program = lower_rank(
             plan,
             context.rank,

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import socket
 import sys
 import time
@@ -15,8 +16,10 @@ import torch.distributed as dist
 from hetero.cost.capacity import check_memory
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
 from hetero.distributed.rank_consensus import check_devices, check_same_everywhere, on_all_ranks
+from hetero.distributed.shutdown import leave_world
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.communicators import check_hardware_queues
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate_launch
@@ -140,18 +143,20 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             world_size=launch.world_size,
             timeout=timeout,
         )
+        failed = True
         try:
             device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             yield device, detector
+            failed = False
         except BaseException as error:
             # The store may be what was lost. What happened here is worth more than that nobody hears of it.
             with contextlib.suppress(dist.DistError):
                 detector.tell(error)
             raise
         finally:
-            dist.destroy_process_group()
+            leave_world(failed=failed)
 
 
 def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
@@ -227,6 +232,8 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
     plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
     on_all_ranks(lambda: check_devices(plan, devices))
+    if device.type == "cuda":
+        on_all_ranks(lambda: check_hardware_queues(plan, os.environ))
     if config.parallel.hetero_cluster is not None and config.emulation is None:
         _check_memory(plan, config.parallel.hetero_cluster)
     return plan
