@@ -56,7 +56,7 @@ class ParallelContext:
     """A rank's view of a running plan.
 
     stages: those that this rank holds, in order; several where they interleave, none on an idle rank.
-    losses: the last stages of all replicas.
+    losses: the last stages of all replicas, ``None`` if that is one rank.
     gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange, and so
         are buckets that are summed hierarchically.
     hierarchical: the groups of those, by the ranks of a domain's holders or of a rail. No bucket's sum in one
@@ -69,7 +69,7 @@ class ParallelContext:
     device: torch.device
     world: dist.ProcessGroup
     stages: tuple[StageContext, ...]
-    losses: dist.ProcessGroup
+    losses: dist.ProcessGroup | None
     gradients: Mapping[Ranks, dist.ProcessGroup]
     hierarchical: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
@@ -82,7 +82,7 @@ class ParallelContext:
             self.world,
             *(work.tp for work in self.stages),
             *(group for both in boundaries for group in (both.forward, both.backward)),
-            *([self.losses] if self.is_last else []),
+            *([self.losses] if self.is_last and self.losses is not None else []),
             *(group for ranks, group in self.gradients.items() if self.rank in ranks),
             *(group for ranks, group in self.hierarchical.items() if self.rank in ranks),
         )
@@ -128,7 +128,7 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
         device=device,
         world=world,
         stages=_stage_contexts(communicators, plan, rank, groups, backend),
-        losses=groups[communicators.losses],
+        losses=groups[communicators.losses] if communicators.losses is not None else None,
         gradients={ranks: groups[each] for ranks, each in communicators.gradients.items()},
         hierarchical={ranks: groups[each] for ranks, each in communicators.hierarchical.items()},
         timing=timing or Timing(),
@@ -143,9 +143,11 @@ def connect(context: ParallelContext, communicators: PlanCommunicators, groups: 
     Collective over the world. Communicator by communicator in the one order: an all-reduce of all its ranks, since NCCL
     wants all of them at its first call and a transfer has only some; on those of a boundary then a message per pair
     and direction, all of them in one batch. A communicator is done before the next begins, so that ranks in several
-    come to each in the same order.
+    come to each in the same order. Before all, the group that a rank is in alone.
     """
     channels = _channels(context, communicators)
+    if context.work is not None:
+        dist.all_reduce(torch.zeros(1, device=context.device), group=context.work.alone)
     for each in communicators.of(context.rank):
         # As the decisions of a step, which are the smallest of its sums.
         dist.all_reduce(torch.zeros(1, dtype=torch.float64, device=context.device), group=groups[each])
@@ -187,13 +189,13 @@ def _stage_contexts(
 ) -> tuple[StageContext, ...]:
     if not (placements := plan.placements(rank)):
         return ()
-    # Of no use but to be asked for its size; without a message it takes neither a stream nor a connection.
+    # Also the tensor-parallel group of a rank that has no other, over which megatron-core's cross entropy reduces.
     alone = dist.new_group([rank], backend=backend, use_local_synchronization=True)
     contexts = []
     for place in placements:
         r, s = place.replica, place.stage
         stages = plan.replicas[r].stages
-        tp = groups[communicators.tp[stages[s].tp_groups[place.dp_rank]]]
+        tp = groups[communicators.tp[stages[s].tp_groups[place.dp_rank]]] if stages[s].tp > 1 else alone
         # megatron-core asks the group for the rank's position, weights and boundaries ask the plan.
         assert dist.get_rank(tp) == place.tp_rank, "torch numbers the ranks of a group in ascending order"
         contexts.append(

@@ -36,7 +36,8 @@ HARDWARE_QUEUES = 32
 beyond share them: what waits on one then holds up the other, which is how ranks come to wait for each other."""
 
 OTHER_STREAMS = 4
-"""Streams of a rank beside its communicators': computes, phases of hierarchical sums, copies in, copies out."""
+"""Streams of a rank beside these: computes, phases of hierarchical sums, copies, and that of the group of the rank alone,
+over which megatron-core's cross entropy reduces where tp is 1."""
 
 MAX_COMMUNICATORS = HARDWARE_QUEUES - OTHER_STREAMS
 """Of a rank, so that each of its streams has a queue of its own."""
@@ -69,9 +70,9 @@ class BoundaryCommunicators:
 
 
 class PlanCommunicators:
-    """The communicators of ``plan`` by what they are for, and all of them in one order.
+    """The communicators of two or more ranks of ``plan``, by what they are for, and all of them in one order.
 
-    The world comes first, which exists before the plan; one that no rank shares with another is not among them.
+    The world comes first, which exists before the plan.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -84,8 +85,8 @@ class PlanCommunicators:
 
     @cached_property
     def tp(self) -> Mapping[Ranks, Communicator]:
-        """By the ranks of a tensor-parallel group; a rank alone has one, too."""
-        sets = dict.fromkeys(ranks for _, _, stage in self._plan.stages() for ranks in stage.tp_groups)
+        """By the ranks of a tensor-parallel group."""
+        sets = dict.fromkeys(ranks for _, _, stage in self._plan.stages() if stage.tp > 1 for ranks in stage.tp_groups)
         return {ranks: Communicator("tensor parallelism", ranks) for ranks in sets}
 
     @cached_property
@@ -101,11 +102,10 @@ class PlanCommunicators:
         return found
 
     @cached_property
-    def losses(self) -> Communicator:
-        """The last stages of all replicas."""
-        return Communicator(
-            "sums", tuple(sorted(rank for replica in self._plan.replicas for rank in replica.stages[-1].ranks))
-        )
+    def losses(self) -> Communicator | None:
+        """The last stages of all replicas; ``None`` if that is one rank."""
+        ranks = tuple(sorted(rank for replica in self._plan.replicas for rank in replica.stages[-1].ranks))
+        return Communicator("sums", ranks) if len(ranks) > 1 else None
 
     @cached_property
     def gradients(self) -> Mapping[Ranks, Communicator]:
@@ -139,19 +139,19 @@ class PlanCommunicators:
             self.world,
             *self.tp.values(),
             *directions,
-            self.losses,
+            *([self.losses] if self.losses is not None else []),
             *self.gradients.values(),
             *self.hierarchical.values(),
         )
         return tuple(dict.fromkeys(found))
 
     def of(self, rank: int) -> tuple[Communicator, ...]:
-        """Those of ``rank`` that take a stream: a rank alone has nothing to say."""
-        return tuple(each for each in self.ordered if rank in each.ranks and len(each.ranks) > 1)
+        """Those of ``rank``."""
+        return tuple(each for each in self.ordered if rank in each.ranks)
 
     def counts(self) -> Counter[int]:
-        """How many each rank is in that take a stream."""
-        return Counter(rank for each in self.ordered if len(each.ranks) > 1 for rank in each.ranks)
+        """How many each rank is in."""
+        return Counter(rank for each in self.ordered for rank in each.ranks)
 
 
 def communicators_of(plan: Plan, rank: int) -> tuple[Communicator, ...]:

@@ -181,12 +181,14 @@ class Trainer:
         All-reduce (sum) over the last stages of all replicas, beside the first forward.
         """
         total = self._num_tokens.clone()
-        pending = dist.all_reduce(total, group=self._context.losses, async_op=True)
+        losses = self._context.losses
+        pending = dist.all_reduce(total, group=losses, async_op=True) if losses is not None else None
         scale = self.scaler.scale if self.scaler is not None else 1.0
 
         @cache
         def loss_scale() -> torch.Tensor:
-            pending.wait()
+            if pending is not None:
+                pending.wait()
             return scale / total.clamp(min=1)
 
         return loss_scale

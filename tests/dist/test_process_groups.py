@@ -93,12 +93,11 @@ def test_groups_have_the_one_backend_that_serves_the_device() -> None:
 @pytest.mark.parametrize("num_stages", [1, 2, 5])
 def test_groups_grow_with_edges_and_holders(num_replicas: int, num_stages: int) -> None:
     """Paths through the plan are ``num_replicas ** num_stages``, 7776 in the largest case here."""
-    tensor_parallel = num_replicas * num_stages
     boundaries = 2 * num_replicas * (num_stages - 1)
     holders = num_stages  # Equal cuts: the ranks of one stage over all replicas; those of the last for losses as well.
     world = num_stages > 1  # With one stage its holders are the world.
     counted = len(PlanCommunicators(uniform(num_replicas, num_stages)).ordered)
-    assert counted == tensor_parallel + boundaries + holders + world
+    assert counted == boundaries + holders + world
 
 
 @given(legal_plans())
@@ -130,7 +129,7 @@ def seen_by_worker(context: ParallelContext, summed: functools.partial[Any]) -> 
         if boundary is not None:
             seen[name] = summed(boundary.forward), summed(boundary.backward)
             assert boundary.forward is not boundary.backward
-    if work.is_last:
+    if work.is_last and context.losses is not None:
         seen["losses"] = summed(context.losses)
     seen["gradients"] = {ranks: summed(group) for ranks, group in context.gradients.items() if context.rank in ranks}
     seen["place"] = work.placement
