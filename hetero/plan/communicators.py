@@ -36,8 +36,8 @@ HARDWARE_QUEUES = 32
 beyond share them: what waits on one then holds up the other, which is how ranks come to wait for each other."""
 
 OTHER_STREAMS = 4
-"""Streams of a rank beside these: computes, phases of hierarchical sums, copies, and that of its group of one, over which
-megatron-core's cross entropy reduces where tp is 1."""
+"""Streams of a rank beside these: computes, phases of hierarchical sums, copies, and that of its group of one, over
+which megatron-core's cross entropy reduces where tp is 1."""
 
 MAX_COMMUNICATORS = HARDWARE_QUEUES - OTHER_STREAMS
 """Of a rank, so that each of its streams has a queue of its own."""
