@@ -7,6 +7,7 @@ import pytest
 
 from hetero.distributed import p2p, process_groups
 from hetero.plan.ir import Plan
+from hetero.runtime import trainer
 from tests.helpers.first_contact import FirstContactError, blocking_first_contacts, replaced
 from tests.helpers.layouts import layouts
 from tests.helpers.models import gpt2_model
@@ -39,9 +40,16 @@ def test_a_step_ends(made: Plan) -> None:
     run_ranks(train_where_first_contacts_block, made.world_size, made, 30.0)
 
 
-def train_without(rank: int, made: Plan, place: tuple[Any, str]) -> str:
+START_UP = {
+    "all of it": (process_groups, "connect"),
+    "channels": (p2p.Channel, "connect"),
+    "buckets": (trainer, "connect_buckets"),
+}
+
+
+def train_without(rank: int, made: Plan, part: str) -> str:
     """Train a step without a part of the start-up; at what this rank waited in vain, if it did."""
-    with replaced(place, lambda *_: None), blocking_first_contacts(timeout_s=1.0):
+    with replaced(START_UP[part], lambda *_: None), blocking_first_contacts(timeout_s=1.0):
         try:
             train(rank, made, 1)
         except FirstContactError as error:
@@ -50,7 +58,9 @@ def train_without(rank: int, made: Plan, place: tuple[Any, str]) -> str:
 
 
 def two_stages() -> Plan:
-    return plan(gpt2_model(), [replica(stage(layers=(0, 3), ranks=(0,)), stage(layers=(3, 6), ranks=(1,)))])
+    """As deep as 1F1B has it: stage 0 posts the receive of its first gradient before its first forward."""
+    stages = stage(layers=(0, 3), ranks=(0,), depth=2), stage(layers=(3, 6), ranks=(1,), depth=1)
+    return plan(gpt2_model(), [replica(*stages)])
 
 
 def test_without_its_start_up_a_pipeline_stands_still_in_its_first_step() -> None:
@@ -58,13 +68,13 @@ def test_without_its_start_up_a_pipeline_stands_still_in_its_first_step() -> Non
     activation. Neither has a communicator for it yet.
     """
     made = two_stages()
-    first, last = run_ranks(train_without, 2, made, (process_groups, "connect"))
+    first, last = run_ranks(train_without, 2, made, "all of it")
     assert first.endswith("its communicator for rank 1")
     assert last.endswith("its communicator for rank 0")
 
 
 def test_communicators_alone_do_not_connect_the_two_ends_of_a_channel() -> None:
     """An all-reduce connects rings and trees; a message goes another way."""
-    first, last = run_ranks(train_without, 2, two_stages(), (p2p.Channel, "connect"))
+    first, last = run_ranks(train_without, 2, two_stages(), "channels")
     assert first.endswith("1 to 0 for rank 1's send")
     assert last.endswith("0 to 1 for rank 0's send")

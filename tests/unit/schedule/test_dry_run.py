@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
 from hetero.plan.lowering import RECEIVES_AHEAD, evaluation_rows, step_rows
-from hetero.schedule.actions import Schedule, parse_schedule
-from hetero.schedule.dry_run import Transport, check_no_deadlock
+from hetero.schedule.actions import RECEIVE, SEND, Action, Schedule, parse_schedule
+from hetero.schedule.dry_run import Transport, _Run, check_no_deadlock
 from hetero.schedule.orders import gpipe, one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early
 from tests.helpers.layouts import layouts
@@ -113,6 +113,27 @@ def test_how_many_pipelines_of_the_layout_table_stand_still(transport: Transport
     replicas = [replica for _, _, plan in layouts() for replica in plan.replicas if len(replica.stages) > 1]
     assert len(replicas) == 94
     assert sum(stands_still(replica, transport) for replica in replicas) == STAND_STILL[transport]
+
+
+class HostsRunAhead(_Run):
+    """No host waits for a compute: the device does."""
+
+    def _can_run(self, action: Action) -> bool:
+        return self._needed(action) <= self._done and (action.kind not in SEND | RECEIVE or self._may_begin(action))
+
+
+def test_some_stand_still_at_first_contacts_even_if_no_host_waits_for_its_device() -> None:
+    """Those that post a receive before the send that its peer is waiting for; 1F1B's least depths do so always."""
+    replicas = [replica for _, _, plan in layouts() for replica in plan.replicas if len(replica.stages) > 1]
+    stuck = 0
+    for rows, each in [(step_rows(replica), counts(replica)) for replica in replicas] + [
+        (lowered(stages=stages, computes_ahead=RECEIVES_AHEAD), [4] * stages) for stages in (2, 3, 4)
+    ]:
+        run = HostsRunAhead(rows, each, Transport.FIRST_CONTACT)
+        while run.is_unfinished() and run.moves():
+            pass
+        stuck += run.is_unfinished()
+    assert stuck == 37 + 3
 
 
 def stands_still(replica: Replica, transport: Transport) -> bool:
