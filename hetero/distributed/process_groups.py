@@ -17,7 +17,7 @@ from hetero.distributed.timing import Timing
 from hetero.plan.communicators import BoundaryCommunicators, Communicator, PlanCommunicators
 from hetero.plan.ir import Placement, Plan, Ranks, Stage
 
-Groups = Mapping[Communicator, dist.ProcessGroup]
+ProcessGroups = Mapping[Communicator, dist.ProcessGroup]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = N
     return context
 
 
-def connect(context: ParallelContext, communicators: PlanCommunicators, groups: Groups) -> None:
+def connect(context: ParallelContext, communicators: PlanCommunicators, groups: ProcessGroups) -> None:
     """Let every communicator of this rank, and every pair of ranks that exchange slices, have their first contact.
 
     Collective over the world. Communicator by communicator in the one order: an all-reduce of all its ranks, since NCCL
@@ -185,7 +185,7 @@ def backend_of_config(config: str, device: torch.device) -> str:
 
 
 def _stage_contexts(
-    communicators: PlanCommunicators, plan: Plan, rank: int, groups: Groups, backend: str
+    communicators: PlanCommunicators, plan: Plan, rank: int, groups: ProcessGroups, backend: str
 ) -> tuple[StageContext, ...]:
     if not (placements := plan.placements(rank)):
         return ()
@@ -214,5 +214,5 @@ def _stage_contexts(
     return tuple(contexts)
 
 
-def _boundary_groups(both: BoundaryCommunicators | None, groups: Groups) -> BoundaryGroups | None:
+def _boundary_groups(both: BoundaryCommunicators | None, groups: ProcessGroups) -> BoundaryGroups | None:
     return None if both is None else BoundaryGroups(forward=groups[both.forward], backward=groups[both.backward])

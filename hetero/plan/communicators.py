@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hetero.errors import ConfigError, PlanError
+from hetero.errors import PlanError
 from hetero.plan.gradient_holders import gradient_groups
 from hetero.plan.ir import Plan, Ranks, Replica, Stage, StageKey
 from hetero.plan.lowering import evaluation_rows, step_rows
@@ -179,27 +179,6 @@ def check_communicators(plan: Plan) -> None:
         f"the same layers and shards: {_unlike_cuts(plan, rank)}; cut these replicas at the same layers, give their "
         "stages the same tp, or make fewer of them"
     )
-
-
-def check_hardware_queues(plan: Plan, environment: Mapping[str, str]) -> None:
-    """The devices of this host have a queue for every stream of a rank, where the plan has pipelines.
-
-    Without ``CUDA_DEVICE_MAX_CONNECTIONS``, CUDA gives a device 8 queues. Streams that share one wait for what the
-    other waits for: with a single one, more than half of the pipelines in the tests stand still
-    (``Transport.ONE_QUEUE`` of the dry run).
-
-    Raises:
-        ConfigError: the environment says that they have fewer.
-    """
-    given = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    if all(len(replica.stages) == 1 for replica in plan.replicas):
-        return  # Everybody comes to all collectives in one order.
-    needed = OTHER_STREAMS + max(PlanCommunicators(plan).counts().values())
-    if not given.isdecimal() or int(given) < min(needed, HARDWARE_QUEUES):
-        raise ConfigError(
-            f"environment: CUDA_DEVICE_MAX_CONNECTIONS is {given}, but a rank of this plan has {needed} streams, and "
-            f"pipelines can stand still where these share queues; set it to {HARDWARE_QUEUES}"
-        )
 
 
 def _at_most(plan: Plan) -> int:

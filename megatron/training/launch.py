@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from hetero.cost.capacity import check_memory
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
+from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_devices, check_same_everywhere, on_all_ranks
 from hetero.distributed.shutdown import leave_world
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
-from hetero.plan.communicators import check_hardware_queues
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate_launch

@@ -1,19 +1,17 @@
 """Which communicators a plan has, which share, and how many a rank may be in."""
 
 import dataclasses
-import itertools
 
 import pytest
 from hypothesis import given, settings
 
-from hetero.errors import ConfigError, PlanError
+from hetero.errors import PlanError
 from hetero.plan.communicators import (
     MAX_COMMUNICATORS,
     Communicator,
     PlanCommunicators,
     _at_most,
     check_communicators,
-    check_hardware_queues,
     communicators_of,
     gradient_communicators,
 )
@@ -24,41 +22,10 @@ from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from tests.helpers.layouts import layouts
 from tests.helpers.models import gpt2_model, llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import eight_unlike_replicas, plan, replica, stage
 from tests.helpers.strategies import legal_plans, plans_with_domains
 
 BOTH_WAYS = ("activations", "activation gradients")
-
-
-def eight_unlike_replicas() -> Plan:
-    """Of 1 to 8 stages with tp 1, 2, 4 and 8, cut at 20 places."""
-    model = llama_model(
-        num_layers=48,
-        hidden_size=256,
-        num_attention_heads=16,
-        num_query_groups=16,
-        kv_channels=16,
-        ffn_hidden_size=512,
-    )
-    weights_of_stages = (
-        (8, (1,)),
-        (4, (1, 1.3)),
-        (4, (2, 1.3)),
-        (2, (1, 1.1, 1.3, 0.7)),
-        (1, (1, 1.1, 0.7, 0.4, 0.9, 0.35, 0.8, 0.5)),
-        (2, (1, 1.7, 0.3, 0.7)),
-        (8, (1,)),
-        (1, (0.3, 0.5, 1, 0.2, 0.6, 0.45, 0.8, 1)),
-    )
-    replicas, rank = [], 0
-    for tp, weights in weights_of_stages:
-        cuts = [round(48 * sum(weights[:i]) / sum(weights)) for i in range(len(weights) + 1)]
-        stages = []
-        for cut in itertools.pairwise(cuts):
-            stages.append(stage(layers=cut, ranks=range(rank, rank + tp), tp=tp))
-            rank += tp
-        replicas.append(replica(*stages, num_samples=8))
-    return plan(model, replicas)
 
 
 def unlike_replicas() -> Plan:
@@ -222,20 +189,6 @@ def test_one_rank_has_its_world_alone() -> None:
     made = PlanCommunicators(plan(gpt2_model(), [replica(stage(layers=(0, 6), ranks=(0,)))]))
     assert made.ordered == (made.world,)
     assert made.losses is None
-
-
-@pytest.mark.parametrize("given_value", ["1", "7", "none"])
-def test_pipelines_need_a_queue_for_every_stream(given_value: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"^environment: CUDA_DEVICE_MAX_CONNECTIONS is {given_value}, .* set it to 32"
-    ):
-        check_hardware_queues(uniform(pp=4), {"CUDA_DEVICE_MAX_CONNECTIONS": given_value})
-    check_hardware_queues(uniform(pp=4), {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
-
-
-def test_without_a_pipeline_one_queue_will_do() -> None:
-    """As Megatron-LM's scripts set it for tensor parallelism."""
-    check_hardware_queues(uniform(pp=1, world_size=4), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
 
 
 def test_a_communicator_is_known_by_its_value() -> None:

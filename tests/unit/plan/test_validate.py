@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 
 from hetero.errors import ConfigError, PlanError
+from hetero.plan import communicators
 from hetero.plan import validate as rules
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import plan, replica, stage, uneven_plan
+from tests.helpers.plans import eight_unlike_replicas, plan, replica, stage, uneven_plan
 from tests.helpers.strategies import legal_plans
 
 Change = Callable[[Plan], Plan]
@@ -136,6 +137,7 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (rules.check_wgrad_delay, "none", in_stage(0, 0, wgrad_delay=0)),
     (rules.check_wgrad_delay, "selective", in_stage(0, 0, wgrad_delay=3, recompute="selective")),
     (rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
+    (communicators.check_communicators, "few", in_plan()),
     (rules.check_gradient_domains, "none", in_sync()),
     (rules.check_gradient_domains, "in any order, without the idle rank", in_sync((5, 4), (6,), (3, 0, 1, 2))),
     (rules.check_gradient_domains, "with it", in_sync((0, 1, 2, 3, 4, 5, 6, 7))),
@@ -378,13 +380,21 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         in_sync((0, 1, 2, 3), (5,)),
     ),
     (rules.check_gradient_buckets, "bucket_numel is 0, must be at least 1; leave it out", in_sync(bucket_numel=0)),
+    (
+        communicators.check_communicators,
+        r"replica 5 stage 1: rank 42 would be in 61 communicators, at most 28 .* replica 4 \(cuts at 18, 23, 27, 34; tp 1",
+        lambda _: eight_unlike_replicas(),
+    ),
 ]
 
 
 def test_no_rule_is_forgotten() -> None:
     """Every check is in CHECKS, which is what ``validate`` runs, and has an example of either kind below."""
     written = [
-        rule for name, rule in vars(rules).items() if name.startswith("check_") and rule.__module__ == rules.__name__
+        rule
+        for module in (rules, communicators)
+        for name, rule in vars(module).items()
+        if name.startswith("check_") and rule.__module__ == module.__name__
     ]
     assert list(rules.CHECKS) == written
     assert {rule for rule, _, _ in ALLOWED} == set(written)
