@@ -23,7 +23,5 @@ def test_without_a_pipeline_one_queue_will_do() -> None:
 
 def test_without_a_word_cuda_has_eight() -> None:
     check_hardware_queues(uniform(pp=2), {})
-    with pytest.raises(
-        ConfigError, match="CUDA_DEVICE_MAX_CONNECTIONS is 8, but a rank of this plan has 1[0-9] streams"
-    ):
+    with pytest.raises(ConfigError, match=r"MAX_CONNECTIONS is 8, but a rank of this plan has 1\d streams"):
         check_hardware_queues(uniform(pp=4, world_size=8), {})
