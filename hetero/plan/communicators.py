@@ -22,7 +22,7 @@ from typing import Literal
 
 from hetero.errors import PlanError
 from hetero.plan.gradient_holders import gradient_groups
-from hetero.plan.ir import Plan, Ranks, Replica, Stage, StageKey
+from hetero.plan.ir import Plan, Ranks, Replica, StageKey
 from hetero.plan.lowering import evaluation_rows, step_rows
 from hetero.plan.sync_domains import Domains, rails_of
 from hetero.schedule.actions import RECEIVE, SEND, Action, ActionKind, Schedule
@@ -43,8 +43,9 @@ MAX_COMMUNICATORS = HARDWARE_QUEUES - OTHER_STREAMS
 """Of a rank, so that each of its streams has a queue of its own."""
 
 
-ChannelEnds = tuple[Ranks, Ranks, bool]
-"""The ranks that send, those that receive, and whether it is activations, which go forward."""
+Direction = tuple[int, int, bool]
+"""The device group that sends, by its first stage, the one that receives, and whether it is activations, which go
+forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,13 @@ class PlanCommunicators:
     def boundaries(self) -> Mapping[StageKey, BoundaryCommunicators]:
         """By replica and the stage before the boundary."""
         found = {}
+        known: dict[Replica, frozenset[Direction]] = {}
         for r, replica in enumerate(self._plan.replicas):
-            shared = _shared_directions(replica) if replica.is_interleaved else frozenset()
+            shared: frozenset[Direction] = frozenset()
+            if replica.is_interleaved:
+                # Of many replicas most are alike.
+                shape = replica.shape
+                shared = known[shape] if shape in known else known.setdefault(shape, _shared_directions(shape))
             for s in range(len(replica.stages) - 1):
                 found[r, s] = BoundaryCommunicators(
                     _of_direction(replica, (r, s), s + 1, shared), _of_direction(replica, (r, s + 1), s, shared)
@@ -216,30 +222,29 @@ def gradient_communicators(plan: Plan) -> set[Ranks]:
     return {*found.gradients, *found.hierarchical}
 
 
-def _of_direction(replica: Replica, sender: StageKey, receiver: int, shared: frozenset[ChannelEnds]) -> Communicator:
-    here, there, is_forward = replica.stages[sender[1]], replica.stages[receiver], sender[1] < receiver
-    use: CommunicatorUse = "activations" if is_forward else "activation gradients"
-    is_shared = _ends(here, there, is_forward) in shared
-    return Communicator(use, tuple(sorted(here.ranks + there.ranks)), None if is_shared else sender, here.ranks)
+def _of_direction(replica: Replica, sender: StageKey, receiver: int, shared: frozenset[Direction]) -> Communicator:
+    here, there = replica.stages[sender[1]].ranks, replica.stages[receiver].ranks
+    use: CommunicatorUse = "activations" if sender[1] < receiver else "activation gradients"
+    is_shared = bool(shared) and _direction(replica, sender[1], receiver) in shared
+    return Communicator(use, tuple(sorted(here + there)), None if is_shared else sender, here)
 
 
-def _shared_directions(replica: Replica) -> frozenset[ChannelEnds]:
+def _shared_directions(replica: Replica) -> frozenset[Direction]:
     """Between which device groups both sides come to the slices of all boundaries in the same order, in steps and in
     evaluations."""
-    same: dict[ChannelEnds, bool] = {}
+    same: dict[Direction, bool] = {}
     for rows in (step_rows(replica), evaluation_rows(replica)):
-        sent: dict[ChannelEnds, list[tuple[int, int]]] = {}
-        received: dict[ChannelEnds, list[tuple[int, int]]] = {}
+        sent: dict[Direction, list[tuple[int, int]]] = {}
+        received: dict[Direction, list[tuple[int, int]]] = {}
         for action in _host_order(replica, rows):
             if action.kind in SEND | RECEIVE:
-                is_forward = action.kind in (ActionKind.SEND_F, ActionKind.RECV_F)
-                sender = action.stage if action.kind in SEND else action.stage + (-1 if is_forward else 1)
-                receiver = sender + (1 if is_forward else -1)
-                ends = _ends(replica.stages[sender], replica.stages[receiver], is_forward)
-                (sent if action.kind in SEND else received).setdefault(ends, []).append((sender, action.number))
-        for ends, slices in sent.items():
-            same[ends] = same.get(ends, True) and slices == received[ends]
-    return frozenset(ends for ends, is_same in same.items() if is_same)
+                forward = 1 if action.kind in (ActionKind.SEND_F, ActionKind.RECV_F) else -1
+                sender = action.stage if action.kind in SEND else action.stage - forward
+                direction = _direction(replica, sender, sender + forward)
+                (sent if action.kind in SEND else received).setdefault(direction, []).append((sender, action.number))
+        for direction, slices in sent.items():
+            same[direction] = same.get(direction, True) and slices == received[direction]
+    return frozenset(direction for direction, is_same in same.items() if is_same)
 
 
 def _host_order(replica: Replica, rows: Schedule) -> Iterator[Action]:
@@ -249,5 +254,10 @@ def _host_order(replica: Replica, rows: Schedule) -> Iterator[Action]:
         yield from Program.of_row(row, replica=0, stages=stages, num_microbatches=counts, updates=False).host_order
 
 
-def _ends(sender: Stage, receiver: Stage, is_forward: bool) -> ChannelEnds:
-    return sender.ranks, receiver.ranks, is_forward
+def _direction(replica: Replica, sender: int, receiver: int) -> Direction:
+    return _first_of_group(replica, sender), _first_of_group(replica, receiver), sender < receiver
+
+
+def _first_of_group(replica: Replica, stage: int) -> int:
+    ranks = replica.stages[stage].ranks
+    return next(s for s, other in enumerate(replica.stages) if other.ranks == ranks)
