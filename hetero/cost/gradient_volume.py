@@ -11,21 +11,19 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 from hetero.cost.layers.parameter_counts import ParameterCounts, TpSharding
 from hetero.cost.layers.stage_modules import ModuleKind
+from hetero.plan.gradient_holders import PlacedStage, groups_of_shards, holder_runs, positions_of
 from hetero.plan.ir import Plan, Ranks, Stage
-from hetero.plan.sync_domains import Domains, rails_of
+from hetero.plan.sync_domains import Domains
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 
 RunningSums = tuple[tuple[float, tuple[int, ...]], ...]
 """(position, running sums of the elements of its parameters), from the head to the embedding."""
-
-PlacedStage = tuple[int, int, Stage]
-"""A stage with the indices of its replica and of itself."""
 
 
 class CountedBucket(NamedTuple):
@@ -105,16 +103,6 @@ def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[CountedBucket, ...]:
     return tuple(sorted(ordered, key=lambda bucket: -bucket.position))
 
 
-def communicators(plan: Plan) -> set[Ranks]:
-    """The ranks of every communicator for gradients: gradient groups, or their domains and rails."""
-    domains = Domains(plan.gradient_sync.domains)
-    found = set()
-    for ranks in (ranks for alike in _alike_groups(plan) for ranks in alike.groups if len(ranks) > 1):
-        by_domain = domains.parts(ranks)
-        found |= {part for part in (*by_domain, *rails_of(by_domain)) if len(part) > 1} if by_domain else {ranks}
-    return found
-
-
 def owned_parameters(plan: Plan) -> dict[int, dict[int, float]]:
     """The elements whose optimizer state each rank owns: of what it holds, its share among all that hold the same.
 
@@ -125,7 +113,7 @@ def owned_parameters(plan: Plan) -> dict[int, dict[int, float]]:
     places: dict[int, list[tuple[int, float, float]]] = {rank: [] for rank in weight}
     for _, s, stage in plan.stages():
         for rank in stage.ranks:
-            places[rank].append((s, *_positions_of(stage, plan.model)))
+            places[rank].append((s, *positions_of(stage, plan.model)))
     owned = {rank: dict.fromkeys((s for s, _, _ in stages), 0.0) for rank, stages in places.items()}
     for alike in _alike_groups(plan):
         for ranks in alike.groups:
@@ -172,7 +160,7 @@ def _alike_groups(plan: Plan) -> Iterator[_AlikeGroups]:
         if sums["replicated"]:
             yield _AlikeGroups((all_ranks,), (1, 1), sums["replicated"])
         by_share: dict[tuple[int, int], list[Ranks]] = defaultdict(list)
-        for share, ranks in _groups_of_shards(stages):
+        for share, ranks in groups_of_shards(stages):
             by_share[share].append(ranks)
         if sums["sharded"]:
             yield from (_AlikeGroups(tuple(groups), share, sums["sharded"]) for share, groups in by_share.items())
@@ -191,32 +179,18 @@ def _by_device_groups(plan: Plan) -> Iterator[tuple[list[Stage], Mapping[TpShard
         yield stages, {key: tuple(chain.from_iterable(sums[key] for sums in reversed(runs))) for key in runs[0]}
 
 
-def _groups_of_shards(stages: Sequence[Stage]) -> Iterator[tuple[tuple[int, int], Ranks]]:
-    """The gradient groups of a sharded parameter with their shares of it: one between any two shard edges."""
-    degrees = {stage.tp for stage in stages}
-    cells = math.lcm(*degrees)
-    for shards, same in groupby(range(cells), key=lambda cell: {tp: cell * tp // cells for tp in degrees}):
-        ranks = sorted(rank for stage in stages for rank in stage.ranks[shards[stage.tp] :: stage.tp])
-        yield (len(list(same)), cells), tuple(ranks)
-
-
 def _runs(plan: Plan) -> Iterator[tuple[list[PlacedStage], Mapping[TpSharding, RunningSums]]]:
     """Runs of consecutive parameters that the same stages hold, with these stages."""
     model = plan.model
-    stages = list(plan.stages())
-    tied = [(r, s, stage) for r, s, stage in stages if _holds_tied_embedding(stage, model)]
     table = ParameterCounts(model).running_sums()
-    if tied:
-        first = [(r, s, stage) for r, s, stage in stages if stage.start == 0]
-        word_embedding = ((-1, table["sharded"]["embedding"]),)
-        table["sharded"]["embedding"], table["all"]["embedding"] = (), table["replicated"]["embedding"]
-        yield first + tied, {"sharded": word_embedding, "replicated": (), "all": word_embedding}
-    spans = [_positions_of(stage, model) for _, _, stage in stages]
-    for first_position, end in pairwise(sorted({edge for span in spans for edge in span})):
-        holders = [
-            holder for holder, span in zip(stages, spans, strict=True) if span[0] <= first_position and end <= span[1]
-        ]
-        modules = [(position, kind) for position, kind in _module_positions(model) if first_position <= position < end]
+    for run in holder_runs(plan):
+        holders = list(run.holders)
+        if run.is_tied_embedding:
+            word_embedding = ((-1, table["sharded"]["embedding"]),)
+            table["sharded"]["embedding"], table["all"]["embedding"] = (), table["replicated"]["embedding"]
+            yield holders, {"sharded": word_embedding, "replicated": (), "all": word_embedding}
+            continue
+        modules = [(position, kind) for position, kind in _module_positions(model) if run.first <= position < run.end]
         yield (
             holders,
             {
@@ -233,14 +207,3 @@ def _module_positions(model: ModelSpec) -> Iterator[tuple[float, ModuleKind]]:
         yield layer + HALF, "mlp"
         yield layer, "attention"
     yield -1, "embedding"
-
-
-def _positions_of(stage: Stage, model: ModelSpec) -> tuple[float, float]:
-    """The positions ``[first, end)`` of what the stage holds, embedding and head included."""
-    first, end = stage.start, stage.end
-    return -1 if first == 0 else first, end + 1 if end == model.num_layers else end
-
-
-def _holds_tied_embedding(stage: Stage, model: ModelSpec) -> bool:
-    """Whether the stage has the tied model's second copy of the embedding, by which its head multiplies."""
-    return model.tied_embeddings and stage.start > 0 and stage.end == model.num_layers

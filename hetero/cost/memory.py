@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hetero.cost.cost_model import CostModel
-from hetero.cost.gradient_volume import communicators, owned_parameters, parameters_held_twice
+from hetero.cost.gradient_volume import owned_parameters, parameters_held_twice
 from hetero.cost.stage_memory import MemoryBreakdown, StageMemory, memory_of_stage, optimizer_bytes_per_parameter
+from hetero.plan.communicators import gradient_communicators
 from hetero.plan.ir import Plan, Replica, StageKey
 from hetero.plan.lowering import step_rows
 from hetero.schedule.activation_residency import Moment, worst_moments
@@ -45,7 +46,7 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[StageKey, MemoryBreakdown]
     stands with the first stage: the context, the communicators that belong to no boundary, and what the most demanding
     layer of any works with.
     """
-    gradient_groups = Counter(rank for ranks in communicators(plan) for rank in ranks)
+    gradient_groups = Counter(rank for ranks in gradient_communicators(plan) for rank in ranks)
     owned = owned_parameters(plan) if plan.distributed_optimizer else {}
     twice = {} if costs.runtime.runs_profiled_layers else parameters_held_twice(plan)
     worst_moments_of = _WorstMoments()

@@ -78,6 +78,8 @@ class FailureDetector:
         describe: names a rank for the report. By its host; once the plan is known, set it to what gives
             ``rank 3 (replica 0 stage 1, A100-40)``.
         doing: what this rank does at the moment, such as ``saving step 4``; a report on a lost rank tells its last.
+        transport_error: what the libraries that carry messages have found wrong, empty while nothing is. Asked at every
+            beat: their threads may see it while the main thread waits for a device that waits for ever.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class FailureDetector:
         self._hosts_store = hosts_store
         self.describe: Callable[[int], str] = self._by_host
         self.doing = "joining"
+        self.transport_error: Callable[[], str] = str
         self._stop = threading.Event()
         self._main_is_ending = threading.Event()
         self._answers = 0
@@ -209,6 +212,9 @@ class FailureDetector:
                 # Who has not arrived yet has a limit of its own.
                 last_beat, missed = beat, 0 if beat != last_beat or not beat else missed + 1
                 if missed > self._patience:
+                    self._store.set("failed", "")
+                if error := self.transport_error():
+                    self._store.set(f"broken/{self._rank}", error)
                     self._store.set("failed", "")
                 if self._has("failed"):
                     self._call_the_roll()

@@ -67,6 +67,20 @@ class Channel:
         self._outgoing = [[t for t in route if t.sender == rank] for route in routes]
         self._incoming = [[t for t in route if t.receiver == rank] for route in routes]
 
+    def connect(self, device: torch.device) -> None:
+        """Exchange one element with every rank that this one ever sends to or receives from on this channel.
+
+        Point to point on this channel's group, all in one batch; every rank of both stages calls it. Blocks until the
+        others are there.
+        """
+        receivers = sorted({t.receiver for route in self._outgoing for t in route})
+        senders = sorted({t.sender for route in self._incoming for t in route})
+        element = torch.zeros(1, device=device)
+        operations = [dist.P2POp(dist.isend, element, receiver, self._group) for receiver in receivers]
+        operations += [dist.P2POp(dist.irecv, torch.empty_like(element), sender, self._group) for sender in senders]
+        for work in _start(operations):
+            work.wait()
+
     def send(self, microbatch_SBH: torch.Tensor, *, number: int) -> Pending:
         """Start sending slice ``number``, a part of ``microbatch_SBH``.
 

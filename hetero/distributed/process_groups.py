@@ -1,21 +1,23 @@
 """Creates the process groups of a plan, in place of megatron-core's uniform ``initialize_model_parallel``.
 
-A group exists per tensor-parallel group, per direction of each boundary, and per distinct set of ranks that sum
-gradients, be it all holders or, where they are summed hierarchically, those of a domain or a rail: their
-number grows with the edges and holders of the plan, not with the paths through it.
+Which there are, and in which order all ranks make them, says :mod:`hetero.plan.communicators`. Each is connected here:
+libraries connect two ranks at their first message, and NCCL holds the host up in that call until the other rank has
+come to it as well. In a step, where receives are posted early, ranks would come to it in different orders and wait for
+one another for ever.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.p2p import Channel
 from hetero.distributed.timing import Timing
-from hetero.plan.gradient_groups import gradient_buckets
+from hetero.plan.communicators import BoundaryCommunicators, Communicator, PlanCommunicators
 from hetero.plan.ir import Placement, Plan, Ranks, Stage
-from hetero.plan.sync_domains import rails_of
+
+ProcessGroups = Mapping[Communicator, dist.ProcessGroup]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +56,7 @@ class ParallelContext:
     """A rank's view of a running plan.
 
     stages: those that this rank holds, in order; several where they interleave, none on an idle rank.
-    losses: the last stages of all replicas.
+    losses: the last stages of all replicas, ``None`` if that is one rank.
     gradients: by the ranks of a gradient bucket; groups of one rank are absent, they have nothing to exchange, and so
         are buckets that are summed hierarchically.
     hierarchical: the groups of those, by the ranks of a domain's holders or of a rail. No bucket's sum in one
@@ -67,10 +69,24 @@ class ParallelContext:
     device: torch.device
     world: dist.ProcessGroup
     stages: tuple[StageContext, ...]
-    losses: dist.ProcessGroup
+    losses: dist.ProcessGroup | None
     gradients: Mapping[Ranks, dist.ProcessGroup]
     hierarchical: Mapping[Ranks, dist.ProcessGroup] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
+
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """Every group of this rank, each once."""
+        boundaries = (each for work in self.stages for each in (work.before, work.after) if each is not None)
+        found = (
+            self.world,
+            *(work.tp for work in self.stages),
+            *(group for both in boundaries for group in (both.forward, both.backward)),
+            *([self.losses] if self.is_last and self.losses is not None else []),
+            *(group for ranks, group in self.gradients.items() if self.rank in ranks),
+            *(group for ranks, group in self.hierarchical.items() if self.rank in ranks),
+        )
+        return tuple(dict.fromkeys(found))
 
     @property
     def work(self) -> StageContext | None:
@@ -92,64 +108,94 @@ class ParallelContext:
 
 
 def create_groups(plan: Plan, *, device: torch.device, timing: Timing | None = None) -> ParallelContext:
-    """Create every group of ``plan``.
+    """Create and connect every group of ``plan``.
 
     Collective over the world, which must be initialised with ``plan.world_size`` ranks: each rank creates every
-    group, its own or not, in the one order that the plan gives. On CUDA each group's communicator is set up here by
-    an all-reduce of its members: NCCL wants all of them at its first call, and a transfer has only some.
+    group, its own or not, in the one order that the plan gives. Groups have one backend, the world's for ``device``.
     """
     rank = dist.get_rank()
     world = dist.group.WORLD
     assert world is not None, "init_process_group comes first"
-
-    def new_group(ranks: Iterable[int]) -> dist.ProcessGroup:
-        members = sorted(ranks)
-        group: dist.ProcessGroup = dist.new_group(members)
-        if device.type == "cuda" and rank in members:
-            dist.all_reduce(torch.zeros(1, device=device), group=group)
-        return group
-
-    # Stages that interleave share their groups.
-    tp_sets = dict.fromkeys(ranks for _, _, stage in plan.stages() for ranks in stage.tp_groups)
-    tp_groups = {ranks: new_group(ranks) for ranks in tp_sets}
-    boundaries = {
-        (r, s): BoundaryGroups(
-            forward=new_group(here.ranks + after.ranks), backward=new_group(here.ranks + after.ranks)
-        )
-        for r, replica in enumerate(plan.replicas)
-        for s, (here, after) in enumerate(pairwise(replica.stages))
-    }
-    losses = new_group(rank for replica in plan.replicas for rank in replica.stages[-1].ranks)
-    gradients = {ranks: new_group(ranks) for ranks in flat_sync_ranks(plan)}
-    hierarchical = {ranks: new_group(ranks) for ranks in hierarchical_sync_ranks(plan)}
-
-    return ParallelContext(
+    communicators = PlanCommunicators(plan)
+    backend = backend_of_config(dist.get_backend_config(world), device)
+    groups: dict[Communicator, dist.ProcessGroup] = {communicators.world: world}
+    for each in communicators.ordered:
+        if each not in groups:
+            groups[each] = dist.new_group(list(each.ranks), backend=backend)
+    context = ParallelContext(
         plan=plan,
         rank=rank,
         device=device,
         world=world,
-        stages=_stage_contexts(plan, rank, tp_groups, boundaries),
-        losses=losses,
-        gradients=gradients,
-        hierarchical=hierarchical,
+        stages=_stage_contexts(communicators, plan, rank, groups, backend),
+        losses=groups[communicators.losses] if communicators.losses is not None else None,
+        gradients={ranks: groups[each] for ranks, each in communicators.gradients.items()},
+        hierarchical={ranks: groups[each] for ranks, each in communicators.hierarchical.items()},
         timing=timing or Timing(),
     )
+    connect(context, communicators, groups)
+    return context
+
+
+def connect(context: ParallelContext, communicators: PlanCommunicators, groups: ProcessGroups) -> None:
+    """Let every communicator of this rank, and every pair of ranks that exchange slices, have their first contact.
+
+    Collective over the world. Communicator by communicator in the one order: an all-reduce of all its ranks, since NCCL
+    wants all of them at its first call and a transfer has only some; on those of a boundary then a message per pair
+    and direction, all of them in one batch. A communicator is done before the next begins, so that ranks in several
+    come to each in the same order. Before all, the group that a rank is in alone.
+    """
+    channels = _channels(context, communicators)
+    if context.work is not None:
+        dist.all_reduce(torch.zeros(1, device=context.device), group=context.work.alone)
+    for each in communicators.of(context.rank):
+        # As the decisions of a step, which are the smallest of its sums.
+        dist.all_reduce(torch.zeros(1, dtype=torch.float64, device=context.device), group=groups[each])
+        for sender, receiver in channels.get(each, ()):
+            Channel(
+                sender=sender,
+                receiver=receiver,
+                rank=context.rank,
+                seq_length=context.plan.seq_length,
+                group=groups[each],
+            ).connect(context.device)
+
+
+def _channels(
+    context: ParallelContext, communicators: PlanCommunicators
+) -> Mapping[Communicator, list[tuple[Stage, Stage]]]:
+    """By communicator, the senders and receivers of the boundaries that use it, of this rank's replica."""
+    found: dict[Communicator, list[tuple[Stage, Stage]]] = {}
+    replicas = {work.placement.replica for work in context.stages}
+    for (r, s), both in communicators.boundaries.items():
+        if r in replicas:
+            here, after = context.plan.replicas[r].stages[s : s + 2]
+            found.setdefault(both.forward, []).append((here, after))
+            found.setdefault(both.backward, []).append((after, here))
+    return found
+
+
+def backend_of_config(config: str, device: torch.device) -> str:
+    """The one backend of a group's ``config``, such as ``cpu:gloo,cuda:nccl``, that serves ``device``.
+
+    A group that is made without it gets all backends of the world.
+    """
+    backend: str = dist.BackendConfig(dist.Backend(config)).get_device_backend_map()[device.type]
+    return backend
 
 
 def _stage_contexts(
-    plan: Plan,
-    rank: int,
-    tp_groups: Mapping[Ranks, dist.ProcessGroup],
-    boundaries: Mapping[tuple[int, int], BoundaryGroups],
+    communicators: PlanCommunicators, plan: Plan, rank: int, groups: ProcessGroups, backend: str
 ) -> tuple[StageContext, ...]:
     if not (placements := plan.placements(rank)):
         return ()
-    alone = dist.new_group([rank], use_local_synchronization=True)
+    # Also the tensor-parallel group of a rank that has no other, over which megatron-core's cross entropy reduces.
+    alone = dist.new_group([rank], backend=backend, use_local_synchronization=True)
     contexts = []
     for place in placements:
         r, s = place.replica, place.stage
         stages = plan.replicas[r].stages
-        tp = tp_groups[stages[s].tp_groups[place.dp_rank]]
+        tp = groups[communicators.tp[stages[s].tp_groups[place.dp_rank]]] if stages[s].tp > 1 else alone
         # megatron-core asks the group for the rank's position, weights and boundaries ask the plan.
         assert dist.get_rank(tp) == place.tp_rank, "torch numbers the ranks of a group in ascending order"
         contexts.append(
@@ -161,21 +207,12 @@ def _stage_contexts(
                 num_microbatches=plan.replicas[r].num_microbatches(s),
                 tp=tp,
                 alone=alone,
-                before=boundaries.get((r, s - 1)),
-                after=boundaries.get((r, s)),
+                before=_boundary_groups(communicators.boundaries.get((r, s - 1)), groups),
+                after=_boundary_groups(communicators.boundaries.get((r, s)), groups),
             )
         )
     return tuple(contexts)
 
 
-def flat_sync_ranks(plan: Plan) -> tuple[Ranks, ...]:
-    """The distinct sets of two or more ranks that sum gradients in one collective, in the order of their creation."""
-    buckets = gradient_buckets(plan, bucket_numel=1)
-    return tuple(dict.fromkeys(bucket.ranks for bucket in buckets if len(bucket.ranks) > 1 and not bucket.domains))
-
-
-def hierarchical_sync_ranks(plan: Plan) -> tuple[Ranks, ...]:
-    """The distinct holders of a domain, and rails, of buckets summed hierarchically, in the order of their creation."""
-    buckets = gradient_buckets(plan, bucket_numel=1)
-    sets = (ranks for bucket in buckets for ranks in (*bucket.domains, *rails_of(bucket.domains)))
-    return tuple(dict.fromkeys(ranks for ranks in sets if len(ranks) > 1))
+def _boundary_groups(both: BoundaryCommunicators | None, groups: ProcessGroups) -> BoundaryGroups | None:
+    return None if both is None else BoundaryGroups(forward=groups[both.forward], backward=groups[both.backward])

@@ -5,6 +5,10 @@ passes are those of :mod:`hetero.schedule`: the replica's order of computes, spl
 receives. Collectives follow from the buckets of :mod:`.gradient_groups`: a bucket is summed as soon as the last
 backwards of all stages that hold a part of it have passed its lowest layer, and gathered for the first forwards of the
 next step.
+
+Programs are made for transfers that match in order (``Transport.IN_ORDER``) and promise nothing for a first contact, in
+which most would stand still: whoever executes one has connected its ranks before
+(:func:`hetero.distributed.process_groups.connect`).
 """
 
 from collections.abc import Mapping, Sequence

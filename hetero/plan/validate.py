@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hetero.errors import PlanError, ScheduleError
+from hetero.plan.communicators import check_communicators
 from hetero.plan.device_rules import check_devices_are_known, check_devices_can_do_the_precision, check_fp8
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import step_rows
@@ -432,6 +433,7 @@ CHECKS = (
     check_fp8,
     check_gradient_domains,
     check_gradient_buckets,
+    check_communicators,
 )
 
 

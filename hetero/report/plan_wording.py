@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.text import in_halves, number_ranges, numbered
@@ -65,6 +66,16 @@ def caption_of(plan: Plan) -> str:
     for what, said in (("gradient sums", gradient_sync_of(plan)), ("order", orders_of(plan))):
         lines += [f"{what}: {said}"] if said else []
     return "\n".join(lines)
+
+
+def communicators_in_words(plan: Plan) -> str:
+    """``2 on ranks 0-3, 5 on ranks 4-7 (at most 28)``: how many communicators of two or more ranks each rank is in."""
+    counts = PlanCommunicators(plan).counts()
+    ranks_with: dict[int, list[int]] = {}
+    for rank in sorted(plan.ranks()):
+        ranks_with.setdefault(counts[rank], []).append(rank)
+    said = (f"{count} on {ranks_in_words(ranks)}" for count, ranks in sorted(ranks_with.items()))
+    return f"{', '.join(said)} (at most {MAX_COMMUNICATORS})"
 
 
 def layers_of(stage: Stage) -> str:

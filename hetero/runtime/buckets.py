@@ -18,7 +18,7 @@ Half-precision weights have float32 gradients: microbatches and ranks are summed
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -162,6 +162,23 @@ def local_buckets(
             tensor.grad_dtype = gradient_dtype
         _move_into_buffers(tensor, [(local, s) for local in buckets for s in local.segments if s.tensor is tensor])
     return buckets
+
+
+def connect_buckets(buckets: Sequence[LocalBucket]) -> None:
+    """Sum and gather every bucket once, while gradients are zero and all holders have the same weights.
+
+    Collective over the holders of each bucket, in the order of a step. A communicator that is connected still connects
+    the ranks of its group anew for each algorithm that NCCL chooses by operation and size, and holds their hosts up
+    (``ncclCollPreconnect`` in its group.cc). In a step, ranks may come to their sums between other collectives in which
+    they wait for one another.
+    """
+    shared = [local for local in buckets if local.number is not None]
+    for local in shared:
+        for work in local.collectives.sum(local.gradients):
+            work.wait()
+    for local in reversed(shared):
+        for work in local.collectives.gather(local.weights):
+            work.wait()
 
 
 def _local_bucket(

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.plan.lowering import CollectiveOptions, evaluation_program, lower_rank
-from hetero.runtime.buckets import NamedParameters, local_buckets
+from hetero.runtime.buckets import NamedParameters, connect_buckets, local_buckets
 from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
@@ -25,7 +25,7 @@ from hetero.runtime.weight_gather import WeightGather
 class Trainer:
     """Holds the stages, gradient sums and optimizer of a rank, and trains them step by step.
 
-    On an idle rank these are empty, and it joins the decisions.
+    On an idle rank these are empty, and it joins the decisions. Collective over the world: to be made on all ranks.
 
     Args:
         loss_scale: used for a plan in fp16 only.
@@ -56,6 +56,7 @@ class Trainer:
             bucket_numel=plan.gradient_sync.bucket_numel or data_parallel.bucket_numel,
             gradient_dtype=GRADIENT_DTYPES[plan.precision],
         )
+        connect_buckets(self._buckets)
         program = lower_rank(
             plan,
             context.rank,
@@ -181,12 +182,14 @@ class Trainer:
         All-reduce (sum) over the last stages of all replicas, beside the first forward.
         """
         total = self._num_tokens.clone()
-        pending = dist.all_reduce(total, group=self._context.losses, async_op=True)
+        losses = self._context.losses
+        pending = dist.all_reduce(total, group=losses, async_op=True) if losses is not None else None
         scale = self.scaler.scale if self.scaler is not None else 1.0
 
         @cache
         def loss_scale() -> torch.Tensor:
-            pending.wait()
+            if pending is not None:
+                pending.wait()
             return scale / total.clamp(min=1)
 
         return loss_scale

@@ -25,12 +25,16 @@ class Transport(StrEnum):
     BUFFERED: a SEND is over at once and a RECV only posts; slices are told apart by number (gloo).
     IN_ORDER: as well, but one direction of a boundary matches the n-th SEND with the n-th RECV (NCCL's communicators).
     FIRST_CONTACT: as in order, and the first transfer of each direction holds its host up until the other side has come
-        to it too (NCCL connects two peers inside their first call).
+        to it too (NCCL connects two peers inside their first call). Start-up connects them, so that no step has one:
+        programs are made for IN_ORDER, and most of them stand still under this.
+    ONE_QUEUE: as in order, and all that a device does goes through one queue, in which a transfer holds up what is
+        behind it until the transfer before it of its direction is over (``CUDA_DEVICE_MAX_CONNECTIONS=1``).
     """
 
     BUFFERED = "buffered"
     IN_ORDER = "in order"
     FIRST_CONTACT = "first contact"
+    ONE_QUEUE = "one queue"
 
 
 def check_no_deadlock(
@@ -91,7 +95,7 @@ class _Run:
         if not self._needed(action) <= self._done:
             return False
         if action.kind in SEND | RECEIVE:
-            return self._transport != Transport.FIRST_CONTACT or self._meets(action)
+            return self._may_begin(action)
         return all(self._has_arrived(each) for each in received_by(action, self._edges))
 
     def _needed(self, action: Action) -> set[Action]:
@@ -116,6 +120,15 @@ class _Run:
         received, sent = self._issue_order[receive.stage, receive.kind], self._issue_order[send.stage, send.kind]
         if sent[send.number] != received[receive.number]:
             raise ScheduleError(f"{send} and {receive} are not the same transfer of their direction, counted from 0")
+        return True
+
+    def _may_begin(self, transfer: Action) -> bool:
+        """Whether the transport lets the host, or the device's queue, go on behind ``transfer``."""
+        if self._transport == Transport.FIRST_CONTACT:
+            return self._meets(transfer)
+        if self._transport == Transport.ONE_QUEUE:
+            issued = self._issue_order[transfer.stage, transfer.kind]
+            return not issued or _other_side(transfer._replace(number=next(reversed(issued)))) in self._done
         return True
 
     def _meets(self, action: Action) -> bool:

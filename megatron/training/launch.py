@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import socket
 import sys
 import time
@@ -16,8 +17,10 @@ from hetero.cost.capacity import check_memory
 from hetero.distributed.environment import describe_cuda_environment
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
 from hetero.distributed.found_devices import FoundDevice, check_devices, found_device, short_of_memory
+from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.distributed.runtime_versions import check_kernels, check_versions
+from hetero.distributed.shutdown import leave_world
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -155,6 +158,7 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             world_size=launch.world_size,
             timeout=timeout,
         )
+        failed = True
         try:
             device = on_all_ranks(lambda: _device(config.backend, launch.local_rank))
             if device.type == "cuda":
@@ -164,13 +168,14 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             check_versions(device)
             on_all_ranks(lambda: check_kernels(device))
             yield device, detector
+            failed = False
         except BaseException as error:
             # The store may be what was lost. What happened here is worth more than that nobody hears of it.
             with contextlib.suppress(dist.DistError):
                 detector.tell(error)
             raise
         finally:
-            dist.destroy_process_group()
+            leave_world(failed=failed)
 
 
 def _store(launch: Launch, timeout: datetime.timedelta) -> dist.Store:
@@ -251,6 +256,8 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
     if config.emulation is not None:
         return plan
     on_all_ranks(lambda: check_devices(plan, found))
+    if device.type == "cuda":
+        on_all_ranks(lambda: check_hardware_queues(plan, os.environ))
     if cluster is not None:
         _check_memory(plan, cluster, config.parallel.hetero_cluster)
     _warn_of_little_memory(found, devices, cluster)

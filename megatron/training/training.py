@@ -15,6 +15,7 @@ from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.rank_consensus import on_all_ranks
+from hetero.distributed.shutdown import nccl_error
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
 from hetero.plan.rank_description import describe_rank
@@ -65,6 +66,7 @@ def _pretrain(config: PretrainConfig, device: torch.device, detector: FailureDet
     dataset, evaluations = build_datasets(config, plan, tokenizer)
     detector.doing = "making process groups"
     context = create_groups(plan, device=device, timing=emulation.timing if emulation is not None else None)
+    detector.transport_error = functools.partial(nccl_error, context.groups)
     detector.doing = "building the model"
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)

@@ -7,6 +7,7 @@ That nobody waits for a time-out is shown by giving the time-out ten minutes, wh
 beats a silence has to last is counted in tests/unit/distributed/test_failure_detector.py.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions, bounded_exit
 from hetero.distributed.process_groups import create_groups
 from hetero.distributed.rank_consensus import ConsensusError
+from hetero.distributed.shutdown import leave_world
 from hetero.errors import MembershipError
 from hetero.plan.ir import Plan
 from hetero.runtime.options import StageOptions
@@ -255,6 +257,46 @@ def test_a_timeout_is_told_as_it_is_when_nobody_is_lost() -> None:
     assert busy_side.exit_code == EXIT_CODE
     assert said_by(1, busy_side).startswith(f"hetero: rank 1: {PLACES[0]} failed with RuntimeError: ")
     assert "imed out" in busy_side.stderr
+
+
+def wait_for_a_device_that_waits(rank: int, store: dist.Store) -> None:
+    """Every rank stands still in its device, as over NCCL, and rank 1's watchdog has seen why."""
+    seen_at_s = time.monotonic() + 1.0
+    with FailureDetector(store, rank=rank, world_size=2, options=WHATEVER_THE_SILENCE) as detector:
+        detector.wait_for_all()
+        detector.describe = PLACES.__getitem__
+        if rank == 1:
+            detector.transport_error = lambda: "a transfer did not end" if time.monotonic() > seen_at_s else ""
+        time.sleep(60)
+
+
+def test_what_a_library_has_seen_ends_all_although_no_rank_is_silent() -> None:
+    """Long before its watchdog would end the process, a minute later and without a word to the others."""
+    for rank, ended in enumerate(end_of_ranks(wait_for_a_device_that_waits, 2, timeout_s=40)):
+        assert ended.exit_code == EXIT_CODE, ended.stderr
+        assert said_by(rank, ended).endswith(
+            f"{PLACES[1]} failed with a transfer did not end; every rank still answers. Training stopped on all ranks."
+        )
+
+
+def leave_with_receives_pending(rank: int, store: dist.Store) -> None:
+    """Rank 0 fails while it waits for two messages that nobody sends; rank 1 is in the middle of another collective."""
+    pair = dist.new_group([0, 1])
+    if rank == 0:
+        pending = [dist.irecv(torch.zeros(1), src=1, group=pair), dist.irecv(torch.zeros(1), src=1)]
+        assert all(each is not None for each in pending)
+        time.sleep(0.5)
+    else:
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.zeros(1), group=pair)
+    leave_world(failed=True)
+    # Nobody can begin a collective any more.
+    os._exit(0 if not dist.is_initialized() else 1)
+
+
+def test_a_rank_leaves_with_receives_pending() -> None:
+    """Over gloo: connections close, and who is in a collective hears of it."""
+    assert [ended.exit_code for ended in end_of_ranks(leave_with_receives_pending, 2, timeout_s=30)] == [0, 0]
 
 
 def one_stays_away(rank: int, store: dist.Store, dies: bool) -> None:

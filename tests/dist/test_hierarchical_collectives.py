@@ -14,17 +14,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.process_groups import create_groups, flat_sync_ranks, hierarchical_sync_ranks
+from hetero.distributed.process_groups import create_groups
 from hetero.distributed.timing import Collective, Start, Timing, Waitable
+from hetero.plan.communicators import PlanCommunicators, gradient_communicators
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
+from hetero.runtime import trainer
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer
 from hetero.schedule.program import QueuedAction
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
+from tests.helpers.first_contact import replaced
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage, with_unequal_shares
 from tests.helpers.ranks import run_ranks
@@ -126,7 +129,7 @@ def test_the_sums_are_those_of_one_process(
 ) -> None:
     for training in ways.values():
         validate(training.plan)
-        assert hierarchical_sync_ranks(training.plan)
+        assert PlanCommunicators(training.plan).hierarchical
     for how, traces in trained(ways, num_steps).items():
         with subtests.test(how):
             made = ways[how].plan
@@ -164,10 +167,9 @@ def collectives_of_a_step(rank: int, made: Plan) -> list[tuple[str, tuple[int, .
     started: list[tuple[str, tuple[int, ...]]] = []
     for name in ("all_reduce", "reduce", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor"):
         setattr(dist, name, _recording(name, getattr(dist, name), started))
-    train(rank, made, 1, AFTER)
-    return [
-        (name, ranks) for name, ranks in started if ranks in {*flat_sync_ranks(made), *hierarchical_sync_ranks(made)}
-    ]
+    with replaced((trainer, "connect_buckets"), lambda buckets: None):
+        train(rank, made, 1, AFTER)
+    return [(name, ranks) for name, ranks in started if ranks in gradient_communicators(made)]
 
 
 def _recording(name: str, collective: Any, started: list[tuple[str, tuple[int, ...]]]) -> Any:
@@ -232,7 +234,7 @@ def test_every_rank_creates_the_groups_inside_and_between_domains_in_one_order()
     made = three_domains(gpt2_model())
     first, *others = run_ranks(created_groups, made.world_size, made)
     assert all(groups == first for groups in others)
-    last = [tuple(sorted(ranks)) for ranks in hierarchical_sync_ranks(made)]
+    last = list(PlanCommunicators(made).hierarchical)
     assert first[-len(last) :] == last
 
 
@@ -241,7 +243,7 @@ def created_groups(rank: int, made: Plan) -> list[tuple[int, ...]]:
     new_group = dist.new_group
 
     def recording(ranks: list[int], *args: Any, **kwargs: Any) -> Any:
-        if not kwargs:
+        if "use_local_synchronization" not in kwargs:
             created.append(tuple(ranks))
         return new_group(ranks, *args, **kwargs)
 

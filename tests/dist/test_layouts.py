@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.distributed.process_groups import flat_sync_ranks
+from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
@@ -67,7 +67,7 @@ def trainings_of(name: str, style: str, plan: Plan, delays: str) -> dict[str, Tr
     common: gradients are then reduced beside the backward and weights gathered beside the forward, for which nobody may
     look at them before the end."""
     trainings = {"whole": Training(plan), f"split, {delays}": Training(with_delays(plan, DELAYS[delays]))}
-    groups = flat_sync_ranks(plan)
+    groups = PlanCommunicators(plan).gradients
     if groups and style != "gpt2-tied":
         trainings["equal shares"] = Training(sharded(plan), SHARDED, weights_at="the end")
     spans_stages = any(not any(set(ranks) <= set(stage.ranks) for _, _, stage in plan.stages()) for ranks in groups)

@@ -1,7 +1,6 @@
 """Groups of a plan: the same calls in the same order on every rank, as many as the plan has edges and holders."""
 
 import functools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 
-from hetero.distributed import process_groups
-from hetero.distributed.process_groups import ParallelContext, create_groups, flat_sync_ranks
+from hetero.distributed.process_groups import ParallelContext, backend_of_config, create_groups
+from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import Plan
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, stage
@@ -43,8 +42,8 @@ def uniform(num_replicas: int, num_stages: int) -> Plan:
     return plan(llama_model(num_layers=num_stages), replicas)
 
 
-Call = tuple[tuple[int, ...], bool]
-"""Ranks of a new group, and whether only its members have to call."""
+Call = tuple[tuple[int, ...], bool, str]
+"""Ranks of a new group, whether only its members have to call, and its backend."""
 
 
 def recorded_groups(rank: int, plan: Plan) -> list[Call]:
@@ -52,9 +51,9 @@ def recorded_groups(rank: int, plan: Plan) -> list[Call]:
     calls: list[Call] = []
     new_group = dist.new_group
 
-    def recording(ranks: list[int], *args: Any, use_local_synchronization: bool = False, **kwargs: Any) -> Any:
-        calls.append((tuple(ranks), use_local_synchronization))
-        return new_group(ranks, *args, use_local_synchronization=use_local_synchronization, **kwargs)
+    def recording(ranks: list[int], *, backend: str, use_local_synchronization: bool = False) -> Any:
+        calls.append((tuple(ranks), use_local_synchronization, backend))
+        return new_group(ranks, backend=backend, use_local_synchronization=use_local_synchronization)
 
     dist.new_group = recording
     create_groups(plan, device=CPU)
@@ -65,80 +64,50 @@ def test_every_rank_creates_every_group_in_the_same_order() -> None:
     """Also those that it is not in, also if it idles: torch counts the groups of a process to tell them apart."""
     made = unlike_replicas()
     calls = run_ranks(recorded_groups, made.world_size, made)
-    collective = [[ranks for ranks, members_only in of_rank if not members_only] for of_rank in calls]
+    collective = [[ranks for ranks, members_only, _ in of_rank if not members_only] for of_rank in calls]
     assert all(of_rank == collective[0] for of_rank in collective)
-    own = [[ranks for ranks, members_only in of_rank if members_only] for of_rank in calls]
+    own = [[ranks for ranks, members_only, _ in of_rank if members_only] for of_rank in calls]
     assert own == [[] if rank in made.idle_ranks else [(rank,)] for rank in range(made.world_size)]
 
 
-def test_the_groups_of_a_plan() -> None:
-    """What the number of groups is made of, for one plan by hand."""
+def test_the_groups_are_the_communicators_of_the_plan() -> None:
+    """The world apart, which is there before."""
     made = unlike_replicas()
     calls = run_ranks(recorded_groups, made.world_size, made)[0]
-    tensor_parallel = [(3, 4), (1,), (2,), (5,), (6,), (8,)]
-    # Forward and backward of each boundary, replica after replica.
-    boundaries = [(1, 2, 3, 4)] * 2 + [(1, 2, 5)] * 2 + [(6, 8)] * 2
-    losses = [(5, 8)]
-    assert [ranks for ranks, _ in calls[: len(tensor_parallel + boundaries + losses)]] == (
-        tensor_parallel + boundaries + losses
-    )
-    holders = {
-        # Layers 0 and 1, 2, 3 and 4, and 5: replicated parameters on all ranks of both stages, ...
-        (3, 4, 6),
-        (3, 4, 8),
-        (1, 2, 8),
-        (5, 8),
-        # ... cut ones half by half; the tied embedding is also with the last stages.
-        (3, 6),
-        (4, 6),
-        (3, 8),
-        (4, 8),
-        (3, 5, 6, 8),
-        (4, 5, 6, 8),
-    }
-    shared = [ranks for ranks, _ in calls[len(tensor_parallel + boundaries + losses) :]]
-    assert set(shared) == holders
-    assert len(shared) == len(holders)
+    assert [ranks for ranks, members_only, _ in calls if not members_only] == [
+        each.ranks for each in PlanCommunicators(made).ordered[1:]
+    ]
 
 
-def count_groups(made: Plan, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many groups rank 0 creates. No processes: torch's part is left out."""
-    groups: list[list[int]] = []
-
-    def new_group(ranks: list[int], **_: object) -> object:
-        groups.append(ranks)
-        return object()
-
-    stand_ins = {"get_rank": lambda group=None: 0, "new_group": new_group, "group": SimpleNamespace(WORLD=object())}
-    monkeypatch.setattr(process_groups, "dist", SimpleNamespace(**{**vars(dist), **stand_ins}))
-    create_groups(made, device=CPU)
-    return len(groups)
+def test_groups_have_the_one_backend_that_serves_the_device() -> None:
+    """A group that names none gets all of the world's: on CUDA, gloo's connections beside each communicator of NCCL."""
+    made = unlike_replicas()
+    for calls in run_ranks(recorded_groups, made.world_size, made):
+        assert {backend for _, _, backend in calls} == {"gloo"}
+    assert backend_of_config("cpu:gloo,cuda:nccl", torch.device("cuda", 3)) == "nccl"
+    assert backend_of_config("cpu:gloo,cuda:nccl", CPU) == "gloo"
+    assert backend_of_config("gloo", CPU) == "gloo"
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3, 6])
 @pytest.mark.parametrize("num_stages", [1, 2, 5])
-def test_groups_grow_with_edges_and_holders(
-    num_replicas: int, num_stages: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_grow_with_edges_and_holders(num_replicas: int, num_stages: int) -> None:
     """Paths through the plan are ``num_replicas ** num_stages``, 7776 in the largest case here."""
-    tensor_parallel = num_replicas * num_stages
     boundaries = 2 * num_replicas * (num_stages - 1)
-    losses = 1
-    holders = num_stages  # equal cuts: the ranks of one stage over all replicas
-    alone = 1  # each rank's own, which no other has to call
-    counted = count_groups(uniform(num_replicas, num_stages), monkeypatch)
-    assert counted == tensor_parallel + boundaries + losses + holders + alone
+    holders = num_stages  # Equal cuts: the ranks of one stage over all replicas; those of the last for losses as well.
+    world = num_stages > 1  # With one stage its holders are the world.
+    counted = len(PlanCommunicators(uniform(num_replicas, num_stages)).ordered)
+    assert counted == boundaries + holders + world
 
 
 @given(legal_plans())
 def test_holder_groups_stay_few_for_any_plan(made: Plan) -> None:
     """One per stretch of layers between cuts and per shard of the finest common cut, and the tied embedding's."""
     edges = {edge for _, _, stage in made.stages() for edge in (stage.first_layer, stage.end_layer)}
-    stretches = len(edges) - 1
+    stretches, groups = len(edges) - 1, PlanCommunicators(made).gradients
     # Degrees come from 1, 2, 3, 4 and 6: their least common multiple is 12 at most. One more group: all shards.
-    assert len(flat_sync_ranks(made)) <= (stretches + 1) * (12 + 1)
-    assert len(set(flat_sync_ranks(made))) == len(flat_sync_ranks(made))
-    assert all(list(ranks) == sorted(set(ranks)) and len(ranks) > 1 for ranks in flat_sync_ranks(made))
+    assert len(groups) <= (2 * stretches + 1) * (12 + 1)
+    assert all(list(ranks) == sorted(set(ranks)) and len(ranks) > 1 for ranks in groups)
 
 
 def seen_by(rank: int, plan: Plan) -> dict[str, Any]:
@@ -160,7 +129,7 @@ def seen_by_worker(context: ParallelContext, summed: functools.partial[Any]) -> 
         if boundary is not None:
             seen[name] = summed(boundary.forward), summed(boundary.backward)
             assert boundary.forward is not boundary.backward
-    if work.is_last:
+    if work.is_last and context.losses is not None:
         seen["losses"] = summed(context.losses)
     seen["gradients"] = {ranks: summed(group) for ranks, group in context.gradients.items() if context.rank in ranks}
     seen["place"] = work.placement
@@ -202,10 +171,10 @@ def test_each_rank_finds_its_own_groups() -> None:
         assert seen["ends"] == (place.stage == 0, place.stage == len(stages) - 1)
         assert ("losses" in seen) == (place.stage == len(stages) - 1)
         assert seen.get("losses", on(5, 8)) == on(5, 8)
-        assert seen["gradients"] == {ranks: on(*ranks) for ranks in flat_sync_ranks(made) if rank in ranks}
+        assert seen["gradients"] == {ranks: on(*ranks) for ranks in PlanCommunicators(made).gradients if rank in ranks}
     assert [seen["num_microbatches"] for seen in by_rank if "tp" in seen] == [2, 2, 2, 2, 2, 3, 3]
 
 
 def test_a_rank_that_holds_all_alone_shares_no_gradients() -> None:
     made = plan(gpt2_model(), [replica(stage(layers=(0, 6), ranks=(0,)))])
-    assert flat_sync_ranks(made) == ()
+    assert not PlanCommunicators(made).gradients

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.validate import enough_in_flight, least_in_flight
 from hetero.spec.model import ModelSpec
-from tests.helpers.models import gpt2_model
+from tests.helpers.models import gpt2_model, llama_model
 
 _UNSET = -1
 """In-flight depth of a stage that ``replica`` gives one."""
@@ -151,3 +151,34 @@ def uneven_plan(model: ModelSpec | None = None) -> Plan:
         ],
         idle_ranks=(7,),
     )
+
+
+def eight_unlike_replicas() -> Plan:
+    """Of 1 to 8 stages with tp 1, 2, 4 and 8, cut at 20 places."""
+    model = llama_model(
+        num_layers=48,
+        hidden_size=256,
+        num_attention_heads=16,
+        num_query_groups=16,
+        kv_channels=16,
+        ffn_hidden_size=512,
+    )
+    weights_of_stages = (
+        (8, (1,)),
+        (4, (1, 1.3)),
+        (4, (2, 1.3)),
+        (2, (1, 1.1, 1.3, 0.7)),
+        (1, (1, 1.1, 0.7, 0.4, 0.9, 0.35, 0.8, 0.5)),
+        (2, (1, 1.7, 0.3, 0.7)),
+        (8, (1,)),
+        (1, (0.3, 0.5, 1, 0.2, 0.6, 0.45, 0.8, 1)),
+    )
+    replicas, rank = [], 0
+    for tp, weights in weights_of_stages:
+        cuts = [round(48 * sum(weights[:i]) / sum(weights)) for i in range(len(weights) + 1)]
+        stages = []
+        for cut in itertools.pairwise(cuts):
+            stages.append(stage(layers=cut, ranks=range(rank, rank + tp), tp=tp))
+            rank += tp
+        replicas.append(replica(*stages, num_samples=8))
+    return plan(model, replicas)

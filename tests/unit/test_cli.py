@@ -53,6 +53,7 @@ def test_show_prints_the_table_and_the_picture(plan_path: Path, capsys: pytest.C
     assert "6 layers, sequence 16, global batch 3, fp32, 4 ranks" in out
     assert "replica 0  │ layers 0-3 " in out
     assert "0F0" not in out
+    assert out.endswith("\n\ncommunicators: 1 on rank 3, 3 on rank 2, 5 on ranks 0-1 (at most 28)\n")
 
 
 def test_show_prints_the_schedule_when_asked(plan_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

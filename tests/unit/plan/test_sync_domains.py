@@ -6,8 +6,8 @@ import json
 import pytest
 from hypothesis import given, settings
 
-from hetero.cost.gradient_volume import communicators, sync_buckets
-from hetero.distributed.process_groups import flat_sync_ranks, hierarchical_sync_ranks
+from hetero.cost.gradient_volume import sync_buckets
+from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.sync_domains import Domains, rails_of
@@ -51,8 +51,7 @@ def test_the_quick_count_of_the_cost_model_is_that_of_the_runtime(legal: Plan) -
     assert from_json(Plan, to_json(legal), source="a test") == legal
     expected = {b.ranks: b.domains for b in gradient_buckets(legal, bucket_numel=1) if len(b.ranks) > 1}
     assert {b.ranks: b.domains for b in sync_buckets(legal, bucket_numel=1)} == expected
-    assert communicators(legal) == {*flat_sync_ranks(legal), *hierarchical_sync_ranks(legal)}
-    assert not {*flat_sync_ranks(legal)} & {ranks for ranks, parts in expected.items() if parts}
+    assert not {*PlanCommunicators(legal).gradients} & {ranks for ranks, parts in expected.items() if parts}
 
 
 def test_of_one_layer_what_leaves_its_domain_goes_first() -> None:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 
 from hetero.errors import ConfigError, PlanError
-from hetero.plan import device_rules
+from hetero.plan import communicators, device_rules
 from hetero.plan import validate as rules
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model, moe_model
-from tests.helpers.plans import plan, replica, stage, uneven_plan
+from tests.helpers.plans import eight_unlike_replicas, plan, replica, stage, uneven_plan
 from tests.helpers.strategies import legal_plans
 
 Change = Callable[[Plan], Plan]
@@ -141,6 +141,7 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (device_rules.check_devices_are_known, "shipped and described", in_plan(devices=(DeviceType(name="mine"),))),
     (device_rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
     (device_rules.check_fp8, "none", in_plan()),
+    (communicators.check_communicators, "few", in_plan()),
     (rules.check_gradient_domains, "none", in_sync()),
     (rules.check_gradient_domains, "in any order, without the idle rank", in_sync((5, 4), (6,), (3, 0, 1, 2))),
     (rules.check_gradient_domains, "with it", in_sync((0, 1, 2, 3, 4, 5, 6, 7))),
@@ -394,6 +395,11 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         in_sync((0, 1, 2, 3), (5,)),
     ),
     (rules.check_gradient_buckets, "bucket_numel is 0, must be at least 1; leave it out", in_sync(bucket_numel=0)),
+    (
+        communicators.check_communicators,
+        r"replica 5 stage 1: rank 42 would be in 61 communicators, at most 28 .* replica 4 \(cuts at 18, 23, 27, 34;",
+        lambda _: eight_unlike_replicas(),
+    ),
 ]
 
 
@@ -401,7 +407,7 @@ def test_no_rule_is_forgotten() -> None:
     """Every check is in CHECKS, which is what ``validate`` runs, and has an example of either kind below."""
     written = [
         rule
-        for module in (rules, device_rules)
+        for module in (rules, device_rules, communicators)
         for name, rule in vars(module).items()
         if name.startswith("check_") and rule.__module__ == module.__name__
     ]

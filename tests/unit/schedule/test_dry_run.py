@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hetero.errors import ScheduleError
 from hetero.plan.ir import Replica
 from hetero.plan.lowering import RECEIVES_AHEAD, evaluation_rows, step_rows
-from hetero.schedule.actions import Schedule, parse_schedule
-from hetero.schedule.dry_run import Transport, check_no_deadlock
+from hetero.schedule.actions import RECEIVE, SEND, Action, Schedule, parse_schedule
+from hetero.schedule.dry_run import Transport, _Run, check_no_deadlock
 from hetero.schedule.orders import gpipe, one_f_one_b
 from hetero.schedule.passes import add_communication, post_receives_early
 from tests.helpers.layouts import layouts
@@ -97,19 +97,60 @@ def test_receives_posted_early_hang_where_the_first_message_blocks(stages: int) 
     check_no_deadlock(later, num_microbatches=each, transport=Transport.FIRST_CONTACT)
 
 
-def test_so_does_every_pipeline_of_the_layout_table() -> None:
-    plain = [
-        replica
-        for _, _, plan in layouts()
-        for replica in plan.replicas
-        if len(replica.stages) > 1 and not replica.is_interleaved
-    ]
-    assert len(plain) >= 75
-    for replica in plain:
-        rows, counts = step_rows(replica), replica.microbatch_counts
-        check_no_deadlock(rows, num_microbatches=counts, transport=Transport.IN_ORDER)
-        with pytest.raises(ScheduleError, match=r"^deadlock \(first contact transfers\)"):
-            check_no_deadlock(rows, num_microbatches=counts, transport=Transport.FIRST_CONTACT)
+STAND_STILL = {Transport.BUFFERED: 0, Transport.IN_ORDER: 0, Transport.FIRST_CONTACT: 94, Transport.ONE_QUEUE: 58}
+"""Of the 94 pipelines of the layout table; docs/architecture.md tells of them."""
+
+
+@EACH
+def test_how_many_pipelines_of_the_layout_table_stand_still(transport: Transport) -> None:
+    """A fact. Programs are made for transfers in order, between ranks that are connected before the first step, on
+    devices with a queue for each stream.
+    """
+    replicas = [replica for _, _, plan in layouts() for replica in plan.replicas if len(replica.stages) > 1]
+    assert len(replicas) == 94
+    assert sum(stands_still(replica, transport) for replica in replicas) == STAND_STILL[transport]
+
+
+class HostsRunAhead(_Run):
+    """No host waits for a compute: the device does."""
+
+    def _can_run(self, action: Action) -> bool:
+        return self._needed(action) <= self._done and (action.kind not in SEND | RECEIVE or self._may_begin(action))
+
+
+def test_some_stand_still_at_first_contacts_even_if_no_host_waits_for_its_device() -> None:
+    """Those that post a receive before the send that its peer is waiting for; 1F1B's least depths do so always."""
+    replicas = [replica for _, _, plan in layouts() for replica in plan.replicas if len(replica.stages) > 1]
+    stuck = 0
+    for rows, each in [(step_rows(replica), replica.microbatch_counts) for replica in replicas] + [
+        (lowered(stages=stages, computes_ahead=RECEIVES_AHEAD), [4] * stages) for stages in (2, 3, 4)
+    ]:
+        run = HostsRunAhead(rows, each, Transport.FIRST_CONTACT)
+        while run.is_unfinished() and run.moves():
+            pass
+        stuck += run.is_unfinished()
+    assert stuck == 37 + 3
+
+
+def stands_still(replica: Replica, transport: Transport) -> bool:
+    try:
+        check_no_deadlock(step_rows(replica), num_microbatches=replica.microbatch_counts, transport=transport)
+    except ScheduleError as error:
+        return f"deadlock ({transport} transfers): " in str(error)
+    return False
+
+
+def test_one_queue_holds_a_send_up_behind_a_receive() -> None:
+    """By hand. Stage 0 posts the receive of its second gradient behind that of the first; the queue goes on to the
+    forward of microbatch 2, for which stage 1 waits before its first backward, when that has come.
+    """
+    rows = parse_schedule(
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0RECV_B1 0F2 0SEND_F2 0B0 0B1 0RECV_B2 0B2\n"
+        "1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2"
+    )
+    check_no_deadlock(rows, num_microbatches=[3, 3], transport=Transport.IN_ORDER)
+    with pytest.raises(ScheduleError, match=r"^deadlock \(one queue transfers\): 0RECV_B1, 1F2 all wait"):
+        check_no_deadlock(rows, num_microbatches=[3, 3], transport=Transport.ONE_QUEUE)
 
 
 def test_interleaved_stages_may_hang_at_the_first_message_even_without_early_receives() -> None:
