@@ -49,8 +49,8 @@ RUNTIME_FAULTS = (
         name="gradients that shard edges cut are not forgotten after a step",
         kind="stale gradient",
         file="hetero/runtime/grad_sync.py",
-        find="if not segment.is_view and segment.tensor.grad is not None:",
-        replace="if segment.is_view and segment.tensor.grad is not None:",
+        find="                main_grad(tensor).zero_()",
+        replace="                main_grad(tensor)",
         hints=("tests/dist/test_layouts.py",),
     ),
     Fault(
@@ -107,7 +107,7 @@ RUNTIME_FAULTS = (
         name="each rank decides by its own shards whether to skip the step",
         kind="skipped step",
         file="hetero/runtime/optimizer.py",
-        find="skipped = not torch.isfinite(totals[0]).item()",
+        find="skipped = not math.isfinite(squares)",
         replace="skipped = not torch.isfinite(self._owned_squares()).item()",
         hints=("tests/dist/test_optimizer.py", "tests/dist/test_mixed_precision.py"),
     ),
@@ -172,9 +172,9 @@ RUNTIME_FAULTS = (
     Fault(
         name="a delayed gradient of a weight overwrites those of earlier microbatches",
         kind="dropped microbatch",
-        file="hetero/runtime/delayed_wgrad.py",
-        find="self.weight.grad.add_(",
-        replace="self.weight.grad.copy_(",
+        file="hetero/runtime/main_grad.py",
+        find="main_grad(parameter).add_(output_gradient.t() @ rows)",
+        replace="main_grad(parameter).copy_(output_gradient.t() @ rows)",
         hints=("tests/dist/test_split_backward.py", "tests/dist/test_layouts.py"),
     ),
     Fault(
