@@ -33,7 +33,7 @@ def let_transformer_engine_accumulate(module: torch.nn.Module) -> None:
     """
     for layer in module.modules():
         if hasattr(layer, "fuse_wgrad_accumulation"):
-            layer.fuse_wgrad_accumulation = True
+            layer.fuse_wgrad_accumulation = True  # type: ignore[assignment]  # of torch's modules, no field
 
 
 def attach_main_grad(parameter: torch.nn.Parameter, main_grad: torch.Tensor) -> None:

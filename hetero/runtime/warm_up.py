@@ -12,6 +12,7 @@ Programming Guide, "Lazy Loading", describes this deadlock and both remedies.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -73,7 +74,7 @@ def _state_kept(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     These are the generators of dropout, buffers, the sums of auxiliary losses that megatron-core keeps for a log, and
     of TransformerEngine's modules the scales of fp8 and whether the next microbatch is the first with these weights.
     """
-    every = [module for each in modules for module in each.modules()]
+    every: list[Any] = [module for each in modules for module in each.modules()]
     generators = dropout_state()
     buffers = [(buffer, buffer.clone()) for module in every for buffer in module.buffers(recurse=False)]
     firsts = [(module, module.is_first_microbatch) for module in every if hasattr(module, "is_first_microbatch")]
