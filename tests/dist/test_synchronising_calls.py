@@ -93,7 +93,7 @@ def found_by_the_counter() -> list[str]:
         values.nonzero()
         torch.unique(values)
         values[values > 1]
-        values[values > 1] = values[2:]
+        values[values > 1] = values[2:].clone()
         values[values > 1] = 0.0
         values.masked_select(values > 1)
         torch.full((), 1.0, device="cpu")
