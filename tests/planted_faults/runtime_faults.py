@@ -185,6 +185,39 @@ RUNTIME_FAULTS = (
         replace="",
         hints=("tests/dist/test_forward_again.py",),
     ),
+    # Fused kernels, the warm-up, and what the host waits for.
+    Fault(
+        name="what a fused kernel leaves to autograd is added too",
+        kind="double gradient",
+        file="hetero/runtime/main_grad.py",
+        find="(not added or",
+        replace="(True or",
+        hints=("tests/unit/runtime/test_main_grad.py", "tests/dist/test_fused_accumulation.py"),
+    ),
+    Fault(
+        name="the warm-up of kernels moves the generators of dropout",
+        kind="random numbers",
+        file="hetero/runtime/warm_up.py",
+        find="    restore_dropout_state(generators)\n",
+        replace="",
+        hints=("tests/dist/test_warm_up.py",),
+    ),
+    Fault(
+        name="the host waits for the device a second time to know whether the norm is finite",
+        kind="needless wait",
+        file="hetero/runtime/optimizer.py",
+        find="skipped = not math.isfinite(squares)",
+        replace="skipped = not torch.isfinite(totals[0]).item()",
+        hints=("tests/dist/test_synchronising_calls.py",),
+    ),
+    Fault(
+        name="the next step's microbatches are written over those of this one",
+        kind="stale data",
+        file="hetero/runtime/microbatch.py",
+        find="for _ in range(2)]",
+        replace="for _ in range(1)]",
+        hints=("tests/unit/runtime/test_microbatch.py",),
+    ),
     # Initial values and random numbers.
     Fault(
         name="data-parallel ranks drop the same activations",
