@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hetero.plan.ir import Precision
+from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from tests.dist.test_layouts import LAYOUTS, TOLERANCE, layout, trainings_of
 from tests.helpers.comparison import assert_same_training
@@ -63,7 +64,12 @@ def test_bits_are_those_without_the_kernel(precision: Precision, delays: tuple[i
     """In fp32 and where the stand-in, other than cuBLAS, rounds the product to the layers' precision before it adds."""
     plan = with_delays(dataclasses.replace(layout("everything", "llama-gqa"), precision=precision), delays)
     options = {
-        on: Training(plan, options=StageOptions(init_method_std=0.1, gradient_accumulation_fusion=on == "on"))
+        on: Training(
+            plan,
+            options=StageOptions(init_method_std=0.1, gradient_accumulation_fusion=on == "on"),
+            # One that adapts would skip the first steps.
+            loss_scale=LossScaleOptions(constant=2.0**7),
+        )
         for on in ("on", "off")
     }
     for traces, _ in run_ranks(train_fused, plan.world_size, options, 2, torch.float32):
