@@ -9,6 +9,7 @@ parallelism give the uniform one.
 
 import os
 import sys
+from collections.abc import MutableMapping, Sequence
 
 from hetero.distributed.environment import set_cuda_environment
 from hetero.extras import exit_without
@@ -22,8 +23,20 @@ from hetero.errors import HeteroError
 from hetero.runtime import cpu_backend
 
 
+def load_kernels_at_start(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Have CUDA load all kernels when it starts, in a training with experts, unless the user has chosen.
+
+    Those get other numbers of tokens all the time, by which cuBLAS chooses kernels: no warm-up has them all. For other
+    models it has (:mod:`hetero.runtime.warm_up`), and what is never called need not take memory.
+    """
+    if any(word.partition("=")[0] == "--num-experts" for word in argv):
+        environment.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
 def main(argv: list[str]) -> int:
     """Exit code 0, 2 for wrong input or a loss that is no number, 3 if a rank was lost or ran out of memory."""
+    # Before anyone asks CUDA for anything.
+    load_kernels_at_start(argv, os.environ)
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
     from megatron.training.cli.arguments import parse_args  # noqa: PLC0415

@@ -8,6 +8,7 @@ own, on which both sides issue the slices in ascending order: NCCL matches by or
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -106,6 +107,14 @@ class Channel:
             operations.append(dist.P2POp(dist.irecv, buffer, t.sender, self._group))
         works = self._start(_of(self._incoming, number), number, lambda: _start(operations))
         return Pending(works=works, tensors=tensors, copies=copies)
+
+    def warm_up(self, microbatch_SBH: torch.Tensor) -> None:
+        """Copy the parts of a microbatch that messages have to be copied from and to, onto themselves."""
+        for t in chain.from_iterable(self._outgoing):
+            microbatch_SBH[t.sender_rows, t.sender_samples].contiguous()
+        for t in chain.from_iterable(self._incoming):
+            part = microbatch_SBH[t.receiver_rows, t.receiver_samples]
+            part.copy_(part.clone(memory_format=torch.contiguous_format))
 
 
 def _of(routes: Sequence[list[Transfer]], number: int) -> list[Transfer]:

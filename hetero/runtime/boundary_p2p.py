@@ -20,7 +20,11 @@ from hetero.schedule.actions import ActionKind
 
 
 class BoundaryP2P:
-    """Receives and sends whole microbatches over the boundary before or after this rank's stage, in slices."""
+    """Receives and sends whole microbatches over the boundary before or after this rank's stage, in slices.
+
+    Args:
+        new_tensor: makes the tensor of a microbatch, uninitialised.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class BoundaryP2P:
         self._incoming = incoming
         self._outgoing = outgoing
         self._slices = slices_per_microbatch
-        self._new_tensor = new_tensor
+        self.new_tensor = new_tensor
         self._arriving: dict[int, tuple[torch.Tensor, list[Pending]]] = {}
         self._departing: dict[int, torch.Tensor] = {}
         self._sending: list[Pending] = []
@@ -42,7 +46,7 @@ class BoundaryP2P:
         """Post the receipt of a slice; the first of a microbatch allocates its tensor."""
         microbatch = number // self._slices
         if microbatch not in self._arriving:
-            self._arriving[microbatch] = self._new_tensor(), []
+            self._arriving[microbatch] = self.new_tensor(), []
         tensor_SBH, pending = self._arriving[microbatch]
         pending.append(self._incoming.receive(tensor_SBH, number=number))
 
@@ -70,6 +74,12 @@ class BoundaryP2P:
         self._sending.append(self._outgoing.send(self._departing[microbatch], number=number))
         if index == self._slices - 1:
             del self._departing[microbatch]
+
+    def warm_up(self) -> None:
+        """Copy what transfers copy on this rank, without a message."""
+        tensor_SBH = self.new_tensor().zero_()
+        for channel in (self._incoming, self._outgoing):
+            channel.warm_up(tensor_SBH)
 
     def finish_sends(self) -> None:
         """Wait for everything that is still being sent."""

@@ -10,9 +10,10 @@ and 4, whose shares of the optimizer are 1 : 2 : 1. Positions count elements; se
     gradients  [ mlp.linear_fc1.weight    ....][ proj.weight  ][norm .][bias  ]     full precision
     shards     |<--- rank 0 -->|<----------- rank 1 ---------->|<-- rank 4 --->|
 
-A parameter whose segments lie behind one another in one bucket is a view of the buffers, and so is its ``.grad``:
-gradients add up there, and updated weights appear there, without a copy. A parameter that another holder's shard edges
-cut into segments of several buckets keeps tensors of its own, and its segments are copied in and out.
+A parameter whose segments lie behind one another in one bucket is a view of the buffers, and so is its ``main_grad``
+(:mod:`.main_grad`): gradients add up there, and updated weights appear there, without a copy. A parameter that another
+holder's shard edges cut into segments of several buckets keeps tensors of its own, and its segments are copied in and
+out.
 
 Half-precision weights have float32 gradients: microbatches and ranks are summed in full precision.
 """
@@ -29,6 +30,7 @@ from hetero.plan.ir import Placement, Stage
 from hetero.plan.sub_blocks import sub_blocks_of
 from hetero.runtime.bucket_collectives import BucketCollectives, bucket_collectives
 from hetero.runtime.collective_sequencer import CollectiveSequencer
+from hetero.runtime.main_grad import attach_main_grad, main_grad
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import Parameter, ShardInterval, shard_intervals
 
@@ -54,15 +56,13 @@ class LocalSegment:
 
     def collect_gradient(self) -> None:
         if not self.is_view:
-            assert self.tensor.grad is not None
-            self.gradient.copy_(self.tensor.grad[self.index])
+            self.gradient.copy_(main_grad(self.tensor)[self.index])
         if self.scale != 1.0:
             self.gradient.mul_(self.scale)
 
     def return_gradient(self) -> None:
         if not self.is_view:
-            assert self.tensor.grad is not None
-            self.tensor.grad[self.index].copy_(self.gradient)
+            main_grad(self.tensor)[self.index].copy_(self.gradient)
 
     @torch.no_grad()
     def return_weight(self) -> None:
@@ -102,7 +102,7 @@ class LocalBucket:
             segment.collect_gradient()
 
     def return_gradients(self) -> None:
-        """Bring the sums from the buffer into every ``.grad``, if all are here."""
+        """Bring the sums from the buffer into every ``main_grad``, if all are here."""
         if self.summed == self.whole:
             for segment in self.segments:
                 segment.return_gradient()
@@ -115,6 +115,17 @@ class LocalBucket:
     def tensors(self) -> set[torch.nn.Parameter]:
         """The parameters that have a segment here."""
         return {segment.tensor for segment in self.segments}
+
+    def cut_tensors(self) -> set[torch.nn.Parameter]:
+        """Those of them that other holders' shard edges cut, and that have tensors of their own therefore."""
+        return {segment.tensor for segment in self.segments if not segment.is_view}
+
+    def names(self) -> dict[torch.nn.Parameter, str]:
+        """The canonical names of the parameters that have a segment here."""
+        return {
+            local.tensor: segment.parameter.name
+            for local, segment in zip(self.segments, self.bucket.segments, strict=True)
+        }
 
     def slices(self, kind: str, values: torch.Tensor, *, first: int, within: slice) -> Iterator[TensorSlice]:
         """The part of ``values`` that lies in ``within``, named by where it lies in the parameters.
@@ -141,7 +152,9 @@ def local_buckets(
     bucket_numel: int,
     gradient_dtype: torch.dtype,
 ) -> list[LocalBucket]:
-    """Move this rank's parameters and gradients into buffers: its buckets, in the order of ``gradient_buckets``.
+    """Move this rank's parameters into buffers: its buckets, in the order of ``gradient_buckets``.
+
+    Weights are there twice while they move. Only then gradients are made: the start needs no more memory than a step.
 
     Args:
         parameters: of all its stages.
@@ -152,15 +165,38 @@ def local_buckets(
         (next(numbers) if len(bucket.ranks) > 1 else None, bucket)
         for bucket in gradient_buckets(context.plan, bucket_numel=bucket_numel)
     ]
+    held = [(number, bucket) for number, bucket in numbered if context.rank in bucket.ranks]
+    moved = [_weight_buffer(bucket, context, parameters) for _, bucket in held]
+    placed_of: dict[torch.nn.Parameter, list[_PlacedSegment]] = {tensor: [] for _, tensor in parameters.values()}
+    for each in itertools.chain.from_iterable(placed for _, placed in moved):
+        placed_of[each.tensor].append(each)
+    views = {tensor for tensor, placed in placed_of.items() if _move_into_buffer(tensor, placed)}
+    # What the weights lay in before is free, but torch keeps it.
+    torch.cuda.empty_cache()
     buckets = [
-        _local_bucket(bucket, number, context, parameters, gradient_dtype, sequencer)
-        for number, bucket in numbered
-        if context.rank in bucket.ranks
+        LocalBucket(
+            bucket,
+            number,
+            bucket.shard_of(context.rank),
+            bucket_collectives(bucket, context, sequencer),
+            gradients=torch.zeros(bucket.length, dtype=gradient_dtype, device=weights.device),
+            weights=weights,
+        )
+        for (number, bucket), (weights, _) in zip(held, moved, strict=True)
     ]
-    for _, tensor in parameters.values():
-        if tensor.dtype != gradient_dtype:
-            tensor.grad_dtype = gradient_dtype
-        _move_into_buffers(tensor, [(local, s) for local in buckets for s in local.segments if s.tensor is tensor])
+    for local, (_, placed) in zip(buckets, moved, strict=True):
+        local.segments += [
+            LocalSegment(
+                each.tensor,
+                each.index,
+                gradient=local.gradients[each.place].view(each.weight.shape),
+                weight=each.weight,
+                scale=each.scale,
+                is_view=each.tensor in views,
+            )
+            for each in placed
+        ]
+    _attach_main_grads(buckets, gradient_dtype)
     return buckets
 
 
@@ -181,65 +217,80 @@ def connect_buckets(buckets: Sequence[LocalBucket]) -> None:
             work.wait()
 
 
-def _local_bucket(
-    bucket: Bucket,
-    number: int | None,
-    context: ParallelContext,
-    parameters: NamedParameters,
-    gradient_dtype: torch.dtype,
-    sequencer: CollectiveSequencer,
-) -> LocalBucket:
+@dataclass(frozen=True, slots=True)
+class _PlacedSegment:
+    """Where a segment lies in this rank's parameter and in the weights of its bucket, before it has gradients.
+
+    index: where it lies in the parameter.
+    scale: that of :class:`LocalSegment`.
+    """
+
+    tensor: torch.nn.Parameter
+    index: tuple[slice, ...]
+    buffer: torch.Tensor
+    place: slice
+    scale: float
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.buffer[self.place].view(self.tensor[self.index].shape)
+
+
+def _weight_buffer(
+    bucket: Bucket, context: ParallelContext, parameters: NamedParameters
+) -> tuple[torch.Tensor, list[_PlacedSegment]]:
     work = context.work
     assert work is not None, "an idle rank holds no bucket"
     _, any_tensor = parameters[bucket.segments[0].parameter.name]
-    local = LocalBucket(
-        bucket,
-        number,
-        bucket.shard_of(context.rank),
-        bucket_collectives(bucket, context, sequencer),
-        gradients=torch.zeros(bucket.length, dtype=gradient_dtype, device=any_tensor.device),
-        weights=torch.zeros(bucket.length, dtype=any_tensor.dtype, device=any_tensor.device),
-    )
+    buffer = torch.zeros(bucket.length, dtype=any_tensor.dtype, device=any_tensor.device)
+    placed = []
     for segment, offset in zip(bucket.segments, bucket.offsets, strict=False):
         parameter, tensor = parameters[segment.parameter.name]
         # All stages of a rank cut their parameters alike.
         index = _local_index(segment, work.stage, work.placement)
-        shape, place = tensor[index].shape, slice(offset, offset + segment.numel)
-        local.segments.append(
-            LocalSegment(
-                tensor,
-                index,
-                gradient=local.gradients[place].view(shape),
-                weight=local.weights[place].view(shape),
-                scale=gradient_scale(parameter, work.stage),
-            )
-        )
-    return local
+        place = slice(offset, offset + segment.numel)
+        placed.append(_PlacedSegment(tensor, index, buffer, place, gradient_scale(parameter, work.stage)))
+    return buffer, placed
 
 
 @torch.no_grad()
-def _move_into_buffers(tensor: torch.nn.Parameter, places: list[tuple[LocalBucket, LocalSegment]]) -> None:
-    segments = [segment for _, segment in places]
-    for segment in segments:
-        segment.weight.copy_(tensor[segment.index])
-    local, first = places[0]
-    if all(other is local for other, _ in places) and _lie_in_order(tensor, segments):
-        start = first.weight.storage_offset()
-        place = slice(start, start + tensor.numel())
-        tensor.data = local.weights[place].view(tensor.shape)
-        tensor.grad = local.gradients[place].view(tensor.shape)
-        for segment in segments:
-            segment.is_view = True
-    else:
-        tensor.grad = torch.zeros(tensor.shape, dtype=first.gradient.dtype, device=tensor.device)
+def _move_into_buffer(tensor: torch.nn.Parameter, placed: list[_PlacedSegment]) -> bool:
+    """Copy the weights of ``tensor``, which becomes a view of the buffer if it lies there whole; whether it does."""
+    for each in placed:
+        each.weight.copy_(tensor[each.index])
+    first = placed[0]
+    lies_there = all(each.buffer is first.buffer for each in placed) and _lie_in_order(tensor, placed)
+    if lies_there:
+        tensor.data = first.buffer[_place_of(tensor, first.weight)].view(tensor.shape)
+    return lies_there
 
 
-def _lie_in_order(tensor: torch.nn.Parameter, segments: list[LocalSegment]) -> bool:
+def _place_of(tensor: torch.nn.Parameter, first: torch.Tensor) -> slice:
+    """Where all of ``tensor`` lies in a buffer, in which ``first`` is its first segment."""
+    return slice(first.storage_offset(), first.storage_offset() + tensor.numel())
+
+
+def _attach_main_grads(buckets: list[LocalBucket], gradient_dtype: torch.dtype) -> None:
+    """Give each parameter the sum of its gradients: a view of its bucket where it is one itself, else a tensor."""
+    attached = set()
+    for local in buckets:
+        for segment in local.segments:
+            tensor = segment.tensor
+            if tensor in attached:
+                continue
+            attached.add(tensor)
+            if segment.is_view:
+                gradient = local.gradients[_place_of(tensor, segment.weight)].view(tensor.shape)
+            else:
+                gradient = torch.zeros(tensor.shape, dtype=gradient_dtype, device=tensor.device)
+            attach_main_grad(tensor, gradient)
+
+
+def _lie_in_order(tensor: torch.nn.Parameter, placed: list[_PlacedSegment]) -> bool:
     """Whether the segments lie in the buffer as they do in the tensor: each contiguous, all equally far from there."""
-    held = [tensor[segment.index] for segment in segments]
+    held = [tensor[each.index] for each in placed]
     distances = {
-        segment.weight.storage_offset() - values.storage_offset()
-        for segment, values in zip(segments, held, strict=True)
+        each.weight.storage_offset() - values.storage_offset() for each, values in zip(placed, held, strict=True)
     }
     covers_all = sum(values.numel() for values in held) == tensor.numel()
     return covers_all and len(distances) == 1 and all(values.is_contiguous() for values in held)

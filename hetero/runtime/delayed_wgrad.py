@@ -15,22 +15,26 @@ import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
+from hetero.runtime.main_grad import add_product
+
 
 class Product(NamedTuple):
     """Keeps what the gradient of one weight [O, I] is still to be computed from, for one microbatch.
 
     input: [..., I], output_gradient: [..., O]
     sequence_group: the tensor-parallel ranks among which the rows of the input are cut, ``None`` if they are not.
+    fused: the kernel that multiplies adds as well.
     """
 
     weight: torch.nn.Parameter
     input: torch.Tensor
     output_gradient: torch.Tensor
     sequence_group: dist.ProcessGroup | None
+    fused: bool = False
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add it to the weight's ``.grad``, in whose precision it is summed.
+        """Add it to the weight's ``main_grad``.
 
         With a ``sequence_group``, an all-gather of the input over it comes first.
         """
@@ -38,8 +42,7 @@ class Product(NamedTuple):
         if self.sequence_group is not None:
             rows = rows.new_empty((self.sequence_group.size() * rows.shape[0], *rows.shape[1:]))
             dist.all_gather_into_tensor(rows, self.input.contiguous(), group=self.sequence_group)
-        assert self.weight.grad is not None
-        self.weight.grad.add_(gradient.flatten(0, -2).t() @ rows.flatten(0, -2))
+        add_product(self.weight, rows=rows.flatten(0, -2), output_gradient=gradient.flatten(0, -2), fused=self.fused)
 
 
 class DelayedWeightGradients:
@@ -98,8 +101,8 @@ class _SplitLinear:
         )
         if output.requires_grad:
             group = tp_group if sequence_parallel else None
-            kept = input.detach()
-            output.register_hook(lambda gradient: self.delayed.delay(Product(weight, kept, gradient, group)))
+            kept, fused = input.detach(), bool(options.get("gradient_accumulation_fusion"))
+            output.register_hook(lambda gradient: self.delayed.delay(Product(weight, kept, gradient, group, fused)))
         return output if bias is None else output + bias
 
 

@@ -77,7 +77,9 @@ class Executor:
             elif action.kind in SEND:
                 stage.start_send(action, at_most=None if self._trains else self._depths[action.stage])
             else:
-                loss_sum += self._compute(stage, action, inputs)
+                loss = self._compute(stage, action, inputs)
+                if loss is not None:
+                    loss_sum += loss
         for stage in self._stages.values():
             stage.finish_sends()
         self._gather.finish()
@@ -91,13 +93,13 @@ class Executor:
             apply()
         self._gather.start()
 
-    def _compute(self, stage: StageRunner, action: Action, inputs: StepInputs) -> torch.Tensor | float:
-        """Returns what it adds to the loss."""
+    def _compute(self, stage: StageRunner, action: Action, inputs: StepInputs) -> torch.Tensor | None:
+        """Returns what it adds to the loss, if it is the forward of a last stage."""
         batch = None
         if stage.reads_data:
             assert inputs.microbatches is not None, "first stages read tokens, last stages labels"
             batch = inputs.microbatches[action.number]
-        loss: torch.Tensor | float = 0.0
+        loss = None
         self._sums.begins(action)
         match action.kind:
             case ActionKind.F:
@@ -115,7 +117,8 @@ class Executor:
         plan, work = self._context.plan, self._context.work
         if plan.model.num_experts is not None and work is not None:
             share = inputs.aux_loss_scale * work.stage.micro_batch_size / plan.global_batch_size
-            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(share, device=self._context.device))
+            # A tensor of a Python number would be copied to the device, and the host would wait for that.
+            MoEAuxLossAutoScaler.set_loss_scale(torch.full((), share, device=self._context.device))
 
 
 def _kept_by_forwards(order: Sequence[Action]) -> dict[Action, Keeps]:

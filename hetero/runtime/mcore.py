@@ -165,6 +165,11 @@ def restore_dropout_state(states: Mapping[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
+def clear_auxiliary_losses() -> None:
+    """Forget what megatron-core has added up of auxiliary losses for a log."""
+    moe_utils.clear_aux_losses_tracker()
+
+
 def keep_float64_logits() -> None:
     """Let the loss keep float64 logits: cross_entropy.py:28 rounds them to float32.
 

@@ -106,7 +106,8 @@ class Optimizer:
         """What all ranks make of the finished gradient sums: their norm, and whether there is an update.
 
         One all-reduce (sum) over the world carries the squared norm, the loss, its token count, and who wants to
-        stop, so that every rank, idle ones too, takes the same decision.
+        stop, so that every rank, idle ones too, takes the same decision. Here, once in a step, the host waits for the
+        device.
 
         Args:
             loss_sum: sum of the token losses that this rank counts, in float64; 0 on all but one rank per sample.
@@ -119,7 +120,7 @@ class Optimizer:
         squares, loss, tokens, votes = totals.tolist()
         scale = self._scaler.scale if self._scaler is not None else 1.0
         norm = squares**0.5 / scale
-        skipped = not torch.isfinite(totals[0]).item()
+        skipped = not math.isfinite(squares)
         if self._scaler is not None:
             self._scaler.update(overflow=skipped)
         return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale, votes > 0)

@@ -14,6 +14,8 @@ class StageOptions:
     Dropout draws from per-rank generators, so with dropout on the loss depends on the plan.
     transformer_impl: ``auto`` takes TransformerEngine's layers where it is installed and the device can, else
         megatron-core's local ones. A stage that splits its backward has the local ones.
+    gradient_accumulation_fusion: let the kernel that computes a weight's gradient add it up as well, where it can:
+        TransformerEngine's, and in the local layers apex's if it is installed.
     moe_router_load_balancing: the auxiliary loss is a mean over microbatches, so it depends on their size.
     """
 
@@ -21,6 +23,7 @@ class StageOptions:
     hidden_dropout: float = 0.0
     init_method_std: float = 0.02
     transformer_impl: Literal["auto", "local", "transformer_engine"] = "auto"
+    gradient_accumulation_fusion: bool = True
     moe_router_load_balancing: Literal["none", "aux_loss"] = "none"
     moe_aux_loss_coeff: float = 0.0
 

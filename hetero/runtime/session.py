@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.rank_consensus import ConsensusError
-from hetero.runtime.microbatch import Microbatch, to_device
+from hetero.runtime.microbatch import DataPrefetcher, Microbatch
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
 from hetero.text import numbered
@@ -36,7 +36,7 @@ def _never() -> bool:
 class TrainingSession:
     """Runs step after step with the trainer, data and learning-rate schedule of one rank.
 
-    An idle rank takes part in the decisions.
+    An idle rank takes part in the decisions. Data are read one step ahead.
 
     Args:
         data: this rank's microbatches, in order, of one step after the other; ``None`` where
@@ -64,7 +64,7 @@ class TrainingSession:
         self.trainer = trainer
         self.steps_done = start_step
         self._context = context
-        self._data = data
+        self._data = DataPrefetcher(data, context.device) if data is not None else None
         self._schedule = schedule
         adapts_scale = trainer.scaler is not None and trainer.scaler.options.constant is None
         self._check_for_nan = check_for_nan and not adapts_scale
@@ -90,12 +90,12 @@ class TrainingSession:
 
     def compute_gradients(self) -> None:
         """The first half of :meth:`step`, after which the gradients can be looked at."""
-        device = self._context.device
-        batches = [to_device(batch, device) for batch in next(self._data)] if self._data is not None else None
-        self.trainer.compute_gradients(batches)
+        self.trainer.compute_gradients(self._data.take() if self._data is not None else None)
 
     def update(self, *, wants_stop: bool = False) -> StepResult:
-        """The second half of :meth:`step`."""
+        """The second half of :meth:`step`; before it waits for the device, the next step's data are on their way."""
+        if self._data is not None:
+            self._data.fetch()
         result = self.trainer.update(wants_stop=wants_stop)
         self.steps_done += 1
         if self._check_for_nan and not result.is_finite:

@@ -12,8 +12,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime import cpu_backend, mcore
 from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gradients
-from hetero.runtime.dtypes import DTYPES
+from hetero.runtime.dtypes import DTYPES, GRADIENT_DTYPES
 from hetero.runtime.layer_spec import activation_function, stage_spec, uses_transformer_engine
+from hetero.runtime.main_grad import can_fuse_accumulation, let_transformer_engine_accumulate
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
 from hetero.runtime.options import StageOptions
@@ -110,6 +111,8 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     if scaling is not None and scaling.kind == "llama3":
         mcore.stretch_wavelengths(module.rotary_pos_emb, scaling)
     dtype = DTYPES[plan.precision]
+    if transformer_engine and options.gradient_accumulation_fusion:
+        let_transformer_engine_accumulate(module)
     # Stock norms and position embeddings ignore params_dtype.
     module.to(device=context.device, dtype=dtype)
     module.num_padding_logits = _padding_logits(model, tp=stage.tp, tp_rank=work.placement.tp_rank)
@@ -169,8 +172,8 @@ def _transformer_config(context: ParallelContext, work: StageContext, options: S
         pipeline_model_parallel_size=len(replica.stages),
         pipeline_model_parallel_layout=mcore.StageLayout(replica, work.placement.stage),
         sequence_parallel=stage.splits_sequence,
-        # Segments of a gradient go to several buckets, so the weight-gradient kernel cannot write it by itself.
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=options.gradient_accumulation_fusion
+        and can_fuse_accumulation(GRADIENT_DTYPES[plan.precision]),
         bias_activation_fusion=fuse_activation,
         bias_dropout_fusion=on_cuda,
         masked_softmax_fusion=on_cuda,

@@ -4,6 +4,7 @@ Tensor shapes: S sequence rows on this rank, B samples of a microbatch on this r
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import Enum, auto
 
 import torch
@@ -25,6 +26,10 @@ class Keeps(Enum):
     NOTHING = auto()
 
 
+_MADE_UP = -1
+"""The microbatch of a warm-up; those of a step count from 0."""
+
+
 class StageRunner:
     """Runs forwards and backwards of a rank's stage, and keeps between them what its microbatches need later.
 
@@ -41,6 +46,7 @@ class StageRunner:
         ready: Callable[[torch.nn.Parameter], None],
     ) -> None:
         self.reads_data = work.is_first or work.is_last
+        self.module = model.module
         self._timing = context.timing
         self._model = model
         self._ready = ready
@@ -66,8 +72,8 @@ class StageRunner:
             if boundary is not None:
                 boundary.finish_sends()
 
-    def forward(self, action: Action, batch: Microbatch | None, *, keeps: Keeps) -> torch.Tensor | float:
-        """F: the output goes to the next stage; returns the sum of its token losses on a last stage, else 0."""
+    def forward(self, action: Action, batch: Microbatch | None, *, keeps: Keeps) -> torch.Tensor | None:
+        """F: the output goes to the next stage; returns the sum of its token losses on a last stage alone."""
         number = action.number
         input_SBH = self._before.take_received(number) if self._before is not None else None
         if keeps != Keeps.NOTHING and input_SBH is not None:
@@ -79,7 +85,7 @@ class StageRunner:
             self._after.offer(number, output.detach())
         if keeps == Keeps.GRAPH:
             self._keep_graph(number, output)
-        return output.detach() if self._after is None else 0.0
+        return output.detach() if self._after is None else None
 
     def forward_again(self, action: Action, batch: Microbatch | None) -> None:
         """R: the forward of a microbatch that kept its input alone, with the same dropout, for its graph."""
@@ -112,14 +118,45 @@ class StageRunner:
         with self._timing.compute(action):
             self._model.delayed.compute(action.number, ready=self._ready)
 
+    def warm_up(
+        self, batch: Microbatch | None, loss_scale: Callable[[], torch.Tensor], *, forwards_again: bool
+    ) -> torch.Tensor | None:
+        """Run all that the computes of this stage run, on a made-up microbatch and without a message.
+
+        Returns what :meth:`forward` does.
+
+        Args:
+            forwards_again: a forward may keep its input alone.
+        """
+        for boundary in (self._before, self._after):
+            if boundary is not None:
+                boundary.warm_up()
+        self.module.eval()
+        self._compute_forward(None, self._made_up_input(), batch, with_graph=False)
+        self.module.train()
+        if forwards_again:
+            self._compute_forward(None, self._made_up_input(), batch, with_graph=False)
+        output = self._compute_forward(None, self._made_up_input(), batch, with_graph=True)
+        loss = output.detach().clone() if self._after is None else None
+        self._keep_graph(_MADE_UP, output)
+        gradient = loss_scale().to(output.dtype) if self._after is None else self._after.new_tensor().zero_()
+        custom_backward(self._outputs.pop(_MADE_UP), gradient)
+        if self._model.delayed is not None:
+            self._model.delayed.end_of_backward(_MADE_UP)
+            self._model.delayed.compute(_MADE_UP, ready=self._ready)
+        return loss
+
+    def _made_up_input(self) -> torch.Tensor | None:
+        return self._before.new_tensor().normal_() if self._before is not None else None
+
     def _compute_forward(
-        self, action: Action, input_SBH: torch.Tensor | None, batch: Microbatch | None, *, with_graph: bool
+        self, action: Action | None, input_SBH: torch.Tensor | None, batch: Microbatch | None, *, with_graph: bool
     ) -> torch.Tensor:
-        """Activations [S, B, H], or the sum of the token losses on a last stage."""
+        """Activations [S, B, H], or the sum of the token losses on a last stage. ``action`` is none in a warm-up."""
         if with_graph and input_SBH is not None:
             input_SBH.requires_grad_()
         with torch.set_grad_enabled(with_graph):
-            with self._timing.compute(action):
+            with self._timing.compute(action) if action is not None else nullcontext():
                 output = self._model.forward(input_SBH, batch)
             if self._after is None:
                 assert batch is not None

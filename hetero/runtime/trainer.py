@@ -13,13 +13,16 @@ from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
+from hetero.runtime.main_grad import main_grad
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.runtime.stage import build_stages
 from hetero.runtime.stage_runner import StageRunner
+from hetero.runtime.warm_up import warm_up
 from hetero.runtime.weight_gather import WeightGather
+from hetero.schedule.actions import ActionKind
 
 
 class Trainer:
@@ -29,6 +32,8 @@ class Trainer:
 
     Args:
         loss_scale: used for a plan in fp16 only.
+        warms_up: run every kernel once (:mod:`.warm_up`), which is collective over each stage's tensor-parallel group;
+            ``None`` does so on CUDA.
 
     Raises:
         ConfigError: this device cannot run the layers that ``options`` asks for.
@@ -43,6 +48,7 @@ class Trainer:
         seed: int,
         data_parallel: DataParallelOptions,
         loss_scale: LossScaleOptions | None = None,
+        warms_up: bool | None = None,
     ) -> None:
         self._context = context
         plan = context.plan
@@ -79,6 +85,15 @@ class Trainer:
         self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
+        if warms_up or (warms_up is None and context.device.type == "cuda"):
+            warm_up(
+                context,
+                list(runners.values()),
+                sums=self._sums,
+                gather=self._gather,
+                loss_scale=self._loss_scale_of,
+                forwards_again=any(step.action.kind == ActionKind.R for step in program.queues["compute"]),
+            )
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
@@ -90,9 +105,9 @@ class Trainer:
         weights = sum(local.weights.nbytes for local in self._buckets)
         gradients = sum(local.gradients.nbytes for local in self._buckets)
         # Parameters that other holders' edges cut have tensors of their own beside the buffers.
-        cut = {segment.tensor for local in self._buckets for segment in local.segments if not segment.is_view}
+        cut = {tensor for local in self._buckets for tensor in local.cut_tensors()}
         weights += sum(tensor.nbytes for tensor in cut)
-        gradients += sum(tensor.grad.nbytes for tensor in cut if tensor.grad is not None)
+        gradients += sum(main_grad(tensor).nbytes for tensor in cut)
         return weights, gradients, self.optimizer.state_bytes()
 
     def finish_gather(self) -> None:
@@ -144,7 +159,7 @@ class Trainer:
     def compute_gradients(self, microbatches: Sequence[Microbatch] | None) -> None:
         """The gradient of the mean token loss of the global batch, times the loss scale, summed over all holders.
 
-        It is in every ``.grad``, or with a distributed optimizer in the shards that this rank owns.
+        It is in every ``main_grad``, or with a distributed optimizer in the shards that this rank owns.
         """
         self._num_tokens = _count_tokens(microbatches) if self._reports_loss else torch.zeros_like(self._num_tokens)
         loss = self._executor.run(
@@ -184,15 +199,19 @@ class Trainer:
         total = self._num_tokens.clone()
         losses = self._context.losses
         pending = dist.all_reduce(total, group=losses, async_op=True) if losses is not None else None
-        scale = self.scaler.scale if self.scaler is not None else 1.0
 
         @cache
         def loss_scale() -> torch.Tensor:
             if pending is not None:
                 pending.wait()
-            return scale / total.clamp(min=1)
+            return self._loss_scale_of(total)
 
         return loss_scale
+
+    def _loss_scale_of(self, num_tokens: torch.Tensor) -> torch.Tensor:
+        """By what the sum of token losses is multiplied, if the global batch has so many loss tokens."""
+        scale = self.scaler.scale if self.scaler is not None else 1.0
+        return scale / num_tokens.clamp(min=1)
 
 
 def _count_tokens(microbatches: Sequence[Microbatch] | None) -> torch.Tensor:

@@ -32,6 +32,7 @@ class WeightGather:
     ) -> None:
         by_number = {local.number: local for local in buckets if local.number is not None}
         gathers = program.queues.get("gather", ())
+        self._buckets = buckets
         self._timing = timing or Timing()
         self._queue = [(queued, by_number[queued.action.number]) for queued in gathers]
         self._waited_for_at_once = [
@@ -54,6 +55,11 @@ class WeightGather:
             self._pending[queued.action.number] = local, works
         for number in self._waited_for_at_once:
             self._wait(number)
+
+    def warm_up(self) -> None:
+        """Do once what is done with weights after a gather, when all are there."""
+        for local in self._buckets:
+            local.return_weights()
 
     def finish(self) -> None:
         """Wait until every weight is there."""

@@ -1,10 +1,9 @@
 """Evaluates: the loss on data that is not trained on."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetero.distributed.process_groups import ParallelContext
-from hetero.runtime.microbatch import Microbatch, to_device
+from hetero.runtime.microbatch import DataPrefetcher
 from hetero.runtime.trainer import Trainer, reads_data
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.data import SampleDataset, Split, microbatches
@@ -28,15 +27,18 @@ class Evaluation:
         data = self._batches(context)
         loss_sum, num_tokens = 0.0, 0
         for _ in range(self.num_batches):
-            batches = [to_device(batch, context.device) for batch in next(data)] if data is not None else None
+            batches = None
+            if data is not None:
+                batches = data.take()
+                data.fetch()
             loss, tokens = trainer.evaluate(batches)
             loss_sum, num_tokens = loss_sum + loss, num_tokens + tokens
         return loss_sum / num_tokens if num_tokens else 0.0
 
-    def _batches(self, context: ParallelContext) -> Iterator[list[Microbatch]] | None:
+    def _batches(self, context: ParallelContext) -> DataPrefetcher | None:
         if context.work is None or not reads_data(context):
             return None
-        return microbatches(
+        data = microbatches(
             self.dataset,
             context.plan,
             context.work.placement,
@@ -44,6 +46,7 @@ class Evaluation:
             num_steps=self.num_batches,
             num_workers=self.num_workers,
         )
+        return DataPrefetcher(data, context.device)
 
 
 def evaluated_splits(config: PretrainConfig) -> tuple[Split, ...]:

@@ -4,22 +4,28 @@ No model here: parameters are bare tensors, and a backward gives each the gradie
 """
 
 import dataclasses
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hetero.distributed.process_groups import StageContext, create_groups
+from hetero.errors import ScheduleError
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Stage
 from hetero.plan.lowering import CollectiveOptions, lower_rank
 from hetero.runtime.buckets import local_buckets
 from hetero.runtime.grad_sync import GradientSync
-from hetero.schedule.actions import Action, ActionKind
+from hetero.runtime.main_grad import main_grad
+from hetero.schedule.actions import UPDATE, Action, ActionKind
 from hetero.spec.parameters import EMBEDDING, Parameter, parameters, shard_intervals, stage_parameters
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, stage
@@ -141,7 +147,7 @@ def two_steps(rank: int, plan: Plan, overlap: bool) -> dict[str, np.ndarray] | N
             for parameter, tensor in reversed(tensors.values()):
                 backward(tensor, torch.tensor(local_gradient(parameter, plan, rank, seed=seed)))
         finish(sync, last)
-    return {name: tensor.grad.numpy().copy() for name, (_, tensor) in tensors.items()}
+    return {name: main_grad(tensor).numpy().copy() for name, (_, tensor) in tensors.items()}
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "after"])
@@ -253,7 +259,7 @@ def without_one_gradient(rank: int, plan: Plan, name: str) -> dict[str, float]:
             continue
         backward(tensor, torch.full_like(tensor, 10.0 * (1 + rank)))
     finish(sync, last)
-    return {each: tensor.grad.mean().item() for each, (_, tensor) in tensors.items()}
+    return {each: main_grad(tensor).mean().item() for each, (_, tensor) in tensors.items()}
 
 
 @pytest.mark.parametrize("name", [HEAD, "decoder.layers.1.mlp.linear_fc1.weight", EMBEDDING])
@@ -264,6 +270,136 @@ def test_a_gradient_that_never_comes_holds_nobody_up(name: str) -> None:
     for gradients in run_ranks(without_one_gradient, 3, made, name):
         expected = {each: all_came - 20 if each == name else all_came for each in gradients}
         assert gradients == pytest.approx(expected)
+
+
+def finishes_without(rank: int, plan: Plan, absent: str) -> str:
+    """One microbatch, in which nothing comes for ``absent``; what the sums say to that."""
+    last, sync, tensors = start(rank, plan)
+    sync.begins(last)
+    for name, (_, tensor) in reversed(tensors.items()):
+        if name != absent:
+            backward(tensor, torch.ones_like(tensor))
+    try:
+        finish(sync, last)
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("model", [MODELS["llama-gqa"], moe_model(num_layers=3)], ids=["llama-gqa", "moe"])
+def test_a_parameter_without_any_gradient_is_an_error_and_no_wait(model: Any) -> None:
+    """On every rank that holds it; only experts, which may have no tokens, need none."""
+    made = plan(model, [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2)), replica(stage(layers=(0, 3), ranks=(2,)))])
+    assert run_ranks(finishes_without, 3, made, "nothing") == [""] * 3
+    for name in ("decoder.layers.1.self_attention.linear_qkv.weight", HEAD):
+        for said in run_ranks(finishes_without, 3, made, name):
+            assert said.startswith(f"gradients: none has come for {name} in this step; ")
+    if model.num_experts is not None:
+        expert = "decoder.layers.1.mlp.experts.local_experts.0.linear_fc1.weight"
+        assert run_ranks(finishes_without, 3, made, expert) == [""] * 3
+
+
+def alone_in_a_bucket(rank: int, plan: Plan) -> tuple[str, str]:
+    """The same where no other rank holds what is missing."""
+    return finishes_without(rank, plan, "nothing"), finishes_without(rank, plan, HEAD)
+
+
+def test_it_is_an_error_where_nothing_is_summed_too() -> None:
+    made = plan(MODELS["llama-gqa"], [replica(stage(layers=(0, 3), ranks=(0,)))])
+    ((nothing, said),) = run_ranks(alone_in_a_bucket, 1, made)
+    assert nothing == ""
+    assert said.startswith(f"gradients: none has come for {HEAD} in this step; ")
+
+
+def gradients_of_a_later_kernel(rank: int, plan: Plan) -> tuple[list[int], dict[str, float]]:
+    """As TransformerEngine does it: the backward brings a tensor of any content, and the kernel runs after it."""
+    context = create_groups(plan, device=CPU)
+    assert context.work is not None
+    tensors = bare_parameters(plan, context.work)
+    late = [tensor for name, (_, tensor) in tensors.items() if "linear_" in name]
+    for tensor in late:
+        tensor.skip_backward_post_hook = True
+    buckets = local_buckets(context, tensors, bucket_numel=BUCKET_NUMEL, gradient_dtype=torch.float64)
+    held = {local.number: local.bucket for local in buckets if local.number is not None}
+    program = lower_rank(plan, rank, held, options=CollectiveOptions())
+    sync = GradientSync(buckets, program)
+    launches: Launches = []
+    recorded(launches)
+    sync.zero()
+    counts = []
+    for action in (step.action for step in program.queues["compute"] if step.action != UPDATE):
+        sync.begins(action)
+        if action.kind == ActionKind.I:
+            for _, tensor in reversed(tensors.values()):
+                is_late = any(tensor is each for each in late)
+                backward(tensor, torch.full_like(tensor, torch.nan if is_late else 1.0))
+                tensor.grad_added_to_main_grad = is_late
+        elif action.kind == ActionKind.W:
+            for tensor in late:
+                main_grad(tensor).add_(1.0)
+                sync.arrived(tensor)
+        counts.append(len(launches))
+        sync.ends(action)
+    sync.finish()
+    return counts, {name: main_grad(tensor).mean().item() for name, (_, tensor) in tensors.items()}
+
+
+def test_a_kernel_that_adds_after_the_backward_is_waited_for() -> None:
+    """What autograd brings for its weights is dropped, and their sums start with the last of them."""
+    made = plan(MODELS["llama-gqa"], [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2, delay=1), num_samples=6)])
+    for counts, gradients in run_ranks(gradients_of_a_later_kernel, 2, made):
+        assert set(gradients.values()) == {2.0 * 3}
+        assert counts[-2] == 0 < counts[-1], "in the last W"
+
+
+def trainings_that_live_on(rank: int, plan: Plan) -> int:
+    """How many of three trainings, of which nobody holds any more than their parameters, are still there."""
+    alive, parameters = [], []
+    for _ in range(3):
+        _, sync, tensors = start(rank, plan)
+        alive.append(weakref.ref(sync))
+        parameters.append(tensors)
+        del sync, tensors
+    gc.collect()
+    return sum(each() is not None for each in alive)
+
+
+def test_hooks_on_parameters_keep_no_training_alive() -> None:
+    made = plan(MODELS["llama-gqa"], [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2))])
+    assert run_ranks(trainings_that_live_on, 2, made) == [0, 0]
+
+
+def live_while_moving(rank: int, plan: Plan) -> tuple[list[int], int]:
+    """When torch is told to give memory back: which old weights are there still, and how many gradients already."""
+    context = create_groups(plan, device=CPU)
+    assert context.work is not None
+    held = stage_parameters(plan.model, first_layer=0, end_layer=plan.model.num_layers)
+    tensors = {p.name: (p, torch.nn.Parameter(torch.zeros(p.shape, dtype=torch.bfloat16))) for p in held}
+    before = [StorageWeakRef(tensor.untyped_storage()) for _, tensor in tensors.values()]
+    made: list[torch.dtype] = []
+    seen: list[tuple[list[int], int]] = []
+    zeros = torch.zeros
+
+    def noting(*size: Any, **options: Any) -> torch.Tensor:
+        made.append(options["dtype"])
+        return zeros(*size, **options)
+
+    def look() -> None:
+        seen.append(([i for i, ref in enumerate(before) if not ref.expired()], made.count(torch.float32)))
+
+    with mock.patch.object(torch, "zeros", noting), mock.patch.object(torch.cuda, "empty_cache", look):
+        local_buckets(context, tensors, bucket_numel=BUCKET_NUMEL, gradient_dtype=torch.float32)
+    assert made.count(torch.float32) == made.count(torch.bfloat16) > 1
+    (found,) = seen
+    return found
+
+
+def test_gradients_are_made_when_the_old_weights_are_gone() -> None:
+    """Else the start of a run would take more memory than its steps."""
+    made = plan(MODELS["llama-gqa"], [replica(stage(layers=(0, 3), ranks=(0, 1), dp=2))])
+    for old_weights, gradients in run_ranks(live_while_moving, 2, made):
+        assert old_weights == []
+        assert gradients == 0
 
 
 def test_experts_without_tokens() -> None:

@@ -12,6 +12,7 @@ import torch
 from hetero.checkpoint.interchange.families import join, rows
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
+from hetero.runtime.main_grad import main_grad
 from hetero.runtime.named_parameters import take_shard
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
@@ -48,7 +49,7 @@ def loss_and_gradients(rank: int, plan: Plan, full_weights: Mapping[str, np.ndar
         assert tensor.dtype == shard.dtype, name
         tensor.data.copy_(shard)
     trainer.compute_gradients(microbatches(plan, rank, step=0) if reads_data(context) else None)
-    gradients = {name: tensor.grad.numpy().copy() for name, (_, tensor) in trainer.parameters.items()}
+    gradients = {name: main_grad(tensor).numpy().copy() for name, (_, tensor) in trainer.parameters.items()}
     return Outcome(trainer.update().loss, gradients, tp, tp_rank)
 
 

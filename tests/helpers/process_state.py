@@ -42,8 +42,8 @@ MOST_FILES = 300
 """Sockets of a group stay open for a moment after its end; more than these are a leak."""
 
 MOST_THREADS = 16
-"""Of the operating system. A hook on a parameter keeps a training alive in C++, where no garbage is looked for, and
-with it the threads of its groups, which spin once the other ranks have gone: a few hundred stop the machine."""
+"""Of the operating system. What C++ keeps alive, where no garbage is looked for, keeps the threads of its groups, which
+spin once the other ranks have gone: a few hundred stop the machine."""
 
 _FILLED_IN_LATER = ("__slotnames__", "_abc_impl", "__warningregistry__")
 """What ``copyreg``, ``abc`` and ``warnings`` set when they please."""

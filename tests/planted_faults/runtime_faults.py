@@ -49,8 +49,8 @@ RUNTIME_FAULTS = (
         name="gradients that shard edges cut are not forgotten after a step",
         kind="stale gradient",
         file="hetero/runtime/grad_sync.py",
-        find="if not segment.is_view and segment.tensor.grad is not None:",
-        replace="if segment.is_view and segment.tensor.grad is not None:",
+        find="                main_grad(tensor).zero_()",
+        replace="                main_grad(tensor)",
         hints=("tests/dist/test_layouts.py",),
     ),
     Fault(
@@ -107,7 +107,7 @@ RUNTIME_FAULTS = (
         name="each rank decides by its own shards whether to skip the step",
         kind="skipped step",
         file="hetero/runtime/optimizer.py",
-        find="skipped = not torch.isfinite(totals[0]).item()",
+        find="skipped = not math.isfinite(squares)",
         replace="skipped = not torch.isfinite(self._owned_squares()).item()",
         hints=("tests/dist/test_optimizer.py", "tests/dist/test_mixed_precision.py"),
     ),
@@ -172,9 +172,9 @@ RUNTIME_FAULTS = (
     Fault(
         name="a delayed gradient of a weight overwrites those of earlier microbatches",
         kind="dropped microbatch",
-        file="hetero/runtime/delayed_wgrad.py",
-        find="self.weight.grad.add_(",
-        replace="self.weight.grad.copy_(",
+        file="hetero/runtime/main_grad.py",
+        find="main_grad(parameter).add_(output_gradient.t() @ rows)",
+        replace="main_grad(parameter).copy_(output_gradient.t() @ rows)",
         hints=("tests/dist/test_split_backward.py", "tests/dist/test_layouts.py"),
     ),
     Fault(
@@ -184,6 +184,39 @@ RUNTIME_FAULTS = (
         find="        restore_dropout_state(now)\n",
         replace="",
         hints=("tests/dist/test_forward_again.py",),
+    ),
+    # Fused kernels, the warm-up, and what the host waits for.
+    Fault(
+        name="what a fused kernel leaves to autograd is added too",
+        kind="double gradient",
+        file="hetero/runtime/main_grad.py",
+        find="(not added or",
+        replace="(True or",
+        hints=("tests/unit/runtime/test_main_grad.py", "tests/dist/test_fused_accumulation.py"),
+    ),
+    Fault(
+        name="the warm-up of kernels moves the generators of dropout",
+        kind="random numbers",
+        file="hetero/runtime/warm_up.py",
+        find="    restore_dropout_state(generators)\n",
+        replace="",
+        hints=("tests/dist/test_warm_up.py",),
+    ),
+    Fault(
+        name="the host waits for the device a second time to know whether the norm is finite",
+        kind="needless wait",
+        file="hetero/runtime/optimizer.py",
+        find="skipped = not math.isfinite(squares)",
+        replace="skipped = not torch.isfinite(totals[0]).item()",
+        hints=("tests/dist/test_synchronising_calls.py",),
+    ),
+    Fault(
+        name="the next step's microbatches are written over those of this one",
+        kind="stale data",
+        file="hetero/runtime/microbatch.py",
+        find="for _ in range(2)]",
+        replace="for _ in range(1)]",
+        hints=("tests/unit/runtime/test_microbatch.py",),
     ),
     # Initial values and random numbers.
     Fault(

@@ -194,5 +194,9 @@ STAGE_OPTIONS = {
     "transformer_impl": flag(
         "Whose layers: TransformerEngine's, megatron-core's own, or the former wherever they can run."
     ),
+    "gradient_accumulation_fusion": off_switch(
+        "--no-gradient-accumulation-fusion",
+        "Add up weights' gradients in a step of its own, also where TransformerEngine's or apex's kernels would do so.",
+    ),
 }
 """Where the values of :class:`hetero.runtime.options.StageOptions` come from."""

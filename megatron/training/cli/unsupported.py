@@ -351,7 +351,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """
         --use-flash-attn --attention-backend --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion
         --no-bias-dropout-fusion --no-rope-fusion --no-persist-layer-norm --persist-layer-norm
-        --no-gradient-accumulation-fusion --fused-residual-rmsnorm --cross-entropy-loss-fusion
+        --fused-residual-rmsnorm --cross-entropy-loss-fusion
         --cross-entropy-fusion-impl --moe-grouped-gemm --moe-use-legacy-grouped-gemm --moe-permute-fusion
         --moe-router-fusion --no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding
         --deterministic-mode --batch-invariant-mode --disable-jit-fuser --onnx-safe

@@ -88,6 +88,7 @@ EFFECTS = [
     ),
     Effect("--moe-aux-loss-coeff 0.1", "stage.moe_aux_loss_coeff", 0.1, context=MOE),
     Effect("--init-method-std 0.01", "stage.init_method_std", 0.01),
+    Effect("--no-gradient-accumulation-fusion", "stage.gradient_accumulation_fusion", False),
     Effect("--transformer-impl local", "stage.transformer_impl", "local"),
     Effect("--attention-dropout 0", "stage.attention_dropout", 0.0),
     Effect("--hidden-dropout 0.2", "stage.hidden_dropout", 0.2),
