@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hetero.errors import ConfigError
 from hetero.extras import pip_install
 from hetero.plan.ir import Stage
+from hetero.runtime.attention import ScaledDotProductAttention
 from hetero.runtime.delayed_wgrad import SplitColumnParallelLinear, SplitRowParallelLinear
 from hetero.runtime.options import StageOptions
 from hetero.spec.devices import DeviceType
@@ -120,8 +121,9 @@ def _local_layer(model: ModelSpec) -> ModuleSpec:
         )
     )
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = ScaledDotProductAttention
     if model.qk_layernorm:
-        attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.k_layernorm = Norm
     return layer
 

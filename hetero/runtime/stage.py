@@ -46,13 +46,11 @@ class MaskedVocabularyGPT(GPTModel):  # type: ignore[misc]  # megatron-core has 
 class StageModel:
     """The module of one rank and its parameters by canonical name.
 
-    attention_mask: [1, 1, S, S], true where a position is hidden; ``None`` where the kernels are causal themselves.
     delayed: the weights' gradients that a split backward has left for later; ``None`` where backwards are whole.
     """
 
     module: MaskedVocabularyGPT
     parameters: dict[str, tuple[Parameter, torch.nn.Parameter]]
-    attention_mask: torch.Tensor | None
     dtype: torch.dtype
     delayed: DelayedWeightGradients | None
 
@@ -67,7 +65,7 @@ class StageModel:
         output: torch.Tensor = self.module(
             batch.tokens_BS if batch is not None else None,
             batch.position_ids_BS if batch is not None else None,
-            self.attention_mask,
+            None,
             labels=batch.labels_BS if batch is not None and is_last else None,
         )
         return output
@@ -128,18 +126,13 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
         seed=seed,
         std=options.init_method_std,
     )
-    mask = None if transformer_engine else _causal_mask(plan.seq_length, context.device)
-    return StageModel(module, parameters, mask, dtype, delay_weight_gradients(module) if splits else None)
+    return StageModel(module, parameters, dtype, delay_weight_gradients(module) if splits else None)
 
 
 def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:
     rows = model.padded_vocab_size // tp
     real = model.vocab_size - tp_rank * rows
     return rows - min(max(real, 0), rows)
-
-
-def _causal_mask(seq_length: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(1, 1, seq_length, seq_length, dtype=torch.bool, device=device).triu(1)
 
 
 def _transformer_config(context: ParallelContext, work: StageContext, options: StageOptions) -> TransformerConfig:
