@@ -68,6 +68,8 @@ class Stage:
     optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
         weight beside theirs; for devices with more memory to spare than others. Without the plan's
         ``distributed_optimizer`` nothing is shared, and it says nothing.
+    fp8: matrix products of the stage's layers are in fp8, by TransformerEngine; everything else, and so what ranks
+        exchange, is in the plan's precision, bf16.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -87,6 +89,7 @@ class Stage:
     recompute_num_layers: int | None = None
     wgrad_delay: int | None = None
     optimizer_share: int = 1
+    fp8: bool = False
 
     @property
     def start(self) -> float:

@@ -17,6 +17,7 @@ class UniformLayout:
     world_size: ranks in all, of the type ``device``.
     stages_per_rank: of one replica; more than one are interleaved.
     recompute_num_layers: of each stage, and all of its layers where it has fewer.
+    fp8: all stages multiply in fp8.
     """
 
     model: ModelSpec
@@ -33,6 +34,7 @@ class UniformLayout:
     precision: Precision = "fp32"
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
+    fp8: bool = False
     distributed_optimizer: bool = False
 
     @property
@@ -134,6 +136,7 @@ def _stage(layout: UniformLayout, *, replica: int, number: int, in_flight: int) 
         in_flight=in_flight,
         recompute=layout.recompute,
         recompute_num_layers=min(recomputed, layers) if recomputed is not None else None,
+        fp8=layout.fp8,
     )
 
 

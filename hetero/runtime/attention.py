@@ -16,6 +16,10 @@ from megatron.core.transformer.enums import AttnBackend, AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hetero.plan.ir import Plan, Stage
+from hetero.runtime.layer_choice import LayerChoice
+from hetero.runtime.options import StageOptions
+
 _FUSED = (SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 KERNELS: Mapping[AttnBackend, tuple[SDPBackend, ...]] = MappingProxyType(
@@ -69,7 +73,7 @@ class ScaledDotProductAttention(torch.nn.Module):
         assert attention_mask is None, "the kernels are causal themselves; a mask would make them keep the scores"
         query, key, value = (each.permute(1, 2, 0, 3) for each in (query_SBND, key_SBGD, value_SBGD))
         dropout = self._dropout if self.training else 0.0
-        with self._generator(dropout), self._order():
+        with self._generator(dropout), _preferring(self._kernels):
             if kernel_of(query, key, value, dropout=dropout) == SDPBackend.MATH:
                 # The memory-efficient kernel, all that a V100 has, does not know groups. Its copies are small beside
                 # the scores, which the only other one would keep.
@@ -90,13 +94,29 @@ class ScaledDotProductAttention(torch.nn.Module):
         draws = dropout > 0.0 and self._ranks_differ
         return get_cuda_rng_tracker().fork() if draws else contextlib.nullcontext()  # type: ignore[no-any-return]
 
-    def _order(self) -> contextlib.AbstractContextManager[None]:
-        if self._kernels is None:
-            return contextlib.nullcontext()
-        return sdpa_kernel(list(self._kernels), set_priority=True)
+
+def attention_kernel(
+    plan: Plan, stage: Stage, options: StageOptions, choice: LayerChoice, *, device: torch.device, dtype: torch.dtype
+) -> str:
+    """What attention of ``stage`` runs by, for a log; which of its kernels TransformerEngine takes, it says itself."""
+    if not choice.torch_attention:
+        return f"TransformerEngine {options.attention_backend}"
+    heads, groups = (max(1, n // stage.tp) for n in (plan.model.num_attention_heads, plan.model.num_query_groups))
+    query, key = (torch.empty(1, n, 8, plan.model.kv_channels, device=device, dtype=dtype) for n in (heads, groups))
+    with _preferring(KERNELS.get(AttnBackend[options.attention_backend])):
+        found = kernel_of(query, key, key, dropout=options.attention_dropout)
+        if found == SDPBackend.MATH:
+            found = kernel_of(query, query, query, dropout=options.attention_dropout)
+    return f"torch {found.name.lower()}"
 
 
 def kernel_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout: float) -> SDPBackend:
     """The kernel that ``scaled_dot_product_attention`` takes for causal attention of [B, N, S, D] to [B, G, S, D]."""
     grouped = key.shape[1] < query.shape[1]
     return SDPBackend(torch._fused_sdp_choice(query, key, value, None, dropout, True, enable_gqa=grouped))
+
+
+def _preferring(kernels: tuple[SDPBackend, ...] | None) -> contextlib.AbstractContextManager[None]:
+    if kernels is None:
+        return contextlib.nullcontext()
+    return sdpa_kernel(list(kernels), set_priority=True)  # type: ignore[no-any-return]

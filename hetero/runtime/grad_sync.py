@@ -7,6 +7,7 @@ import torch
 
 from hetero.distributed.timing import Timing, Waitable
 from hetero.runtime.buckets import LocalBucket
+from hetero.runtime.delayed_wgrad import has_delayed_gradient
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.schedule.actions import BACKWARD, Action, ActionKind
 from hetero.schedule.program import Program, QueuedAction
@@ -44,7 +45,8 @@ class GradientSync:
             for tensor in local.tensors():
                 self._places.setdefault(tensor, []).append(place)
         for summed in self._places:
-            summed.register_post_accumulate_grad_hook(self.arrived)
+            if not has_delayed_gradient(summed):
+                summed.register_post_accumulate_grad_hook(self.arrived)
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""

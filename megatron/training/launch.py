@@ -347,5 +347,6 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: list[str])
             distributed_optimizer=parallel.use_distributed_optimizer,
             recompute=parallel.recompute,
             recompute_num_layers=parallel.recompute_num_layers,
+            fp8=config.stage.fp8_format is not None,
         )
     )

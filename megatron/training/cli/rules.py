@@ -128,6 +128,9 @@ _NEEDS: tuple[tuple[_Condition, tuple[str, ...]], ...] = (
         _on("--fp16"),
         ("--loss-scale", "--initial-loss-scale", "--min-loss-scale", "--loss-scale-window", "--hysteresis"),
     ),
+    (_on("--cross-entropy-loss-fusion"), ("--cross-entropy-fusion-impl",)),
+    (_Condition(lambda flags: flags["--bf16"] or has_plan_file(flags), "--bf16"), ("--fp8-format",)),
+    (_Condition(lambda flags: flags["--fp8-format"] or has_plan_file(flags), "--fp8-format"), ("--fp8-recipe",)),
     (_equal("--recompute-granularity", "full"), ("--recompute-num-layers",)),
     (
         _Condition(

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.tensor_parallel.random import checkpoint, get_cuda_rng_tracker, model_parallel_cuda_manual_seed
+from megatron.core.transformer import dot_product_attention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnBackend, AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -59,7 +59,7 @@ def heads_of(heads: int, groups: int, dtype: torch.dtype = torch.float64) -> Hea
 
 @pytest.fixture(autouse=True)
 def generators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of megatron-core's tracker, and the buffer that its attention writes the scores to."""
+    """Those of megatron-core's tracker."""
     for owner in (torch.cuda, torch.cuda.random, megatron_random):
         for name in ("current_device", "set_device", "get_rng_state", "set_rng_state", "manual_seed"):
             if hasattr(owner, name):
@@ -68,8 +68,10 @@ def generators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_random, "_set_cuda_rng_state", megatron_random._set_cuda_rng_state)
     cpu_backend.install()
     model_parallel_cuda_manual_seed(5, tp_rank=0, ep_rank=0, etp_rank=0, force_reset_rng=True)
-    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
-        parallel_state._set_global_memory_buffer()
+    # What megatron-core's attention writes its scores to.
+    buffer = SimpleNamespace(get_tensor=lambda shape, dtype, _: torch.empty(shape, dtype=dtype))
+    state = SimpleNamespace(get_global_memory_buffer=lambda: buffer)
+    monkeypatch.setattr(dot_product_attention, "parallel_state", state)
 
 
 def results(attention: torch.nn.Module, inputs: Heads, mask: torch.Tensor | None) -> list[torch.Tensor]:
