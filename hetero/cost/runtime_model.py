@@ -76,10 +76,11 @@ HETERO = RuntimeModel(
     copies_gradients_to_sync=False,
     sync_host_gb_per_s=6.0,
     runs_profiled_layers=False,
-    flash_attention=False,
+    flash_attention=True,
     context_gib=CONTEXT_GIB,
     default_context_gib=1.0,
     communicator_bytes=64 * MIB,
     allocator_slack=0.03,
 )
-"""Our own runtime: asynchronous transfers, gradients reduced beside the last backward."""
+"""Our own runtime: asynchronous transfers, gradients reduced beside the last backward, attention without scores: it is
+TransformerEngine's or torch's (:mod:`hetero.runtime.attention`)."""

@@ -92,7 +92,7 @@ class ScaledDotProductAttention(torch.nn.Module):
 
     def _generator(self, dropout: float) -> contextlib.AbstractContextManager[None]:
         draws = dropout > 0.0 and self._ranks_differ
-        return get_cuda_rng_tracker().fork() if draws else contextlib.nullcontext()  # type: ignore[no-any-return]
+        return get_cuda_rng_tracker().fork() if draws else contextlib.nullcontext()
 
 
 def attention_kernel(
@@ -119,4 +119,4 @@ def kernel_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dr
 def _preferring(kernels: tuple[SDPBackend, ...] | None) -> contextlib.AbstractContextManager[None]:
     if kernels is None:
         return contextlib.nullcontext()
-    return sdpa_kernel(list(kernels), set_priority=True)  # type: ignore[no-any-return]
+    return sdpa_kernel(list(kernels), set_priority=True)

@@ -86,9 +86,11 @@ class TransformerEngineProduct(NamedTuple):
         weight_gradient, bias_gradient, *_ = self.compute(*self.tensors)
         if not self.into_main_grad:
             assert self.weight.grad is not None
+            assert weight_gradient is not None
             self.weight.grad.add_(weight_gradient)
         if self.bias is not None:
             assert self.bias.grad is not None
+            assert bias_gradient is not None
             self.bias.grad.add_(bias_gradient)
 
 

@@ -276,3 +276,7 @@ def _on_any_device(prepare_forward: Callable[..., Any]) -> Callable[..., Any]:
             yield prepared._tensor
 
     return prepare
+
+
+if __name__ == "__main__":
+    fetch()

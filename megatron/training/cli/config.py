@@ -4,8 +4,8 @@ from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from megatron.training.cli import derived
 from megatron.training.cli.fields import Flag, config_dataclass, flag_reader, part
-from megatron.training.cli.model_config import KERNELS, PRECISION, STAGE_OPTIONS, ModelConfig
-from megatron.training.cli.parallel_config import PLAN, EmulationConfig, ParallelConfig
+from megatron.training.cli.model_config import KERNELS, STAGE_OPTIONS, ModelConfig
+from megatron.training.cli.parallel_config import PLAN, PRECISION, EmulationConfig, ParallelConfig
 from megatron.training.cli.training_config import (
     LOSS_SCALE_OPTIONS,
     OPTIMIZER,

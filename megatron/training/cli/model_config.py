@@ -115,8 +115,8 @@ def model_spec(config: ModelConfig, *, tokenizer_vocab_size: int) -> ModelSpec:
     return ModelSpec(**shape, vocab_size=vocab_size, padded_vocab_size=padded)
 
 
-KERNELS, PRECISION = "model: kernels", "precision"
-"""Groups of ``--help`` beside that of the config."""
+KERNELS = "model: kernels"
+"""A group of ``--help`` beside that of the config."""
 
 STAGE_OPTIONS = {
     "attention_dropout": flag("Share of attention weights dropped.", BELOW_1, default=0.1, group="regularization"),
@@ -169,8 +169,8 @@ STAGE_OPTIONS = {
     "fp8_format": flag(
         "Format of the stages that the plan has in fp8, and without a plan file of all: e4m3, or hybrid, which has "
         "gradients in e5m2. Needs TransformerEngine.",
-        group=PRECISION,
+        group="precision",
     ),
-    "fp8_recipe": flag("With that: how scales are found, as TransformerEngine calls it.", group=PRECISION),
+    "fp8_recipe": flag("With that: how scales are found, as TransformerEngine calls it.", group="precision"),
 }
 """Where the values of :class:`hetero.runtime.options.StageOptions` come from."""

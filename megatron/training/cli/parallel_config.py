@@ -9,7 +9,6 @@ from hetero.plan.ir import Precision, Recompute
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from megatron.training.cli import derived
 from megatron.training.cli.fields import Flag, computed, config_dataclass, flag, part, switch
-from megatron.training.cli.model_config import PRECISION
 from megatron.training.cli.value_types import (
     COUNT,
     HEARTBEAT_SECONDS,
@@ -21,8 +20,8 @@ from megatron.training.cli.value_types import (
     only,
 )
 
-PLAN = "parallelism: plan"
-"""A group of ``--help`` beside that of the config."""
+PLAN, PRECISION = "parallelism: plan", "precision"
+"""Groups of ``--help`` beside that of the config."""
 
 
 @config_dataclass
