@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from megatron.core.fusions.fused_layer_norm import HAVE_FUSED_LAYER_NORM
 from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE
-from megatron.core.utils import get_te_version
-from packaging.version import Version
+from megatron.core.utils import get_te_version, is_te_min_version
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.errors import ConfigError
@@ -24,7 +23,7 @@ from hetero.spec.model import ModelSpec
 TRANSFORMER_ENGINE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
 """It has no kernel for float64, and multiplies float32 matrices in TF32."""
 
-DELAYS_WEIGHT_GRADIENTS = Version("2.3")
+DELAYS_WEIGHT_GRADIENTS = "2.3.0"
 """TransformerEngine's first version whose linear layers can leave the gradient of their weight for later."""
 
 FP8_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0)}
@@ -144,7 +143,7 @@ def why_no_transformer_engine(
     why, fix = _obstacle(device, precision=precision, splits_backward=splits_backward)
     if why and options.transformer_impl == "transformer_engine":
         raise ConfigError(
-            f"--transformer-impl transformer_engine: {why}; {fix} choose auto, which takes the local layers there"
+            f"--transformer-impl transformer_engine: {why}; {fix}choose auto, which takes the local layers there"
         )
     return why
 
@@ -154,21 +153,20 @@ def _obstacle(device: DeviceType, *, precision: Precision, splits_backward: bool
     if not device.has_transformer_engine:
         return f"TransformerEngine does not run on {device.name}", ""
     if precision not in TRANSFORMER_ENGINE_PRECISIONS:
-        return f"TransformerEngine does not compute in {precision}", "add --bf16 or --fp16, or"
+        return f"TransformerEngine does not compute in {precision}", "add --bf16 or --fp16, or "
     if not HAVE_TE:
-        return "TransformerEngine is not installed", f"run: {pip_install('transformer-engine')}, or"
-    version = get_te_version()
-    if splits_backward and version < DELAYS_WEIGHT_GRADIENTS:
+        return "TransformerEngine is not installed", f"run: {pip_install('transformer-engine')}, or "
+    if splits_backward and not is_te_min_version(DELAYS_WEIGHT_GRADIENTS):
         return (
-            f"TransformerEngine {version} cannot delay weight gradients as the plan does (wgrad_delay)",
-            f"install {DELAYS_WEIGHT_GRADIENTS} or newer, set wgrad_delay to null in the plan, or",
+            f"TransformerEngine {get_te_version()} cannot delay weight gradients as the plan does (wgrad_delay)",
+            f"install {DELAYS_WEIGHT_GRADIENTS} or newer, set wgrad_delay to null in the plan, or ",
         )
     return "", ""
 
 
 def may_split_backward(options: StageOptions) -> bool:
     """Whether a planner may split backwards without taking TransformerEngine's layers away from a device."""
-    return options.transformer_impl == "local" or not HAVE_TE or get_te_version() >= DELAYS_WEIGHT_GRADIENTS
+    return options.transformer_impl == "local" or not HAVE_TE or is_te_min_version(DELAYS_WEIGHT_GRADIENTS)
 
 
 def _cross_entropy(options: StageOptions, precision: Precision, *, has_te: bool) -> Literal["native", "te"] | None:

@@ -10,6 +10,7 @@ autograd functions, sharding and gathering of sequences, biases, delayed weights
 """
 
 import contextlib
+import importlib
 import importlib.machinery
 import os
 import subprocess
@@ -91,19 +92,17 @@ def install() -> None:
     is_available = torch.cuda.is_available
     # The package loads its extension from a file, unless told otherwise between these two imports.
     sys.modules["transformer_engine.pytorch"] = None  # type: ignore[assignment]
-    import transformer_engine.common
-
+    common = importlib.import_module("transformer_engine.common")
     del sys.modules["transformer_engine.pytorch"]
-    transformer_engine.common.load_framework_extension = lambda _: None
-    import transformer_engine.pytorch as te
+    common.load_framework_extension = lambda _: None
+    te = importlib.import_module("transformer_engine.pytorch")
 
     cpu_backend.install()
     torch.cuda.is_available = lambda: True
     assert not is_available(), "this is for machines without CUDA"
 
-    from transformer_engine.pytorch import constants
-    from transformer_engine.pytorch.module import base
-
+    constants = importlib.import_module("transformer_engine.pytorch.constants")
+    base = importlib.import_module("transformer_engine.pytorch.module.base")
     constants.TE_DType[torch.float64] = _DType.kFloat64
     te.DotProductAttention.forward = _attention
     base.TransformerEngineBaseModule.prepare_forward = _on_any_device(base.TransformerEngineBaseModule.prepare_forward)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
@@ -31,11 +30,17 @@ def chosen(plan: Plan, *, on: torch.device = CUDA, **options: Any) -> LayerChoic
     return choose_layers(plan, plan.replicas[0].stages[0], StageOptions(**options), device=on)
 
 
+def of_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(layer_choice, "get_te_version", lambda: version)
+    numbers = [int(part) for part in version.split(".")]
+    monkeypatch.setattr(layer_choice, "is_te_min_version", lambda least: numbers >= list(map(int, least.split("."))))
+
+
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """TransformerEngine, and no Apex."""
     monkeypatch.setattr(layer_choice, "HAVE_TE", True)
-    monkeypatch.setattr(layer_choice, "get_te_version", lambda: Version("2.11.0"))
+    of_version(monkeypatch, "2.11.0")
     monkeypatch.setattr(layer_choice, "HAVE_FUSED_LAYER_NORM", False)
 
 
@@ -70,12 +75,12 @@ def test_an_emulated_device_gets_local_layers() -> None:
 
 
 def test_transformer_engine_that_is_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_choice, "get_te_version", lambda: Version("2.2.0"))
+    of_version(monkeypatch, "2.2.0")
     assert chosen(made()).transformer_engine == "2.2.0"
     delayed = made(wgrad_delay=0)
     assert chosen(delayed).layers.startswith("local (TransformerEngine 2.2.0 cannot delay weight gradients")
     with pytest.raises(
-        ConfigError, match=r"install 2\.3 or newer, set wgrad_delay to null in the plan, or choose auto"
+        ConfigError, match=r"install 2\.3\.0 or newer, set wgrad_delay to null in the plan, or choose auto"
     ):
         chosen(delayed, transformer_impl="transformer_engine")
     assert not may_split_backward(StageOptions())

@@ -81,9 +81,7 @@ def test_a_bias_of_attentions_output_alone(delay: int | None) -> None:
     """Asked for by the layer itself: megatron-core has one setting for this layer and for the MLP."""
     biased = llama_model(qkv_bias=True, proj_bias=True)
     [layer] = stage_spec(biased, stage(layers=(0, 1), ranks=(0,), delay=delay), LOCAL).layer_specs
-    [plain] = stage_spec(
-        llama_model(), stage(layers=(0, 1), ranks=(0,), delay=delay), transformer_engine=False
-    ).layer_specs
+    [plain] = stage_spec(llama_model(), stage(layers=(0, 1), ranks=(0,), delay=delay), LOCAL).layer_specs
     linear, base = (each.submodules.self_attention.submodules.linear_proj for each in (layer, plain))
     assert linear.__bases__ == (base,)
     assert layer.submodules.mlp == plain.submodules.mlp
