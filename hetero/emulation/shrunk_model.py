@@ -40,9 +40,8 @@ def small_plan(plan: Plan, *, vocab_size: int, seq_length: int) -> Plan:
     ``plan`` states their size for the described model.
     """
     return dataclasses.replace(
-        plan,
+        plan.with_precision("fp32"),
         model=small_model(plan.model, vocab_size=vocab_size, seq_length=seq_length),
         seq_length=seq_length,
-        precision="fp32",
         gradient_sync=dataclasses.replace(plan.gradient_sync, bucket_numel=None),
     )

@@ -4,6 +4,7 @@ What a device lacks changes how fast its stage is and how its numbers are rounde
 takes what is there, and only what is asked for by name and cannot be is an error.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,16 @@ FP8_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), 
 
 FP8_MULTIPLE = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (128, 128), "mxfp8": (32, 32)}
 """What rows and columns of the matrices must be multiples of (utils.py:439 and ``is_quantizable`` of its tensors)."""
+
+
+ATTENTION_VARIABLES = {
+    "auto": ("1", "1", "1"),
+    "flash": ("1", "0", "0"),
+    "fused": ("0", "1", "0"),
+    "unfused": ("0", "0", "1"),
+    "local": ("0", "0", "0"),
+}
+"""What megatron-core sets NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN to (language_module.py:92-126)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,15 +91,28 @@ def choices_of(context: ParallelContext, options: StageOptions) -> list[LayerCho
     """Choose for every stage that this rank holds.
 
     Raises:
-        ConfigError: as :func:`choose_layers`, or there is a format for fp8 and no stage in fp8.
+        ConfigError: as :func:`choose_layers`, or there is a format for fp8 and no stage in fp8, or the environment asks
+            for other kernels of attention than the flag.
     """
     plan = context.plan
+    _check_attention_variables(options)
     if options.fp8_format is not None and not any(stage.fp8 for _, _, stage in plan.stages()):
         raise ConfigError(
             f"--fp8-format {options.fp8_format} has no effect: no stage of the plan is in fp8; set fp8 to true for "
             "stages in the plan, or leave the flag out"
         )
     return [choose_layers(plan, work.stage, options, device=context.device) for work in context.stages]
+
+
+def _check_attention_variables(options: StageOptions) -> None:
+    backend = options.attention_backend
+    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+    for name, wanted in zip(names, ATTENTION_VARIABLES[backend], strict=True):
+        if (found := os.environ.get(name, wanted)) != wanted:
+            raise ConfigError(
+                f"environment: {name} is {found}, and --attention-backend {backend} sets it to {wanted}; unset the "
+                "variable and choose by the flag"
+            )
 
 
 def runs_cuda(device: torch.device) -> bool:

@@ -1,6 +1,7 @@
 """Whose layers and which kernels a stage gets, by device, precision, flags and what is installed."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,13 @@ import torch
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.runtime import layer_choice
-from hetero.runtime.layer_choice import LayerChoice, choose_layers, may_split_backward
+from hetero.runtime.layer_choice import (
+    ATTENTION_VARIABLES,
+    LayerChoice,
+    choices_of,
+    choose_layers,
+    may_split_backward,
+)
 from hetero.runtime.options import StageOptions
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan as plan_of
@@ -177,3 +184,39 @@ def test_fp8_of_the_stages_that_the_plan_says() -> None:
 def test_fp8_that_cannot_be(plan: Plan, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         chosen(plan, **options)
+
+
+def context(plan: Plan, *indices: int) -> Any:
+    """What is asked of a rank that holds the stages with these indices."""
+    stages = [SimpleNamespace(stage=plan.replicas[0].stages[s]) for s in indices]
+    return SimpleNamespace(plan=plan, stages=stages, device=CUDA)
+
+
+def test_a_rank_chooses_for_each_of_its_stages() -> None:
+    two = (
+        stage(layers=(0, 3), ranks=(0,), device="A100-40", delay=0),
+        stage(layers=(3, 6), ranks=(1,), device="V100-16"),
+    )
+    plan = dataclasses.replace(plan_of(llama_model(), [replica(*two, num_samples=4)]), precision="fp16")
+    found = choices_of(context(plan, 0, 1), StageOptions())
+    assert [each.transformer_engine for each in found] == ["2.11.0", None]
+    assert choices_of(context(plan), StageOptions()) == []
+
+
+def test_a_format_for_fp8_without_any_stage_in_it() -> None:
+    with pytest.raises(ConfigError, match="--fp8-format e4m3 has no effect: no stage of the plan is in fp8"):
+        choices_of(context(made(device="H100"), 0), StageOptions(fp8_format="e4m3"))
+    in_fp8 = made(device="H100", fp8=True)
+    assert choices_of(context(in_fp8, 0), StageOptions(fp8_format="e4m3"))[0].fp8 == ("e4m3", "delayed")
+
+
+@pytest.mark.parametrize("backend", ["auto", "flash", "fused", "unfused", "local"])
+def test_variables_that_contradict_the_flag(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """megatron-core asserts that there are none, on one rank after the other."""
+    options, wanted = StageOptions(attention_backend=backend), ATTENTION_VARIABLES[backend]
+    monkeypatch.setenv("NVTE_FUSED_ATTN", wanted[1])
+    choices_of(context(made(), 0), options)
+    other = "0" if wanted[1] == "1" else "1"
+    monkeypatch.setenv("NVTE_FUSED_ATTN", other)
+    with pytest.raises(ConfigError, match=f"NVTE_FUSED_ATTN is {other}, and --attention-backend {backend} sets it to"):
+        choices_of(context(made(), 0), options)
