@@ -59,8 +59,7 @@ class Product(NamedTuple):
         if self.sequence_group is not None:
             rows = rows.new_empty((self.sequence_group.size() * rows.shape[0], *rows.shape[1:]))
             dist.all_gather_into_tensor(rows, self.input.contiguous(), group=self.sequence_group)
-        assert self.weight.grad is not None
-        self.weight.grad.add_(gradient.flatten(0, -2).t() @ rows.flatten(0, -2))
+        _add(self.weight, gradient.flatten(0, -2).t() @ rows.flatten(0, -2))
 
 
 class TransformerEngineProduct(NamedTuple):
@@ -85,13 +84,15 @@ class TransformerEngineProduct(NamedTuple):
         """Add both to their ``.grad``; the weight's may be in ``main_grad`` already."""
         weight_gradient, bias_gradient, *_ = self.compute(*self.tensors)
         if not self.into_main_grad:
-            assert self.weight.grad is not None
-            assert weight_gradient is not None
-            self.weight.grad.add_(weight_gradient)
+            _add(self.weight, weight_gradient)
         if self.bias is not None:
-            assert self.bias.grad is not None
-            assert bias_gradient is not None
-            self.bias.grad.add_(bias_gradient)
+            _add(self.bias, bias_gradient)
+
+
+def _add(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+    assert parameter.grad is not None
+    assert gradient is not None
+    parameter.grad.add_(gradient)
 
 
 class DelayedWeightGradients:

@@ -173,8 +173,8 @@ RUNTIME_FAULTS = (
         name="a delayed gradient of a weight overwrites those of earlier microbatches",
         kind="dropped microbatch",
         file="hetero/runtime/delayed_wgrad.py",
-        find="self.weight.grad.add_(",
-        replace="self.weight.grad.copy_(",
+        find="parameter.grad.add_(",
+        replace="parameter.grad.copy_(",
         hints=("tests/dist/test_split_backward.py", "tests/dist/test_layouts.py"),
     ),
     Fault(
