@@ -187,9 +187,9 @@ class _MicrobatchStore:
     def __init__(self, delayed: DelayedWeightGradients, layer: torch.nn.Module, *, fp8: bool) -> None:
         self._delayed = delayed
         # A reference back to the layer would be a cycle.
-        self._weight: torch.nn.Parameter = layer.weight  # type: ignore[assignment]
-        adds_bias = layer.apply_bias and not fp8
-        self._bias: torch.nn.Parameter | None = layer.bias if adds_bias else None  # type: ignore[assignment]
+        parameters = dict(layer.named_parameters(recurse=False))
+        self._weight = parameters["weight"]
+        self._bias = parameters["bias"] if layer.apply_bias and not fp8 else None
         self._into_main_grad = bool(layer.fuse_wgrad_accumulation)
         for parameter in (self._weight, self._bias):
             if parameter is not None:
@@ -217,5 +217,5 @@ def delay_weight_gradients(module: torch.nn.Module, *, fp8: bool) -> DelayedWeig
         if isinstance(layer, _SplitLinear):
             layer.delayed = delayed
         elif getattr(layer, "wgrad_store", None) is not None:
-            layer.wgrad_store = _MicrobatchStore(delayed, layer, fp8=fp8)  # type: ignore[assignment]
+            layer.wgrad_store = _MicrobatchStore(delayed, layer, fp8=fp8)  # type: ignore[assignment]  # not ours to declare
     return delayed

@@ -4,7 +4,7 @@ What a device lacks changes how fast its stage is and how its numbers are rounde
 takes what is there, and only what is asked for by name and cannot be is an error.
 """
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,11 +91,9 @@ def choices_of(context: ParallelContext, options: StageOptions) -> list[LayerCho
     """Choose for every stage that this rank holds.
 
     Raises:
-        ConfigError: as :func:`choose_layers`, or there is a format for fp8 and no stage in fp8, or the environment asks
-            for other kernels of attention than the flag.
+        ConfigError: as :func:`choose_layers`, or there is a format for fp8 and no stage in fp8.
     """
     plan = context.plan
-    _check_attention_variables(options)
     if options.fp8_format is not None and not any(stage.fp8 for _, _, stage in plan.stages()):
         raise ConfigError(
             f"--fp8-format {options.fp8_format} has no effect: no stage of the plan is in fp8; set fp8 to true for "
@@ -104,11 +102,16 @@ def choices_of(context: ParallelContext, options: StageOptions) -> list[LayerCho
     return [choose_layers(plan, work.stage, options, device=context.device) for work in context.stages]
 
 
-def _check_attention_variables(options: StageOptions) -> None:
+def check_attention_variables(options: StageOptions, environment: Mapping[str, str]) -> None:
+    """Check that the environment asks for no other kernels of attention than the flag, as megatron-core will assert.
+
+    Raises:
+        ConfigError: it does.
+    """
     backend = options.attention_backend
     names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
     for name, wanted in zip(names, ATTENTION_VARIABLES[backend], strict=True):
-        if (found := os.environ.get(name, wanted)) != wanted:
+        if (found := environment.get(name, wanted)) != wanted:
             raise ConfigError(
                 f"environment: {name} is {found}, and --attention-backend {backend} sets it to {wanted}; unset the "
                 "variable and choose by the flag"

@@ -1,11 +1,14 @@
 """Whose layers and which kernels a stage gets, by device, precision, flags and what is installed."""
 
 import dataclasses
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.transformer.enums import AttnBackend
 
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
@@ -13,6 +16,7 @@ from hetero.runtime import layer_choice
 from hetero.runtime.layer_choice import (
     ATTENTION_VARIABLES,
     LayerChoice,
+    check_attention_variables,
     choices_of,
     choose_layers,
     may_split_backward,
@@ -211,12 +215,22 @@ def test_a_format_for_fp8_without_any_stage_in_it() -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "flash", "fused", "unfused", "local"])
-def test_variables_that_contradict_the_flag(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """megatron-core asserts that there are none, on one rank after the other."""
+def test_variables_that_contradict_the_flag(backend: Any) -> None:
+    """megatron-core would assert that there are none, on each rank for itself."""
     options, wanted = StageOptions(attention_backend=backend), ATTENTION_VARIABLES[backend]
-    monkeypatch.setenv("NVTE_FUSED_ATTN", wanted[1])
-    choices_of(context(made(), 0), options)
+    check_attention_variables(options, {})
+    check_attention_variables(options, {"NVTE_FUSED_ATTN": wanted[1]})
     other = "0" if wanted[1] == "1" else "1"
-    monkeypatch.setenv("NVTE_FUSED_ATTN", other)
     with pytest.raises(ConfigError, match=f"NVTE_FUSED_ATTN is {other}, and --attention-backend {backend} sets it to"):
-        choices_of(context(made(), 0), options)
+        check_attention_variables(options, {"NVTE_FUSED_ATTN": other})
+
+
+def test_they_are_what_megatron_core_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend, wanted in ATTENTION_VARIABLES.items():
+        for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+            monkeypatch.delenv(name, raising=False)
+        LanguageModule._set_attention_backend(
+            SimpleNamespace(config=SimpleNamespace(attention_backend=AttnBackend[backend]))
+        )
+        found = tuple(os.environ[name] for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"))
+        assert found == wanted, backend
