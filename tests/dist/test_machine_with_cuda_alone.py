@@ -1,6 +1,7 @@
 """A machine with CUDA, torch and megatron-core and nothing else trains: no path asks for an extension nobody has built.
 
-The machine is played: torch computes on the CPU, and whoever asks is told that there is CUDA.
+The machine is played: torch computes on the CPU, and whoever asks is told that there is CUDA. Where Apex is installed as
+well, its LayerNorm is taken.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
+from megatron.core.fusions import fused_layer_norm
 
 from hetero.plan.ir import Plan, Precision, Recompute
 from hetero.runtime import layer_choice
@@ -85,3 +87,43 @@ def test_no_extension_is_asked_for(
         assert asked == []
         assert trace is not None
         assert torch.tensor(trace.losses).isfinite().all()
+
+
+class ReferenceFunction:
+    """Apex's ``FusedLayerNormAffineFunction``, by torch."""
+
+    used = 0
+
+    @staticmethod
+    def forward(ctx: Any, input: Any, weight: Any, bias: Any, normalized_shape: Any, eps: float) -> None:
+        """Looked at for its arguments."""
+
+    @classmethod
+    def apply(cls, input: torch.Tensor, weight: Any, bias: Any, shape: torch.Size, eps: float) -> torch.Tensor:
+        cls.used += 1
+        return torch.nn.functional.layer_norm(input, shape, weight, bias, eps)
+
+
+def train_with_apex(rank: int, plan: Plan, options: StageOptions) -> tuple[int, Trace | None]:
+    """A step with Apex's LayerNorm, and how often it was called."""
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(layer_choice, "runs_cuda", return_value=True),
+        mock.patch.object(layer_choice, "HAVE_FUSED_LAYER_NORM", new=True),
+        mock.patch.object(fused_layer_norm, "HAVE_FUSED_LAYER_NORM", new=True),
+        mock.patch.object(fused_layer_norm, "FusedLayerNormAffineFunction", ReferenceFunction, create=True),
+    ):
+        trace = train(rank, plan, 1, SMALL_BUCKETS, options)
+    return ReferenceFunction.used, trace
+
+
+def test_apexs_norm_trains_alike() -> None:
+    """Two norms per layer and one at the end, sequence parallelism among them."""
+    made = halves_on("V100-16", gpt2_model(), precision="fp32", recompute="none", delay=None)
+    options = StageOptions(init_method_std=0.1)
+    plain = run_ranks(train, 3, made, 1, SMALL_BUCKETS, options)
+    for rank, (used, trace) in enumerate(run_ranks(train_with_apex, 3, made, options)):
+        assert used == 4 * (5 if rank < 2 else 8), "of four microbatches"
+        assert trace is not None
+        assert trace.losses == pytest.approx(plain[rank].losses, rel=1e-6)
+        assert trace.grad_norms == pytest.approx(plain[rank].grad_norms, rel=1e-6)
