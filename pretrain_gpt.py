@@ -39,12 +39,15 @@ def main(argv: list[str]) -> int:
     load_kernels_at_start(argv, os.environ)
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
+    from hetero.runtime.layer_choice import check_attention_variables  # noqa: PLC0415
     from megatron.training.cli.arguments import parse_args  # noqa: PLC0415
     from megatron.training.launch import exit_code, launch_from  # noqa: PLC0415
     from megatron.training.training import pretrain  # noqa: PLC0415
 
     try:
-        pretrain(parse_args(argv), launch_from(os.environ))
+        config = parse_args(argv)
+        check_attention_variables(config.stage, os.environ)
+        pretrain(config, launch_from(os.environ))
     except HeteroError as error:
         return exit_code(error, os.environ)
     return 0

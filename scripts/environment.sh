@@ -33,5 +33,9 @@ prepare_environment() {
     echo "== installing the pinned dependencies (constraints.txt) and this project into .venv"
     "$python" -m pip install --quiet --disable-pip-version-check \
         --constraint "$repository/constraints.txt" --editable "$repository$extras"
+    if [[ "$extras" == *test* ]]; then
+        # The Python of TransformerEngine, without CUDA's libraries, into a folder of its own in .venv.
+        (cd "$repository" && "$python" -m tests.helpers.mocked_transformer_engine)
+    fi
     echo "$wanted" >> "$stamp"
 }

@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
             detector.doing = "building the dataset"
             dataset, _ = build_datasets(config, plan, tokenizer)
             config = _first_steps(config, own.verify_steps)
-            plans = [dataclasses.replace(plan, precision=precision) for precision in own.verify_precision]
+            plans = [plan.with_precision(precision) for precision in own.verify_precision]
             detector.doing = "training the steps to verify"
             together = [_gathered(*_train(config, each, dataset, device)) for each in plans]
         if launch.rank != 0:

@@ -145,9 +145,6 @@ def _changes(plan: Plan, shortage: Shortage, fits: Callable[[Plan], bool]) -> It
     if fitting := bisect.bisect_left(shallower, True, key=lambda each: not fits(each[1])):
         depths, changed = shallower[fitting - 1]
         yield f"in_flight {' and '.join(map(str, depths))}", changed
-    if any(stage.recompute == "none" for stage in held.values()):
-        more = [stage.recompute if stage.recompute == "full" else "selective" for stage in held.values()]
-        yield "recompute selective", with_each(recompute=more)
     smaller = replica
     while all(each.micro_batch_size % 2 == 0 for each in smaller.stages):
         smaller = smaller.with_each_stage(micro_batch_size=[each.micro_batch_size // 2 for each in smaller.stages])

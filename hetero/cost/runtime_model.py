@@ -92,10 +92,11 @@ HETERO = RuntimeModel(
     copies_gradients_to_sync=False,
     sync_host_gb_per_s=SYNC_HOST_GB_PER_S,
     runs_profiled_layers=False,
-    flash_attention=False,
+    flash_attention=True,
     context_gib=CONTEXT_GIB,
     default_context_gib=DEFAULT_CONTEXT_GIB,
     communicator_bytes=COMMUNICATOR_BYTES,
     allocator_slack=ALLOCATOR_SLACK,
 )
-"""Our own runtime: asynchronous transfers, gradients reduced beside the last backward."""
+"""Our own runtime: asynchronous transfers, gradients reduced beside the last backward, attention without scores: it is
+TransformerEngine's or torch's (:mod:`hetero.runtime.attention`)."""

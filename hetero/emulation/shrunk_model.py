@@ -39,12 +39,9 @@ def small_plan(plan: Plan, *, vocab_size: int, seq_length: int) -> Plan:
     Each rank has the same layers, microbatches and neighbours as under ``plan``. Its buckets are another matter:
     ``plan`` states their size for the described model.
     """
-    replicas = tuple(replica.with_each_stage(fp8=[False] * len(replica.stages)) for replica in plan.replicas)
     return dataclasses.replace(
-        plan,
-        replicas=replicas,
+        plan.with_precision("fp32"),
         model=small_model(plan.model, vocab_size=vocab_size, seq_length=seq_length),
         seq_length=seq_length,
-        precision="fp32",
         gradient_sync=dataclasses.replace(plan.gradient_sync, bucket_numel=None),
     )

@@ -65,11 +65,20 @@ def fp8_tokens(stage: Stage, seq_length: int) -> int:
     return stage.micro_batch_size * seq_length // (stage.tp if stage.splits_sequence else 1)
 
 
-def fp8_obstacle(model: ModelSpec, device: DeviceType, *, precision: Precision, tp: int, num_tokens: int) -> str | None:
+def fp8_obstacle(
+    model: ModelSpec,
+    device: DeviceType,
+    *,
+    precision: Precision,
+    tp: int,
+    num_tokens: int,
+    multiple: int = FP8_MULTIPLE,
+) -> str | None:
     """Why a stage cannot compute in fp8, ``None`` if it can.
 
     Args:
         num_tokens: of a microbatch on one rank, of a part of the sequence where ranks share it.
+        multiple: what the recipe asks of every dimension; the least by default.
     """
     if not device.has_fp8:
         capability = device.compute_capability
@@ -80,13 +89,13 @@ def fp8_obstacle(model: ModelSpec, device: DeviceType, *, precision: Precision, 
         return f"the plan's precision is {precision}, fp8 goes with bf16"
     if model.num_experts is not None:
         return "the model has experts, whose tokens come in any number"
-    if num_tokens % FP8_MULTIPLE:
-        return f"a rank has {num_tokens} tokens of a microbatch, which must be a multiple of {FP8_MULTIPLE}"
+    if num_tokens % multiple:
+        return f"a rank has {num_tokens} tokens of a microbatch, which must be a multiple of {multiple}"
     for name, size in _cut_features(model).items():
-        if size // tp % FP8_MULTIPLE:
-            return f"tp {tp} leaves a rank {size // tp} of {name} {size}, which must be a multiple of {FP8_MULTIPLE}"
-    if model.hidden_size % FP8_MULTIPLE:
-        return f"the model's hidden_size is {model.hidden_size}, which must be a multiple of {FP8_MULTIPLE}"
+        if size // tp % multiple:
+            return f"tp {tp} leaves a rank {size // tp} of {name} {size}, which must be a multiple of {multiple}"
+    if model.hidden_size % multiple:
+        return f"the model's hidden_size is {model.hidden_size}, which must be a multiple of {multiple}"
     return None
 
 

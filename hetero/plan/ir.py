@@ -349,6 +349,15 @@ class Plan:
         """Offset of a replica's block within the global batch."""
         return sum(r.num_samples for r in self.replicas[:replica])
 
+    def with_precision(self, precision: Precision) -> "Plan":
+        """The same plan in another precision; stages in fp8 are so beside bf16 alone."""
+        plan = dataclasses.replace(self, precision=precision)
+        if precision == "bf16":
+            return plan
+        return plan.with_replicas(
+            {r: each.with_each_stage(fp8=[False] * len(each.stages)) for r, each in enumerate(plan.replicas)}
+        )
+
     def with_replicas(self, replicas: Mapping[int, Replica]) -> "Plan":
         """The same plan with other replicas in the places of some, by index."""
         return dataclasses.replace(self, replicas=tuple(replicas.get(r, old) for r, old in enumerate(self.replicas)))

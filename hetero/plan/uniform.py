@@ -17,9 +17,9 @@ class UniformLayout:
 
     world_size: ranks in all, of the type ``device``.
     devices: descriptions of it, if it does not ship.
-    fp8: of all stages.
     stages_per_rank: of one replica; more than one are interleaved.
     recompute_num_layers: of each stage, and all of its layers where it has fewer.
+    fp8: all stages multiply in fp8.
     """
 
     model: ModelSpec
@@ -36,9 +36,9 @@ class UniformLayout:
     precision: Precision = "fp32"
     recompute: Recompute = "none"
     recompute_num_layers: int | None = None
+    fp8: bool = False
     distributed_optimizer: bool = False
     devices: tuple[DeviceType, ...] = ()
-    fp8: bool = False
 
     @property
     def dp(self) -> int:
@@ -139,8 +139,8 @@ def _stage(layout: UniformLayout, *, replica: int, number: int, in_flight: int) 
         micro_batch_size=layout.micro_batch_size,
         in_flight=in_flight,
         recompute=layout.recompute,
-        fp8=layout.fp8,
         recompute_num_layers=min(recomputed, layers) if recomputed is not None else None,
+        fp8=layout.fp8,
     )
 
 

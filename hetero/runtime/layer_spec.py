@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
 from megatron.core.models.gpt.gpt_layer_specs import (
-    HAVE_TE,
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
@@ -17,12 +17,10 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import LayerNormImpl, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from hetero.errors import ConfigError
-from hetero.extras import pip_install
 from hetero.plan.ir import Stage
+from hetero.runtime.attention import ScaledDotProductAttention
 from hetero.runtime.delayed_wgrad import SplitColumnParallelLinear, SplitRowParallelLinear
-from hetero.runtime.options import StageOptions
-from hetero.spec.devices import DeviceType
+from hetero.runtime.layer_choice import LayerChoice
 from hetero.spec.model import ModelSpec
 
 
@@ -40,48 +38,20 @@ class Norm(torch.nn.Module):
         return kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
 
 
-def uses_transformer_engine(options: StageOptions, device: DeviceType, *, splits_backward: bool) -> bool:
-    """Whether the layers of a stage on this device are TransformerEngine's; only the local ones split their backward.
-
-    Raises:
-        ConfigError: it is asked for and cannot be.
-    """
-    if options.transformer_impl == "transformer_engine" and splits_backward:
-        raise ConfigError(
-            "--transformer-impl transformer_engine: the plan has a stage with wgrad_delay, which only the local layers "
-            "can do; choose auto or local, or make a plan whose wgrad_delay is null everywhere"
-        )
-    possible = HAVE_TE and device.has_transformer_engine
-    if options.transformer_impl == "transformer_engine" and not possible:
-        reason = (
-            f"is not installed; run: {pip_install('transformer-engine')}, or"
-            if device.has_transformer_engine
-            else f"does not run on {device.name};"
-        )
-        raise ConfigError(
-            f"--transformer-impl transformer_engine: TransformerEngine {reason} "
-            "choose auto, which takes the local layers where it is missing"
-        )
-    return possible and options.transformer_impl != "local" and not splits_backward
-
-
-def may_split_backward(options: StageOptions) -> bool:
-    """Whether a planner may split backwards without taking TransformerEngine's layers away from a device."""
-    return options.transformer_impl == "local" or (options.transformer_impl == "auto" and not HAVE_TE)
-
-
-def stage_spec(model: ModelSpec, stage: Stage, *, transformer_engine: bool) -> TransformerBlockSubmodules:
+def stage_spec(model: ModelSpec, stage: Stage, choice: LayerChoice) -> TransformerBlockSubmodules:
     """The modules of the layers of ``stage`` and, after the last one of the model, its final norm."""
     splits_backward = stage.wgrad_delay is not None
-    assert not (transformer_engine and splits_backward), "TransformerEngine's linear layers do not put anything off"
-    if transformer_engine:
-        layer, norm = _transformer_engine_layer(model), LayerNormImpl
+    if choice.transformer_engine is not None:
+        layer, norm = _transformer_engine_layer(model, splits_backward=splits_backward), LayerNormImpl
     else:
-        layer, norm = _local_layer(model), Norm
+        norm = FusedLayerNorm if choice.apex_norm else Norm
+        layer = _local_layer(model, norm)
         if splits_backward:
             _split_linear_layers(layer)
+    attention = layer.submodules.self_attention.submodules
+    if choice.torch_attention:
+        attention.core_attention = ScaledDotProductAttention
     if model.proj_bias:
-        attention = layer.submodules.self_attention.submodules
         attention.linear_proj = _with_bias(attention.linear_proj)
     layers = [layer for _ in stage.layer_numbers]
     if stage.starts_with_mlp:
@@ -105,24 +75,29 @@ def _replaced(layer: ModuleSpec, **modules: type) -> ModuleSpec:
     return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **modules))
 
 
-def _transformer_engine_layer(model: ModelSpec) -> ModuleSpec:
+def _transformer_engine_layer(model: ModelSpec, *, splits_backward: bool) -> ModuleSpec:
+    """Experts multiply in one call, but not where backwards are split.
+
+    There, TransformerEngine's grouped layer hands tensors that nobody has written to autograd as weights' gradients
+    (grouped_linear.py:414-490), for whoever adds them up.
+    """
     return get_gpt_layer_with_transformer_engine_spec(
         num_experts=model.num_experts,
-        moe_grouped_gemm=model.num_experts is not None,
+        moe_grouped_gemm=model.num_experts is not None and not splits_backward,
         qk_layernorm=model.qk_layernorm,
     )
 
 
-def _local_layer(model: ModelSpec) -> ModuleSpec:
+def _local_layer(model: ModelSpec, norm: type) -> ModuleSpec:
     layer = copy.deepcopy(
         get_gpt_layer_local_spec(
             num_experts=model.num_experts, qk_layernorm=model.qk_layernorm, normalization=model.normalization
         )
     )
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     if model.qk_layernorm:
         attention = layer.submodules.self_attention.submodules
-        attention.q_layernorm = attention.k_layernorm = Norm
+        attention.q_layernorm = attention.k_layernorm = norm
     return layer
 
 

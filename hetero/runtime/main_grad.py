@@ -65,9 +65,23 @@ def drop_grad(parameter: torch.nn.Parameter) -> None:
     parameter.grad = None
 
 
+def add_later(parameter: torch.nn.Parameter) -> None:
+    """Mark a parameter of TransformerEngine whose gradient is added after the backward, past autograd.
+
+    As TransformerEngine marks them itself, for megatron-core (distributed_data_parallel.py:328).
+    """
+    parameter.skip_backward_post_hook = True  # type: ignore[attr-defined]
+
+
 def comes_later(parameter: torch.nn.Parameter) -> bool:
-    """Whether TransformerEngine adds this gradient after the backward, which brings a ``.grad`` all the same."""
+    """Whether this gradient is added after the backward, in which autograd calls the parameter's hooks all the same."""
     return getattr(parameter, "skip_backward_post_hook", False)
+
+
+def add_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+    """Add a gradient that was computed past autograd to ``main_grad``."""
+    assert gradient is not None
+    main_grad(parameter).add_(gradient)
 
 
 def add_product(

@@ -124,6 +124,15 @@ def install_parallel_state(collection: ProcessGroupCollection) -> None:
         moe_utils.te_general_gemm = None
 
 
+def reduce_amax_over_tensor_parallel_ranks() -> None:
+    """Let fp8 agree on its scales among the tensor-parallel ranks, whose products go together, and nobody else.
+
+    fp8_utils.py:622 asks for the group only if model parallelism is initialised, for which the data-parallel group
+    would have to be set. Otherwise TransformerEngine takes the world, in which ranks without fp8 would be missing.
+    """
+    parallel_state.model_parallel_is_initialized = lambda: True
+
+
 def seed_dropout(seed: int, *, work: StageContext) -> None:
     """Seed the generators of dropout: other values in every replica, stage, data- and tensor-parallel rank.
 

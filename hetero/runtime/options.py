@@ -12,8 +12,18 @@ class StageOptions:
     """Settings that change training but neither a parameter's shape nor who holds it.
 
     Dropout draws from per-rank generators, so with dropout on the loss depends on the plan.
-    transformer_impl: ``auto`` takes TransformerEngine's layers where it is installed and the device can, else
-        megatron-core's local ones. A stage that splits its backward has the local ones.
+    transformer_impl: ``auto`` takes TransformerEngine's layers where it is installed and the device can, in bf16 and
+        fp16, else megatron-core's local ones (:mod:`.layer_choice`).
+    attention_backend: which kernels attention tries first. A device without them takes what it has: all give the same
+        result but for rounding. ``local`` is torch's attention in TransformerEngine's layers as well.
+    masked_softmax_fusion: of Megatron-LM's scripts; no attention here has a softmax of its own.
+    bias_gelu_fusion, bias_swiglu_fusion, bias_dropout_fusion: on CUDA, let the compiler make one kernel of these.
+    rope_fusion: in TransformerEngine's layers, rotate queries and keys by its kernel.
+    persist_layer_norm: where Apex normalizes, by its persistent kernel if it has one for the hidden size.
+    cross_entropy_loss_fusion: the loss by megatron-core's compiled functions (``native``: its gradient is rounded to
+        bf16), or by TransformerEngine's kernel where that is (``te``).
+    fp8_format, fp8_recipe: of the stages that the plan has in fp8; see TransformerEngine's recipes. Without a format,
+        ``hybrid``: e4m3 forward, e5m2 backward.
     gradient_accumulation_fusion: let the kernel that computes a weight's gradient add it up as well, where it can:
         TransformerEngine's, and in the local layers apex's if it is installed.
     moe_router_load_balancing: the auxiliary loss is a mean over microbatches, so it depends on their size.
@@ -24,6 +34,17 @@ class StageOptions:
     init_method_std: float = 0.02
     transformer_impl: Literal["auto", "local", "transformer_engine"] = "auto"
     gradient_accumulation_fusion: bool = True
+    attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = "auto"
+    masked_softmax_fusion: bool = True
+    bias_gelu_fusion: bool = True
+    bias_swiglu_fusion: bool = True
+    bias_dropout_fusion: bool = True
+    rope_fusion: bool = True
+    persist_layer_norm: bool = True
+    cross_entropy_loss_fusion: bool = False
+    cross_entropy_fusion_impl: Literal["native", "te"] = "native"
+    fp8_format: Literal["e4m3", "hybrid"] | None = None
+    fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "delayed"
     moe_router_load_balancing: Literal["none", "aux_loss"] = "none"
     moe_aux_loss_coeff: float = 0.0
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime import cpu_backend, mcore
 from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gradients
 from hetero.runtime.dtypes import DTYPES, GRADIENT_DTYPES
-from hetero.runtime.layer_spec import activation_function, stage_spec, uses_transformer_engine
+from hetero.runtime.layer_choice import LayerChoice, choose_layers
+from hetero.runtime.layer_spec import activation_function, stage_spec
 from hetero.runtime.main_grad import can_fuse_accumulation, let_transformer_engine_accumulate
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
@@ -42,14 +44,14 @@ class MaskedVocabularyGPT(GPTModel):  # type: ignore[misc]  # megatron-core has 
 class StageModel:
     """The module of one rank and its parameters by canonical name.
 
-    attention_mask: [1, 1, S, S], true where a position is hidden; ``None`` where the kernels are causal themselves.
+    choice: whose layers they are, and by which kernels they compute.
     delayed: the weights' gradients that a split backward has left for later; ``None`` where backwards are whole.
     """
 
     module: MaskedVocabularyGPT
     parameters: dict[str, tuple[Parameter, torch.nn.Parameter]]
-    attention_mask: torch.Tensor | None
     dtype: torch.dtype
+    choice: LayerChoice
     delayed: DelayedWeightGradients | None
 
     def forward(self, input_SBH: torch.Tensor | None, batch: Microbatch | None) -> torch.Tensor:
@@ -63,7 +65,7 @@ class StageModel:
         output: torch.Tensor = self.module(
             batch.tokens_BS if batch is not None else None,
             batch.position_ids_BS if batch is not None else None,
-            self.attention_mask,
+            None,
             labels=batch.labels_BS if batch is not None and is_last else None,
         )
         return output
@@ -75,7 +77,7 @@ def build_stages(context: ParallelContext, *, options: StageOptions, seed: int) 
     One for each of the stages that the rank holds, in their order. Its generators of dropout serve them all.
 
     Raises:
-        ConfigError: TransformerEngine is asked for and cannot be used, or not with a split backward.
+        ConfigError: TransformerEngine, fp8 or a fused loss is asked for and cannot be used.
     """
     cpu_backend.install()
     if context.plan.precision == "fp64":
@@ -92,11 +94,12 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     collection = mcore.process_group_collection(work, num_stages=num_stages)
     mcore.install_parallel_state(collection)
     scaling = model.rotary_scaling
-    splits = stage.wgrad_delay is not None
-    transformer_engine = uses_transformer_engine(options, plan.device_types.of(stage.device), splits_backward=splits)
+    choice = choose_layers(plan, stage, options, device=context.device)
+    if choice.fp8 is not None:
+        mcore.reduce_amax_over_tensor_parallel_ranks()
     module = MaskedVocabularyGPT(
-        config=_transformer_config(context, work, options),
-        transformer_layer_spec=stage_spec(model, stage, transformer_engine=transformer_engine),
+        config=_transformer_config(context, work, options, choice),
+        transformer_layer_spec=stage_spec(model, stage, choice),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=work.is_first,
@@ -111,7 +114,7 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     if scaling is not None and scaling.kind == "llama3":
         mcore.stretch_wavelengths(module.rotary_pos_emb, scaling)
     dtype = DTYPES[plan.precision]
-    if transformer_engine and options.gradient_accumulation_fusion:
+    if choice.transformer_engine is not None and choice.gradient_accumulation:
         let_transformer_engine_accumulate(module)
     # Stock norms and position embeddings ignore params_dtype.
     module.to(device=context.device, dtype=dtype)
@@ -126,8 +129,10 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
         seed=seed,
         std=options.init_method_std,
     )
-    mask = None if transformer_engine else _causal_mask(plan.seq_length, context.device)
-    return StageModel(module, parameters, mask, dtype, delay_weight_gradients(module) if splits else None)
+    delayed = None
+    if stage.wgrad_delay is not None:
+        delayed = delay_weight_gradients(module, fp8=choice.fp8 is not None)
+    return StageModel(module, parameters, dtype, choice, delayed)
 
 
 def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:
@@ -136,15 +141,11 @@ def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:
     return rows - min(max(real, 0), rows)
 
 
-def _causal_mask(seq_length: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(1, 1, seq_length, seq_length, dtype=torch.bool, device=device).triu(1)
-
-
-def _transformer_config(context: ParallelContext, work: StageContext, options: StageOptions) -> TransformerConfig:
+def _transformer_config(
+    context: ParallelContext, work: StageContext, options: StageOptions, choice: LayerChoice
+) -> TransformerConfig:
     plan, model, stage = context.plan, context.plan.model, work.stage
     replica = plan.replicas[work.placement.replica]
-    on_cuda = context.device.type == "cuda"
-    fuse_activation = on_cuda and (model.linear_bias or model.is_gated)
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -155,7 +156,7 @@ def _transformer_config(context: ParallelContext, work: StageContext, options: S
         normalization=model.normalization,
         layernorm_epsilon=model.norm_epsilon,
         gated_linear_unit=model.is_gated,
-        activation_func=activation_function(model, fused=fuse_activation),
+        activation_func=activation_function(model, fused=choice.bias_activation),
         add_bias_linear=model.linear_bias,
         add_qkv_bias=model.qkv_bias,
         qk_layernorm=model.qk_layernorm,
@@ -172,14 +173,22 @@ def _transformer_config(context: ParallelContext, work: StageContext, options: S
         pipeline_model_parallel_size=len(replica.stages),
         pipeline_model_parallel_layout=mcore.StageLayout(replica, work.placement.stage),
         sequence_parallel=stage.splits_sequence,
-        gradient_accumulation_fusion=options.gradient_accumulation_fusion
+        # The head's, too, which is never TransformerEngine's.
+        gradient_accumulation_fusion=choice.gradient_accumulation
         and can_fuse_accumulation(GRADIENT_DTYPES[plan.precision]),
-        bias_activation_fusion=fuse_activation,
-        bias_dropout_fusion=on_cuda,
-        masked_softmax_fusion=on_cuda,
-        persist_layer_norm=on_cuda and model.normalization == "LayerNorm",
-        apply_rope_fusion=False,
+        attention_backend=AttnBackend[options.attention_backend],
+        masked_softmax_fusion=options.masked_softmax_fusion,
+        bias_activation_fusion=choice.bias_activation,
+        bias_dropout_fusion=choice.bias_dropout,
+        persist_layer_norm=options.persist_layer_norm,
+        apply_rope_fusion=choice.rope,
+        cross_entropy_loss_fusion=choice.cross_entropy is not None,
+        cross_entropy_fusion_impl=choice.cross_entropy or "native",
+        # With the cache, TransformerEngine's first microbatch would overwrite gradients instead of adding to them, and
+        # fp8 copies of weights would outlive an update.
+        disable_parameter_transpose_cache=True,
         **_recompute_settings(work),
+        **_fp8_settings(choice),
         **_moe_settings(context, options),
     )
 
@@ -197,6 +206,14 @@ def _recompute_settings(work: StageContext) -> dict[str, object]:
                 "recompute_method": "block",
                 "recompute_num_layers": stage.recompute_num_layers or len(stage.layer_numbers),
             }
+
+
+def _fp8_settings(choice: LayerChoice) -> dict[str, object]:
+    """Products in fp8; weights and gradients stay what they are without it."""
+    if choice.fp8 is None:
+        return {}
+    fp8_format, recipe = choice.fp8
+    return {"fp8": fp8_format, "fp8_recipe": recipe, "fp8_param": False, "tp_only_amax_red": True}
 
 
 def _moe_settings(context: ParallelContext, options: StageOptions) -> dict[str, object]:

@@ -393,5 +393,6 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: Sequence[D
             distributed_optimizer=parallel.use_distributed_optimizer,
             recompute=parallel.recompute,
             recompute_num_layers=parallel.recompute_num_layers,
+            fp8=config.stage.fp8_format is not None,
         )
     )

@@ -9,7 +9,7 @@ from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.distributed.rank_consensus import from_rank_0
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
-from hetero.runtime.layer_spec import may_split_backward
+from hetero.runtime.layer_choice import may_split_backward
 from hetero.serialization import check_can_be_written, from_json, load, save, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
@@ -76,4 +76,5 @@ def launched_runtime(config: PretrainConfig) -> RuntimeModel:
         bucket_numel=parallel.bucket_size,
         overlaps_gradient_sync=parallel.overlap_grad_reduce,
         overlaps_param_gather=parallel.overlap_param_gather,
+        flash_attention=config.stage.attention_backend != "unfused",
     )

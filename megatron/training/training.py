@@ -19,8 +19,12 @@ from hetero.distributed.shutdown import nccl_error
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
 from hetero.plan.rank_description import describe_rank
+from hetero.report.tables.layers import RankLayers, layers_table
 from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.report.tables.static_memory import StaticBytes, static_memory_table
+from hetero.runtime.attention import attention_kernel
+from hetero.runtime.dtypes import DTYPES
+from hetero.runtime.layer_choice import choices_of
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.session import TrainingSession
@@ -67,11 +71,12 @@ def _pretrain(config: PretrainConfig, device: torch.device, detector: FailureDet
     detector.doing = "making process groups"
     context = create_groups(plan, device=device, timing=emulation.timing if emulation is not None else None)
     detector.transport_error = functools.partial(nccl_error, context.groups)
+    layers = layers_of_ranks(config, context)
     detector.doing = "building the model"
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     described = emulation.described if emulation is not None else plan
-    with _metrics(config, context, trainer, described) as metrics:
+    with _metrics(config, context, trainer, described, layers) as metrics:
         detector.doing = "loading a checkpoint"
         start_step = load(config, context, trainer, scheduler)
         session = build_session(config, context, trainer, scheduler, dataset, start_step=start_step)
@@ -201,8 +206,36 @@ def adam_options(config: OptimizerConfig) -> AdamOptions:
     )
 
 
+def layers_of_ranks(config: PretrainConfig, context: ParallelContext) -> list[list[RankLayers]]:
+    """List by rank whose layers and which kernels its stages have; collective over the world (gather of the lines).
+
+    Raises:
+        ConfigError: flags or plan ask some rank for layers that it cannot have; on every rank.
+    """
+    plan, options = context.plan, config.stage
+    choices = on_all_ranks(lambda: choices_of(context, options))
+    own = [
+        RankLayers(
+            device=work.stage.device,
+            layers=choice.layers,
+            attention=attention_kernel(
+                plan, work.stage, options, choice, device=context.device, dtype=DTYPES[plan.precision]
+            ),
+            fused=choice.fused,
+        )
+        for work, choice in zip(context.stages, choices, strict=True)
+    ]
+    every: list[list[RankLayers]] = [own] * plan.world_size
+    dist.all_gather_object(every, own)
+    return every
+
+
 def _metrics(
-    config: PretrainConfig, context: ParallelContext, trainer: Trainer, described: Plan
+    config: PretrainConfig,
+    context: ParallelContext,
+    trainer: Trainer,
+    described: Plan,
+    layers: Sequence[Sequence[RankLayers]],
 ) -> contextlib.AbstractContextManager[Metrics | None]:
     """Print the plan and make the reporter, on rank 0: every rank knows its numbers. Collective over the world."""
     measured = _static_bytes(context, trainer) if config.emulation is None else None
@@ -215,6 +248,7 @@ def _metrics(
     console.print(plan_table(context.plan))
     console.print(plan_picture(context.plan))
     if measured is not None:
+        console.print(layers_table(layers))
         predicted = plan_memory(context.plan, memory_costs(context.plan))
         console.print(static_memory_table(context.plan, measured, predicted))
     if config.emulation is not None:

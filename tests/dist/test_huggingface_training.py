@@ -53,7 +53,7 @@ def logits_of(rank: int, made: Plan, argv: list[str], tokens_BS: torch.Tensor) -
     model.module.eval()
     positions = torch.arange(tokens_BS.shape[1]).expand_as(tokens_BS)
     with torch.no_grad():
-        logits = model.module(tokens_BS, positions, model.attention_mask, labels=None)
+        logits = model.module(tokens_BS, positions, None, labels=None)
     return logits.numpy()
 
 

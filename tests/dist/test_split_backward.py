@@ -14,16 +14,13 @@ import torch.distributed as dist
 from hetero.cost.layers.activation_memory import deferred_bytes
 from hetero.cost.layers.stage_modules import HALVES
 from hetero.distributed.process_groups import create_groups
-from hetero.errors import ConfigError
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Precision
-from hetero.runtime import delayed_wgrad, layer_spec
+from hetero.runtime import delayed_wgrad
 from hetero.runtime.delayed_wgrad import DelayedWeightGradients, Product
-from hetero.runtime.layer_spec import uses_transformer_engine
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.runtime.trainer import Trainer
-from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layout, with_delays
 from tests.helpers.models import gpt2_model, llama_model, moe_model
@@ -183,21 +180,3 @@ def test_what_waits_is_what_the_memory_model_counts(model: Any, tp: int, sp: boo
     assert block == sum(halves)
     counted = 6 * block
     assert run_ranks(bytes_put_off, tp, plan_of(model, [replica(one)])) == [counted] * tp
-
-
-def test_transformer_engine_is_refused_and_not_taken_by_itself() -> None:
-    device = SHIPPED_DEVICES.of("A100-40")
-    with pytest.raises(ConfigError, match="the plan has a stage with wgrad_delay, which only the local layers can do"):
-        uses_transformer_engine(StageOptions(transformer_impl="transformer_engine"), device, splits_backward=True)
-    assert not uses_transformer_engine(StageOptions(), device, splits_backward=True)
-
-
-@pytest.mark.parametrize(
-    ("implementation", "installed", "may"),
-    [("local", True, True), ("auto", True, False), ("auto", False, True), ("transformer_engine", False, False)],
-)
-def test_a_plan_made_at_start_leaves_devices_their_layers(
-    monkeypatch: pytest.MonkeyPatch, implementation: Any, installed: bool, may: bool
-) -> None:
-    monkeypatch.setattr(layer_spec, "HAVE_TE", installed)
-    assert layer_spec.may_split_backward(StageOptions(transformer_impl=implementation)) == may

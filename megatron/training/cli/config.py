@@ -4,7 +4,7 @@ from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from megatron.training.cli import derived
 from megatron.training.cli.fields import Flag, config_dataclass, flag_reader, part
-from megatron.training.cli.model_config import STAGE_OPTIONS, ModelConfig
+from megatron.training.cli.model_config import KERNELS, STAGE_OPTIONS, ModelConfig
 from megatron.training.cli.parallel_config import PLAN, PRECISION, EmulationConfig, ParallelConfig
 from megatron.training.cli.training_config import (
     LOSS_SCALE_OPTIONS,
@@ -19,7 +19,19 @@ from megatron.training.cli.training_config import (
 MODEL, DATA, LEARNING_RATE = "model", "data", "learning rate"
 PARALLELISM, CHECKPOINTS, RUN = "parallelism", "checkpoints", "run and logging"
 
-GROUPS = (MODEL, REGULARIZATION, DATA, OPTIMIZER, LEARNING_RATE, PLAN, PARALLELISM, PRECISION, CHECKPOINTS, RUN)
+GROUPS = (
+    MODEL,
+    KERNELS,
+    REGULARIZATION,
+    DATA,
+    OPTIMIZER,
+    LEARNING_RATE,
+    PLAN,
+    PARALLELISM,
+    PRECISION,
+    CHECKPOINTS,
+    RUN,
+)
 """Groups of ``--help`` in its order. What stands behind a colon orders the flags below one title."""
 
 

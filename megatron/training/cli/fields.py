@@ -212,11 +212,15 @@ def flag(
     return _field(source, default)
 
 
-def off_switch(name: str, help: str) -> bool:
-    """Declare a field that is true unless the switch ``name`` is given."""
+def off_switch(name: str, help: str, *, group: str = "") -> bool:
+    """Declare a field that is true unless the switch ``name`` is given.
+
+    Args:
+        group: of ``--help``, where it is not the one of the config.
+    """
 
     def source(field: _Declared) -> FlagReader[Any]:
-        return FlagReader((Flag(name, help, default=False, group=field.group),), lambda flags: not flags[name])
+        return FlagReader((Flag(name, help, default=False, group=group or field.group),), lambda flags: not flags[name])
 
     found: bool = _field(source, True)
     return found

@@ -170,6 +170,9 @@ def model_spec(config: ModelConfig, *, tokenizer_vocab_size: int) -> ModelSpec:
     return ModelSpec(**shape, vocab_size=vocab_size, padded_vocab_size=padded)
 
 
+KERNELS = "model: kernels"
+"""A group of ``--help`` beside that of the config."""
+
 STAGE_OPTIONS = {
     "attention_dropout": flag("Share of attention weights dropped.", BELOW_1, default=0.1, group="regularization"),
     "hidden_dropout": flag(
@@ -197,6 +200,53 @@ STAGE_OPTIONS = {
     "gradient_accumulation_fusion": off_switch(
         "--no-gradient-accumulation-fusion",
         "Add up weights' gradients in a step of its own, also where TransformerEngine's or apex's kernels would do so.",
+        group=KERNELS,
+    ),
+    "attention_backend": flag(
+        "Kernels that attention tries first: FlashAttention; cuDNN's and torch's fused ones; products and softmax; "
+        "local is torch's attention in TransformerEngine's layers, too.",
+        group=KERNELS,
+    ),
+    "masked_softmax_fusion": off_switch(
+        "--no-masked-softmax-fusion",
+        "Accepted for Megatron-LM's scripts: no attention here has a softmax of its own.",
+        group=KERNELS,
+    ),
+    "bias_gelu_fusion": off_switch(
+        "--no-bias-gelu-fusion", "On CUDA, without --swiglu: bias and GeLU are two kernels.", group=KERNELS
+    ),
+    "bias_swiglu_fusion": off_switch(
+        "--no-bias-swiglu-fusion", "On CUDA, with --swiglu: bias and SwiGLU are several kernels.", group=KERNELS
+    ),
+    "bias_dropout_fusion": off_switch(
+        "--no-bias-dropout-fusion", "On CUDA: bias, dropout and residual sum are several kernels.", group=KERNELS
+    ),
+    "rope_fusion": off_switch(
+        "--no-rope-fusion", "In TransformerEngine's layers: rotate by torch's kernels.", group=KERNELS
+    ),
+    "persist_layer_norm": off_switch(
+        "--no-persist-layer-norm", "Where Apex normalizes: not by its persistent kernel.", group=KERNELS
+    ),
+    "cross_entropy_loss_fusion": flag("Compute the loss of a token by fused kernels.", group=KERNELS),
+    "cross_entropy_fusion_impl": flag(
+        "With that: megatron-core's, compiled, which round its gradient to bf16; or TransformerEngine's.",
+        group=KERNELS,
+        relations=Relations(needs=(given("--cross-entropy-loss-fusion"),)),
+    ),
+    "fp8_format": flag(
+        "Format of the stages that the plan has in fp8, and without a plan file of all: e4m3, or hybrid, which has "
+        "gradients in e5m2. Needs TransformerEngine.",
+        group="precision",
+        relations=Relations(
+            needs=(Condition(lambda flags: flags["--bf16"] or derived.has_plan_file(flags), "--bf16"),)
+        ),
+    ),
+    "fp8_recipe": flag(
+        "With that: how scales are found, as TransformerEngine calls it.",
+        group="precision",
+        relations=Relations(
+            needs=(Condition(lambda flags: flags["--fp8-format"] or derived.has_plan_file(flags), "--fp8-format"),)
+        ),
     ),
 }
 """Where the values of :class:`hetero.runtime.options.StageOptions` come from."""

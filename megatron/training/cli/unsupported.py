@@ -62,9 +62,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "fp8 and fp4 are not supported: use --bf16 or --fp16",
+        "leave it out: weights stay in bf16 under --fp8-format and --fp8-recipe, a plan (--hetero-plan) says which "
+        "stages are in fp8, and there is no fp4",
         """
-        --fp8-format --fp8-recipe --fp8-quantizer-factory --fp8-margin --fp8-interval --fp8-amax-history-len
+        --fp8-quantizer-factory --fp8-margin --fp8-interval --fp8-amax-history-len
         --fp8-amax-compute-algo --no-fp8-wgrad --disable-fp8-wgrad --fp8-param-gather --fp8-e4m3 --fp8-hybrid
         --first-last-layers-bf16 --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16 --fp4-format --fp4-recipe
         --fp4-param-gather --fp4-quantizer-factory --te-precision-config-file --keep-fp8-transpose-cache
@@ -349,10 +350,8 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (
         "leave it out: --transformer-impl chooses the layers, and they choose the kernels that the device can run",
         """
-        --use-flash-attn --attention-backend --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion
-        --no-bias-dropout-fusion --no-rope-fusion --no-persist-layer-norm --persist-layer-norm
-        --fused-residual-rmsnorm --cross-entropy-loss-fusion
-        --cross-entropy-fusion-impl --moe-grouped-gemm --moe-use-legacy-grouped-gemm --moe-permute-fusion
+        --use-flash-attn --persist-layer-norm --fused-residual-rmsnorm
+        --moe-grouped-gemm --moe-use-legacy-grouped-gemm --moe-permute-fusion
         --moe-router-fusion --no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding
         --deterministic-mode --batch-invariant-mode --disable-jit-fuser --onnx-safe
         """,

@@ -126,7 +126,7 @@ def test_a_device_with_two_stages_holds_what_its_row_holds_at_its_worst() -> Non
     """The warm-up 2 (p - r - 1) + (v - 1) p + 1, of whichever stage: five forwards and three, of two layers each."""
     made = interleaved()
     parts = plan_memory(made, costs_of(made))
-    block = 14 * ROW // 2
+    block = 12 * ROW // 2
     (replica,) = made.replicas
     warm_up = [sum(replica.stages[s].in_flight for s in (g, g + 2)) for g in (0, 1)]
     assert warm_up == [5, 3]
@@ -164,8 +164,8 @@ def test_gpipe_keeps_every_microbatch_whatever_the_depths_say() -> None:
     (replica,) = made.replicas
     all_first = made.with_replica(0, dataclasses.replace(replica, schedule="gpipe"))
     costs = costs_of(made)
-    assert plan_memory(made, costs)[0, 1].activations == 4 * 7 * ROW
-    assert plan_memory(all_first, costs)[0, 1].activations == 8 * 4 * 7 * ROW
+    assert plan_memory(made, costs)[0, 1].activations == 4 * 6 * ROW
+    assert plan_memory(all_first, costs)[0, 1].activations == 8 * 4 * 6 * ROW
 
 
 @given(split_legal_plans())

@@ -20,6 +20,8 @@ from tests.helpers.synthetic_profiles import cost_model, profile
 
 MODEL = gpt2_model()
 COSTS = cost_model(MODEL, [profile(MODEL)])
+KEEPS_SCORES = dataclasses.replace(HETERO, flash_attention=False)
+WITH_SCORES = cost_model(MODEL, [profile(MODEL)], runtime=KEEPS_SCORES)
 STAGE: dict[str, Any] = {
     "device": "A100-40",
     "first_layer": 2,
@@ -46,9 +48,10 @@ def test_weights_gradients_and_adam_are_four_copies() -> None:
 
 
 def test_a_block_saves_what_the_formula_counts() -> None:
-    """e b s (4 h + 2 q + 2 kv + 2 f + a s), with q = kv = h = 32, f = 64, a = 4."""
-    parts = memory_with(COSTS).at(1)
-    assert parts.activations == 2 * (4 * 2 * 16) * (4 * 32 + 4 * 32 + 2 * 64 + 4 * 16)
+    """e b s (4 h + 2 q + 2 kv + 2 f + a s), with q = kv = h = 32, f = 64, a = 4; without scores, no a s."""
+    tokens = 2 * (4 * 2 * 16)
+    assert memory_with(COSTS).at(1).activations == tokens * (4 * 32 + 4 * 32 + 2 * 64)
+    assert memory_with(WITH_SCORES).at(1).activations == tokens * (4 * 32 + 4 * 32 + 2 * 64 + 4 * 16)
 
 
 def test_activations_grow_with_the_depth_and_nothing_else_but_slack_does() -> None:
@@ -95,35 +98,35 @@ def test_the_total_is_the_sum_of_the_named_parts() -> None:
     ("changes", "saved"),
     [
         ({"recompute": "full"}, 2 * ROW),
-        ({"recompute": "full", "recompute_num_layers": 1}, ROW + ROW * 14),
+        ({"recompute": "full", "recompute_num_layers": 1}, ROW + ROW * 12),
         ({"recompute": "selective"}, 2 * 12 * ROW),
-        ({"sequence_parallel": True, "tp": 2}, 2 * 7 * ROW),
-        ({"tp": 2}, 2 * 9 * ROW),
+        ({"sequence_parallel": True, "tp": 2}, 2 * 6 * ROW),
+        ({"tp": 2}, 2 * 8 * ROW),
     ],
 )
 def test_what_is_kept_under_recomputation_and_parallelism(changes: dict[str, Any], saved: int) -> None:
-    """A block of this model keeps 14 activations: 4 of rows, 8 of projections and 2 of scores."""
+    """A block of this model keeps 12 activations: 4 of rows and 8 of projections. Scores it has none to leave out."""
     assert memory_with(COSTS, **changes).at(1).activations == saved
 
 
 @pytest.mark.parametrize(
     ("layers", "changes", "saved"),
     [
-        ((2, 3.5), {}, 14 + 8),
-        ((2.5, 4), {}, 6 + 14),
-        ((2, 2.5), {}, 8),
+        ((2, 3.5), {}, 12 + 6),
+        ((2.5, 4), {}, 6 + 12),
+        ((2, 2.5), {}, 6),
         ((2.5, 3), {}, 6),
-        ((2.5, 3.5), {}, 14),
+        ((2.5, 3.5), {}, 12),
         ((2, 3.5), {"recompute": "selective"}, 12 + 6),
         ((2.5, 4), {"recompute": "selective"}, 6 + 12),
         ((2.5, 4), {"recompute": "full"}, 1 + 1),
-        ((2.5, 4), {"recompute": "full", "recompute_num_layers": 1}, 1 + 14),
-        ((2, 3.5), {"sequence_parallel": True, "tp": 2}, 7 + 4),
-        ((2.5, 4), {"tp": 2}, 4 + 9),
+        ((2.5, 4), {"recompute": "full", "recompute_num_layers": 1}, 1 + 12),
+        ((2, 3.5), {"sequence_parallel": True, "tp": 2}, 6 + 3),
+        ((2.5, 4), {"tp": 2}, 4 + 8),
     ],
 )
 def test_half_a_block_keeps_its_part(layers: tuple[float, float], changes: dict[str, Any], saved: int) -> None:
-    """Of the 14 activations the attention keeps 8: 2 of rows, 4 of projections, 2 of scores; the MLP 2 and 4."""
+    """Of the 12 activations the attention keeps 6: 2 of rows, 4 of projections; the MLP 2 and 4."""
     changes = {"first_layer": layers[0], "end_layer": layers[1], **changes}
     assert memory_with(COSTS, **changes).at(1).activations == saved * ROW
 
@@ -154,13 +157,14 @@ def test_halves_of_a_runtime_with_profiled_layers_are_by_the_formula() -> None:
 
 def test_full_recomputation_needs_one_block_while_it_works() -> None:
     full, none = memory_with(COSTS, recompute="full"), memory_with(COSTS)
-    assert full.fixed.working - none.fixed.working == 14 * ROW
+    assert full.fixed.working - none.fixed.working == 12 * ROW
 
 
-def test_flash_attention_keeps_no_scores() -> None:
-    flash = cost_model(MODEL, [profile(MODEL)], runtime=dataclasses.replace(HETERO, flash_attention=True))
-    assert memory_with(flash).at(1).activations == 2 * 12 * ROW
-    assert memory_with(flash).fixed.working < memory_with(COSTS).fixed.working
+def test_attention_keeps_scores_in_other_runtimes_alone() -> None:
+    """Two activations of scores per block; selective recomputation leaves them out as well."""
+    assert memory_with(WITH_SCORES).at(1).activations == memory_with(COSTS).at(1).activations + 2 * 2 * ROW
+    assert memory_with(WITH_SCORES, recompute="selective").at(1).activations == memory_with(COSTS).at(1).activations
+    assert memory_with(WITH_SCORES).fixed.working > memory_with(COSTS).fixed.working
 
 
 def test_the_head_keeps_logits_and_their_softmax() -> None:
@@ -189,9 +193,9 @@ def test_the_context_depends_on_the_device() -> None:
 @pytest.mark.parametrize("published", list(shipped_profiles()), ids=lambda p: f"{p.model} {p.device}")
 def test_the_formula_differs_from_what_others_saved_by_what_their_layers_do_otherwise(published: Profile) -> None:
     """OPT's ReLU keeps its output alone, 4 / t activations less, and its blocks count their input as the previous
-    block's output, 1 less; GPT-Neo's dropout keeps two masks of one byte per element, 0.5 more."""
+    block's output, 1 less; GPT-Neo's dropout keeps two masks of one byte per element, 0.5 more. Theirs keep scores."""
     model = model_of(published)
-    ours = cost_model(model, [published], seq_length=2048)
+    ours = cost_model(model, [published], seq_length=2048, runtime=KEEPS_SCORES)
     row = 4 * 2048 * model.hidden_size
     for memory in published.memory:
         if memory.kind == "block":

@@ -30,6 +30,15 @@ def test_one_stage_changes_and_the_others_stay() -> None:
         before.with_stage(1, depth=5)
 
 
+def test_another_precision_has_no_fp8() -> None:
+    """Which goes with bf16: what verifies a plan in float64, or emulates it in float32, computes without."""
+    before = plan(MODEL, [pipeline(0, 1, 2).with_stage(1, fp8=True)]).with_precision("bf16")
+    assert [stage.fp8 for _, _, stage in before.stages()] == [False, True, False]
+    after = before.with_precision("fp64")
+    assert (after.precision, [stage.fp8 for _, _, stage in after.stages()]) == ("fp64", [False] * 3)
+    assert after.with_precision("bf16") == plan(MODEL, [pipeline(0, 1, 2)]).with_precision("bf16")
+
+
 def test_each_stage_gets_its_own_value() -> None:
     after = pipeline(0, 1, 2).with_each_stage(in_flight=[6, 5, 4], wgrad_delay=[None, 0, 1])
     assert [(each.in_flight, each.wgrad_delay) for each in after.stages] == [(6, None), (5, 0), (4, 1)]

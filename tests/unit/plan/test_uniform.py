@@ -132,3 +132,8 @@ def test_the_other_flags_arrive() -> None:
 def test_degrees_that_do_not_divide_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         uniform(**changes)
+
+
+def test_fp8_is_that_of_all_stages() -> None:
+    assert all(stage.fp8 for _, _, stage in uniform(precision="bf16", fp8=True).stages())
+    assert not any(stage.fp8 for _, _, stage in uniform(precision="bf16").stages())

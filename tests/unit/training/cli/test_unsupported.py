@@ -32,7 +32,7 @@ def test_each_is_refused_by_name_with_advice(form: str) -> None:
         ("--no-save-optim", "checkpoints have one format here"),
         ("--exit-signal-handler", "SIGTERM saves and leaves"),
         ("--accumulate-allreduce-grads-in-fp32", "gradients are summed and weights updated in fp32"),
-        ("--fp8-format", "fp8 and fp4 are not supported"),
+        ("--fp8-param-gather", "weights stay in bf16 under --fp8-format"),
         ("--main-params-dtype", "--use-distributed-optimizer"),
         ("--use-torch-fsdp2", "--hetero-plan"),
         ("--microbatch-group-size-per-virtual-pipeline-stage", "as many microbatches as there are pipeline ranks"),
@@ -66,6 +66,6 @@ def test_advice_names_supported_flags_only() -> None:
 
 def test_all_wrong_names_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        parse("--fp8-format e4m3 --skip-train --hiden-size 4 --skip-train")
+        parse("--fp4-format e2m1 --skip-train --hiden-size 4 --skip-train")
     lines = str(error.value).splitlines()
-    assert [line.split()[0] for line in lines] == ["--fp8-format", "--skip-train", "unknown"]
+    assert [line.split()[0] for line in lines] == ["--fp4-format", "--skip-train", "unknown"]

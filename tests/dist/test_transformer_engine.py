@@ -1,0 +1,177 @@
+"""TransformerEngine's own Python, behind it torch in place of CUDA: the layers that ranks build of it train alike.
+
+What plays its extension, and what is its own: :mod:`tests.helpers.mocked_transformer_engine`.
+"""
+
+import collections
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from hetero.distributed.process_groups import create_groups
+from hetero.plan.ir import Plan
+from hetero.runtime.options import StageOptions
+from hetero.runtime.stage import build_stages
+from tests.helpers.layouts import STYLES, layouts, with_delays
+from tests.helpers.plans import plan as plan_of
+from tests.helpers.plans import replica, stage
+from tests.helpers.training import SMALL_BUCKETS, Trace, train
+from tests.helpers.transformer_engine_ranks import Check, answers, on_device
+
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TOLERANCE = 1e-9
+NUM_STEPS = 2
+THIS = "tests.dist.test_transformer_engine"
+
+# Rotation by TransformerEngine's kernel is left out: the kernel is what is not here.
+LOCAL = StageOptions(init_method_std=0.1, transformer_impl="local")
+TRANSFORMER_ENGINE = dataclasses.replace(LOCAL, transformer_impl="transformer_engine", rope_fusion=False)
+
+DELAYS = (1, 0, None, 2)
+TRAINED = {
+    "everything-llama-tied": DELAYS,
+    "half-cuts-tp-1|2|2|4-sp-gpt2-tied": DELAYS,
+    "half-cuts-tp-1|2|2|4-llama-qk-norm": None,
+    "half-cuts-recompute-moe": DELAYS,
+    "moe-moe": None,
+    "interleaved-delays-llama-gqa": None,
+}
+"""Layouts, and the delays of their weights' gradients where they get some beside their own."""
+
+
+def trained_plan(name: str) -> Plan:
+    (made,) = (plan for layout, style, plan in layouts() if f"{layout}-{style}" == name)
+    delays = TRAINED[name]
+    return on_device(with_delays(made, delays) if delays is not None else made)
+
+
+def train_both(rank: int, plan: Plan) -> dict[str, Trace | None]:
+    """On every rank: the same training with layers of either kind."""
+    both = {"local": LOCAL, "transformer_engine": TRANSFORMER_ENGINE}
+    return {name: train(rank, plan, NUM_STEPS, SMALL_BUCKETS, options) for name, options in both.items()}
+
+
+def firsts(plan: Plan) -> list[int]:
+    """The ranks that hold something, of data-parallel ones the first."""
+    places = {rank: plan.placements(rank) for rank in range(plan.world_size)}
+    return [rank for rank, held in places.items() if held and all(place.dp_rank == 0 for place in held)]
+
+
+def build_all_ranks() -> dict[str, Any]:
+    """Build the stages of every rank of every layout, over process groups that do not communicate.
+
+    Of data-parallel ranks, which have the same, the first.
+
+    Returns how many there are, and errors by layout. That names and shapes are those that the plan counts on, and so
+    the local layers', is asserted where the parameters are found (``canonical_parameters``).
+    """
+    built, errors, modules = 0, {}, collections.Counter()
+    for name, style, whole in layouts():
+        plan = on_device(whole)
+        for rank in firsts(plan):
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world_size)
+            try:
+                context = create_groups(plan, device=torch.device("cpu"))
+                for model in build_stages(context, options=TRANSFORMER_ENGINE, seed=7):
+                    built += 1
+                    modules.update(type(each).__name__ for each in model.module.modules())
+                    if model.choice.transformer_engine is None:
+                        errors[name, style, rank] = f"local layers: {model.choice.why_local}"
+            except Exception as error:  # noqa: BLE001  # each is told, with where it was
+                errors[name, style, rank] = repr(error)
+            finally:
+                dist.destroy_process_group()
+    return {"built": built, "errors": errors, "modules": dict(modules)}
+
+
+def fp8_plan() -> Plan:
+    """Two tensor-parallel ranks in fp8 before one that is not."""
+    model = dataclasses.replace(STYLES["gpt2-untied"](), hidden_size=64, kv_channels=32, ffn_hidden_size=128)
+    first = stage(layers=(0, 4), ranks=(0, 1), tp=2, sp=True, mbs=2)
+    whole = plan_of(model, [replica(first, stage(layers=(4, 6), ranks=(2,), mbs=2), num_samples=4)])
+    made = on_device(dataclasses.replace(whole, precision="bf16"), "H100")
+    (only,) = made.replicas
+    return dataclasses.replace(made, replicas=(only.with_stage(0, fp8=True),))
+
+
+def train_in_fp8(rank: int, plan: Plan, recipe: str) -> dict[str, Any]:
+    """A step in which the products of fp8 stay in bf16: what is looked at is what they would be asked."""
+    quantization = importlib.import_module("transformer_engine.pytorch.quantization")
+    asked: list[tuple[str, str, tuple[int, ...]]] = []
+    manager = quantization.FP8GlobalStateManager
+    enter = manager.autocast_enter
+
+    def record(enabled: bool, calibrating: bool, fp8_recipe: Any, fp8_group: Any, *args: Any, **options: Any) -> None:
+        ranks = tuple(dist.get_process_group_ranks(fp8_group))
+        asked.append((type(fp8_recipe).__name__, fp8_recipe.fp8_format.name, ranks))
+        enter(False, calibrating, fp8_recipe, fp8_group, *args, **options)
+
+    manager.autocast_enter = record
+    options = dataclasses.replace(TRANSFORMER_ENGINE, transformer_impl="auto", fp8_recipe=recipe)
+    trace = train(rank, plan, 1, SMALL_BUCKETS, options)
+    assert trace is not None
+    return {"asked": sorted(set(asked)), "losses": trace.losses, "norms": trace.grad_norms}
+
+
+RECIPES = {"delayed": "TEDelayedScaling", "tensorwise": "Float8CurrentScaling"}
+
+
+@pytest.fixture(scope="module")
+def answered() -> Mapping[str, Any]:
+    """All that is asked of TransformerEngine's Python, in one process."""
+    checks = {
+        name: Check(THIS, "train_both", (plan,), plan.world_size)
+        for name, plan in ((name, trained_plan(name)) for name in TRAINED)
+    }
+    checks |= {f"fp8 {recipe}": Check(THIS, "train_in_fp8", (fp8_plan(), recipe), 3) for recipe in RECIPES}
+    checks["bf16"] = Check(THIS, "train_in_fp8", (on_device(fp8_plan(), "H100", fp8=False), "delayed"), 3)
+    checks["build"] = Check(THIS, "build_all_ranks")
+    return dict(zip(checks, answers(checks.values()), strict=True))
+
+
+def test_all_ranks_of_all_layouts_can_be_built(answered: Mapping[str, Any]) -> None:
+    found = answered["build"]
+    assert not found["errors"]
+    assert found["built"] == sum(len(plan.placements(rank)) for *_, plan in layouts() for rank in firsts(plan))
+    assert set(found["modules"]) >= {
+        "TELayerNormColumnParallelLinear",
+        "TERowParallelLinear",
+        "TEDotProductAttention",
+        "TEColumnParallelGroupedLinear",
+        "TERowParallelGroupedLinear",
+    }
+    assert not {"SplitColumnParallelLinear", "SplitRowParallelLinear"} & set(found["modules"])
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_layout_trains_as_with_local_layers(name: str, answered: Mapping[str, Any]) -> None:
+    for both in answered[name]:
+        ours, theirs = both["transformer_engine"], both["local"]
+        if theirs is None:
+            assert ours is None
+            continue
+        assert ours.losses == pytest.approx(theirs.losses, rel=TOLERANCE)
+        assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=TOLERANCE)
+        for step in range(NUM_STEPS):
+            assert ours.weights[step].keys() == theirs.weights[step].keys()
+            for parameter, weight in ours.weights[step].items():
+                np.testing.assert_allclose(weight, theirs.weights[step][parameter], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_stage_in_fp8_asks_for_it_among_its_tensor_parallel_ranks(recipe: str, answered: Mapping[str, Any]) -> None:
+    """And nobody else is asked; sums and losses go on in the precision of the plan."""
+    *in_fp8, beside = answered[f"fp8 {recipe}"]
+    assert [rank["asked"] for rank in in_fp8] == [[(RECIPES[recipe], "HYBRID", (0, 1))]] * 2
+    assert beside["asked"] == []
+    for rank, plain in zip(answered[f"fp8 {recipe}"], answered["bf16"], strict=True):
+        assert plain["asked"] == []
+        assert (rank["losses"], rank["norms"]) == (plain["losses"], plain["norms"])
