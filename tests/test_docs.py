@@ -24,8 +24,11 @@ SOURCE_FOLDERS = ("hetero", "megatron", "tools", "scripts", "tests")
 
 NOT_HERE = frozenset(
     {
+        "attention/dot_product_attention/utils.py",  # of TransformerEngine
         "megatron/core",  # of megatron-core's wheel
+        "megatron/core/tensor_parallel/layers.py",  # as well
         "tests/golden/gpipe_recompute_last.txt",  # what the worked example would add
+        "torch/numa/binding.py",  # of torch's wheel
     }
 )
 """Paths that a page names and that are not to exist, each with the reason beside it."""
@@ -35,9 +38,21 @@ FOREIGN_FLAGS = frozenset(
         "--check",  # of sha256sum
         "--duration",  # of py-spy
         "--hetero",  # the beginning of a name
+        "--index-url",  # of pip
+        "--ipc",  # of docker
+        "--master-addr",  # of torchrun
+        "--master-port",  # of torchrun
+        "--nnodes",  # of torchrun
+        "--no-build-isolation",  # of pip
+        "--no-deps",  # of pip
+        "--node-rank",  # of torchrun
         "--nproc-per-node",  # of torchrun
+        "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
+        "--shm-size",  # of docker
         "--standalone",  # of torchrun
+        "--threads",  # of nvcc
+        "--ulimit",  # of docker
     }
 )
 """Flags that a page names and that are other programs', each with its program beside it."""

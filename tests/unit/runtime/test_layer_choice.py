@@ -27,6 +27,7 @@ from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
 
 CUDA = torch.device("cuda", 0)
+ACCUMULATION = "gradient accumulation"
 WIDE = {"hidden_size": 64, "kv_channels": 16, "ffn_hidden_size": 128}
 
 
@@ -112,15 +113,16 @@ def test_a_planner_may_split_backwards_beside_todays_transformer_engine() -> Non
 @pytest.mark.parametrize(
     ("options", "fused"),
     [
-        ({}, ("bias + activation", "bias + dropout", "rope")),
-        ({"bias_swiglu_fusion": False}, ("bias + dropout", "rope")),
-        ({"bias_gelu_fusion": False}, ("bias + activation", "bias + dropout", "rope")),
-        ({"bias_dropout_fusion": False}, ("bias + activation", "rope")),
-        ({"rope_fusion": False}, ("bias + activation", "bias + dropout")),
+        ({}, ("bias + activation", "bias + dropout", "rope", ACCUMULATION)),
+        ({"bias_swiglu_fusion": False}, ("bias + dropout", "rope", ACCUMULATION)),
+        ({"bias_gelu_fusion": False}, ("bias + activation", "bias + dropout", "rope", ACCUMULATION)),
+        ({"bias_dropout_fusion": False}, ("bias + activation", "rope", ACCUMULATION)),
+        ({"rope_fusion": False}, ("bias + activation", "bias + dropout", ACCUMULATION)),
+        ({"gradient_accumulation_fusion": False}, ("bias + activation", "bias + dropout", "rope")),
         ({"transformer_impl": "local"}, ("bias + activation", "bias + dropout")),
         (
             {"cross_entropy_loss_fusion": True},
-            ("bias + activation", "bias + dropout", "rope", "cross entropy (native)"),
+            ("bias + activation", "bias + dropout", "rope", "cross entropy (native)", ACCUMULATION),
         ),
     ],
 )
@@ -129,11 +131,18 @@ def test_fused_kernels_by_flag(options: dict[str, Any], fused: tuple[str, ...]) 
     assert chosen(made(), on=torch.device("cpu"), cross_entropy_loss_fusion=False).fused == ()
 
 
+def test_apex_adds_up_gradients_of_local_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full precision, which is that of gradients under bf16, and not of those under float64."""
+    monkeypatch.setattr("hetero.runtime.main_grad.layers._grad_accum_fusion_available", True)
+    assert chosen(made(), transformer_impl="local").gradient_accumulation
+    assert not chosen(made(precision="fp64"), transformer_impl="local").gradient_accumulation
+
+
 def test_gelu_and_positions_that_are_learned() -> None:
     gpt2 = made(gpt2_model())
-    assert chosen(gpt2).fused == ("bias + activation", "bias + dropout")
-    assert chosen(gpt2, bias_gelu_fusion=False).fused == ("bias + dropout",)
-    assert chosen(gpt2, bias_swiglu_fusion=False).fused == ("bias + activation", "bias + dropout")
+    assert chosen(gpt2).fused == ("bias + activation", "bias + dropout", ACCUMULATION)
+    assert chosen(gpt2, bias_gelu_fusion=False).fused == ("bias + dropout", ACCUMULATION)
+    assert chosen(gpt2, bias_swiglu_fusion=False).fused == ("bias + activation", "bias + dropout", ACCUMULATION)
 
 
 def test_apex_normalizes_local_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,13 +184,13 @@ def test_fp8_of_the_stages_that_the_plan_says() -> None:
     [
         (made(fp8=True), {}, "needs compute capability 8.9, the device has 8.0; choose another recipe, or set fp8"),
         (made(fp8=True, device="H100"), {"fp8_recipe": "mxfp8"}, "needs compute capability 10.0, the device has 9.0"),
-        (made(fp8=True, device="H100", precision="fp16"), {}, "the plan's precision is fp16, and fp8 goes with bf16"),
+        (made(fp8=True, device="H100", precision="fp16"), {}, "the plan's precision is fp16, fp8 goes with bf16"),
         (made(fp8=True, device="H100"), {"transformer_impl": "local"}, r"would be local \(--transformer-impl local\)"),
-        (made(moe_model(), fp8=True, device="H100"), {}, "experts get any number of tokens, which fp8 does not take"),
+        (made(moe_model(), fp8=True, device="H100"), {}, "the model has experts, whose tokens come in any number"),
         (
             made(llama_model(), fp8=True, device="H100"),
             {"fp8_recipe": "blockwise"},
-            "rows of a microbatch are 16, and --fp8-recipe blockwise takes multiples of 128",
+            "blockwise, a rank has 16 tokens of a microbatch, which must be a multiple of 128",
         ),
     ],
 )
