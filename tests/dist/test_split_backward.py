@@ -83,7 +83,6 @@ def events_of_a_step(rank: int, plan: Plan) -> list[str]:
             events.append("sum")
         return all_reduce(tensor, group=group, **options)
 
-    Product.add, dist.all_reduce = adding, reducing
     trainer = Trainer(
         create_groups(plan, device=torch.device("cpu")),
         options=StageOptions(init_method_std=0.1),
@@ -91,6 +90,7 @@ def events_of_a_step(rank: int, plan: Plan) -> list[str]:
         seed=7,
         data_parallel=TINY_BUCKETS,
     )
+    Product.add, dist.all_reduce = adding, reducing
     trainer.compute_gradients(microbatches(plan, rank, step=0))
     return events
 

@@ -109,13 +109,14 @@ def events_of_a_start(rank: int, made: Plan, warms_up: bool) -> list[str]:
         return run(*arguments, **options)
 
     batch = dist.batch_isend_irecv
+    # It connects, by receives for which every rank is ready.
+    context = create_groups(made, device=torch.device("cpu"))
     engine = mock.Mock(run_backward=backwards)
     with (
         mock.patch.object(StageModel, "forward", forwards),
         mock.patch.object(dist, "batch_isend_irecv", posts),
         mock.patch("megatron.core.pipeline_parallel.schedules.Variable._execution_engine", engine),
     ):
-        context = create_groups(made, device=torch.device("cpu"))
         trainer = Trainer(
             context,
             options=StageOptions(),

@@ -118,8 +118,8 @@ PRICE_FAULTS = (
         name="a cover may cost more than the budget",
         kind="planner constraint",
         file="hetero/planner/cover/constraints.py",
-        find="sum(prices) <= int(budget * 1000)",
-        replace="sum(prices) <= int(budget * 10_000)",
+        find="sum(prices) <= int(budget)",
+        replace="sum(prices) <= int(10 * budget)",
         hints=("tests/unit/planner/test_constraints.py",),
     ),
     Fault(
