@@ -49,7 +49,7 @@ START_UP = {
 
 def train_without(rank: int, made: Plan, part: str) -> str:
     """Train a step without a part of the start-up; at what this rank waited in vain, if it did."""
-    with replaced(START_UP[part], lambda *_: None), blocking_first_contacts(timeout_s=1.0):
+    with replaced(START_UP[part], lambda *_: None), blocking_first_contacts(timeout_s=30.0):
         try:
             train(rank, made, 1)
         except FirstContactError as error:

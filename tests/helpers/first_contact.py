@@ -8,6 +8,7 @@ What NCCL connects in the call that needs it first, with the host waiting for al
 """
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,10 @@ Contact = tuple[str, str, tuple[str, ...]]
 """What makes first contact, by a name that all who take part give it; the own name, and those of all."""
 
 
+LOOK_S = 0.2
+"""Between two looks at who waits for whom."""
+
+
 class FirstContactError(AssertionError):
     """A rank waits at a first contact to which another does not come."""
 
@@ -30,7 +35,8 @@ class FirstContactError(AssertionError):
 def blocking_first_contacts(*, timeout_s: float) -> Iterator[None]:
     """Replace what sends of ``torch.distributed`` in this process; every rank of the world does so.
 
-    A rank that has waited for ``timeout_s`` at a first contact raises, and says for whom.
+    A rank raises, and says for whom it waits, once it waits at a first contact for one that waits for it in turn; where
+    ranks wait for one another in other ways, after ``timeout_s``.
     """
     contacts = _Contacts(timeout_s)
     originals = {name: getattr(dist, name) for name in (*COLLECTIVES, "batch_isend_irecv")}
@@ -75,15 +81,51 @@ class _Contacts:
             self._met |= {name for name, _, _ in new}
         for name, own, _ in new:
             self._store.set(f"{name}/{own}", "")
-        deadline = time.monotonic() + self._timeout_s
         for name, _, everybody in new:
-            while absent := [who for who in everybody if not self._store.check([f"{name}/{who}"])]:
-                if time.monotonic() > deadline:
+            self._wait(name, everybody)
+
+    def _wait(self, name: str, everybody: Sequence[str]) -> None:
+        start_s = time.monotonic()
+        next_look_s = start_s + LOOK_S
+        while absent := [who for who in everybody if not self._store.check([f"{name}/{who}"])]:
+            if (now_s := time.monotonic()) > next_look_s:
+                next_look_s = now_s + LOOK_S
+                if now_s > start_s + self._timeout_s or self._is_waited_for_by(name, absent):
                     raise FirstContactError(
-                        f"first contact: rank {dist.get_rank()} waited {self._timeout_s:g} s at {name} for "
-                        f"{', '.join(absent)}"
+                        f"first contact: rank {dist.get_rank()} waits in vain at {name} for {', '.join(absent)}"
                     )
-                time.sleep(0.001)
+            time.sleep(0.001)
+        if _is_main_thread():
+            self._store.set(f"waits/{dist.get_rank()}", "")
+
+    def _is_waited_for_by(self, name: str, absent: Sequence[str]) -> bool:
+        """Tell for whom this rank waits, and follow those who are absent: whether one of them waits for this rank."""
+        if not _is_main_thread():
+            return False
+        own = dist.get_rank()
+        self._store.set(f"waits/{own}", "\n".join(f"{name}/{who}" for who in absent))
+        seen, following = set[int](), {_rank(who) for who in absent}
+        while following - seen:
+            seen |= following
+            following = {awaited for rank in seen for awaited in self._awaited_by(rank)}
+            if own in following:
+                return True
+        return False
+
+    def _awaited_by(self, rank: int) -> Iterator[int]:
+        """The ranks that ``rank`` has said it waits for, and that have not come since."""
+        key = f"waits/{rank}"
+        keys = bytes(self._store.get(key)).decode() if self._store.check([key]) else ""
+        yield from (_rank(each.rpartition("/")[2]) for each in keys.splitlines() if not self._store.check([each]))
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _rank(who: str) -> int:
+    (rank,) = re.findall(r"\d+", who)
+    return int(rank)
 
 
 def _of_communicator(group: dist.ProcessGroup | None) -> Contact:
