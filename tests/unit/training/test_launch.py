@@ -4,12 +4,15 @@ import dataclasses
 
 import pytest
 
+from hetero.distributed.found_devices import FoundDevice
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
+from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training.cli.model_config import model_spec
-from megatron.training.launch import _plan_of_flags
+from megatron.training.launch import _devices, _plan_of_flags
 from megatron.training.training import describe_rank
 from tests.helpers.flags import parse
 
@@ -71,3 +74,18 @@ def test_microbatches_that_make_no_full_round_are_fine() -> None:
 def test_stages_that_cannot_be_dealt_out(flags: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         plan_of(flags, world_size=2)
+
+
+MINE = DeviceType(name="mine", memory_gib=64)
+CLUSTER = ClusterSpec(devices=(MINE,), node_types=(NodeType(name="box", device="mine", gpus_per_node=2),))
+
+
+@pytest.mark.parametrize("cluster", [None, CLUSTER])
+def test_a_launch_by_degrees_takes_the_description_of_its_device_along(cluster: ClusterSpec | None) -> None:
+    """Of the host CPU that the cluster file describes, as of the one that ships."""
+    config = parse("--pipeline-model-parallel-size 2")
+    devices = _devices(config, cluster, [FoundDevice(), FoundDevice()])
+    made = _plan_of_flags(config, model_spec(config.model, tokenizer_vocab_size=100), devices)
+    validate(made)
+    assert {stage.device for _, _, stage in made.stages()} == {"cpu" if cluster is None else "mine"}
+    assert made.devices == (() if cluster is None else (MINE,))
