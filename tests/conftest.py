@@ -6,7 +6,6 @@ from hypothesis import settings
 from tests.helpers.ranks import POOL
 from tests.helpers.rotation import rotation_of_today, waiting
 
-
 # A busy machine is no failure: what counts is counted, and every test has a time limit.
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")

@@ -19,10 +19,10 @@ def faults(outcomes: list[Outcome]) -> list[str]:
 
 
 def test_every_kind_of_file_damaged_in_every_way() -> None:
-    outcomes = list(run_cases(cases(97, seed=7)))
+    outcomes = list(run_cases(cases(104, seed=7)))
     assert faults(outcomes) == []
     assert {outcome.verdict for outcome in outcomes} == {"refused", "read"}
-    assert len({(outcome.case.subject, outcome.case.mutation) for outcome in outcomes}) == 97
+    assert len({(outcome.case.subject, outcome.case.mutation) for outcome in outcomes}) == 104
 
 
 @pytest.mark.slow

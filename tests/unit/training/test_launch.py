@@ -6,13 +6,16 @@ import pytest
 import torch.distributed as dist
 
 from hetero.distributed.failure_detector import FailureDetectorOptions
+from hetero.distributed.found_devices import FoundDevice
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
+from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training import launch
 from megatron.training.cli.model_config import model_spec
-from megatron.training.launch import Launch, _plan_of_flags, joined
+from megatron.training.launch import Launch, _devices, _plan_of_flags, joined
 from megatron.training.training import describe_rank
 from tests.helpers.flags import parse
 
@@ -93,3 +96,18 @@ def test_ranks_wait_for_one_another_as_the_flags_say(monkeypatch: pytest.MonkeyP
     with pytest.raises(HandedOverError), joined(Launch(rank=0, world_size=1, local_rank=0), parallel):
         pass
     assert handed_over == [FailureDetectorOptions(lost_after_s=7.0, arrive_within_s=120.0)]
+
+
+MINE = DeviceType(name="mine", memory_gib=64)
+CLUSTER = ClusterSpec(devices=(MINE,), node_types=(NodeType(name="box", device="mine", gpus_per_node=2),))
+
+
+@pytest.mark.parametrize("cluster", [None, CLUSTER])
+def test_a_launch_by_degrees_takes_the_description_of_its_device_along(cluster: ClusterSpec | None) -> None:
+    """Of the host CPU that the cluster file describes, as of the one that ships."""
+    config = parse("--pipeline-model-parallel-size 2")
+    devices = _devices(config, cluster, [FoundDevice(), FoundDevice()])
+    made = _plan_of_flags(config, model_spec(config.model, tokenizer_vocab_size=100), devices)
+    validate(made)
+    assert {stage.device for _, _, stage in made.stages()} == {"cpu" if cluster is None else "mine"}
+    assert made.devices == (() if cluster is None else (MINE,))
