@@ -39,7 +39,7 @@ def let_transformer_engine_accumulate(module: torch.nn.Module) -> None:
 def attach_main_grad(parameter: torch.nn.Parameter, main_grad: torch.Tensor) -> None:
     """Let the gradients of ``parameter`` add up in ``main_grad``."""
     parameter.main_grad = main_grad  # type: ignore[attr-defined]  # by Megatron-LM's protocol
-    parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+    parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]  # of that protocol
     if getattr(parameter, "zero_out_wgrad", False) and parameter.dtype != main_grad.dtype:
         # Autograd adds up the gradients of its two uses, before anybody sees them: in full precision too.
         parameter.grad_dtype = main_grad.dtype
@@ -47,17 +47,17 @@ def attach_main_grad(parameter: torch.nn.Parameter, main_grad: torch.Tensor) -> 
 
 def main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
     """The sum of the gradients so far."""
-    found: torch.Tensor = parameter.main_grad  # type: ignore[attr-defined]
+    found: torch.Tensor = parameter.main_grad  # type: ignore[attr-defined]  # of that protocol
     return found
 
 
 def add_grad(parameter: torch.nn.Parameter) -> None:
     """Add ``.grad`` to ``main_grad``, unless a kernel has done so, and forget it."""
-    added: bool = parameter.grad_added_to_main_grad  # type: ignore[attr-defined]
+    added: bool = parameter.grad_added_to_main_grad  # type: ignore[attr-defined]  # of that protocol
     if parameter.grad is not None and (not added or getattr(parameter, "zero_out_wgrad", False)):
         main_grad(parameter).add_(parameter.grad)
     drop_grad(parameter)
-    parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+    parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]  # of that protocol
 
 
 def drop_grad(parameter: torch.nn.Parameter) -> None:
