@@ -1,7 +1,7 @@
 """A machine with CUDA, torch and megatron-core and nothing else trains: no path asks for an extension nobody has built.
 
-The machine is played: torch computes on the CPU, and whoever asks is told that there is CUDA. Where Apex is installed as
-well, its LayerNorm is taken.
+The machine is played: torch computes on the CPU, and whoever asks is told that there is CUDA. With Apex installed
+as well, its LayerNorm is taken.
 """
 
 import dataclasses
