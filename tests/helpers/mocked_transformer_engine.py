@@ -106,6 +106,9 @@ def install() -> None:
     constants.TE_DType[torch.float64] = _DType.kFloat64
     te.DotProductAttention.forward = _attention
     base.TransformerEngineBaseModule.prepare_forward = _on_any_device(base.TransformerEngineBaseModule.prepare_forward)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformer_engine.pytorch.") and hasattr(module, "get_dummy_wgrad"):
+            module.get_dummy_wgrad = get_dummy_wgrad
 
 
 class _Stub(types.ModuleType):
@@ -148,6 +151,11 @@ def _extension() -> types.ModuleType:
     ):
         setattr(extension, function.__name__, function)
     return extension
+
+
+def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
+    """What autograd gets in place of a gradient that is in ``main_grad`` already; nobody is to read it."""
+    return torch.full(shape, 0.0 if zero else float("nan"), dtype=dtype)
 
 
 def generic_gemm(  # type: ignore[no-untyped-def]
