@@ -153,7 +153,7 @@ def _extension() -> types.ModuleType:
     return extension
 
 
-def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
+def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
     """What autograd gets in place of a gradient that is in ``main_grad`` already; nobody is to read it."""
     return torch.full(shape, 0.0 if zero else float("nan"), dtype=dtype)
 
