@@ -7,8 +7,7 @@ They are read once, while libraries are loaded or the driver starts, so an entry
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-MAX_CONNECTIONS = 32
-"""Work queues of a device, the most that CUDA has."""
+from hetero.plan.communicators import HARDWARE_QUEUES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +27,7 @@ class EnvironmentDefault:
 CUDA_DEFAULTS = (
     EnvironmentDefault(
         name="CUDA_DEVICE_MAX_CONNECTIONS",
-        value=str(MAX_CONNECTIONS),
+        value=str(HARDWARE_QUEUES),
         why=(
             "streams that share a work queue wait for one another: behind a receive that has not been matched, compute "
             "would stand still"

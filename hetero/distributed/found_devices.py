@@ -8,13 +8,9 @@ import torch
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
-from hetero.spec.devices import DeviceCatalogue, DeviceType
+from hetero.spec.devices import DeviceCatalogue, DeviceType, is_short_of_memory
 from hetero.text import number_ranges
 from hetero.units import GIB
-
-LEAST_MEMORY = 0.9
-"""Share of the nominal memory below which a device is told: error correction takes up to a tenth of GDDR memory, and
-whoever has less sits on a part of a device (MIG), or on another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +93,7 @@ def short_of_memory(found: Sequence[FoundDevice], memory_gib: Sequence[int | Non
     for rank, (device, nominal) in enumerate(zip(found, memory_gib, strict=True)):
         if device.cuda_name is None or device.memory_bytes is None or nominal is None:
             continue
-        if device.memory_bytes < LEAST_MEMORY * nominal * GIB:
+        if is_short_of_memory(device.memory_bytes, nominal):
             ranks_of.setdefault((device.cuda_name, device.memory_bytes, nominal), []).append(rank)
     return [
         f"ranks {number_ranges(ranks)}: {name} has {memory_bytes / GIB:.1f} GiB, the plan counts on {nominal}; is it a "

@@ -10,6 +10,7 @@ from hetero.distributed.kernel_architectures import has_kernels
 from hetero.doctor.facts import GpuFacts, HostFacts, NetworkInterface
 from hetero.doctor.findings import Finding, Severity
 from hetero.extras import pip_install
+from hetero.spec.devices import is_short_of_memory
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.units import GIB, MIB
 
@@ -28,9 +29,6 @@ LEAST_LOCKED_MEMORY_BYTES = GIB
 
 LEAST_OPEN_FILES = 4096
 """Heuristic: every connection is a file, and each rank has some with each other of its groups."""
-
-LEAST_MEMORY = 0.9
-"""Share of its nominal memory that a whole device has, as :mod:`hetero.distributed.found_devices` has it."""
 
 
 def check_system(facts: HostFacts) -> Iterator[Finding]:
@@ -348,7 +346,7 @@ def _gpu_finding(gpu: GpuFacts, count: int) -> Finding:
     if known.compute_capability != gpu.compute_capability:
         todo = f"plan for another device than {known.name}: that has another architecture"
         return Finding(severity="problem", subject="GPUs", found=f"{said}: taken for {known.name}", todo=todo)
-    if known.memory_gib is not None and gpu.memory_bytes < LEAST_MEMORY * known.memory_gib * GIB:
+    if known.memory_gib is not None and is_short_of_memory(gpu.memory_bytes, known.memory_gib):
         todo = f"plans count on {known.memory_gib} GiB of a {known.name}: is it a part of one (MIG), or a smaller card?"
         return Finding(severity="warning", subject="GPUs", found=said, todo=todo)
     return Finding(severity="ok", subject="GPUs", found=f"{said}: {known.name}")

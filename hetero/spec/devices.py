@@ -27,10 +27,18 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
-from hetero.units import TERA
+from hetero.units import GIB, TERA
 
 AMPERE, ADA = (8, 0), (8, 9)
 """Compute capabilities: bf16, TF32, TransformerEngine and FlashAttention-2 begin with Ampere, fp8 with Ada."""
+
+
+def is_short_of_memory(memory_bytes: int, nominal_gib: int) -> bool:
+    """Whether a device that shows so much memory is hardly a whole one of ``nominal_gib``.
+
+    Error correction takes up to a tenth of GDDR memory; who has less sits on a part of a device (MIG), or on another.
+    """
+    return memory_bytes < 0.9 * nominal_gib * GIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
