@@ -1,7 +1,9 @@
 """On a uniform plan, stock megatron-core trains alike: same weights and data give the same losses and gradient norms.
 
 Its own process groups, 1F1B schedule, DistributedDataParallel and optimizer run unmodified, in float32, because its
-optimizers refuse float64. Both sides add the same numbers in different orders.
+optimizers refuse float64. Both sides add the same numbers in different orders. They have the same attention, that of
+our local layers: stock's rounds otherwise, and three updates amplify that. That the two are one and the same function
+is shown in float64, to 1e-12 (tests/unit/runtime/test_attention.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -112,6 +114,7 @@ def train_stock(rank: int, plan: Plan, data_parallel: DataParallelOptions) -> tu
         bucket_size=data_parallel.bucket_numel,
         use_distributed_optimizer=plan.distributed_optimizer,
         overlap_param_gather=data_parallel.overlap_param_gather,
+        torch_attention=True,
     )
     with stand_ins():
         trainer = StockTrainer(plan, rank, adam=ADAM, seed=7, std=0.1, options=options)

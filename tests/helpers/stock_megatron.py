@@ -36,6 +36,7 @@ from megatron.core.transformer.transformer_block import LayerNormImpl, Transform
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.plan.ir import Plan, Stage
+from hetero.runtime.attention import ScaledDotProductAttention
 from hetero.runtime.layer_spec import Norm
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.named_parameters import canonical_parameters, draw_weights
@@ -93,6 +94,7 @@ class StockOptions:
     calculate_per_token_loss: every token of the global batch weighs the same, as it always does here.
     fused_adam: Adam in one kernel, which Apex and TransformerEngine bring on a GPU; torch's own stands for it.
     transformer_engine: its layers instead of the local ones.
+    torch_attention: the core attention of our local layers instead of stock's, no flag of Megatron-LM.
     """
 
     calculate_per_token_loss: bool = True
@@ -102,6 +104,7 @@ class StockOptions:
     overlap_param_gather: bool = False
     fused_adam: bool = False
     transformer_engine: bool = False
+    torch_attention: bool = False
 
 
 class StockTrainer:
@@ -145,7 +148,7 @@ class StockTrainer:
         self._optimizer = _optimizer(self._chunks, self._groups, adam, options, bf16=config.bf16)
         mask = torch.ones(1, 1, plan.seq_length, plan.seq_length, dtype=torch.bool, device=self._device).triu(1)
         # TransformerEngine's attention is causal by itself.
-        self._mask = None if options.transformer_engine else mask
+        self._mask = None if options.transformer_engine or options.torch_attention else mask
 
     def step(self, microbatches: Sequence[Microbatch]) -> tuple[float, float]:
         """One step of Megatron-LM's ``train_step``: the mean token loss of the global batch, and the gradient norm."""
@@ -281,6 +284,8 @@ def _model(
         layer, norm = get_gpt_layer_local_spec(normalization=model.normalization), Norm
         # The local spec's norms refuse sequence parallelism; TransformerEngine's, which do not, mark their parameters.
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    if options.torch_attention:
+        layer.submodules.self_attention.submodules.core_attention = ScaledDotProductAttention
     module = GPTModel(
         config=config,
         transformer_layer_spec=TransformerBlockSubmodules(
