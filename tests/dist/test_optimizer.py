@@ -11,6 +11,7 @@ import torch
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
+from hetero.runtime.main_grad import main_grad
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
@@ -101,7 +102,10 @@ def clipped_by_torch(rank: int, plan: Plan, clip_grad: float) -> tuple[float, Ar
     """One process; torch's own function on its gradients."""
     trainer = new_trainer(rank, plan, ADAM)
     trainer.compute_gradients(batches(rank, plan, step=0))
-    norm = torch.nn.utils.clip_grad_norm_([tensor for _, tensor in trainer.parameters.values()], clip_grad)
+    tensors = [tensor for _, tensor in trainer.parameters.values()]
+    for tensor in tensors:
+        tensor.grad = main_grad(tensor)
+    norm = torch.nn.utils.clip_grad_norm_(tensors, clip_grad)
     return norm.item(), gradients_of(trainer)
 
 

@@ -134,7 +134,8 @@ CASES = {
     ),
     "a-device-that-does-not-exist": Case(
         change=in_stage(0, 1, device="A100-4"),
-        message="unknown device type 'A100-4' (did you mean 'A100-40'?)",
+        message="replica 0 stage 1: unknown device type 'A100-4' (did you mean 'A100-40'?); a cluster file describes "
+        "others under devices",
     ),
     "another-model": Case(
         flags={"hidden_size": "64"},
@@ -179,15 +180,15 @@ CASES = {
     ),
     "a-precision-that-a-device-has-not": Case(
         change=lambda plan: (in_plan(precision="bf16")(plan), in_stage(1, 0, device="V100-16")(plan)),
-        message="replica 1 stage 0: device V100-16 has no bf16; choose a precision all devices have, such as fp16, or "
-        "leave its ranks idle",
+        message="replica 1 stage 0: device V100-16 has no bf16; choose fp16 for the whole plan, which every device "
+        "has, or leave its ranks idle",
     ),
     "no-file": Case(
         flags={"hetero_plan": "elsewhere/plan.json"},
         message="elsewhere/plan.json: no such file (looked in {folder}/elsewhere)",
     ),
     "half-a-file": Case(
-        text=lambda text: text[: text.index("2,")],
+        text=lambda text: text[: text.index("3,")],
         message="{plan}: not JSON, line 2 column 21: Expecting value. Is the file complete?",
     ),
     "an-empty-file": Case(
@@ -407,6 +408,8 @@ def join_with_gpus(rank: int, num_gpus: int, backend: str) -> str:
     init_process_group = dist.init_process_group
     torch.cuda.device_count = lambda: num_gpus
     torch.cuda.is_available = lambda: num_gpus > 0
+    # These ask NCCL and CUDA, which are not there.
+    launch.check_versions = launch.check_kernels = lambda device: None
     launch._store = lambda *_: dist.PrefixStore("again", store)
     dist.init_process_group = lambda backend, **kwargs: init_process_group("gloo", **kwargs)
     parallel = parse_args(command_line(micro_batch_size="1", distributed_backend=backend)).parallel

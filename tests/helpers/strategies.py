@@ -10,9 +10,11 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from hetero.errors import PlanError
+from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.validate import least_in_flight, validate
 from hetero.schedule.orders import ORDERS
@@ -165,7 +167,13 @@ def legal_plans(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None = None)
         stages = [_stage_on(groups[s % len(groups)], held) for s, held in enumerate(layers)]
         drawn = dataclasses.replace(replica(*stages, num_samples=8 * draw(st.integers(1, 3))), schedule=draw(orders()))
         replicas.append(with_random_in_flight(draw, drawn))
-    return plan(model, replicas, seq_length=24, idle_ranks=ranks)
+    made = plan(model, replicas, seq_length=24, idle_ranks=ranks)
+    assume(_has_few_communicators(made))
+    return made
+
+
+def _has_few_communicators(made: Plan) -> bool:
+    return max(PlanCommunicators(made).counts().values()) <= MAX_COMMUNICATORS
 
 
 def _drawn_group(draw: st.DrawFn, model: ModelSpec, ranks: Sequence[int], *, tp: int, dp: int) -> _Group:
@@ -191,7 +199,9 @@ def plans_with_domains(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None 
     where = {rank: draw(st.integers(0, 3)) for rank in range(legal.world_size)}
     domains = tuple(tuple(rank for rank in where if where[rank] == d) for d in sorted(set(where.values())))
     sync = GradientSyncPlan(domains=domains, bucket_numel=draw(st.sampled_from([None, 1, 300, 1000])))
-    return dataclasses.replace(legal, gradient_sync=sync)
+    made = dataclasses.replace(legal, gradient_sync=sync)
+    assume(_has_few_communicators(made))
+    return made
 
 
 @st.composite

@@ -19,7 +19,7 @@ from hetero.extras import EXTRAS, exit_without, require
 
 ROOT = Path(__file__).parents[2]
 
-OWN = {"hetero", "megatron", "tests", "tools", "_typeshed"}
+OWN = {"hetero", "megatron", "pretrain_gpt", "tests", "tools", "_typeshed"}
 """Packages of the repository, though ``megatron.core`` is megatron-core's, and the one that only type checkers see."""
 
 CALLED = {"yaml": "pyyaml", "PIL": "pillow"}

@@ -72,5 +72,6 @@ DEEPSPEED = dataclasses.replace(
     bucket_numel=ELEMENTS_PER_BUFFER,
     copies_gradients_to_sync=True,
     runs_profiled_layers=True,
+    flash_attention=False,
 )
 """Blocking transfers on the compute stream, layers as they were profiled, one sum of gradients at the end."""
