@@ -89,10 +89,12 @@ def test_the_training_is_one_processs(made: Plan) -> None:
         assert forwards.count(True) == NUM_STEPS * stages * count
 
 
-def test_dropout_drops_the_same_again() -> None:
-    """And what comes behind draws as if nothing had run twice: bit for bit the training that keeps all graphs."""
+@pytest.mark.parametrize("made", [unlike_replicas(), interleaved()], ids=["unlike-replicas", "interleaved"])
+def test_dropout_drops_the_same_again(made: Plan) -> None:
+    """And what comes behind draws as if nothing had run twice: bit for bit the training that keeps all graphs. Where
+    stages interleave, another one has drawn in between.
+    """
     dropout = StageOptions(init_method_std=0.1, attention_dropout=0.2, hidden_dropout=0.2)
-    made = unlike_replicas()
     ours, theirs = (
         [trace for trace, _ in run_ranks(forwards_of_a_run, made.world_size, under(name, made), NUM_STEPS, dropout)]
         for name in (NAME, "gpipe")
