@@ -137,7 +137,7 @@ PRICE_FAULTS = (
         file="hetero/emulation/cluster/link_model.py",
         find="seconds=busy_s + latency_s",
         replace="seconds=busy_s",
-        hints=("tests/dist/test_emulation.py",),
+        hints=("tests/unit/emulation/test_link_model.py",),
     ),
     Fault(
         name="emulated wires carry everything at once",
@@ -151,9 +151,9 @@ PRICE_FAULTS = (
         name="a forward that waited for weights has the layers before them still to run",
         kind="swapped direction",
         file="hetero/emulation/cluster/timing.py",
-        find="left = 1.0 - share_of_forward(",
-        replace="left = share_of_forward(",
-        hints=("tests/dist/test_emulation.py",),
+        find="until_s + (1.0 - share) * self.seconds",
+        replace="until_s + share * self.seconds",
+        hints=("tests/unit/emulation/test_running_compute.py",),
     ),
     Fault(
         name="an emulated device forgets what waits for its W",

@@ -67,7 +67,7 @@ TRAINING_FAULTS = (
         file="megatron/training/training.py",
         find="first_step=start_step,",
         replace="first_step=0,",
-        hints=("tests/dist/test_resume.py",),
+        hints=("tests/e2e/test_long_runs.py",),
     ),
     Fault(
         name="ranks that read data draw from the generator of dropout",

@@ -63,7 +63,7 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Running:
+class RunningCompute:
     """A compute that is under way; it ends later if weights come late."""
 
     action: Action
@@ -74,6 +74,10 @@ class _Running:
     def at_s(self, share: float) -> float:
         """When so much of it is over."""
         return self.start_s + (self.end_s - self.start_s) * share
+
+    def had_to_wait(self, until_s: float, *, share: float) -> None:
+        """Weights that it needs once ``share`` of its work is done were there at ``until_s``: the rest comes then."""
+        self.end_s = max(self.end_s, until_s + (1.0 - share) * self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class EmulatedTiming(Timing):
         self._clock = clock
         self._all_gather = all_gather
         self._meetings = 0
-        self._running: _Running | None = None
+        self._running: RunningCompute | None = None
         self._tp_meetings = 0
         self._outside = False
         self._worked_s = 0.0
@@ -156,7 +160,7 @@ class EmulatedTiming(Timing):
         if not self._as_fast_as_it_can:
             self._wait_for_tensor_parallel_ranks()
         start_s, seconds = self._clock.at_s, self._device.costs[action.stage].seconds_of(action.kind)
-        self._running = running = _Running(action, start_s, seconds, start_s + seconds)
+        self._running = running = RunningCompute(action, start_s, seconds, start_s + seconds)
         worked_s = time.process_time()
         yield
         self._worked_s += time.process_time() - worked_s
@@ -277,8 +281,7 @@ class EmulatedTiming(Timing):
         for point in queued.before:
             if point.action == running.action and point.position is not None:
                 stage = self._device.stages[point.action.stage]
-                left = 1.0 - share_of_forward(self._costs, stage, point.position)
-                running.end_s = max(running.end_s, found.end_s + left * running.seconds)
+                running.had_to_wait(found.end_s, share=share_of_forward(self._costs, stage, point.position))
 
     def _finish_warm_up(self) -> None:
         """Compare this machine's work with the emulated one, and start the clock; collective over the world.
