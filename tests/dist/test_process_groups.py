@@ -12,25 +12,13 @@ from hetero.distributed.process_groups import ParallelContext, backend_of_config
 from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import Plan
 from tests.helpers.models import gpt2_model, llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, stage, two_unlike_replicas
 from tests.helpers.ranks import run_ranks
 from tests.helpers.strategies import legal_plans
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(90)]
 
 CPU = torch.device("cpu")
-
-
-def unlike_replicas() -> Plan:
-    """tp 2 before dp 2 before one rank, beside two stages that are cut elsewhere; ranks 0 and 7 idle."""
-    first = replica(
-        stage(layers=(0, 3), ranks=(3, 4), tp=2, mbs=2),
-        stage(layers=(3, 5), ranks=(1, 2), dp=2),
-        stage(layers=(5, 6), ranks=(5,), mbs=2),
-        num_samples=4,
-    )
-    second = replica(stage(layers=(0, 2), ranks=(6,)), stage(layers=(2, 6), ranks=(8,)), num_samples=3)
-    return plan(gpt2_model(), [first, second], idle_ranks=(7, 0))
 
 
 def uniform(num_replicas: int, num_stages: int) -> Plan:
@@ -62,7 +50,7 @@ def recorded_groups(rank: int, plan: Plan) -> list[Call]:
 
 def test_every_rank_creates_every_group_in_the_same_order() -> None:
     """Also those that it is not in, also if it idles: torch counts the groups of a process to tell them apart."""
-    made = unlike_replicas()
+    made = two_unlike_replicas()
     calls = run_ranks(recorded_groups, made.world_size, made)
     collective = [[ranks for ranks, members_only, _ in of_rank if not members_only] for of_rank in calls]
     assert all(of_rank == collective[0] for of_rank in collective)
@@ -72,7 +60,7 @@ def test_every_rank_creates_every_group_in_the_same_order() -> None:
 
 def test_the_groups_are_the_communicators_of_the_plan() -> None:
     """The world apart, which is there before."""
-    made = unlike_replicas()
+    made = two_unlike_replicas()
     calls = run_ranks(recorded_groups, made.world_size, made)[0]
     assert [ranks for ranks, members_only, _ in calls if not members_only] == [
         each.ranks for each in PlanCommunicators(made).ordered[1:]
@@ -81,7 +69,7 @@ def test_the_groups_are_the_communicators_of_the_plan() -> None:
 
 def test_groups_have_the_one_backend_that_serves_the_device() -> None:
     """A group that names none gets all of the world's: on CUDA, gloo's connections beside each communicator of NCCL."""
-    made = unlike_replicas()
+    made = two_unlike_replicas()
     for calls in run_ranks(recorded_groups, made.world_size, made):
         assert {backend for _, _, backend in calls} == {"gloo"}
     assert backend_of_config("cpu:gloo,cuda:nccl", torch.device("cuda", 3)) == "nccl"
@@ -146,7 +134,7 @@ def sum_over(rank: int, group: dist.ProcessGroup) -> tuple[list[int], int]:
 
 def test_each_rank_finds_its_own_groups() -> None:
     """All of them work, and a rank's position in its tensor-parallel group is the one that the plan gives it."""
-    made = unlike_replicas()
+    made = two_unlike_replicas()
     by_rank = run_ranks(seen_by, made.world_size, made)
 
     def on(*ranks: int) -> tuple[list[int], int]:

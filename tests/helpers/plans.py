@@ -153,6 +153,18 @@ def uneven_plan(model: ModelSpec | None = None) -> Plan:
     )
 
 
+def two_unlike_replicas() -> Plan:
+    """tp 2 before dp 2 before one rank, beside two stages that are cut elsewhere; ranks 0 and 7 idle."""
+    first = replica(
+        stage(layers=(0, 3), ranks=(3, 4), tp=2, mbs=2),
+        stage(layers=(3, 5), ranks=(1, 2), dp=2),
+        stage(layers=(5, 6), ranks=(5,), mbs=2),
+        num_samples=4,
+    )
+    second = replica(stage(layers=(0, 2), ranks=(6,)), stage(layers=(2, 6), ranks=(8,)), num_samples=3)
+    return plan(gpt2_model(), [first, second], idle_ranks=(7, 0))
+
+
 def eight_unlike_replicas() -> Plan:
     """Of 1 to 8 stages with tp 1, 2, 4 and 8, cut at 20 places."""
     model = llama_model(

@@ -22,27 +22,15 @@ from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from tests.helpers.layouts import layouts
 from tests.helpers.models import gpt2_model, llama_model
-from tests.helpers.plans import eight_unlike_replicas, plan, replica, stage
+from tests.helpers.plans import eight_unlike_replicas, plan, replica, stage, two_unlike_replicas
 from tests.helpers.strategies import legal_plans, plans_with_domains
 
 BOTH_WAYS = ("activations", "activation gradients")
 
 
-def unlike_replicas() -> Plan:
-    """tp 2 before dp 2 before one rank, beside two stages that are cut elsewhere; ranks 0 and 7 idle."""
-    first = replica(
-        stage(layers=(0, 3), ranks=(3, 4), tp=2, mbs=2),
-        stage(layers=(3, 5), ranks=(1, 2), dp=2),
-        stage(layers=(5, 6), ranks=(5,), mbs=2),
-        num_samples=4,
-    )
-    second = replica(stage(layers=(0, 2), ranks=(6,)), stage(layers=(2, 6), ranks=(8,)), num_samples=3)
-    return plan(gpt2_model(), [first, second], idle_ranks=(7, 0))
-
-
 def test_the_communicators_of_a_plan() -> None:
     """All of them, for one plan by hand, in the order in which every rank makes them."""
-    made = PlanCommunicators(unlike_replicas())
+    made = PlanCommunicators(two_unlike_replicas())
     expected = [
         ("sums", tuple(range(9))),
         ("tensor parallelism", (3, 4)),
