@@ -149,11 +149,6 @@ class DeviceType:
         return self.compute_capability is not None and self.compute_capability >= AMPERE
 
     @property
-    def has_flash_attention(self) -> bool:
-        """FlashAttention-2 runs on it, of the package ``flash-attn`` as of torch."""
-        return self.compute_capability is not None and self.compute_capability >= AMPERE
-
-    @property
     def has_fp8(self) -> bool:
         """TransformerEngine multiplies in fp8 on it (``check_fp8_support`` there)."""
         return self.compute_capability is not None and self.compute_capability >= ADA
