@@ -12,7 +12,7 @@ from hetero.spec.shipped_devices import SHIPPED_DEVICES
 
 def can(device: DeviceType) -> list[str]:
     """What it has of all that a device may have."""
-    return [each for each in ("bf16", "transformer_engine", "flash_attention", "fp8") if getattr(device, f"has_{each}")]
+    return [each for each in ("bf16", "transformer_engine", "fp8") if getattr(device, f"has_{each}")]
 
 
 @pytest.mark.parametrize("name", ["V100-16", "V100-32", "T4", "RTX-2080Ti", "Titan-RTX"])
@@ -27,7 +27,7 @@ def test_before_ampere_there_is_no_bf16_and_no_transformer_engine(name: str) -> 
 def test_since_ampere_there_are_both(name: str) -> None:
     device = SHIPPED_DEVICES.of(name)
     assert "bf16" in device.precisions
-    assert {"bf16", "transformer_engine", "flash_attention"} <= set(can(device))
+    assert {"bf16", "transformer_engine"} <= set(can(device))
 
 
 def test_fp8_begins_with_ada() -> None:
