@@ -175,6 +175,8 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
                 detector.tell(error)
             raise
         finally:
+            # It holds the groups: gloo's threads abort a process that ends with one of them alive.
+            detector.transport_error = str
             leave_world(failed=failed)
 
 
