@@ -4,10 +4,10 @@ Everything else that the cost model has is measured elsewhere, counted, or state
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import Literal
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import device_memory, plan_memory
@@ -16,6 +16,8 @@ from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
 from hetero.spec.profile import ProfileStore
 from tests.helpers.published_runs.published_run import PublishedRun
+
+Decides = Literal["time", "memory"]
 
 Values = Mapping[str, float]
 """Of some constants, by name."""
@@ -31,7 +33,7 @@ class CalibratedConstant:
     """
 
     name: str
-    decides: str
+    decides: Decides
     grid: Sequence[float]
     of_profiles: Callable[[ProfileStore, float], ProfileStore] = lambda profiles, value: profiles
     of_runtime: Callable[[RuntimeModel, float], RuntimeModel] = lambda runtime, value: runtime
@@ -58,12 +60,6 @@ CONSTANTS = (
         decides="memory",
         grid=[2.5 + 0.1 * i for i in range(21)],
         of_runtime=_context_of_gh200,
-    ),
-    CalibratedConstant(
-        name="default_context_gib",
-        decides="memory",
-        grid=[0.2 * i for i in range(1, 11)],
-        of_runtime=lambda runtime, value: dataclasses.replace(runtime, default_context_gib=value),
     ),
     CalibratedConstant(
         name="allocator_slack",
@@ -102,7 +98,10 @@ def memory_error(run: PublishedRun, costs: CostModel) -> float | None:
     return max(parts.total for parts in devices.values()) / run.peak_bytes - 1
 
 
-ERROR_OF = {"time": time_error, "memory": memory_error}
+ERROR_OF: Mapping[Decides, Callable[[PublishedRun, CostModel], float | None]] = {
+    "time": time_error,
+    "memory": memory_error,
+}
 
 
 @dataclass(kw_only=True)
@@ -114,7 +113,7 @@ class Calibration:
     """
 
     runs: Mapping[str, Sequence[PublishedRun]]
-    decides: str
+    decides: Decides
     _known: dict[tuple[str, tuple[tuple[str, float], ...]], list[float]] = field(default_factory=dict)
 
     def errors(self, family: str, values: Values) -> list[float]:
@@ -136,8 +135,4 @@ class Calibration:
 
     def _loss(self, families: Sequence[str], values: Values) -> float:
         of_families = [self.errors(family, values) for family in families]
-        return (
-            mean(mean(error * error for error in errors) for errors in of_families if errors)
-            if of_families
-            else math.inf
-        )
+        return mean(mean(error * error for error in errors) for errors in of_families if errors)
