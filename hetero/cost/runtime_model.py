@@ -22,12 +22,15 @@ class RuntimeModel:
         PlanError for what the runtime cannot do.
     blocking_transfers: a transfer occupies the compute stream of sender and receiver, which wait for one another;
         otherwise transfers run beside the compute, and only the compute that needs one waits for it.
+    batches_transfers: of transfers that block, all between two computes run at once (torch's ``batch_isend_irecv``);
+        otherwise one after the other.
     overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
     overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
         for its layer; otherwise all of them before the first forward.
     waits_for_all_before_update: all ranks agree on the gradient's norm before any of them updates a weight.
     bucket_numel: gradient elements that one collective reduces, about.
     copies_gradients_to_sync: a reduction works on a copy of the gradients.
+    half_gradients: gradients of half-precision weights are held and summed in half precision; otherwise in fp32.
     implementation: of megatron-core's layers as this runtime puts them together; ``None`` if it runs the layers that
         were profiled, whatever they are: they save what those saved, and a head that stopped before the projection
         stops there.
@@ -40,11 +43,13 @@ class RuntimeModel:
     name: str
     rows: Callable[[Replica], Schedule]
     blocking_transfers: bool
+    batches_transfers: bool
     overlaps_gradient_sync: bool
     overlaps_param_gather: bool
     waits_for_all_before_update: bool
     bucket_numel: int
     copies_gradients_to_sync: bool
+    half_gradients: bool
     implementation: LayerImplementation | None
     context_gib: tuple[tuple[str, float], ...]
     default_context_gib: float
@@ -90,11 +95,13 @@ HETERO = RuntimeModel(
     name="megatron-hetero",
     rows=step_rows,
     blocking_transfers=False,
+    batches_transfers=False,
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,
     bucket_numel=BUCKET_NUMEL,
     copies_gradients_to_sync=False,
+    half_gradients=False,
     implementation=LayerImplementation(attention="flash", overlaps_collectives=True),
     context_gib=CONTEXT_GIB,
     default_context_gib=DEFAULT_CONTEXT_GIB,

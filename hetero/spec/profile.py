@@ -82,7 +82,7 @@ class LayerShape:
 
 AttentionKernel = Literal["unfused", "fused-softmax", "flash"]
 """Whether attention writes its scores to memory: ``unfused`` for every operation on them, ``fused-softmax`` with scale,
-mask and softmax in one kernel, ``flash`` never (FlashAttention, cuDNN's, torch's scaled dot product attention)."""
+mask and softmax in one kernel (Megatron-LM's, which is for half precision only), ``flash`` never (FlashAttention, cuDNN's, torch's scaled dot product attention)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -174,7 +174,8 @@ def _core_attention_s(kernels: Kernels, layer: LayerConfig, compute_pass: Comput
     channels, element = shape.kv_channels, layer.element_bytes
     to_scores_s = kernels.product_s(length, length, channels, element_bytes=element, batch=heads)
     from_scores_s = kernels.product_s(length, channels, length, element_bytes=element, batch=heads)
-    moves: float = (FUSED_SOFTMAX_MOVES if implementation.attention == "fused-softmax" else UNFUSED_MOVES)[compute_pass]
+    is_fused = implementation.attention == "fused-softmax" and element < 4
+    moves: float = (FUSED_SOFTMAX_MOVES if is_fused else UNFUSED_MOVES)[compute_pass]
     moves += (2 + 1 / element) * implementation.dropout
     products_s = (to_scores_s + from_scores_s) * (2 if backward else 1)
     return products_s + kernels.moved_s(moves * element * heads * length**2)
