@@ -20,6 +20,11 @@ Port = tuple[str, int, int]
 """``("out" | "in", node, interface)``: one direction of one network interface."""
 
 
+RING_SHARE = 0.75
+"""Of a link between nodes, what a ring of NCCL reaches of the bandwidth of single messages. Calibrated on the sums of
+gradients of 15 runs of Megatron-LM on GH200, which were timed alone (docs/cost_model.md)."""
+
+
 class Topology:
     """Nodes, interfaces and links of the ranks of a cluster; answers are remembered."""
 
@@ -147,7 +152,8 @@ def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topolog
         2 (n - 1) latency + 2 (n - 1) / n x num_bytes / bandwidth
 
     Inside a node the bandwidth is the measured one of a group, where the cluster has it. Between nodes the ring
-    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link.
+    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link, at
+    :data:`RING_SHARE` of what one message gets of it.
 
     Raises:
         ConfigError: two of the ranks have no link.
@@ -163,7 +169,7 @@ def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topolog
     crossings = min(Counter(node for node, _ in nics).values())
     between = min(link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) != topology.node(b))
     inside = [link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) == topology.node(b)]
-    bandwidth = min([crossings * between, *inside])
+    bandwidth = min([crossings * RING_SHARE * between, *inside])
     busy_s = 2 * (n - 1) / n * num_bytes / bandwidth
     latency_s = 2 * (n - 1) * max(link.latency_us for _, _, link in hops) / US_PER_S
     ports = tuple((port, busy_s) for nic in nics for port in (("out", *nic), ("in", *nic)))

@@ -262,8 +262,10 @@ class ClusterSpec:
         """
         found: dict[str, tuple[GroupLink, ...]] = {}
         for node in self.node_types:
-            ring = (GroupLink(size=node.gpus_per_node, bus=node.inside_node),) if node.inside_node is not None else ()
-            if links := node.all_reduce_inside_node or (ring if node.gpus_per_node > 1 else ()):
+            links = node.all_reduce_inside_node
+            if not links and node.inside_node is not None and node.gpus_per_node > 1:
+                links = (GroupLink(size=node.gpus_per_node, bus=node.inside_node),)
+            if links:
                 found.setdefault(node.device, links)
         return found
 

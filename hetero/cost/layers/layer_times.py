@@ -28,7 +28,7 @@ from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
 from hetero.cost.layers.stage_modules import Half, ModuleKind
-from hetero.cost.layers.throughput_fit import LAUNCH_BOUND, Throughput, in_a_step_s, launches_s, measured_config
+from hetero.cost.layers.throughput_fit import LAUNCH_BOUND, Throughput, in_a_step_s, launches_s, measured_config, more_host_s
 from hetero.cost.layers.work import Work, layer_work, parameters_of
 from hetero.plan.ir import Precision, Recompute
 from hetero.spec.profile import LayerImplementation, LayerKind, LayerShape, LayerTime, Profile
@@ -119,8 +119,7 @@ class LayerTimes:
     def update(self, kind: ModuleKind, *, device: str, tp: int) -> tuple[float, Confidence]:
         """Seconds of the optimizer's update of one layer, or half of one, on each of its tensor-parallel ranks.
 
-        Measured, or in proportion to the parameters as in other layers of the device, or 28 bytes per parameter over
-        the data sheet's memory bandwidth.
+        Measured, or in proportion to the parameters as in other layers of the device, or by the bytes that it moves.
         """
         if kind == "attention" or kind == "mlp":
             block_s, confidence = self.update("block", device=device, tp=tp)
@@ -128,8 +127,8 @@ class LayerTimes:
             return block_s * half / whole, max(confidence, Confidence.ESTIMATED)
         profile = self.profile_of(device)
         measured = profile.update_of(kind, tp=tp) if profile is not None and self._has(profile, kind) else None
-        if profile is not None and measured is not None:
-            return max(0.0, measured - profile.isolation_s), Confidence.MEASURED
+        if measured is not None:
+            return measured, Confidence.MEASURED
         rate, confidence = self._references.update_s_per_parameter(device)
         return rate * parameters_of(kind, self._shape, tp=tp), confidence
 
@@ -192,6 +191,7 @@ class LayerTimes:
             micro_batch_size=on.micro_batch_size,
             isolation_s=profile.isolation_s,
             ratios=(ratios[0], ratios[1]),
+            more_host_s=more_host_s(here) - more_host_s(alone),
         )
         if cost is None or ratios == [1.0, 1.0]:
             return cost
@@ -279,6 +279,7 @@ def interpolate(
     micro_batch_size: int,
     isolation_s: float,
     ratios: tuple[float, float] = (1.0, 1.0),
+    more_host_s: float = 0.0,
 ) -> LayerCost | None:
     """The cost at ``micro_batch_size`` by straight lines through ``times``, one layer's at one tp in ascending size.
 
@@ -286,6 +287,7 @@ def interpolate(
 
     Args:
         ratios: what the kernels of a forward and of a backward take here over what they took there.
+        more_host_s: seconds that the launches of a forward take longer here.
 
     Returns:
         ``None`` if ``times`` is empty.
@@ -296,8 +298,8 @@ def interpolate(
     forwards = _undisturbed([t.forward_s for t in times], isolation_s)
     backwards = _undisturbed([t.backward_s for t in times], isolation_s)
     forward_s, backward_s = (
-        _in_a_step(times[0], sizes, seconds, micro_batch_size, ratio)
-        for seconds, ratio in zip((forwards, backwards), ratios, strict=True)
+        _in_a_step(times[0], sizes, seconds, micro_batch_size, ratio=ratio, more_host_s=more_s)
+        for seconds, ratio, more_s in zip((forwards, backwards), ratios, (more_host_s, 0.0), strict=True)
     )
     if micro_batch_size in sizes:
         confidence = Confidence.MEASURED
@@ -308,7 +310,15 @@ def interpolate(
     return LayerCost(forward_s, backward_s, confidence)
 
 
-def _in_a_step(time: LayerTime, sizes: Sequence[int], seconds: Sequence[float], size: int, ratio: float) -> float:
+def _in_a_step(
+    time: LayerTime,
+    sizes: Sequence[int],
+    seconds: Sequence[float],
+    size: int,
+    *,
+    ratio: float,
+    more_host_s: float,
+) -> float:
     """Seconds of a microbatch of ``size`` in a running step, from a series that was measured alone."""
     alone_s = _line(sizes, seconds, size)
     host_s = launches_s(sizes, seconds) if time.kind == "block" else 0.0
@@ -316,7 +326,7 @@ def _in_a_step(time: LayerTime, sizes: Sequence[int], seconds: Sequence[float], 
         return alone_s * ratio
     per_sample = min(each / each_size for each_size, each in zip(sizes, seconds, strict=True))
     device_s = alone_s if alone_s > LAUNCH_BOUND * host_s else per_sample * size
-    return in_a_step_s(device_s * ratio, host_s, tp=time.tp)
+    return in_a_step_s(device_s * ratio, host_s + more_host_s, tp=time.tp)
 
 
 def _undisturbed(seconds: Sequence[float], isolation_s: float) -> list[float]:

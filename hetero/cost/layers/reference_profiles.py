@@ -6,7 +6,7 @@ measured; in an arithmetic that no profile of the device has, kernels take what 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.kernels import Kernels, achieved_rates
@@ -18,8 +18,11 @@ from hetero.spec.devices import DataSheet, DeviceType
 from hetero.spec.profile import Arithmetic, LayerKind, Profile, ProfileStore
 from hetero.units import GB
 
-UPDATE_BYTES_PER_PARAMETER = 28
-"""Adam in fp32 reads weight, gradient and two moments, and writes all but the gradient."""
+UPDATE_BYTES: Mapping[Precision, float] = {"fp64": 280, "fp32": 140, "bf16": 61, "fp16": 61}
+"""Bytes per parameter that an update would move at the data sheet's bandwidth. In fp32 what the profiles of V100, A100 and
+GH200 show (134 to 188), which were made without a fused Adam. In half precision counted: a fused Adam reads fp32 weight,
+gradient and two moments and writes all but the gradient (28), norm and clipping read the gradient twice and write it (12),
+the half-precision copy is written from the weight (6); at three quarters of the bandwidth."""
 
 
 class ReferenceProfiles:
@@ -52,22 +55,22 @@ class ReferenceProfiles:
         return self._throughputs[key]
 
     def update_s_per_parameter(self, device: str) -> tuple[float, Confidence]:
-        """Seconds of the update of one parameter: the median over the blocks measured on ``device``, else 28 bytes
-        over its memory bandwidth.
+        """Seconds of the update of one parameter: the median over the blocks measured on ``device`` in this precision,
+        else :data:`UPDATE_BYTES` over its memory bandwidth.
 
         Raises:
             ConfigError: ``device`` has neither a measured update nor a data sheet.
         """
         rates = sorted(
-            max(0.0, update.update_s - profile.isolation_s) / memory.parameters
+            update.update_s / memory.parameters
             for profile in self.profiles
-            if profile.device == device
+            if profile.device == device and profile.precision == self._precision
             for update in profile.updates
             if update.kind == "block" and (memory := profile.memory_of("block", tp=update.tp)) is not None
         )
         if rates:
             return rates[len(rates) // 2], Confidence.ESTIMATED
-        return UPDATE_BYTES_PER_PARAMETER / (self.data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
+        return UPDATE_BYTES[self._precision] / (self.data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
 
     def _fit(self, device: str, kind: LayerKind, compute_pass: ComputePass) -> tuple[Throughput, Confidence]:
         references = self._of_one_arithmetic(device)

@@ -43,6 +43,15 @@ LEANING = 0.01
 HOST_S = 1e-3
 """Seconds to launch one pass of a block where no profile shows it: a heuristic, about what those of A100 show."""
 
+MOST_HOST_S = 3e-3
+"""No host takes longer: times that do not grow with the microbatch above it are something else, as collectives over a
+bus. A heuristic."""
+
+GENERATOR_S = 4e-4
+"""Seconds in which Megatron-LM exchanges the state of the CUDA generator for that of its tensor-parallel rank and back,
+around every dropout of a block (``CudaRNGStatesTracker.fork``). Calibrated on its runs on GH200 with microbatches of one
+sample, which are bound by launches."""
+
 LAUNCH_BOUND = 1.2
 """A series is bound by launches at its smallest microbatch if that takes so many times the seconds that its samples
 take in the largest."""
@@ -81,7 +90,10 @@ class Throughput:
     def seconds(self, layer: LayerConfig) -> float:
         """Estimated seconds of ``layer`` in a running step."""
         device_s = self.device_s(layer)
-        return in_a_step_s(device_s, self.host_s, tp=layer.tp) if layer.kind == "block" else device_s
+        if layer.kind != "block":
+            return device_s
+        more_s = more_host_s(layer) if self.compute_pass == "forward" else 0.0
+        return in_a_step_s(device_s, self.host_s + more_s, tp=layer.tp)
 
     def device_s(self, layer: LayerConfig) -> float:
         """Seconds of the kernels of ``layer``, or of half of one. Those of the halves add up to those of the block."""
@@ -110,6 +122,11 @@ class Throughput:
 
     def _parts(self, layer: LayerConfig) -> KernelSeconds:
         return kernel_seconds(self.kernels, layer, self.compute_pass)
+
+
+def more_host_s(layer: LayerConfig) -> float:
+    """Seconds that the host takes longer for a forward than it takes for one without dropout on one rank."""
+    return GENERATOR_S if layer.implementation.dropout and layer.tp > 1 else 0.0
 
 
 def in_a_step_s(device_s: float, host_s: float, *, tp: int) -> float:
@@ -168,16 +185,18 @@ def nominal(kernels: Kernels, compute_pass: ComputePass, profiles: Sequence[Prof
 
 
 def _host_s(profiles: Sequence[Profile], compute_pass: ComputePass) -> float:
-    """The least launches of a block that a series shows; else :data:`HOST_S`, or the least time if that is less."""
-    shown = []
+    """The least launches of a block on several ranks that a series shows, else on one; else :data:`HOST_S`, or the least
+    time if that is less."""
+    shown: dict[bool, list[float]] = {True: [], False: []}
     least_s = HOST_S
     for profile in profiles:
         for tp in profile.tps("block"):
             series = profile.times_of("block", tp=tp)
             seconds = [max(0.0, _seconds(time, compute_pass) - profile.isolation_s) for time in series]
             least_s = min(least_s, *seconds)
-            shown.append(launches_s([time.micro_batch_size for time in series], seconds))
-    return min([each for each in shown if each > 0], default=least_s)
+            launches = launches_s([time.micro_batch_size for time in series], seconds)
+            shown[tp > 1] += [launches] * (0 < launches < MOST_HOST_S)
+    return min(shown[True] or shown[False], default=least_s)
 
 
 def _seconds(time: LayerTime, compute_pass: ComputePass) -> float:
