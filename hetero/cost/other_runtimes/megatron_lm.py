@@ -20,6 +20,7 @@ from hetero.plan.ir import Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import COMPUTE, RECEIVE, SEND, ActionKind, Row, Schedule
 from hetero.schedule.orders import BY_DEPTHS
+from hetero.spec.profile import LayerImplementation
 from hetero.units import BYTES_OF_PRECISION, MIB
 
 NAME = "megatron-lm"
@@ -85,12 +86,14 @@ MEGATRON_LM = dataclasses.replace(
     overlaps_gradient_sync=False,
     bucket_numel=WHOLE_BUFFER,
     half_gradients=True,
-    flash_attention=False,
+    implementation=LayerImplementation(attention="fused-softmax", dropout=True),
 )
 """Megatron-LM of 2021 and 2022 with its own data parallelism: the norm is agreed on by all before the update."""
 
 MEGATRON_LM_TORCH_DDP = dataclasses.replace(MEGATRON_LM, overlaps_gradient_sync=True, bucket_numel=TORCH_BUCKET_NUMEL)
 """The same with torch's data parallelism, which it has for plans without pipelines."""
 
-MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, flash_attention=True)
+MEGATRON_CORE_LAYERS = LayerImplementation(attention="flash", dropout=True, overlaps_collectives=True)
+
+MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, implementation=MEGATRON_CORE_LAYERS)
 """megatron-core 0.6 with TransformerEngine and its defaults: sums and gathers overlap with nothing."""
