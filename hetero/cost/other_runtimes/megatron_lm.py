@@ -1,7 +1,7 @@
 """Megatron-LM as it is without this project, as the cost model sees it: its properties and its order of a step.
 
-It runs 1F1B, plain or interleaved (``megatron/core/pipeline_parallel/schedules.py``, earlier ``megatron/schedules.py``).
-Between two computes it sends and receives in one ``batch_isend_irecv`` and waits for all of it before it goes on. Where
+It runs 1F1B, plain or interleaved (``megatron/core/pipeline_parallel/schedules.py``, earlier
+``megatron/schedules.py``). Between two computes it sends and receives in one ``batch_isend_irecv`` and waits for all of it before it goes on. Where
 the versions of the published runs differ, there are several models:
 
 | model | attention | gradients of fp16 weights | their sums |
@@ -14,6 +14,7 @@ the versions of the published runs differ, there are several models:
 import dataclasses
 from itertools import pairwise
 
+from hetero.cost.other_runtimes.deepspeed import TRANSFER_HOST_S
 from hetero.cost.runtime_model import HETERO
 from hetero.errors import PlanError
 from hetero.plan.ir import Replica
@@ -83,6 +84,8 @@ MEGATRON_LM = dataclasses.replace(
     rows=megatron_rows,
     blocking_transfers=True,
     batches_transfers=True,
+    partitions_transfers=True,
+    transfer_host_s=TRANSFER_HOST_S,
     overlaps_gradient_sync=False,
     bucket_numel=WHOLE_BUFFER,
     half_gradients=True,
@@ -95,5 +98,7 @@ MEGATRON_LM_TORCH_DDP = dataclasses.replace(MEGATRON_LM, overlaps_gradient_sync=
 
 MEGATRON_CORE_LAYERS = LayerImplementation(attention="flash", dropout=True, overlaps_collectives=True)
 
-MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, implementation=MEGATRON_CORE_LAYERS)
+MEGATRON_CORE = dataclasses.replace(
+    MEGATRON_LM, half_gradients=False, partitions_transfers=False, implementation=MEGATRON_CORE_LAYERS
+)
 """megatron-core 0.6 with TransformerEngine and its defaults: sums and gathers overlap with nothing."""
