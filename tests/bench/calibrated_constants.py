@@ -17,6 +17,7 @@ from hetero.cost import network
 from hetero.cost.cost_model import CostModel
 from hetero.cost.layers import kernels, layer_kernels, throughput_fit
 from hetero.cost.memory import device_memory, plan_memory
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
@@ -33,49 +34,122 @@ Values = Mapping[str, float]
 class CalibratedConstant:
     """One constant.
 
+    what: for the page.
     decides: whether time depends on it or memory.
     grid: the values that calibration tries.
-    module: which has it under its name; otherwise
-    of_profile, of_runtime: how it is set there.
+    module: which has it under its name; otherwise it is
+    of_profile, of_runtime: the field of either under its name, or how it is set there.
     """
 
     name: str
+    what: str
     decides: Decides
     grid: Sequence[float]
     module: ModuleType | None = None
-    of_profile: Callable[[Profile, float], Profile] = lambda profile, value: profile
-    of_runtime: Callable[[RuntimeModel, float], RuntimeModel] = lambda runtime, value: runtime
+    of_profile: bool = False
+    of_runtime: bool = False
+    on_device: str | None = None
 
+    @property
+    def shipped(self) -> float:
+        """Its value as the package has it; of a runtime, DeepSpeed's."""
+        if self.on_device is not None:
+            return dict(DEEPSPEED.context_gib)[self.on_device]
+        owner: object = DEEPSPEED if self.of_runtime else self.module
+        if self.of_profile:
+            owner = next(iter(shipped_profiles()))
+        return float(getattr(owner, self.name))
 
-def _context_of_gh200(runtime: RuntimeModel, gib: float) -> RuntimeModel:
-    return dataclasses.replace(runtime, context_gib=tuple({**dict(runtime.context_gib), "GH200": gib}.items()))
+    def in_profile(self, profile: Profile, value: float) -> Profile:
+        """``profile`` with it at ``value``."""
+        return dataclasses.replace(profile, **{self.name: value}) if self.of_profile else profile
+
+    def in_runtime(self, runtime: RuntimeModel, value: float) -> RuntimeModel:
+        """``runtime`` with it at ``value``."""
+        if self.on_device is not None:
+            changed = {**dict(runtime.context_gib), self.on_device: value}
+            return dataclasses.replace(runtime, context_gib=tuple(changed.items()))
+        return dataclasses.replace(runtime, **{self.name: value}) if self.of_runtime else runtime
 
 
 CONSTANTS = (
     CalibratedConstant(
         name="isolation_s",
+        what="s that timing a layer alone adds to each pass, in the shipped profiles",
         decides="time",
-        grid=[0.0, 3e-5, 5e-5, 7e-5, 9e-5, 12e-5],
-        of_profile=lambda profile, value: dataclasses.replace(profile, isolation_s=value),
+        grid=[0.0, 5e-5, 1e-4, 1.5e-4, 1.9e-4, 2.5e-4],
+        of_profile=True,
     ),
-    CalibratedConstant(name="SUSTAINED", decides="time", grid=[0.8, 0.85, 0.9, 0.95, 1.0], module=kernels),
-    CalibratedConstant(name="MEMORY_SHARE", decides="time", grid=[0.55, 0.65, 0.75, 0.85, 0.95], module=kernels),
-    CalibratedConstant(name="CONTENTION", decides="time", grid=[0.0, 0.25, 0.5, 0.75, 1.0], module=layer_kernels),
-    CalibratedConstant(name="GENERATOR_S", decides="time", grid=[0.0, 2e-4, 4e-4, 6e-4, 8e-4], module=throughput_fit),
-    CalibratedConstant(name="RING_SHARE", decides="time", grid=[0.55, 0.65, 0.75, 0.85, 1.0], module=network),
     CalibratedConstant(
-        name="context_gib of GH200",
+        name="in_a_step",
+        what="how many times as long a layer takes in a running step as timed alone, of the shipped profiles",
+        decides="time",
+        grid=[1.0, 1.03, 1.06, 1.09],
+        of_profile=True,
+    ),
+    CalibratedConstant(
+        name="SUSTAINED",
+        what="share of the best product ever measured on a device that a step reaches",
+        decides="time",
+        grid=[0.8, 0.85, 0.9, 0.95, 1.0],
+        module=kernels,
+    ),
+    CalibratedConstant(
+        name="MEMORY_SHARE",
+        what="share of the data sheet's memory bandwidth that kernels between products reach",
+        decides="time",
+        grid=[0.55, 0.65, 0.75, 0.85, 0.95],
+        module=kernels,
+    ),
+    CalibratedConstant(
+        name="CONTENTION",
+        what="share of its seconds that a collective costs beside products",
+        decides="time",
+        grid=[0.0, 0.25, 0.5, 0.75, 1.0],
+        module=layer_kernels,
+    ),
+    CalibratedConstant(
+        name="GENERATOR_S",
+        what="s of the host around the dropouts of a tensor-parallel block of Megatron-LM",
+        decides="time",
+        grid=[0.0, 2e-4, 4e-4, 6e-4, 8e-4],
+        module=throughput_fit,
+    ),
+    CalibratedConstant(
+        name="RING_SHARE",
+        what="share of a link between nodes that a ring of NCCL reaches",
+        decides="time",
+        grid=[0.55, 0.65, 0.75, 0.85, 1.0],
+        module=network,
+    ),
+    CalibratedConstant(
+        name="transfer_host_s",
+        what="s around a transfer in which the host waits for the device, of DeepSpeed and Megatron-LM",
+        decides="time",
+        grid=[0.0, 4e-4, 8e-4, 1.2e-3],
+        of_runtime=True,
+    ),
+    CalibratedConstant(
+        name="context_gib",
+        what="GiB that nvidia-smi counts on a GH200 beside the tensors of a process: context, kernels, libraries",
         decides="memory",
         grid=[2.5 + 0.1 * i for i in range(21)],
-        of_runtime=_context_of_gh200,
+        on_device="GH200",
     ),
     CalibratedConstant(
         name="allocator_slack",
+        what="share of activations and temporaries that the allocator reserves beyond them",
         decides="memory",
         grid=[0.01 * i for i in range(21)],
-        of_runtime=lambda runtime, value: dataclasses.replace(runtime, allocator_slack=value),
+        of_runtime=True,
     ),
 )
+
+
+def constants_table() -> str:
+    """The constants as they ship."""
+    rows = [f"| `{each.name}` | {each.shipped:.3g} | {each.what} | {each.decides} |" for each in CONSTANTS]
+    return "\n".join(["| constant | value | what it is | decides |", "|---|--:|---|---|", *rows])
 
 
 @contextmanager
@@ -88,8 +162,8 @@ def cost_model(run: PublishedRun, values: Values) -> Iterator[CostModel]:
                 continue
             if constant.module is not None:
                 stack.enter_context(patch.object(constant.module, constant.name, value))
-            profiles = [constant.of_profile(profile, value) for profile in profiles]
-            runtime = constant.of_runtime(runtime, value)
+            profiles = [constant.in_profile(profile, value) for profile in profiles]
+            runtime = constant.in_runtime(runtime, value)
         yield CostModel(
             model=run.plan.model,
             seq_length=run.plan.seq_length,
@@ -146,9 +220,13 @@ class Calibration:
         """The values with the least error on these sources."""
         values: Values = {}
         for constant in [each for each in CONSTANTS if each.decides == self.decides] * 2:
-            tried: list[Values] = [{**values, constant.name: value} for value in constant.grid]
-            values = min(tried, key=lambda candidate: self._loss(families, candidate))
+            values = self.best_of(constant, families, values)
         return values
+
+    def best_of(self, constant: CalibratedConstant, families: Sequence[str], values: Values) -> Values:
+        """``values`` with that of one constant that has the least error on these sources."""
+        tried: list[Values] = [{**values, constant.name: value} for value in constant.grid]
+        return min(tried, key=lambda candidate: self._loss(families, candidate))
 
     def _error(self, family: str, run: PublishedRun, values: Values) -> float | None:
         key = family, run.label, tuple(sorted(values.items()))

@@ -28,7 +28,14 @@ from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
 from hetero.cost.layers.stage_modules import Half, ModuleKind
-from hetero.cost.layers.throughput_fit import LAUNCH_BOUND, Throughput, in_a_step_s, launches_s, measured_config, more_host_s
+from hetero.cost.layers.throughput_fit import (
+    LAUNCH_BOUND,
+    Throughput,
+    in_a_step_s,
+    launches_s,
+    measured_config,
+    more_host_s,
+)
 from hetero.cost.layers.work import Work, layer_work, parameters_of
 from hetero.plan.ir import Precision, Recompute
 from hetero.spec.profile import LayerImplementation, LayerKind, LayerShape, LayerTime, Profile
@@ -190,7 +197,7 @@ class LayerTimes:
             profile.times_of(kind, tp=on.tp),
             micro_batch_size=on.micro_batch_size,
             isolation_s=profile.isolation_s,
-            ratios=(ratios[0], ratios[1]),
+            ratios=(ratios[0] * profile.in_a_step, ratios[1] * profile.in_a_step),
             more_host_s=more_host_s(here) - more_host_s(alone),
         )
         if cost is None or ratios == [1.0, 1.0]:
@@ -286,7 +293,7 @@ def interpolate(
     Above the largest measured size the last line goes on; below the smallest its time stays. Both are extrapolated.
 
     Args:
-        ratios: what the kernels of a forward and of a backward take here over what they took there.
+        ratios: what the kernels of a forward and of a backward take here, in a step, over what they took there, alone.
         more_host_s: seconds that the launches of a forward take longer here.
 
     Returns:

@@ -14,6 +14,7 @@ are several models:
 import dataclasses
 from itertools import pairwise
 
+from hetero.cost.other_runtimes.deepspeed import TRANSFER_HOST_S
 from hetero.cost.runtime_model import HETERO
 from hetero.errors import PlanError
 from hetero.plan.ir import Replica
@@ -92,6 +93,8 @@ MEGATRON_LM = dataclasses.replace(
     rows=megatron_rows,
     blocking_transfers=True,
     batches_transfers=True,
+    partitions_transfers=True,
+    transfer_host_s=TRANSFER_HOST_S,
     overlaps_gradient_sync=False,
     bucket_numel=WHOLE_BUFFER,
     half_gradients=True,
@@ -104,5 +107,7 @@ MEGATRON_LM_TORCH_DDP = dataclasses.replace(MEGATRON_LM, overlaps_gradient_sync=
 
 MEGATRON_CORE_LAYERS = LayerImplementation(attention="flash", dropout=True, overlaps_collectives=True)
 
-MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, implementation=MEGATRON_CORE_LAYERS)
+MEGATRON_CORE = dataclasses.replace(
+    MEGATRON_LM, half_gradients=False, partitions_transfers=False, implementation=MEGATRON_CORE_LAYERS
+)
 """megatron-core 0.6 with TransformerEngine and its defaults: sums and gathers overlap with nothing."""
