@@ -1,8 +1,8 @@
 """Megatron-LM as it is without this project, as the cost model sees it: its properties and its order of a step.
 
 It runs 1F1B, plain or interleaved (``megatron/core/pipeline_parallel/schedules.py``, earlier
-``megatron/schedules.py``). Between two computes it sends and receives in one ``batch_isend_irecv`` and waits for all of it before it goes on. Where
-the versions of the published runs differ, there are several models:
+``megatron/schedules.py``). Between two computes it sends and receives in one ``batch_isend_irecv`` and waits for all of
+it before it goes on. Where the versions of the published runs differ, there are several models:
 
 | model | attention | gradients of fp16 weights | their sums |
 |---|---|---|---|
