@@ -343,7 +343,7 @@ def without_placeholders(fits: Sequence[CsvRow]) -> tuple[list[CsvRow], tuple[st
         of_pair[_ends(row)].append(row)
         carriers[_coefficients(row)].add(_devices(row))
     chosen: list[CsvRow] = []
-    notes: dict[str, str] = {}
+    notes: dict[str, None] = {}
     for row in fits:
         if not row["src_gpus"] == row["dst_gpus"] == "1":
             continue
