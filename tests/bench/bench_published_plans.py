@@ -208,9 +208,11 @@ def main() -> None:
     no_slower = sum(each.is_no_slower for each in planned)
     slower = sum(each.is_slower_under_theirs for each in planned)
     print(
-        f"\nOf {len(answers)} questions {len(planned)} have a plan. Predicted for our own runtime, {no_slower} of these "
-        f"are no slower than any published one; for theirs, {slower} are slower. {len(published)} are published ones, of "
-        f"which {sum(each.same is not each.fastest for each in published)} are not the fastest by truth."
+        f"\nOf {len(answers)} questions {len(planned)} have a plan.\n"
+        f"Predicted for our own runtime, {no_slower} of these are no slower than any published one.\n"
+        f"Predicted for that of the published plans, {slower} are slower.\n"
+        f"{len(published)} are published ones, of which "
+        f"{sum(each.same is not each.fastest for each in published)} are not the fastest by truth."
     )
 
 
