@@ -248,11 +248,6 @@ class ProfileStore:
         """A store of these and ``profiles``, of which the latter are found first where both describe the same."""
         return ProfileStore((*profiles, *self._profiles), device_types=self.device_types)
 
-    def without_model(self, model: str) -> "ProfileStore":
-        """A store without the profiles of ``model``, to compute leave-one-model-out errors with."""
-        others = (profile for profile in self._profiles if profile.model != model)
-        return ProfileStore(others, device_types=self.device_types)
-
     def devices(self) -> tuple[str, ...]:
         """Device types that have a profile of any model, in the order of the store."""
         return tuple(dict.fromkeys(profile.device for profile in self._profiles))
