@@ -220,9 +220,7 @@ class CostModel:
 
     def may_have_transformer_engine(self, device: str) -> bool:
         """Layers on ``device`` are TransformerEngine's where that is installed: it has the precision and the device."""
-        return (
-            self.precision in TRANSFORMER_ENGINE_PRECISIONS and self._device_types.of(device).has_transformer_engine
-        )
+        return self.precision in TRANSFORMER_ENGINE_PRECISIONS and self._device_types.of(device).has_transformer_engine
 
     def saved_bytes(
         self, kind: ModuleKind, microbatch: MicrobatchShape, *, device: str, recompute: Recompute = "none"
