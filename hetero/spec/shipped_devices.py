@@ -1,7 +1,7 @@
 """Lists the device types that ship, with the peak figures of their data sheets.
 
-``docs/devices.md`` says what each figure was compared with. Rates of fp64 that no sheet states are those of fp32 divided
-by the number of its units per unit of fp64: 64 from Ampere's GA10x on, 32 in Turing.
+``docs/devices.md`` says what each figure was compared with. Rates of fp64 that no sheet states are those of fp32 by 64
+from Ampere's GA10x on, by 32 in Turing: so many units of fp32 there are per unit of fp64.
 """
 
 from functools import lru_cache
