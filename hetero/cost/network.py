@@ -10,8 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetero.plan.ir import Stage
-from hetero.plan.reshard import Transfer, transfers_by_phase
+from hetero.plan.reshard import Transfer
 from hetero.plan.sync_domains import rails_of
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
 from hetero.units import US_PER_S
@@ -150,16 +149,6 @@ def transfer_cost(
         gather_s = whole.seconds / 2
     alone = TransferCost(seconds=latency_s + slowest_s, ports=tuple(sorted(ports.items())), num_bytes=num_bytes)
     return alone.later(gather_s)
-
-
-def slice_costs(
-    sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int
-) -> tuple[TransferCost, ...]:
-    """The different slices from ``sender`` to ``receiver``: slice ``i`` costs what number ``i % len`` does."""
-    return tuple(
-        transfer_cost(messages, topology, row_bytes=row_bytes)
-        for messages in transfers_by_phase(sender, receiver, seq_length=seq_length)
-    )
 
 
 def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology) -> TransferCost:

@@ -286,11 +286,6 @@ class ProfileStore:
         """A store of these and ``profiles``, of which the latter are found first where both describe the same."""
         return ProfileStore((*profiles, *self._profiles), device_types=self.device_types, all_reduce=self._all_reduce)
 
-    def without_model(self, model: str) -> "ProfileStore":
-        """A store without the profiles of ``model``, to compute leave-one-model-out errors with."""
-        others = (profile for profile in self._profiles if profile.model != model)
-        return ProfileStore(others, device_types=self.device_types, all_reduce=self._all_reduce)
-
     def all_reduce_of(self, device: str) -> tuple[GroupLink, ...]:
         """Bandwidths of the all-reduces of tensor parallelism on ``device``; none where nobody knows them."""
         profiled = (profile.all_reduce for profile in self._profiles if profile.device == device)

@@ -156,7 +156,7 @@ def estimates_table() -> str:
     store = shipped_profiles()
     rows = []
     for profile in store:
-        others = store.without_model(profile.model)
+        others = ProfileStore(other for other in store if other.model != profile.model)
         elsewhere = ProfileStore(other for other in store if other.device != profile.device)
         has_others = profile.device in others.devices()
         cells = [
