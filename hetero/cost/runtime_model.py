@@ -31,6 +31,9 @@ class RuntimeModel:
     runs_profiled_layers: the layers are the profile's own: they save what those saved, and a head that stopped before
         the projection stops there; otherwise they are megatron-core's.
     flash_attention: attention keeps no scores; counts for megatron-core's layers only.
+    loss_copies: fp32 copies of the logits that the loss makes for a moment, beside the softmax that it keeps.
+    holds_collective_tensors: what a tensor-parallel collective has worked on is free again only when the device has come
+        to its end, and the host is a pass over the stage's layers ahead of the device. So does torch before 2.8.
     context_gib: what a process occupies on a device before it allocates a tensor: CUDA context, kernels, libraries;
         ``default_context_gib`` on devices that are not listed.
     communicator_bytes: buffers of one communicator.
@@ -48,6 +51,8 @@ class RuntimeModel:
     sync_host_gb_per_s: float
     runs_profiled_layers: bool
     flash_attention: bool
+    loss_copies: int
+    holds_collective_tensors: bool
     context_gib: tuple[tuple[str, float], ...]
     default_context_gib: float
     communicator_bytes: int
@@ -93,6 +98,8 @@ HETERO = RuntimeModel(
     sync_host_gb_per_s=SYNC_HOST_GB_PER_S,
     runs_profiled_layers=False,
     flash_attention=True,
+    loss_copies=0,
+    holds_collective_tensors=False,
     context_gib=CONTEXT_GIB,
     default_context_gib=DEFAULT_CONTEXT_GIB,
     communicator_bytes=COMMUNICATOR_BYTES,

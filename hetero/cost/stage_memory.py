@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetero.cost.cost_model import CostModel, StageConfig
-from hetero.cost.layers.activation_memory import deferred_bytes, working_bytes
+from hetero.cost.layers.activation_memory import (
+    collective_bytes,
+    deferred_bytes,
+    logits_working_bytes,
+    working_bytes,
+)
 from hetero.cost.layers.stage_modules import ModuleKind, modules_of
 from hetero.plan.ir import Recompute, Stage
 from hetero.schedule.activation_residency import HeldMicrobatches
@@ -31,7 +36,8 @@ class MemoryBreakdown:
         logits not counted.
     logits: saved logits and softmax of the microbatches in flight.
     deferred: of all microbatches whose weights' gradients are still to be computed.
-    working: what the most demanding layer needs beside them while it computes.
+    working: what the most demanding layer needs beside them while it computes, and where the runtime holds them
+        (``holds_collective_tensors``) the tensors of collectives of a whole pass.
     boundary_buffers: slices on their way to and from neighbours.
     sync_buffers: what the reduction of gradients needs beside the gradients.
     slack: reserved by the allocator and not used.
@@ -150,12 +156,16 @@ def stage_memory(
     activations = sum(count * saved(kind, config.recompute) for kind, count in recomputed.items())
     activations += sum(count * saved(kind) for kind, count in kept.items())
     activations += saved("embedding") if has_embedding else 0
-    working = working_bytes(
-        modules, costs.shape, microbatch, has_head=has_head, flash_attention=runtime.flash_attention
-    )
+    working = working_bytes(modules, costs.shape, microbatch, flash_attention=runtime.flash_attention)
     if config.recompute == "full":
         # The layer under recomputation has all of its activations once more.
         working += max(saved(kind) for kind in recomputed)
+    if has_head:
+        # The head's backward comes first, and when the layers' begins what it has saved is free again.
+        logits = logits_working_bytes(costs.shape, microbatch, loss_copies=runtime.loss_copies)
+        working = max(working - saved("head"), logits)
+    if runtime.holds_collective_tensors:
+        working += collective_bytes(modules, costs.shape, microbatch)
     gradients = costs.gradient_bytes * parameters
     return StageMemory(
         fixed=MemoryBreakdown(

@@ -73,5 +73,6 @@ DEEPSPEED = dataclasses.replace(
     copies_gradients_to_sync=True,
     runs_profiled_layers=True,
     flash_attention=False,
+    loss_copies=2,
 )
 """Blocking transfers on the compute stream, layers as they were profiled, one sum of gradients at the end."""
