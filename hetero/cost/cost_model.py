@@ -130,8 +130,9 @@ class CostModel:
         self.shape = LayerShape.of(model)
         self.parameter_counts = ParameterCounts(model)
         self.element_bytes = BYTES_OF_PRECISION[precision]
-        # Half-precision weights have gradients, master weights and moments in fp32.
-        self.gradient_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
+        # Half-precision weights have master weights and moments in fp32, and in most runtimes gradients.
+        self.state_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
+        self.gradient_bytes = self.element_bytes if runtime.half_gradients else self.state_bytes
         self._times = LayerTimes(
             self.shape,
             seq_length=seq_length,

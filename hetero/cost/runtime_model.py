@@ -21,12 +21,15 @@ class RuntimeModel:
         PlanError for what the runtime cannot do.
     blocking_transfers: a transfer occupies the compute stream of sender and receiver, which wait for one another;
         otherwise transfers run beside the compute, and only the compute that needs one waits for it.
+    batches_transfers: of transfers that block, all between two computes run at once (torch's ``batch_isend_irecv``);
+        otherwise one after the other.
     overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
     overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
         for its layer; otherwise all of them before the first forward.
     waits_for_all_before_update: all ranks agree on the gradient's norm before any of them updates a weight.
     bucket_numel: gradient elements that one collective reduces, about.
     copies_gradients_to_sync: a reduction works on a copy of the gradients.
+    half_gradients: gradients of half-precision weights are held and summed in half precision; otherwise in fp32.
     sync_host_gb_per_s: what gradients pass through beside the wire when they leave a node: copies, reduction, proxies.
     runs_profiled_layers: the layers are the profile's own: they save what those saved, and a head that stopped before
         the projection stops there; otherwise they are megatron-core's.
@@ -43,11 +46,13 @@ class RuntimeModel:
     name: str
     rows: Callable[[Replica], Schedule]
     blocking_transfers: bool
+    batches_transfers: bool
     overlaps_gradient_sync: bool
     overlaps_param_gather: bool
     waits_for_all_before_update: bool
     bucket_numel: int
     copies_gradients_to_sync: bool
+    half_gradients: bool
     sync_host_gb_per_s: float
     runs_profiled_layers: bool
     flash_attention: bool
@@ -90,11 +95,13 @@ HETERO = RuntimeModel(
     name="megatron-hetero",
     rows=step_rows,
     blocking_transfers=False,
+    batches_transfers=False,
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,
     bucket_numel=BUCKET_NUMEL,
     copies_gradients_to_sync=False,
+    half_gradients=False,
     sync_host_gb_per_s=SYNC_HOST_GB_PER_S,
     runs_profiled_layers=False,
     flash_attention=True,

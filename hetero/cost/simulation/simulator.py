@@ -144,9 +144,7 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
     begin_s = _begins(simulated)
     gathers = _gather_weights(simulated, topology, buckets, begin_s)
     starts = _lane_starts(simulated, begin_s, gathers.spans)
-    replays = ReplicaReplays(
-        simulated.pipelines(topology, starts), blocking=costs.runtime.blocking_transfers, free_s=gathers.free_s
-    )
+    replays = ReplicaReplays(simulated.pipelines(topology, starts), runtime=costs.runtime, free_s=gathers.free_s)
     return _result(plan, simulated, topology, replays, buckets, gathers.spans, replays.late_transfers())
 
 
