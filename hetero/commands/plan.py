@@ -1,6 +1,7 @@
 """``hetero plan`` chooses a plan for a cluster, ``hetero simulate`` predicts what a plan takes."""
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.capacity import memory_error
 from hetero.cost.memory import plan_memory
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs, plan_costs
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.ir import DEFAULT_DROPOUT
 from hetero.planner.cover.search import SearchProgress
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
@@ -71,6 +74,15 @@ def add_plan(commands: Any) -> None:
         action="store_true",
         help="plans share optimizer state among all ranks that hold the same weights (ZeRO-1)",
     )
+    dropouts = {"--hidden-dropout": "outputs of attention and MLP", "--attention-dropout": "attention weights"}
+    for flag, dropped in dropouts.items():
+        parser.add_argument(
+            flag,
+            type=_share,
+            default=DEFAULT_DROPOUT,
+            metavar="P",
+            help=f"share of {dropped} that the launch drops; what it keeps takes memory (default: %(default)s)",
+        )
     parser.add_argument(
         "--no-split-backward", action="store_true", help="whole backwards only, as TransformerEngine's layers need them"
     )
@@ -95,6 +107,14 @@ def add_simulate(commands: Any) -> None:
     parser.set_defaults(run=_simulate)
 
 
+def _share(text: str) -> float:
+    """A share of what may be dropped; argparse tells a ValueError as what it is not."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, must be at least 0 and below 1")
+    return value
+
+
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
@@ -116,6 +136,9 @@ def _plan(args: argparse.Namespace) -> int:
         precision=args.precision,
         profiles=args.profile,
         data_sheets=args.data_sheets,
+        runtime=dataclasses.replace(
+            HETERO, hidden_dropout=args.hidden_dropout, attention_dropout=args.attention_dropout
+        ),
         devices=cluster.device_types,
     )
     problem = Problem(

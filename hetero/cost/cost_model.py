@@ -101,8 +101,6 @@ class CostModel:
     Args:
         profiles: what was measured.
         runtime: the runtime to predict.
-        hidden_dropout: of Megatron-LM's ``--hidden-dropout``, whose masks are kept where it is above 0.
-        attention_dropout: of ``--attention-dropout``, likewise; it counts where ``runtime`` keeps attention scores.
         arithmetic: of fp32 matrix products in estimates, "fp32" or "tf32"; by default what most profiles of a device
             have. A profile of exactly these layers always wins.
         data_sheets: price devices without any profile by their data sheets, instead of refusing them.
@@ -116,8 +114,6 @@ class CostModel:
         precision: Precision,
         profiles: ProfileStore,
         runtime: RuntimeModel = HETERO,
-        hidden_dropout: float = 0.0,
-        attention_dropout: float = 0.0,
         arithmetic: Arithmetic | None = None,
         data_sheets: bool = False,
     ) -> None:
@@ -125,8 +121,6 @@ class CostModel:
         self.seq_length = seq_length
         self.precision = precision
         self.runtime = runtime
-        self.hidden_dropout = hidden_dropout
-        self.attention_dropout = attention_dropout
         self.shape = LayerShape.of(model)
         self.parameter_counts = ParameterCounts(model)
         self.element_bytes = BYTES_OF_PRECISION[precision]
@@ -221,8 +215,8 @@ class CostModel:
             tp=tp,
             sequence_ways=tp if sequence_parallel else 1,
             fp8=fp8,
-            hidden_dropout=self.hidden_dropout > 0,
-            attention_dropout=self.attention_dropout > 0,
+            hidden_dropout=self.runtime.hidden_dropout > 0,
+            attention_dropout=self.runtime.attention_dropout > 0,
         )
 
     def saved_bytes(

@@ -4,10 +4,11 @@ The same plan takes another time under another runtime. What differs is written 
 held against measurements of somebody else's runtime (:mod:`hetero.cost.other_runtimes`) and still predict ours.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetero.plan.ir import Replica
+from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Schedule
 from hetero.units import GIB, MIB
@@ -34,9 +35,11 @@ class RuntimeModel:
     runs_profiled_layers: the layers are the profile's own: they save what those saved, and a head that stopped before
         the projection stops there; otherwise they are megatron-core's.
     flash_attention: attention keeps no scores; counts for megatron-core's layers only.
+    hidden_dropout, attention_dropout: shares that it drops; masks are kept where they are above 0, of attention where
+        it keeps scores.
     loss_copies: fp32 copies of the logits that the loss makes for a moment, beside the softmax that it keeps.
-    holds_collective_tensors: what a tensor-parallel collective has worked on is free again only when the device has come
-        to its end, and the host is a pass over the stage's layers ahead of the device. So does torch before 2.8.
+    holds_collective_tensors: what a tensor-parallel collective has worked on is free again only when the device has
+        come to its end, and the host is a pass over the stage's layers ahead of the device. So does torch before 2.8.
     context_gib: what a process occupies on a device before it allocates a tensor: CUDA context, kernels, libraries;
         ``default_context_gib`` on devices that are not listed.
     communicator_bytes: buffers of one communicator.
@@ -56,12 +59,19 @@ class RuntimeModel:
     sync_host_gb_per_s: float
     runs_profiled_layers: bool
     flash_attention: bool
+    hidden_dropout: float
+    attention_dropout: float
     loss_copies: int
     holds_collective_tensors: bool
     context_gib: tuple[tuple[str, float], ...]
     default_context_gib: float
     communicator_bytes: int
     allocator_slack: float
+
+    def with_dropout_of(self, plan: Plan) -> "RuntimeModel":
+        """The same with what a launch of ``plan`` drops."""
+        hidden_dropout, attention_dropout = plan.counted_dropouts
+        return dataclasses.replace(self, hidden_dropout=hidden_dropout, attention_dropout=attention_dropout)
 
     def context_bytes(self, device: str) -> int:
         """Bytes that a process occupies on ``device`` before it allocates a tensor."""
@@ -79,7 +89,7 @@ our own runtime is as fast is assumed: a heuristic."""
 ALLOCATOR_SLACK = 0.03
 """Calibrated and assumed like :data:`SYNC_HOST_GB_PER_S`."""
 
-CONTEXT_GIB = (("GH200", 3.9),)
+CONTEXT_GIB = (("GH200", 3.9), ("RTX-2080Ti", 0.3), ("Titan-RTX", 0.3))
 """Calibrated on the same runs; nvidia-smi counts more than the process there."""
 
 DEFAULT_CONTEXT_GIB = 1.0
@@ -105,6 +115,8 @@ HETERO = RuntimeModel(
     sync_host_gb_per_s=SYNC_HOST_GB_PER_S,
     runs_profiled_layers=False,
     flash_attention=True,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
     loss_copies=0,
     holds_collective_tensors=False,
     context_gib=CONTEXT_GIB,

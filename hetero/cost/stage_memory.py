@@ -36,10 +36,12 @@ class MemoryBreakdown:
         logits not counted.
     logits: saved logits and softmax of the microbatches in flight.
     deferred: of all microbatches whose weights' gradients are still to be computed.
-    working: what the most demanding layer needs beside them while it computes, and where the runtime holds them
-        (``holds_collective_tensors``) the tensors of collectives of a whole pass.
+    working: what the most demanding layer needs beside them while it computes.
     boundary_buffers: slices on their way to and from neighbours.
     sync_buffers: what the reduction of gradients needs beside the gradients.
+    held_by_collectives: tensors of a whole pass that the allocator has not got back yet from tensor-parallel
+        collectives, where the runtime holds them (``holds_collective_tensors``). Before it runs out of memory, it waits
+        for them.
     slack: reserved by the allocator and not used.
     """
 
@@ -54,11 +56,17 @@ class MemoryBreakdown:
     sync_buffers: int
     context: int
     communicators: int
+    held_by_collectives: int
     slack: int
 
     @property
     def total(self) -> int:
         return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    @property
+    def required(self) -> int:
+        """The least with which it runs."""
+        return self.total - self.held_by_collectives
 
     def named(self) -> Mapping[str, int]:
         """Every field by its name, in their order."""
@@ -164,8 +172,6 @@ def stage_memory(
         # The head's backward comes first, and when the layers' begins what it has saved is free again.
         logits = logits_working_bytes(costs.shape, microbatch, loss_copies=runtime.loss_copies)
         working = max(working - saved("head"), logits)
-    if runtime.holds_collective_tensors:
-        working += collective_bytes(modules, costs.shape, microbatch)
     gradients = costs.gradient_bytes * parameters
     return StageMemory(
         fixed=MemoryBreakdown(
@@ -180,6 +186,9 @@ def stage_memory(
             sync_buffers=runtime.sync_buffer_bytes(gradients, costs.gradient_bytes) if shares_gradients else 0,
             context=runtime.context_bytes(device) if begins_device else 0,
             communicators=num_communicators * runtime.communicator_bytes,
+            held_by_collectives=(
+                collective_bytes(modules, costs.shape, microbatch) if runtime.holds_collective_tensors else 0
+            ),
             slack=0,
         ),
         activations_per_microbatch=activations,

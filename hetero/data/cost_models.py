@@ -47,7 +47,7 @@ def model_costs(
 def plan_costs(
     plan: Plan, *, profiles: Iterable[Path] = (), data_sheets: bool = False, runtime: RuntimeModel = HETERO
 ) -> CostModel:
-    """The cost model of the model, sequence length, precision and devices of ``plan``; otherwise as
+    """The cost model of the model, sequence length, precision, dropout and devices of ``plan``; otherwise as
     :func:`model_costs`."""
     return model_costs(
         plan.model,
@@ -55,6 +55,6 @@ def plan_costs(
         precision=plan.precision,
         profiles=profiles,
         data_sheets=data_sheets,
-        runtime=runtime,
+        runtime=runtime.with_dropout_of(plan),
         devices=plan.device_types,
     )

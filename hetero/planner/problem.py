@@ -12,7 +12,7 @@ from hetero.errors import ConfigError
 from hetero.plan.device_rules import FP8_MULTIPLE, fp8_obstacle
 from hetero.plan.ir import Plan, Precision, Replica
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.model import ModelSpec
+from hetero.spec.model import ModelSpec, sequence_length_error
 from hetero.units import GIB
 
 Goal = Literal["time", "money"]
@@ -83,12 +83,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
             raise ConfigError(f"planner: global_batch_size is {self.global_batch_size}, must be at least 1")
-        most = self.model.max_position_embeddings
-        if not 1 <= self.seq_length <= most:
-            raise ConfigError(
-                f"planner: seq_length is {self.seq_length}, must be from 1 to the model's max_position_embeddings "
-                f"{most}; shorten the sequences, or plan for a model with as many positions"
-            )
+        if error := sequence_length_error(self.model, self.seq_length):
+            raise ConfigError(f"planner: {error}")
         if not 0 < self.time_limit_s < math.inf:
             raise ConfigError(f"planner: the time limit is {self.time_limit_s} s, must be above 0 and finite")
         if self.budget_per_hour is not None and self.budget_per_hour <= 0:
@@ -184,6 +180,8 @@ class Problem:
             global_batch_size=self.global_batch_size,
             precision=self.precision,
             distributed_optimizer=self.distributed_optimizer,
+            hidden_dropout=self.costs.runtime.hidden_dropout,
+            attention_dropout=self.costs.runtime.attention_dropout,
             devices=tuple(device for device in self.cluster.devices if device.name in used),
             replicas=pipelines,
             idle_ranks=tuple(rank for rank in range(self.cluster.num_devices) if rank not in working),

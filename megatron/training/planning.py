@@ -76,5 +76,7 @@ def launched_runtime(config: PretrainConfig) -> RuntimeModel:
         bucket_numel=parallel.bucket_size,
         overlaps_gradient_sync=parallel.overlap_grad_reduce,
         overlaps_param_gather=parallel.overlap_param_gather,
+        hidden_dropout=config.stage.hidden_dropout,
+        attention_dropout=config.stage.attention_dropout,
         flash_attention=config.stage.attention_backend != "unfused",
     )

@@ -10,9 +10,9 @@ of which its attention has e b s (2 h / t' + (2 q + 2 kv) / t + a s / t) and its
 The term with a, the attention scores, is absent with flash attention and with selective recomputation; full
 recomputation keeps the input, e b s h / t', alone, of each half where a stage has only one of them.
 
-Dropout keeps what it has drawn, a byte per element: b s h / t' behind the attention, as much behind the MLP, and as much
-behind the embedding. Where scores are kept, dropout of them keeps b s^2 a / t bytes, and the scores that are left, as many
-bytes as the scores. With all of this a block of the paper has its 34 s b h + 5 a s^2 b bytes.
+Dropout keeps what it has drawn, a byte per element: b s h / t' behind the attention, as much behind the MLP, and as
+much behind the embedding. Where scores are kept, dropout of them keeps b s^2 a / t bytes, and the scores that are left,
+as many bytes as the scores. With all of this a block of the paper has its 34 s b h + 5 a s^2 b bytes.
 
 The loss keeps the softmax, in 4 bytes per logit; the logits themselves, and in half precision their gradient, are there
 beside it for a moment only (:func:`logits_working_bytes`).
@@ -163,9 +163,9 @@ def logits_working_bytes(shape: LayerShape, microbatch: MicrobatchShape, *, loss
 def collective_bytes(modules: Sequence[ModuleKind], shape: LayerShape, microbatch: MicrobatchShape) -> int:
     """Bytes of the tensors that tensor parallelism's collectives have worked on in one pass over ``modules``.
 
-    Each half of a block all-reduces an output in its forward and the gradient of an input in its backward. With sequence
-    parallelism its backward gathers its input and the gradient of its output, and scatters the gradient of its input: three
-    tensors of whole rows, one more than its forward has.
+    Each half of a block all-reduces an output in its forward and the gradient of an input in its backward. With
+    sequence parallelism its backward gathers its input and the gradient of its output, and scatters the gradient of its
+    input: three tensors of whole rows, one more than its forward has.
     """
     if microbatch.tp == 1:
         return 0

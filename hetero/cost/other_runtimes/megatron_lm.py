@@ -86,11 +86,14 @@ MEGATRON_LM = dataclasses.replace(
     bucket_numel=WHOLE_BUFFER,
     half_gradients=True,
     flash_attention=False,
+    loss_copies=1,
+    holds_collective_tensors=True,
+    context_gib=(("GH200", 2.7),),
 )
 """Megatron-LM of 2021 and 2022 with its own data parallelism: the norm is agreed on by all before the update."""
 
 MEGATRON_LM_TORCH_DDP = dataclasses.replace(MEGATRON_LM, overlaps_gradient_sync=True, bucket_numel=TORCH_BUCKET_NUMEL)
 """The same with torch's data parallelism, which it has for plans without pipelines."""
 
-MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, flash_attention=True)
+MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, flash_attention=True, loss_copies=0)
 """megatron-core 0.6 with TransformerEngine and its defaults: sums and gathers overlap with nothing."""
