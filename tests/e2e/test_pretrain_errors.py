@@ -181,8 +181,8 @@ CASES = {
     "another-dropout": Case(
         change=in_plan(hidden_dropout=0.0),
         flags={"hidden_dropout": "0.1"},
-        message="plan: hidden_dropout is 0, but --hidden-dropout is 0.1; make them equal, or take hidden_dropout out of "
-        "the plan if its devices have memory to spare",
+        message="plan: hidden_dropout is 0, but --hidden-dropout is 0.1; make them equal, or take hidden_dropout "
+        "out of the plan if its devices have memory to spare",
     ),
     "another-dropout-of-attention": Case(
         change=in_plan(hidden_dropout=0.0, attention_dropout=0.2),

@@ -111,12 +111,12 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table and the trace are there all the same; the verdict is on stderr, with exit code 3."""
-    one = Stage(first_layer=0, end_layer=6, ranks=(2, 3), dp=2, device="V100-16", micro_batch_size=8, in_flight=1)
+    one = Stage(first_layer=0, end_layer=6, ranks=(2, 3), dp=2, device="V100-16", micro_batch_size=16, in_flight=1)
     plan = Plan(
         model=load_model(files / "model.yaml"),
         seq_length=2048,
-        global_batch_size=16,
-        replicas=(Replica(num_samples=16, stages=(one,)),),
+        global_batch_size=32,
+        replicas=(Replica(num_samples=32, stages=(one,)),),
         idle_ranks=(0, 1),
     )
     save(plan, files / "plan.json")
@@ -131,7 +131,7 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     said = re.fullmatch(
         r"hetero: (replica 0 stage 0 does not fit its devices: each V100-16 of ranks 2-3 needs (\d+) bytes "
         r"\([\d.]+ GiB\) and has 17179869184 bytes \(16\.00 GiB\); most of it, in GiB: .*; "
-        r"it fits with micro_batch_size [42])\n",
+        r"it fits with micro_batch_size [842])\n",
         captured.err,
     )
     assert said is not None, captured.err
