@@ -136,16 +136,16 @@ def _plan(args: argparse.Namespace) -> int:
         precision=args.precision,
         profiles=args.profile,
         data_sheets=args.data_sheets,
-        runtime=dataclasses.replace(
-            HETERO, hidden_dropout=args.hidden_dropout, attention_dropout=args.attention_dropout
-        ),
-        devices=cluster.device_types,
+        runtime=HETERO.with_dropout(hidden=args.hidden_dropout, attention=args.attention_dropout),
+        where=cluster,
     )
     problem = Problem(
         cluster=cluster,
         costs=costs,
         global_batch_size=args.global_batch_size,
         distributed_optimizer=args.use_distributed_optimizer,
+        hidden_dropout=args.hidden_dropout,
+        attention_dropout=args.attention_dropout,
         goal=args.objective,
         budget_per_hour=args.budget_per_hour,
         time_limit_s=args.time_limit,
@@ -237,7 +237,7 @@ def _simulate(args: argparse.Namespace) -> int:
     plan = legal_plan(args.plan)
     cluster = load(ClusterSpec, args.cluster)
     check_plan_on_cluster(plan, cluster)
-    costs = plan_costs(plan, profiles=args.profile, data_sheets=args.data_sheets)
+    costs = plan_costs(plan, cluster, profiles=args.profile, data_sheets=args.data_sheets)
     simulation = simulate(plan, cluster, costs)
     memory = plan_memory(plan, costs)
     too_large = memory_error(plan, cluster, costs, memory)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hetero.data.sailor import read_links, read_profiles
+from hetero.data.sailor import PROVENANCE, read_links, read_profiles
 from hetero.errors import ConfigError
 from hetero.serialization import save
 
@@ -38,4 +38,6 @@ def _import(args: argparse.Namespace) -> int:
         print(f"{path}: {len(profile.times)} times, {profile.arithmetic}")
     save(links, args.out / LINKS)
     print(f"{args.out / LINKS}: {len(links.nodes)} node types, {len(links.pairs)} pairs of them")
+    for note in links.provenance.notes[len(PROVENANCE.notes) :]:
+        print(f"  {note}")
     return 0

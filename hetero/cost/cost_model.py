@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hetero.cost.layers.activation_memory import FP8_COPIES, MicrobatchShape, megatron_core_saved_bytes
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.layers.layer_times import LayerCost, LayerTimes
+from hetero.cost.layers.layer_times import LayerCost, LayerPlacement, LayerTimes
 from hetero.cost.layers.parameter_counts import ParameterCounts
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
 from hetero.cost.layers.stage_modules import HALVES, ModuleKind, module_counts, modules_of
@@ -99,7 +99,7 @@ class CostModel:
     """Costs of one model's layers on any device. Holds no plan and no cluster; answers are remembered.
 
     Args:
-        profiles: what was measured.
+        profiles: what was measured, and the links that carry the collectives of tensor parallelism.
         runtime: the runtime to predict.
         arithmetic: of fp32 matrix products in estimates, "fp32" or "tf32"; by default what most profiles of a device
             have. A profile of exactly these layers always wins.
@@ -131,9 +131,8 @@ class CostModel:
             self.shape,
             seq_length=seq_length,
             precision=precision,
-            profiles=profiles,
             references=ReferenceProfiles(profiles, precision=precision, arithmetic=arithmetic, data_sheets=data_sheets),
-            runs_profiled_layers=runtime.runs_profiled_layers,
+            implementation=runtime.implementation,
         )
         self._stages: dict[tuple[object, ...], StageCost] = {}
 
@@ -145,14 +144,23 @@ class CostModel:
         """Operations and bytes of one forward of a layer."""
         return self._times.work(kind, tp=tp, micro_batch_size=micro_batch_size)
 
-    def layer(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, fp8: bool = False) -> LayerCost:
+    def layer(
+        self,
+        kind: ModuleKind,
+        *,
+        device: str,
+        tp: int,
+        micro_batch_size: int,
+        sequence_parallel: bool = False,
+        fp8: bool = False,
+    ) -> LayerCost:
         """Seconds of one layer or half of one, with ``fp8`` as a stage in fp8 has it.
 
         Raises:
             ConfigError: ``device`` has no profile of any model, and data sheets are not allowed, or with ``fp8`` it has
                 no data sheet.
         """
-        return self._times.of(kind, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8)
+        return self._times.of(kind, LayerPlacement(device, tp, micro_batch_size, sequence_parallel, fp8))
 
     def update(self, kind: ModuleKind, *, device: str, tp: int) -> tuple[float, Confidence]:
         """Seconds of the optimizer's update of one layer, or half of one, on each of its tensor-parallel ranks."""
@@ -165,28 +173,20 @@ class CostModel:
         Raises:
             ConfigError: as :meth:`layer`.
         """
-        device, first_layer, end_layer, tp, micro_batch_size, _, recompute, recompute_num_layers, splits, fp8 = config
+        device, first_layer, end_layer, tp, micro_batch_size = config[:5]
+        sequence_parallel, recompute, recompute_num_layers, splits, fp8 = config[5:]
         has_embedding, has_head = first_layer == 0, end_layer == self.model.num_layers
         layers = end_layer - first_layer, first_layer % 1, has_embedding, has_head
-        key = device, layers, tp, micro_batch_size, recompute, recompute_num_layers, splits, fp8
+        key = device, layers, *config[3:]
         if key not in self._stages:
             modules = modules_of(first_layer, end_layer)
             kinds = list(modules)
             kinds += ["embedding"] if has_embedding else []
             kinds += ["head"] if has_head else []
-            layer = partial(self._times.of, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8)
-            again_s = partial(
-                self._times.recompute_s,
-                device=device,
-                tp=tp,
-                micro_batch_size=micro_batch_size,
-                recompute=recompute,
-                fp8=fp8,
-            )
-            weights_s = partial(
-                self._times.weight_gradients_s, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8
-            )
-            costs = [layer(kind) for kind in kinds]
+            on = LayerPlacement(device, tp, micro_batch_size, sequence_parallel, fp8)
+            again_s = partial(self._times.recompute_s, on=on, recompute=recompute)
+            weights_s = partial(self._times.weight_gradients_s, on=on)
+            costs = [self._times.of(kind, on) for kind in kinds]
             recomputed = modules[: recompute_num_layers or len(modules)] if recompute != "none" else []
             recompute_s = sum(count * again_s(kind) for kind, count in Counter(recomputed).items())
             weight_s = sum(count * weights_s(kind) for kind, count in Counter(modules).items()) if splits else 0.0
@@ -215,8 +215,7 @@ class CostModel:
             tp=tp,
             sequence_ways=tp if sequence_parallel else 1,
             fp8=fp8,
-            hidden_dropout=self.runtime.hidden_dropout > 0,
-            attention_dropout=self.runtime.attention_dropout > 0,
+            dropout=self.runtime.drops,
         )
 
     def saved_bytes(

@@ -14,10 +14,15 @@ from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer, transfers_by_phase
 from hetero.plan.sync_domains import rails_of
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
-from hetero.units import GB, US_PER_S
+from hetero.units import US_PER_S
 
 Port = tuple[str, int, int]
 """``("out" | "in", node, interface)``: one direction of one network interface."""
+
+
+RING_SHARE = 0.75
+"""Of a link between nodes, what a ring of NCCL reaches of the bandwidth of single messages. Calibrated on the sums of
+gradients of 15 runs of Megatron-LM on GH200, which were timed alone (docs/cost_model.md)."""
 
 
 class Topology:
@@ -85,6 +90,10 @@ class TransferCost:
     ports: tuple[tuple[Port, float], ...]
     num_bytes: int
 
+    def later(self, seconds: float) -> "TransferCost":
+        """The same one with its last byte so much later, its interfaces busy no longer."""
+        return TransferCost(seconds=self.seconds + seconds, ports=self.ports, num_bytes=self.num_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
@@ -101,7 +110,9 @@ class CollectiveCost:
         return sum(phase.seconds for phase in self.phases)
 
 
-def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes: int) -> TransferCost:
+def transfer_cost(
+    messages: Iterable[Transfer], topology: Topology, *, row_bytes: int, gathers_over: int = 0
+) -> TransferCost:
     """Seconds of messages that start together.
 
     Each device, and each interface between nodes, takes its messages one after the other; the slowest of them ends
@@ -109,10 +120,12 @@ def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes
 
     Args:
         row_bytes: of one token's activation, hidden size x bytes per element.
+        gathers_over: as many neighbouring receivers, which get a part each, gather all of it among them.
 
     Raises:
         ConfigError: two of the ranks have no link.
     """
+    gathered: defaultdict[int, int] = defaultdict(int)
     devices: defaultdict[tuple[str, int], float] = defaultdict(float)
     ports: defaultdict[Port, float] = defaultdict(float)
     latency_s = 0.0
@@ -122,13 +135,21 @@ def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes
         seconds, own_latency_s = topology.message_s(message.sender, message.receiver, message_bytes)
         latency_s = max(latency_s, own_latency_s)
         num_bytes += message_bytes
+        gathered[message.receiver] += message_bytes
         devices["out", message.sender] += seconds
         devices["in", message.receiver] += seconds
         if topology.node(message.sender) != topology.node(message.receiver):
             ports["out", *topology.nic(message.sender)] += seconds
             ports["in", *topology.nic(message.receiver)] += seconds
     slowest_s = max([*devices.values(), *ports.values()], default=0.0)
-    return TransferCost(seconds=latency_s + slowest_s, ports=tuple(sorted(ports.items())), num_bytes=num_bytes)
+    gather_s = 0.0
+    if gathers_over > 1:
+        receivers = sorted(gathered)[:gathers_over]
+        # An all-gather is the second half of an all-reduce (Thakur et al. 2005).
+        whole = ring_all_reduce_cost(gathers_over * gathered[receivers[0]], receivers, topology)
+        gather_s = whole.seconds / 2
+    alone = TransferCost(seconds=latency_s + slowest_s, ports=tuple(sorted(ports.items())), num_bytes=num_bytes)
+    return alone.later(gather_s)
 
 
 def slice_costs(
@@ -141,16 +162,14 @@ def slice_costs(
     )
 
 
-def ring_all_reduce_cost(
-    num_bytes: int, ranks: Sequence[int], topology: Topology, *, host_gb_per_s: float
-) -> TransferCost:
+def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology) -> TransferCost:
     """An all-reduce of ``num_bytes`` on each of ``ranks``, as a ring (alpha-beta model, e.g. Thakur et al. 2005):
 
         2 (n - 1) latency + 2 (n - 1) / n x num_bytes / bandwidth
 
     Inside a node the bandwidth is the measured one of a group, where the cluster has it. Between nodes the ring
-    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link
-    and, one after the other, what copies and sums it at the ends: 1 / bandwidth = 1 / link + 1 / ``host_gb_per_s``.
+    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link, at
+    :data:`RING_SHARE` of what one message gets of it.
 
     Raises:
         ConfigError: two of the ranks have no link.
@@ -166,7 +185,7 @@ def ring_all_reduce_cost(
     crossings = min(Counter(node for node, _ in nics).values())
     between = min(link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) != topology.node(b))
     inside = [link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) == topology.node(b)]
-    bandwidth = min([crossings / (1 / between + 1 / (host_gb_per_s * GB)), *inside])
+    bandwidth = min([crossings * RING_SHARE * between, *inside])
     busy_s = 2 * (n - 1) / n * num_bytes / bandwidth
     latency_s = 2 * (n - 1) * max(link.latency_us for _, _, link in hops) / US_PER_S
     ports = tuple((port, busy_s) for nic in nics for port in (("out", *nic), ("in", *nic)))
@@ -174,7 +193,7 @@ def ring_all_reduce_cost(
 
 
 def all_reduce_cost(
-    num_bytes: int, ranks: Sequence[int], domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
+    num_bytes: int, ranks: Sequence[int], domains: Sequence[Sequence[int]], topology: Topology
 ) -> CollectiveCost:
     """An all-reduce of ``num_bytes`` on each of ``ranks``: hierarchical where they lie in ``domains``, else one ring.
 
@@ -182,12 +201,12 @@ def all_reduce_cost(
         ConfigError: two of the ranks have no link.
     """
     if domains:
-        return hierarchical_all_reduce_cost(num_bytes, domains, topology, host_gb_per_s=host_gb_per_s)
-    return CollectiveCost((ring_all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s),))
+        return hierarchical_all_reduce_cost(num_bytes, domains, topology)
+    return CollectiveCost((ring_all_reduce_cost(num_bytes, ranks, topology),))
 
 
 def hierarchical_all_reduce_cost(
-    num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
+    num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology
 ) -> CollectiveCost:
     """An all-reduce of ``num_bytes`` on each rank of ``domains``: inside each, across, and back (:mod:`.sync_domains`).
 
@@ -206,7 +225,7 @@ def hierarchical_all_reduce_cost(
     """
 
     def ring(num_bytes: int, ranks: Sequence[int]) -> TransferCost:
-        return ring_all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s)
+        return ring_all_reduce_cost(num_bytes, ranks, topology)
 
     rails = rails_of([tuple(ranks) for ranks in domains])
     halves = []

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Schedule
+from hetero.spec.profile import LayerImplementation
 from hetero.units import GIB, MIB
 
 
@@ -24,6 +25,9 @@ class RuntimeModel:
         otherwise transfers run beside the compute, and only the compute that needs one waits for it.
     batches_transfers: of transfers that block, all between two computes run at once (torch's ``batch_isend_irecv``);
         otherwise one after the other.
+    partitions_transfers: between stages with as many tensor-parallel ranks, each of them sends its share of a boundary
+        that they all hold, and the receivers gather it inside their node (arXiv 2104.04473, section 4.1).
+    transfer_host_s: seconds around each transfer in which the host waits for the device, whose queue runs empty.
     overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
     overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
         for its layer; otherwise all of them before the first forward.
@@ -31,12 +35,9 @@ class RuntimeModel:
     bucket_numel: gradient elements that one collective reduces, about.
     copies_gradients_to_sync: a reduction works on a copy of the gradients.
     half_gradients: gradients of half-precision weights are held and summed in half precision; otherwise in fp32.
-    sync_host_gb_per_s: what gradients pass through beside the wire when they leave a node: copies, reduction, proxies.
-    runs_profiled_layers: the layers are the profile's own: they save what those saved, and a head that stopped before
-        the projection stops there; otherwise they are megatron-core's.
-    flash_attention: attention keeps no scores; counts for megatron-core's layers only.
-    hidden_dropout, attention_dropout: shares that it drops; masks are kept where they are above 0, of attention where
-        it keeps scores.
+    implementation: of megatron-core's layers as this runtime puts them together; ``None`` if it runs the layers that
+        were profiled, whatever they are: they save what those saved, and a head that stopped before the projection
+        stops there.
     loss_copies: fp32 copies of the logits that the loss makes for a moment, beside the softmax that it keeps.
     holds_collective_tensors: what a tensor-parallel collective has worked on is free again only when the device has
         come to its end, and the host is a pass over the stage's layers ahead of the device. So does torch before 2.8.
@@ -50,17 +51,15 @@ class RuntimeModel:
     rows: Callable[[Replica], Schedule]
     blocking_transfers: bool
     batches_transfers: bool
+    partitions_transfers: bool
+    transfer_host_s: float
     overlaps_gradient_sync: bool
     overlaps_param_gather: bool
     waits_for_all_before_update: bool
     bucket_numel: int
     copies_gradients_to_sync: bool
     half_gradients: bool
-    sync_host_gb_per_s: float
-    runs_profiled_layers: bool
-    flash_attention: bool
-    hidden_dropout: float
-    attention_dropout: float
+    implementation: LayerImplementation | None
     loss_copies: int
     holds_collective_tensors: bool
     context_gib: tuple[tuple[str, float], ...]
@@ -68,10 +67,35 @@ class RuntimeModel:
     communicator_bytes: int
     allocator_slack: float
 
+    def with_dropout(self, *, hidden: float, attention: float) -> "RuntimeModel":
+        """The same with these shares of hidden states and of attention dropped; any of either counts as both.
+
+        Profiled layers drop what they dropped.
+        """
+        if self.implementation is None:
+            return self
+        implementation = dataclasses.replace(self.implementation, dropout=max(hidden, attention) > 0)
+        return dataclasses.replace(self, implementation=implementation)
+
     def with_dropout_of(self, plan: Plan) -> "RuntimeModel":
         """The same with what a launch of ``plan`` drops."""
-        hidden_dropout, attention_dropout = plan.counted_dropouts
-        return dataclasses.replace(self, hidden_dropout=hidden_dropout, attention_dropout=attention_dropout)
+        hidden, attention = plan.counted_dropouts
+        return self.with_dropout(hidden=hidden, attention=attention)
+
+    @property
+    def runs_profiled_layers(self) -> bool:
+        """The layers are those that were profiled, not megatron-core's."""
+        return self.implementation is None
+
+    @property
+    def flash_attention(self) -> bool:
+        """Attention keeps no scores."""
+        return self.implementation is not None and self.implementation.attention == "flash"
+
+    @property
+    def drops(self) -> bool:
+        """Masks of dropout are kept."""
+        return self.implementation is not None and self.implementation.dropout
 
     def context_bytes(self, device: str) -> int:
         """Bytes that a process occupies on ``device`` before it allocates a tensor."""
@@ -82,12 +106,9 @@ class RuntimeModel:
         return min(gradients, self.bucket_numel * element_bytes) if self.copies_gradients_to_sync else 0
 
 
-SYNC_HOST_GB_PER_S = 6.0
-"""Calibrated on Sailor's 15 runs on GH200, which DeepSpeed executed (docs/cost_model.md, "What was calibrated"). That
-our own runtime is as fast is assumed: a heuristic."""
-
 ALLOCATOR_SLACK = 0.03
-"""Calibrated and assumed like :data:`SYNC_HOST_GB_PER_S`."""
+"""Calibrated on Sailor's 15 runs on GH200, which DeepSpeed executed (docs/cost_model.md, "What was calibrated"). That
+our own runtime has as much is assumed: a heuristic."""
 
 CONTEXT_GIB = (("GH200", 3.9), ("RTX-2080Ti", 0.3), ("Titan-RTX", 0.3))
 """Calibrated on the same runs; nvidia-smi counts more than the process there."""
@@ -106,17 +127,15 @@ HETERO = RuntimeModel(
     rows=step_rows,
     blocking_transfers=False,
     batches_transfers=False,
+    partitions_transfers=False,
+    transfer_host_s=0.0,
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,
     bucket_numel=BUCKET_NUMEL,
     copies_gradients_to_sync=False,
     half_gradients=False,
-    sync_host_gb_per_s=SYNC_HOST_GB_PER_S,
-    runs_profiled_layers=False,
-    flash_attention=True,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    implementation=LayerImplementation(attention="flash", overlaps_collectives=True),
     loss_copies=0,
     holds_collective_tensors=False,
     context_gib=CONTEXT_GIB,

@@ -5,6 +5,7 @@ A folder holds ``layer_profiles.csv``, ``layer_memory.csv``, ``collectives.csv``
 """
 
 import csv
+import dataclasses
 import io
 import math
 from collections import defaultdict
@@ -47,13 +48,24 @@ DEVICES = {
 NICS = {"A100-40": 3, "V100-16": 4, "GH-96": 4}
 """How many parallel transfers between two nodes reach the bandwidth of one: the fits of 4 pairs over those of 1."""
 
+COEFFICIENTS = ("c2", "c1", "c0", "max_bytes_per_s")
+"""Columns of ``network_fits.csv`` that make up a fit."""
+
+DISAGREES = 2.0
+"""Fits of one pair whose maxima are so many times apart are not of the same link. The fits of a pair for 1 to 8 GPUs
+with one interface lie within 1 % of one another; a heuristic in between."""
+
 MEGABYTE = 10**6
 
 FAILED_MS = 1e9
 """What the tables hold where a collective did not run."""
 
-ISOLATION_S = 7.0e-5
-"""Calibrated on whole training runs, see docs/cost_model.md; fits of time over microbatch size have such intercepts."""
+ISOLATION_S = 1.9e-4
+"""Calibrated on whole training runs, see docs/cost_model.md; straight lines through the times of small layers over the
+microbatch size cut the axis at 0.1 to 0.2 ms."""
+
+IN_A_STEP = 1.03
+"""Calibrated with it; a device that computes for minutes runs into its power limit."""
 
 UPDATE_DIVISOR = 4
 """By what the tables divide the time of an update, see :func:`_updates`."""
@@ -136,6 +148,7 @@ def _profile(
         arithmetic=_arithmetic(DEVICES[gpu], shape, times),
         head_has_projection=head is None or head.parameters >= shape.vocabulary * shape.hidden,
         isolation_s=ISOLATION_S,
+        in_a_step=IN_A_STEP,
         provenance=PROVENANCE,
         times=times,
         updates=_updates(rows, memory),
@@ -280,11 +293,10 @@ def _links(folder: Path) -> PublishedLinks:
     for row in _rows(folder / "p2p.csv", {"gpu", "precision", "scope", "data_mb", "bandwidth_raw"}):
         if row["scope"] == "intra" and row["precision"] == "fp32":
             inside[row["gpu"]].append((int(row["data_mb"]) * MEGABYTE, _rounded(float(row["bandwidth_raw"]))))
-    columns = {"scope", "src_zone", "src_gpu", "src_gpus", "dst_zone", "dst_gpu", "dst_gpus", "c2", "c1", "c0"}
-    fits = [row for row in _rows(folder / "network_fits.csv", columns) if row["src_gpus"] == row["dst_gpus"] == "1"]
-    between = {
-        (r["src_zone"], r["src_gpu"], r["dst_zone"], r["dst_gpu"]): _fit(r) for r in fits if r["scope"] == "inter"
-    }
+    columns = {"scope", "src_zone", "src_gpu", "src_gpus", "dst_zone", "dst_gpu", "dst_gpus", *COEFFICIENTS}
+    fits = [row for row in _rows(folder / "network_fits.csv", columns) if row["scope"] == "inter"]
+    chosen, replaced = without_placeholders(fits)
+    between = {(r["src_zone"], r["src_gpu"], r["dst_zone"], r["dst_gpu"]): _fit(r) for r in chosen}
     all_reduce = read_all_reduce(folder)
     home, far = "us-central1-a", "us-west1-b"
     nodes = tuple(
@@ -307,7 +319,89 @@ def _links(folder: Path) -> PublishedLinks:
         for (zone_a, a, zone_b, b), link in sorted(between.items(), key=lambda item: item[0])
         if (zone_a, zone_b) == (home, far) and a == b == "A100-40"
     )
-    return PublishedLinks(provenance=PROVENANCE, nodes=nodes, pairs=pairs, zones=zones)
+    provenance = dataclasses.replace(PROVENANCE, notes=(*PROVENANCE.notes, *replaced))
+    return PublishedLinks(provenance=provenance, nodes=nodes, pairs=pairs, zones=zones)
+
+
+def without_placeholders(fits: Sequence[CsvRow]) -> tuple[list[CsvRow], tuple[str, ...]]:
+    """The fits between one GPU on either side, with a fit of their own for pairs that carry another pair's.
+
+    A link has two ends, and the slower one decides: the fit of two unlike devices may equal that of either with its own
+    kind. One that equals the fit of a pair with a third device, while another fit of the same two devices says
+    ``DISAGREES`` times as much or as little, was never measured: it is a placeholder. In its place comes the fit of the
+    same two devices with the fewest GPUs, in either direction, that is no such copy, per network interface.
+
+    Args:
+        fits: rows of ``network_fits.csv`` between nodes, of all numbers of GPUs.
+
+    Returns:
+        the rows, and a note on each that was replaced.
+    """
+    of_pair: defaultdict[tuple[str, ...], list[CsvRow]] = defaultdict(list)
+    carriers: defaultdict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for row in fits:
+        of_pair[_ends(row)].append(row)
+        carriers[_coefficients(row)].add(_devices(row))
+    chosen, notes = [], {}
+    for row in fits:
+        if not row["src_gpus"] == row["dst_gpus"] == "1":
+            continue
+        devices = _devices(row)
+        foreign = _foreign(devices, carriers[_coefficients(row)])
+        own = [other for other in of_pair[_ends(row)] if not _foreign(devices, carriers[_coefficients(other)])]
+        if foreign and any(_disagree(row, other) for other in own):
+            instead = min(own, key=lambda other: (_num_gpus(other), _coefficients(other)))
+            note = (
+                f"{' with '.join(DEVICES.get(gpu, gpu) for gpu in devices)}, between nodes: the fit for one GPU "
+                f"({_gb_per_s(row):.3g} GB/s) is that of pairs with {', '.join(DEVICES.get(g, g) for g in foreign)}; "
+                f"replaced by the pair's own for {_num_gpus(instead)} GPUs ({_gb_per_s(instead):.3g} GB/s)"
+            )
+            notes[note] = None
+            row = {**row, **{name: str(float(instead[name]) / _interfaces(instead)) for name in COEFFICIENTS}}
+        chosen.append(row)
+    return chosen, tuple(notes)
+
+
+def _ends(row: CsvRow) -> tuple[str, ...]:
+    """Zone and device of both ends, in one order."""
+    return tuple(sorted((f"{row['src_zone']} {row['src_gpu']}", f"{row['dst_zone']} {row['dst_gpu']}")))
+
+
+def _devices(row: CsvRow) -> tuple[str, ...]:
+    """The devices of both ends, once where they are alike, in one order."""
+    return tuple(sorted({row["src_gpu"], row["dst_gpu"]}))
+
+
+def _foreign(devices: tuple[str, ...], carriers: set[tuple[str, ...]]) -> list[str]:
+    """The third devices that a fit of ``devices`` must be from, by all the pairs that carry it; empty if it may be its
+    own: one of equal devices is, and so is what one of the two ends has with its own kind."""
+    if len(devices) == 1 or any((device,) in carriers for device in devices):
+        return []
+    return sorted({device for pair in carriers for device in pair}.difference(devices))
+
+
+def _coefficients(row: CsvRow) -> tuple[str, ...]:
+    return tuple(row[name] for name in COEFFICIENTS)
+
+
+def _num_gpus(row: CsvRow) -> int:
+    """GPUs that send at once."""
+    return min(int(row["src_gpus"]), int(row["dst_gpus"]))
+
+
+def _interfaces(row: CsvRow) -> int:
+    """Network interfaces that the transfers of a fit are spread over."""
+    return min(_num_gpus(row), *(NICS.get(gpu, 1) for gpu in _devices(row)))
+
+
+def _gb_per_s(row: CsvRow) -> float:
+    """The bandwidth of one interface that a fit says large messages have."""
+    return float(row["max_bytes_per_s"]) / GB / _interfaces(row)
+
+
+def _disagree(a: CsvRow, b: CsvRow) -> bool:
+    slower, faster = sorted((_gb_per_s(a), _gb_per_s(b)))
+    return faster > DISAGREES * slower
 
 
 def _fit(row: CsvRow) -> Link:

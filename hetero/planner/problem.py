@@ -60,6 +60,7 @@ class Problem:
 
     goal: what is minimised; ``budget_per_hour`` bounds the price of the nodes in use under either goal.
     distributed_optimizer: of the plans that are looked for.
+    hidden_dropout, attention_dropout: of the same, and of ``costs``.
     splits_backward: plans may split backwards, which the runtime does with megatron-core's local layers only.
     fp8: every stage computes in fp8 that can.
     interleaves: a device group may hold several stages of a replica.
@@ -72,6 +73,8 @@ class Problem:
     costs: CostModel
     global_batch_size: int
     distributed_optimizer: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
     goal: Goal = "time"
     budget_per_hour: float | None = None
     time_limit_s: float = 30.0
@@ -180,8 +183,8 @@ class Problem:
             global_batch_size=self.global_batch_size,
             precision=self.precision,
             distributed_optimizer=self.distributed_optimizer,
-            hidden_dropout=self.costs.runtime.hidden_dropout,
-            attention_dropout=self.costs.runtime.attention_dropout,
+            hidden_dropout=self.hidden_dropout,
+            attention_dropout=self.attention_dropout,
             devices=tuple(device for device in self.cluster.devices if device.name in used),
             replicas=pipelines,
             idle_ranks=tuple(rank for rank in range(self.cluster.num_devices) if rank not in working),

@@ -8,8 +8,10 @@ from statistics import mean
 from hetero.cost.capacity import memory_error
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import device_memory, plan_memory
+from hetero.cost.network import Topology, ring_all_reduce_cost
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.data.cost_models import plan_costs
+from hetero.units import BYTES_OF_PRECISION
 from tests.helpers.published_runs.published_run import PublishedRun
 
 APART = 0.10
@@ -67,7 +69,7 @@ class Comparison:
 
 def shipped_costs(run: PublishedRun) -> CostModel:
     """The cost model as it ships, of the runtime that ran it."""
-    return plan_costs(run.plan, runtime=run.runtime)
+    return plan_costs(run.plan, run.cluster, runtime=run.runtime)
 
 
 def compare(run: PublishedRun, costs_of: Callable[[PublishedRun], CostModel] = shipped_costs) -> Comparison:
@@ -81,21 +83,30 @@ def compare(run: PublishedRun, costs_of: Callable[[PublishedRun], CostModel] = s
         step_s=simulation.step_s,
         peak_bytes=max(parts.total for parts in device_memory(run.plan, memory).values()),
         verdict=None if error is None else str(error),
-        stages=[_predicted_stage(simulation, s) for s in range(len(run.stages))],
+        stages=[_predicted_stage(run, simulation, s) for s in range(len(run.stages))],
     )
 
 
-def _predicted_stage(simulation: Simulation, stage: int) -> PredictedStage:
+def _predicted_stage(run: PublishedRun, simulation: Simulation, stage: int) -> PredictedStage:
     """Of the first replica's stage, which stands for those of all replicas."""
-    replica = simulation.plan.replicas[0]
+    replicas = simulation.plan.replicas
+    replica = replicas[0]
     cost, rank = simulation.costs[0, stage], replica.stages[stage].ranks[0]
     count = replica.num_microbatches(stage)
     return PredictedStage(
         forward_s=count * cost.forward_s,
         backward_s=count * cost.backward_s,
-        all_reduce_s=sum(sync.end_s - sync.start_s for sync in simulation.syncs if rank in sync.bucket.ranks),
+        all_reduce_s=_stage_sum_s(run, simulation, rank, {other.stages[stage].ranks[0] for other in replicas}),
         update_s=simulation.stages[0, stage].update_s,
     )
+
+
+def _stage_sum_s(run: PublishedRun, simulation: Simulation, rank: int, ranks: set[int]) -> float:
+    """Seconds to sum all gradients of ``rank`` over ``ranks`` at once, as Megatron-LM does before it sums those of an
+    embedding that two stages share, which was not timed with them."""
+    numel = sum(sync.bucket.numel for sync in simulation.syncs if rank in sync.bucket.ranks)
+    num_bytes = numel * BYTES_OF_PRECISION[simulation.plan.precision]
+    return ring_all_reduce_cost(num_bytes, sorted(ranks), Topology(run.cluster)).seconds
 
 
 def by_family(comparisons: Iterable[Comparison]) -> dict[str, list[Comparison]]:

@@ -60,8 +60,7 @@ class MicrobatchShape:
     sequence_ways: ranks that share the rows of a sequence between the layers' products: tp with sequence parallelism,
         else 1.
     fp8: its linear layers multiply in fp8.
-    hidden_dropout: outputs of the embedding, of attention and MLP are dropped in part.
-    attention_dropout: attention weights are.
+    dropout: outputs of the embedding, of attention and MLP are dropped in part, and where attention writes scores, these.
     """
 
     micro_batch_size: int
@@ -70,8 +69,7 @@ class MicrobatchShape:
     tp: int
     sequence_ways: int = 1
     fp8: bool = False
-    hidden_dropout: bool = False
-    attention_dropout: bool = False
+    dropout: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -89,7 +87,7 @@ def megatron_core_saved_bytes(
     """Bytes that a layer of megatron-core, or half of one, saves of one microbatch from forward to backward."""
     tokens, element, tp = microbatch.num_tokens, microbatch.element_bytes, microbatch.tp
     rows = shape.hidden // microbatch.sequence_ways
-    mask = MASK_BYTES * tokens * rows if microbatch.hidden_dropout else 0
+    mask = MASK_BYTES * tokens * rows if microbatch.dropout else 0
     if kind == "embedding":
         return mask
     if kind == "head":
@@ -102,7 +100,7 @@ def megatron_core_saved_bytes(
     # Experts work on copies of the tokens that were sent to them.
     dispatched = 2 * experts * rows if shape.num_experts else 0
     kept_scores = 0 if flash_attention or recompute == "selective" else shape.heads * microbatch.seq_length // tp
-    score_bytes = (2 * element + MASK_BYTES) if microbatch.attention_dropout else element
+    score_bytes = (2 * element + MASK_BYTES) if microbatch.dropout else element
     attention = element * tokens * (2 * rows + (2 * q + 2 * kv) // tp) + score_bytes * tokens * kept_scores + mask
     less = _fp8_saving(kind, shape, microbatch) if microbatch.fp8 else 0
     if kind == "attention":

@@ -14,12 +14,14 @@ are several models:
 import dataclasses
 from itertools import pairwise
 
+from hetero.cost.other_runtimes.deepspeed import TRANSFER_HOST_S
 from hetero.cost.runtime_model import HETERO
 from hetero.errors import PlanError
 from hetero.plan.ir import Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import COMPUTE, RECEIVE, SEND, ActionKind, Row, Schedule
 from hetero.schedule.orders import BY_DEPTHS
+from hetero.spec.profile import LayerImplementation
 from hetero.units import BYTES_OF_PRECISION, MIB
 
 NAME = "megatron-lm"
@@ -32,8 +34,8 @@ def megatron_rows(replica: Replica) -> Schedule:
     together, after the backward; with one round of microbatches all forwards come first.
 
     Raises:
-        PlanError: stages count different microbatches, split their backward or take another order than 1F1B, which it
-            cannot do.
+        PlanError: stages count different microbatches, split their backward, or have another order or other depths than
+            its 1F1B, which it cannot do.
     """
     counts = replica.microbatch_counts
     if len(set(counts)) > 1:
@@ -42,11 +44,20 @@ def megatron_rows(replica: Replica) -> Schedule:
         raise PlanError(f"{NAME}: this runtime does not split backwards; set wgrad_delay to null")
     if replica.schedule != BY_DEPTHS:
         raise PlanError(f"{NAME}: this runtime has no schedule {replica.schedule!r}; set it to {BY_DEPTHS}")
-    if not replica.is_interleaved:
-        return step_rows(replica, receives_ahead=0)
-    if counts[0] == len(replica.device_groups):
+    if replica.is_interleaved and counts[0] == len(replica.device_groups):
         return step_rows(replica.with_each_stage(in_flight=counts), receives_ahead=0)
-    return [_exchanging_in_pairs(row) for row in step_rows(replica, receives_ahead=0)]
+    depths = [sum(replica.stages[s].in_flight for s in group) for group in replica.device_groups]
+    if depths != (kept := _depths(replica)):
+        raise PlanError(f"{NAME}: in_flight {depths}, this runtime keeps {kept} microbatches on its device groups")
+    rows = step_rows(replica, receives_ahead=0)
+    return [_exchanging_in_pairs(row) for row in rows] if replica.is_interleaved else rows
+
+
+def _depths(replica: Replica) -> list[int]:
+    """Microbatches in flight on every device group, of all its stages: those of the warm-up and one more."""
+    pp, v = len(replica.device_groups), len(replica.device_groups[0])
+    per_position, more = (2, (v - 1) * pp) if v > 1 else (1, 0)
+    return [min(per_position * (pp - p - 1) + more + 1, v * replica.num_microbatches(0)) for p in range(pp)]
 
 
 def _exchanging_in_pairs(row: Row) -> Row:
@@ -82,10 +93,12 @@ MEGATRON_LM = dataclasses.replace(
     rows=megatron_rows,
     blocking_transfers=True,
     batches_transfers=True,
+    partitions_transfers=True,
+    transfer_host_s=TRANSFER_HOST_S,
     overlaps_gradient_sync=False,
     bucket_numel=WHOLE_BUFFER,
     half_gradients=True,
-    flash_attention=False,
+    implementation=LayerImplementation(attention="fused-softmax", dropout=True),
     loss_copies=1,
     holds_collective_tensors=True,
     context_gib=(("GH200", 2.7),),
@@ -95,5 +108,9 @@ MEGATRON_LM = dataclasses.replace(
 MEGATRON_LM_TORCH_DDP = dataclasses.replace(MEGATRON_LM, overlaps_gradient_sync=True, bucket_numel=TORCH_BUCKET_NUMEL)
 """The same with torch's data parallelism, which it has for plans without pipelines."""
 
-MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, flash_attention=True, loss_copies=0)
+MEGATRON_CORE_LAYERS = LayerImplementation(attention="flash", dropout=True, overlaps_collectives=True)
+
+MEGATRON_CORE = dataclasses.replace(
+    MEGATRON_LM, half_gradients=False, partitions_transfers=False, implementation=MEGATRON_CORE_LAYERS
+)
 """megatron-core 0.6 with TransformerEngine and its defaults: sums and gathers overlap with nothing."""

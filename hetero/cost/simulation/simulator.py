@@ -225,14 +225,13 @@ def _prices(
     simulated: SimulatedPlan, topology: Topology, *, bytes_per_element: int, share: float
 ) -> Callable[[CountedBucket], CollectiveCost]:
     """A function that prices the collective on a bucket: ``share`` of an all-reduce."""
-    host_gb_per_s = simulated.costs.runtime.sync_host_gb_per_s
     known: dict[tuple[int, tuple[int, ...]], CollectiveCost] = {}
 
     def price(bucket: CountedBucket) -> CollectiveCost:
         key = bucket.numel, bucket.ranks
         if key not in known:
             num_bytes = bucket.numel * bytes_per_element
-            whole = all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
+            whole = all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, topology)
             known[key] = whole if share == 1.0 else whole.scaled(share)
         return known[key]
 

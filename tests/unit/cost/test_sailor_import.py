@@ -6,7 +6,7 @@ import pytest
 
 from hetero.cli import main
 from hetero.data import PublishedLinks
-from hetero.data.sailor import ISOLATION_S, read_all_reduce, read_links, read_profiles
+from hetero.data.sailor import ISOLATION_S, PROVENANCE, read_all_reduce, read_links, read_profiles
 from hetero.errors import ConfigError
 from hetero.serialization import load
 from hetero.spec.profile import Profile
@@ -84,6 +84,75 @@ def test_a_fit_below_nothing_is_left_out(tables: Path) -> None:
 def test_the_line_between_regions(tables: Path) -> None:
     (zones,) = read_links(tables).zones
     assert (zones.zones, zones.link.bytes_per_s(10**8)) == (("us-central1", "us-west1"), 0.5e9)
+
+
+FITS = "scope,src_zone,src_gpu,src_gpus,dst_zone,dst_gpu,dst_gpus,c2,c1,c0,max_bytes_per_s"
+
+ZONE = "us-central1-a"
+
+
+def fit_row(src: str, dst: str, gpus: int, gb_per_s: float) -> str:
+    return f"inter,{ZONE},{src},{gpus},{ZONE},{dst},{gpus},0,0,{gb_per_s},{gb_per_s * 1e9}"
+
+
+def links_of_pairs(tables: Path, *rows: str) -> tuple[dict[tuple[str, str], float], tuple[str, ...]]:
+    """GB/s of a large message by pair of devices, and what the importer says beside its usual notes."""
+    write_table(tables, "network_fits.csv", FITS, *rows)
+    links = read_links(tables)
+    found = {pair.node_types: pair.link.bytes_per_s(10**9) / 1e9 for pair in links.pairs}
+    return found, links.provenance.notes[len(PROVENANCE.notes) :]
+
+
+OWN = [fit_row("RTX-2080", "RTX-2080", 1, 2.8), fit_row("Titan-RTX", "Titan-RTX", 1, 2.9)]
+
+ANOTHERS = fit_row("RTX-2080", "RTX-3090", 1, 0.115)
+
+PLACEHOLDER = fit_row("RTX-2080", "Titan-RTX", 1, 0.115)
+
+
+def test_a_fit_of_another_pair_is_replaced_by_the_pairs_own(tables: Path) -> None:
+    """Of the two-GPU one in the other direction and the four-GPU one it takes the former: fewest GPUs."""
+    rows = [fit_row("Titan-RTX", "RTX-2080", 2, 2.86), fit_row("RTX-2080", "Titan-RTX", 4, 2.7)]
+    found, notes = links_of_pairs(tables, *OWN, ANOTHERS, PLACEHOLDER, *rows)
+    assert found["RTX-2080Ti", "Titan-RTX"] == 2.86
+    assert found["RTX-2080Ti", "RTX-3090"] == 0.115, "nothing else says what that pair has"
+    assert notes == (
+        "RTX-2080Ti with Titan-RTX, between nodes: the fit for one GPU (0.115 GB/s) is that of pairs with RTX-3090; "
+        "replaced by the pair's own for 2 GPUs (2.86 GB/s)",
+    )
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([], id="no other fit says otherwise"),
+        pytest.param([fit_row("RTX-2080", "Titan-RTX", 2, 0.15)], id="another fit says about the same"),
+        pytest.param(
+            [fit_row("RTX-2080", "Titan-RTX", 2, 2.8), fit_row("RTX-2080", "RTX-2080", 2, 0.115)],
+            id="one of the two ends has it with its own kind",
+        ),
+    ],
+)
+def test_a_fit_that_may_be_the_pairs_own_stays(tables: Path, others: list[str]) -> None:
+    found, notes = links_of_pairs(tables, *OWN, ANOTHERS, PLACEHOLDER, *others)
+    assert found["RTX-2080Ti", "Titan-RTX"] == 0.115
+    assert notes == ()
+
+
+def test_a_fit_for_several_gpus_counts_per_interface(tables: Path) -> None:
+    """Four transfers between nodes of three and four interfaces are three times one."""
+    rows = [fit_row("A100-40", "V100-16", 4, 6.0), fit_row("A100-40", "V100-16", 1, 0.5)]
+    found, notes = links_of_pairs(tables, *rows, fit_row("A100-40", "GH-96", 1, 0.5))
+    assert found["A100-40", "V100-16"] == 2.0
+    assert "replaced by the pair's own for 4 GPUs (2 GB/s)" in notes[0]
+
+
+def test_the_command_says_what_it_replaced(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    links_of_pairs(tables, *OWN, ANOTHERS, PLACEHOLDER, fit_row("RTX-2080", "Titan-RTX", 2, 2.86))
+    assert main(["profile", "import", str(tables), "--out", str(tmp_path / "out")]) == 0
+    assert "replaced by the pair's own for 2 GPUs (2.86 GB/s)" in capsys.readouterr().out
+    written = load(PublishedLinks, tmp_path / "out" / "links.json")
+    assert any("replaced by the pair's own" in note for note in written.provenance.notes)
 
 
 def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -91,3 +91,13 @@ def test_the_slow_lines_are_slow() -> None:
 def test_a_device_that_nobody_published() -> None:
     with pytest.raises(ConfigError, match=r"no published links of nodes with 'L40S' \(known: A100-40, "):
         shipped_links().of("L40S")
+
+
+def test_no_shipped_pair_has_another_pairs_link() -> None:
+    """Titan RTX with RTX 2080 Ti has what either has with its own kind, and the file says what stood there before."""
+    links = shipped_links()
+    (pair,) = (each for each in links.pairs if set(each.node_types) == {"RTX-2080Ti", "Titan-RTX"})
+    own = [links.of(device).between_nodes for device in pair.node_types]
+    slower = min(each.bytes_per_s(10**8) for each in own if each is not None)
+    assert pair.link.bytes_per_s(10**8) == pytest.approx(slower, rel=0.05)
+    assert [note for note in links.provenance.notes if "replaced by the pair's own for 2 GPUs" in note]
