@@ -1,7 +1,6 @@
 """``hetero plan`` chooses a plan for a cluster, ``hetero simulate`` predicts what a plan takes."""
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any

@@ -122,6 +122,9 @@ COMMUNICATOR_BYTES = 64 * MIB
 BUCKET_NUMEL = 40_000_000
 """Megatron-LM's least bucket (``max(40000000, 1000000 * dp)``), whatever the number of ranks."""
 
+HETERO_LAYERS = LayerImplementation(attention="flash", overlaps_collectives=True)
+"""TransformerEngine's layers, or megatron-core's own with torch's scaled dot product attention."""
+
 HETERO = RuntimeModel(
     name="megatron-hetero",
     rows=step_rows,
@@ -135,7 +138,7 @@ HETERO = RuntimeModel(
     bucket_numel=BUCKET_NUMEL,
     copies_gradients_to_sync=False,
     half_gradients=False,
-    implementation=LayerImplementation(attention="flash", overlaps_collectives=True),
+    implementation=HETERO_LAYERS,
     loss_copies=0,
     holds_collective_tensors=False,
     context_gib=CONTEXT_GIB,

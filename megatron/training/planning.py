@@ -5,7 +5,7 @@ import sys
 
 import torch.distributed as dist
 
-from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.cost.runtime_model import HETERO, HETERO_LAYERS, RuntimeModel
 from hetero.distributed.rank_consensus import from_rank_0
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
@@ -56,6 +56,8 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         costs=costs,
         global_batch_size=config.parallel.global_batch_size,
         distributed_optimizer=config.parallel.use_distributed_optimizer,
+        hidden_dropout=config.stage.hidden_dropout,
+        attention_dropout=config.stage.attention_dropout,
         time_limit_s=planner.time_limit_s,
         splits_backward=may_split_backward(config.stage),
     )
@@ -71,12 +73,14 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
 def launched_runtime(config: PretrainConfig) -> RuntimeModel:
     """Describe to the cost model how this launch executes a plan."""
     parallel = config.parallel
-    return dataclasses.replace(
+    implementation = HETERO_LAYERS
+    if config.stage.attention_backend == "unfused":
+        implementation = dataclasses.replace(implementation, attention="fused-softmax")
+    runtime = dataclasses.replace(
         HETERO,
         bucket_numel=parallel.bucket_size,
         overlaps_gradient_sync=parallel.overlap_grad_reduce,
         overlaps_param_gather=parallel.overlap_param_gather,
-        hidden_dropout=config.stage.hidden_dropout,
-        attention_dropout=config.stage.attention_dropout,
-        flash_attention=config.stage.attention_backend != "unfused",
+        implementation=implementation,
     )
+    return runtime.with_dropout(hidden=config.stage.hidden_dropout, attention=config.stage.attention_dropout)

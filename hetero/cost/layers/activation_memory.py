@@ -60,7 +60,7 @@ class MicrobatchShape:
     sequence_ways: ranks that share the rows of a sequence between the layers' products: tp with sequence parallelism,
         else 1.
     fp8: its linear layers multiply in fp8.
-    dropout: outputs of the embedding, of attention and MLP are dropped in part, and where attention writes scores, these.
+    dropout: outputs of the embedding, of attention and MLP are dropped in part, and scores where attention writes any.
     """
 
     micro_batch_size: int

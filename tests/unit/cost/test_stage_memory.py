@@ -12,7 +12,7 @@ from hetero.cost.stage_memory import StageMemory, stage_memory
 from hetero.data import shipped_profiles
 from hetero.schedule.activation_residency import HeldMicrobatches
 from hetero.spec.model import ModelSpec
-from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
+from hetero.spec.profile import LAYER_KINDS, LayerImplementation, LayerMemory, Profile
 from hetero.units import GIB
 from tests.helpers.models import gpt2_model
 from tests.helpers.published_runs.opt350m import published_model
@@ -20,9 +20,8 @@ from tests.helpers.synthetic_profiles import cost_model, profile
 
 MODEL = gpt2_model()
 COSTS = cost_model(MODEL, [profile(MODEL)])
-KEEPS_SCORES = dataclasses.replace(HETERO, flash_attention=False)
-DROPS = dataclasses.replace(HETERO, hidden_dropout=0.1, attention_dropout=0.1)
-DROPS_SCORES = dataclasses.replace(DROPS, flash_attention=False)
+KEEPS_SCORES = dataclasses.replace(HETERO, implementation=LayerImplementation(attention="unfused"))
+DROPS, DROPS_SCORES = (each.with_dropout(hidden=0.1, attention=0.0) for each in (HETERO, KEEPS_SCORES))
 WITH_SCORES = cost_model(MODEL, [profile(MODEL)], runtime=KEEPS_SCORES)
 STAGE: dict[str, Any] = {
     "device": "A100-40",
@@ -185,7 +184,7 @@ def test_the_head_keeps_the_softmax_in_fp32_at_least(precision: str, element: in
 
 
 def test_some_losses_work_on_copies_of_the_logits() -> None:
-    two = cost_model(MODEL, [profile(MODEL)], runtime=dataclasses.replace(HETERO, loss_copies=2, flash_attention=True))
+    two = cost_model(MODEL, [profile(MODEL)], runtime=dataclasses.replace(HETERO, loss_copies=2))
     assert memory_with(two, **LAST).fixed.working == max(2 * 4 * LOGITS, memory_with(**LAST).fixed.working)
     assert memory_with(two).fixed.working == memory_with().fixed.working
 
@@ -210,13 +209,21 @@ def test_dropout_keeps_a_byte_per_element_behind_attention_and_mlp(changes: dict
 def test_dropout_of_scores_keeps_what_is_left_of_them_and_a_mask() -> None:
     """2205.05198: 2 of softmax, 2 of what is left, 1 of the mask in half precision. No scores, no dropout of them."""
     for precision, element in (("fp32", 4), ("bf16", 2)):
-        without, dropped = (
+        kept, dropped, dropped_but_scores = (
             memory_with(cost_model(MODEL, [], precision=precision, runtime=runtime)).at(1).activations
-            for runtime in (dataclasses.replace(KEEPS_SCORES, hidden_dropout=0.1), DROPS_SCORES)
+            for runtime in (KEEPS_SCORES, DROPS_SCORES, DROPS)
         )
-        assert dropped - without == 2 * (element + 1) * 2 * 4 * 16 * 16
-    only_attention = dataclasses.replace(DROPS, hidden_dropout=0.0)
-    assert memory_with(cost_model(MODEL, [], runtime=only_attention)) == memory_with(cost_model(MODEL, []))
+        scores = 2 * 2 * 4 * 16 * 16
+        assert dropped - dropped_but_scores == (2 * element + 1) * scores
+        assert dropped - kept == (element + 1) * scores + 2 * 2 * 2 * 16 * 32
+
+
+@pytest.mark.parametrize(("hidden", "attention"), [(0.1, 0.0), (0.0, 0.1), (0.2, 0.3)])
+def test_any_dropout_counts(hidden: float, attention: float) -> None:
+    """Of one of the two as of both: half of the masks too many, at most, in models that nobody trains."""
+    assert HETERO.with_dropout(hidden=hidden, attention=attention) == DROPS
+    assert DROPS.with_dropout(hidden=0.0, attention=0.0) == HETERO
+    assert DEEPSPEED.with_dropout(hidden=hidden, attention=attention) == DEEPSPEED, "profiled layers drop what they did"
 
 
 def test_a_block_of_the_paper_keeps_what_the_paper_says() -> None:
