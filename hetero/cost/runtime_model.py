@@ -111,7 +111,8 @@ ALLOCATOR_SLACK = 0.03
 our own runtime has as much is assumed: a heuristic."""
 
 CONTEXT_GIB = (("GH200", 3.9), ("RTX-2080Ti", 0.3), ("Titan-RTX", 0.3))
-"""Calibrated on the same runs; nvidia-smi counts more than the process there."""
+"""Calibrated on the same runs, and on Sailor's five on Titan RTX and RTX 2080 Ti; of a GH200 nvidia-smi counts more
+than the process."""
 
 DEFAULT_CONTEXT_GIB = 1.0
 """A heuristic for all other devices, about what a process of torch with CUDA and NCCL takes; not measured here."""
