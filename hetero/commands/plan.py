@@ -129,7 +129,7 @@ def _plan(args: argparse.Namespace) -> int:
         precision=args.precision,
         profiles=args.profile,
         data_sheets=args.data_sheets,
-        devices=cluster.device_types,
+        where=cluster,
     )
     problem = Problem(
         cluster=cluster,
@@ -250,7 +250,7 @@ def _simulate(args: argparse.Namespace) -> int:
     plan = legal_plan(args.plan)
     cluster = load(ClusterSpec, args.cluster)
     check_plan_on_cluster(plan, cluster)
-    costs = plan_costs(plan, profiles=args.profile, data_sheets=args.data_sheets)
+    costs = plan_costs(plan, cluster, profiles=args.profile, data_sheets=args.data_sheets)
     simulation = simulate(plan, cluster, costs)
     memory = plan_memory(plan, costs)
     too_large = memory_error(plan, cluster, costs, memory)

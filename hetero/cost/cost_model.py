@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hetero.cost.layers.activation_memory import FP8_COPIES, MicrobatchShape, megatron_core_saved_bytes
 from hetero.cost.layers.confidence import Confidence, LayerBasis
-from hetero.cost.layers.layer_times import LayerCost, LayerTimes
+from hetero.cost.layers.layer_times import LayerCost, LayerPlacement, LayerTimes
 from hetero.cost.layers.parameter_counts import ParameterCounts
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
 from hetero.cost.layers.stage_modules import HALVES, ModuleKind, module_counts, modules_of
@@ -22,6 +22,7 @@ from hetero.cost.layers.work import Work
 from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.plan.ir import Precision, Recompute, Stage
 from hetero.schedule.actions import ActionKind
+from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LAYER_KINDS, Arithmetic, LayerShape, Profile, ProfileStore
 from hetero.units import BYTES_OF_PRECISION
@@ -102,7 +103,7 @@ class CostModel:
     """Costs of one model's layers on any device. Holds no plan and no cluster; answers are remembered.
 
     Args:
-        profiles: what was measured.
+        profiles: what was measured, and the links that carry the collectives of tensor parallelism.
         runtime: the runtime to predict.
         arithmetic: of fp32 matrix products in estimates, "fp32" or "tf32"; by default what most profiles of a device
             have. A profile of exactly these layers always wins.
@@ -128,8 +129,11 @@ class CostModel:
         self.shape = LayerShape.of(model)
         self.parameter_counts = ParameterCounts(model)
         self.element_bytes = BYTES_OF_PRECISION[precision]
-        # Half-precision weights have gradients, master weights and moments in fp32.
-        self.gradient_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
+        # Half-precision weights have master weights and moments in fp32, and in most runtimes gradients.
+        self.state_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
+        self.gradient_bytes = self.element_bytes if runtime.half_gradients else self.state_bytes
+        self._arithmetic = arithmetic
+        self._data_sheets = data_sheets
         self._references = ReferenceProfiles(
             profiles, precision=precision, arithmetic=arithmetic, data_sheets=data_sheets
         )
@@ -137,12 +141,23 @@ class CostModel:
             self.shape,
             seq_length=seq_length,
             precision=precision,
-            profiles=profiles,
             references=self._references,
-            runs_profiled_layers=runtime.runs_profiled_layers,
+            implementation=runtime.implementation,
         )
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._slower: Mapping[LayerBasis, float] = {}
+
+    def on(self, cluster: ClusterSpec) -> "CostModel":
+        """The same costs if tensor parallelism had the links of ``cluster``; as they are if they know of no cluster."""
+        return CostModel(
+            model=self.model,
+            seq_length=self.seq_length,
+            precision=self.precision,
+            profiles=self._references.profiles.on_links(cluster.all_reduce_of_devices),
+            runtime=self.runtime,
+            arithmetic=self._arithmetic,
+            data_sheets=self._data_sheets,
+        )
 
     def slower(self, by: Mapping[LayerBasis, float]) -> "CostModel":
         """The same costs if layers that rest on such things took so many times their seconds."""
@@ -167,14 +182,23 @@ class CostModel:
         """Operations and bytes of one forward of a layer."""
         return self._times.work(kind, tp=tp, micro_batch_size=micro_batch_size)
 
-    def layer(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, fp8: bool = False) -> LayerCost:
+    def layer(
+        self,
+        kind: ModuleKind,
+        *,
+        device: str,
+        tp: int,
+        micro_batch_size: int,
+        sequence_parallel: bool = False,
+        fp8: bool = False,
+    ) -> LayerCost:
         """Seconds of one layer or half of one, with ``fp8`` as a stage in fp8 has it.
 
         Raises:
             ConfigError: ``device`` has no profile of any model, and data sheets are not allowed, or with ``fp8`` it has
                 no data sheet.
         """
-        cost = self._times.of(kind, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8)
+        cost = self._times.of(kind, LayerPlacement(device, tp, micro_batch_size, sequence_parallel, fp8))
         if not self._slower:
             return cost
         times = self._slower.get(LayerBasis(device, cost.confidence), 1.0)
@@ -191,28 +215,20 @@ class CostModel:
         Raises:
             ConfigError: as :meth:`layer`.
         """
-        device, first_layer, end_layer, tp, micro_batch_size, _, recompute, recompute_num_layers, splits, fp8 = config
+        device, first_layer, end_layer, tp, micro_batch_size = config[:5]
+        sequence_parallel, recompute, recompute_num_layers, splits, fp8 = config[5:]
         has_embedding, has_head = first_layer == 0, end_layer == self.model.num_layers
         layers = end_layer - first_layer, first_layer % 1, has_embedding, has_head
-        key = device, layers, tp, micro_batch_size, recompute, recompute_num_layers, splits, fp8
+        key = device, layers, *config[3:]
         if key not in self._stages:
             modules = modules_of(first_layer, end_layer)
             kinds = list(modules)
             kinds += ["embedding"] if has_embedding else []
             kinds += ["head"] if has_head else []
-            layer = partial(self._times.of, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8)
-            again_s = partial(
-                self._times.recompute_s,
-                device=device,
-                tp=tp,
-                micro_batch_size=micro_batch_size,
-                recompute=recompute,
-                fp8=fp8,
-            )
-            weights_s = partial(
-                self._times.weight_gradients_s, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8
-            )
-            costs = [layer(kind) for kind in kinds]
+            on = LayerPlacement(device, tp, micro_batch_size, sequence_parallel, fp8)
+            again_s = partial(self._times.recompute_s, on=on, recompute=recompute)
+            weights_s = partial(self._times.weight_gradients_s, on=on)
+            costs = [self._times.of(kind, on) for kind in kinds]
             recomputed = modules[: recompute_num_layers or len(modules)] if recompute != "none" else []
             recompute_s = sum(count * again_s(kind) for kind, count in Counter(recomputed).items())
             weight_s = sum(count * weights_s(kind) for kind, count in Counter(modules).items()) if splits else 0.0
@@ -245,15 +261,15 @@ class CostModel:
     def layers(self, stage: Stage) -> Mapping[ModuleKind, tuple[int, LayerCost]]:
         """How many modules of each kind a plan's stage has, with the cost of one of them."""
         counts = module_counts(stage.start, stage.end, num_layers=self.model.num_layers)
-        return {
-            kind: (
-                count,
-                self.layer(
-                    kind, device=stage.device, tp=stage.tp, micro_batch_size=stage.micro_batch_size, fp8=stage.fp8
-                ),
-            )
-            for kind, count in counts.items()
-        }
+        layer = partial(
+            self.layer,
+            device=stage.device,
+            tp=stage.tp,
+            micro_batch_size=stage.micro_batch_size,
+            sequence_parallel=stage.splits_sequence,
+            fp8=stage.fp8,
+        )
+        return {kind: (count, layer(kind)) for kind, count in counts.items()}
 
     def microbatch(
         self, *, tp: int, micro_batch_size: int, sequence_parallel: bool = False, fp8: bool = False

@@ -14,10 +14,15 @@ from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer, transfers_by_phase
 from hetero.plan.sync_domains import rails_of
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
-from hetero.units import GB, US_PER_S
+from hetero.units import US_PER_S
 
 Port = tuple[str, int, int]
 """``("out" | "in", node, interface)``: one direction of one network interface."""
+
+
+RING_SHARE = 0.75
+"""Of a link between nodes, what a ring of NCCL reaches of the bandwidth of single messages. Calibrated on the sums of
+gradients of 15 runs of Megatron-LM on GH200, which were timed alone (docs/cost_model.md)."""
 
 
 class Topology:
@@ -141,16 +146,14 @@ def slice_costs(
     )
 
 
-def ring_all_reduce_cost(
-    num_bytes: int, ranks: Sequence[int], topology: Topology, *, host_gb_per_s: float
-) -> TransferCost:
+def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology) -> TransferCost:
     """An all-reduce of ``num_bytes`` on each of ``ranks``, as a ring (alpha-beta model, e.g. Thakur et al. 2005):
 
         2 (n - 1) latency + 2 (n - 1) / n x num_bytes / bandwidth
 
     Inside a node the bandwidth is the measured one of a group, where the cluster has it. Between nodes the ring
-    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link
-    and, one after the other, what copies and sums it at the ends: 1 / bandwidth = 1 / link + 1 / ``host_gb_per_s``.
+    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link, at
+    :data:`RING_SHARE` of what one message gets of it.
 
     Raises:
         ConfigError: two of the ranks have no link.
@@ -166,7 +169,7 @@ def ring_all_reduce_cost(
     crossings = min(Counter(node for node, _ in nics).values())
     between = min(link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) != topology.node(b))
     inside = [link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) == topology.node(b)]
-    bandwidth = min([crossings / (1 / between + 1 / (host_gb_per_s * GB)), *inside])
+    bandwidth = min([crossings * RING_SHARE * between, *inside])
     busy_s = 2 * (n - 1) / n * num_bytes / bandwidth
     latency_s = 2 * (n - 1) * max(link.latency_us for _, _, link in hops) / US_PER_S
     ports = tuple((port, busy_s) for nic in nics for port in (("out", *nic), ("in", *nic)))
@@ -174,7 +177,7 @@ def ring_all_reduce_cost(
 
 
 def all_reduce_cost(
-    num_bytes: int, ranks: Sequence[int], domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
+    num_bytes: int, ranks: Sequence[int], domains: Sequence[Sequence[int]], topology: Topology
 ) -> CollectiveCost:
     """An all-reduce of ``num_bytes`` on each of ``ranks``: hierarchical where they lie in ``domains``, else one ring.
 
@@ -182,12 +185,12 @@ def all_reduce_cost(
         ConfigError: two of the ranks have no link.
     """
     if domains:
-        return hierarchical_all_reduce_cost(num_bytes, domains, topology, host_gb_per_s=host_gb_per_s)
-    return CollectiveCost((ring_all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s),))
+        return hierarchical_all_reduce_cost(num_bytes, domains, topology)
+    return CollectiveCost((ring_all_reduce_cost(num_bytes, ranks, topology),))
 
 
 def hierarchical_all_reduce_cost(
-    num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology, *, host_gb_per_s: float
+    num_bytes: int, domains: Sequence[Sequence[int]], topology: Topology
 ) -> CollectiveCost:
     """An all-reduce of ``num_bytes`` on each rank of ``domains``: inside each, across, and back (:mod:`.sync_domains`).
 
@@ -206,7 +209,7 @@ def hierarchical_all_reduce_cost(
     """
 
     def ring(num_bytes: int, ranks: Sequence[int]) -> TransferCost:
-        return ring_all_reduce_cost(num_bytes, ranks, topology, host_gb_per_s=host_gb_per_s)
+        return ring_all_reduce_cost(num_bytes, ranks, topology)
 
     rails = rails_of([tuple(ranks) for ranks in domains])
     halves = []

@@ -131,7 +131,8 @@ def _step_s(plan: Plan, topology: Topology, costs: CostModel, source: ErrorSourc
     """Seconds of a step whose figures of ``source`` take so many times as long."""
     if isinstance(source, LayerBasis):
         return simulate(plan, topology, costs.slower({source: times})).step_s
-    return simulate(plan, _with_slower_links(topology.cluster, source, times), costs).step_s
+    slower = _with_slower_links(topology.cluster, source, times)
+    return simulate(plan, slower, costs.on(slower) if source == "inside nodes" else costs).step_s
 
 
 def _is_stated(link: Link | None) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hetero.plan.ir import Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Schedule
+from hetero.spec.profile import LayerImplementation
 from hetero.units import GIB, MIB
 
 
@@ -21,16 +22,18 @@ class RuntimeModel:
         PlanError for what the runtime cannot do.
     blocking_transfers: a transfer occupies the compute stream of sender and receiver, which wait for one another;
         otherwise transfers run beside the compute, and only the compute that needs one waits for it.
+    batches_transfers: of transfers that block, all between two computes run at once (torch's ``batch_isend_irecv``);
+        otherwise one after the other.
     overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
     overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
         for its layer; otherwise all of them before the first forward.
     waits_for_all_before_update: all ranks agree on the gradient's norm before any of them updates a weight.
     bucket_numel: gradient elements that one collective reduces, about.
     copies_gradients_to_sync: a reduction works on a copy of the gradients.
-    sync_host_gb_per_s: what gradients pass through beside the wire when they leave a node: copies, reduction, proxies.
-    runs_profiled_layers: the layers are the profile's own: they save what those saved, and a head that stopped before
-        the projection stops there; otherwise they are megatron-core's.
-    flash_attention: attention keeps no scores; counts for megatron-core's layers only.
+    half_gradients: gradients of half-precision weights are held and summed in half precision; otherwise in fp32.
+    implementation: of megatron-core's layers as this runtime puts them together; ``None`` if it runs the layers that
+        were profiled, whatever they are: they save what those saved, and a head that stopped before the projection
+        stops there.
     context_gib: what a process occupies on a device before it allocates a tensor: CUDA context, kernels, libraries;
         ``default_context_gib`` on devices that are not listed.
     communicator_bytes: buffers of one communicator.
@@ -40,18 +43,28 @@ class RuntimeModel:
     name: str
     rows: Callable[[Replica], Schedule]
     blocking_transfers: bool
+    batches_transfers: bool
     overlaps_gradient_sync: bool
     overlaps_param_gather: bool
     waits_for_all_before_update: bool
     bucket_numel: int
     copies_gradients_to_sync: bool
-    sync_host_gb_per_s: float
-    runs_profiled_layers: bool
-    flash_attention: bool
+    half_gradients: bool
+    implementation: LayerImplementation | None
     context_gib: tuple[tuple[str, float], ...]
     default_context_gib: float
     communicator_bytes: int
     allocator_slack: float
+
+    @property
+    def runs_profiled_layers(self) -> bool:
+        """The layers are those that were profiled, not megatron-core's."""
+        return self.implementation is None
+
+    @property
+    def flash_attention(self) -> bool:
+        """Attention keeps no scores."""
+        return self.implementation is not None and self.implementation.attention == "flash"
 
     def context_bytes(self, device: str) -> int:
         """Bytes that a process occupies on ``device`` before it allocates a tensor."""
@@ -62,12 +75,9 @@ class RuntimeModel:
         return min(gradients, self.bucket_numel * element_bytes) if self.copies_gradients_to_sync else 0
 
 
-SYNC_HOST_GB_PER_S = 6.0
-"""Calibrated on Sailor's 15 runs on GH200, which DeepSpeed executed (docs/cost_model.md, "What was calibrated"). That
-our own runtime is as fast is assumed: a heuristic."""
-
 ALLOCATOR_SLACK = 0.03
-"""Calibrated and assumed like :data:`SYNC_HOST_GB_PER_S`."""
+"""Calibrated on Sailor's 15 runs on GH200, which DeepSpeed executed (docs/cost_model.md, "What was calibrated"). That
+our own runtime has as much is assumed: a heuristic."""
 
 CONTEXT_GIB = (("GH200", 3.9),)
 """Calibrated on the same runs; nvidia-smi counts more than the process there."""
@@ -85,14 +95,14 @@ HETERO = RuntimeModel(
     name="megatron-hetero",
     rows=step_rows,
     blocking_transfers=False,
+    batches_transfers=False,
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,
     bucket_numel=BUCKET_NUMEL,
     copies_gradients_to_sync=False,
-    sync_host_gb_per_s=SYNC_HOST_GB_PER_S,
-    runs_profiled_layers=False,
-    flash_attention=True,
+    half_gradients=False,
+    implementation=LayerImplementation(attention="flash", overlaps_collectives=True),
     context_gib=CONTEXT_GIB,
     default_context_gib=DEFAULT_CONTEXT_GIB,
     communicator_bytes=COMMUNICATOR_BYTES,

@@ -211,5 +211,5 @@ def memory_of_stage(
 
 
 def optimizer_bytes_per_parameter(costs: CostModel) -> int:
-    """Adam's two moments, and beside half-precision weights their master copy, all as wide as a gradient."""
-    return (2 + (costs.element_bytes < costs.gradient_bytes)) * costs.gradient_bytes
+    """Adam's two moments, and beside half-precision weights their master copy."""
+    return (2 + (costs.element_bytes < costs.state_bytes)) * costs.state_bytes

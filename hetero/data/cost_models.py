@@ -8,7 +8,7 @@ from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.data import shipped_profiles
 from hetero.plan.ir import Plan, Precision
 from hetero.serialization import load
-from hetero.spec.devices import DeviceCatalogue
+from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import Profile, ProfileStore
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
@@ -22,33 +22,44 @@ def model_costs(
     profiles: Iterable[Path] = (),
     data_sheets: bool = False,
     runtime: RuntimeModel = HETERO,
-    devices: DeviceCatalogue = SHIPPED_DEVICES,
+    where: ClusterSpec | Plan | None = None,
 ) -> CostModel:
     """The cost model of ``model``.
 
     profiles: files of profiles beside the shipped ones.
     data_sheets: price devices without any profile by their data sheets, instead of refusing them.
-    devices: the device types of the cluster or plan.
+    where: the cluster, whose links carry the collectives of tensor parallelism, or the plan; device types that they
+        describe may have profiles.
 
     Raises:
-        ConfigError: a file is missing or malformed, or a profile is of a device type that is none of ``devices``.
+        ConfigError: a file is missing or malformed, or a profile is of a device type that is not known.
     """
     own = [load(Profile, path) for path in profiles]
+    store = ProfileStore(
+        (*own, *shipped_profiles()),
+        device_types=where.device_types if where is not None else SHIPPED_DEVICES,
+        all_reduce=where.all_reduce_of_devices if isinstance(where, ClusterSpec) else {},
+    )
     return CostModel(
         model=model,
         seq_length=seq_length,
         precision=precision,
-        profiles=ProfileStore((*own, *shipped_profiles()), device_types=devices),
+        profiles=store,
         data_sheets=data_sheets,
         runtime=runtime,
     )
 
 
 def plan_costs(
-    plan: Plan, *, profiles: Iterable[Path] = (), data_sheets: bool = False, runtime: RuntimeModel = HETERO
+    plan: Plan,
+    cluster: ClusterSpec | None = None,
+    *,
+    profiles: Iterable[Path] = (),
+    data_sheets: bool = False,
+    runtime: RuntimeModel = HETERO,
 ) -> CostModel:
-    """The cost model of the model, sequence length, precision and devices of ``plan``; otherwise as
-    :func:`model_costs`."""
+    """The cost model of the model, sequence length, precision and devices of ``plan``, on ``cluster`` if that is known;
+    otherwise as :func:`model_costs`."""
     return model_costs(
         plan.model,
         seq_length=plan.seq_length,
@@ -56,5 +67,5 @@ def plan_costs(
         profiles=profiles,
         data_sheets=data_sheets,
         runtime=runtime,
-        devices=plan.device_types,
+        where=cluster if cluster is not None else plan,
     )

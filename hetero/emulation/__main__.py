@@ -53,10 +53,11 @@ def main(argv: Sequence[str]) -> int:
 def _emulated(args: argparse.Namespace) -> EmulatedLaunch:
     plan = load(Plan, args.plan)
     validate(plan)
+    cluster = load(ClusterSpec, args.cluster)
     return EmulatedLaunch(
         plan=plan,
-        cluster=load(ClusterSpec, args.cluster),
-        costs=plan_costs(plan, profiles=args.profile, data_sheets=args.data_sheets),
+        cluster=cluster,
+        costs=plan_costs(plan, cluster, profiles=args.profile, data_sheets=args.data_sheets),
         options=EmulationOptions(time_scale=args.time_scale, seq_length=args.sequence),
         data_parallel=DataParallelOptions(bucket_numel=HETERO.bucket_numel),
         num_steps=args.steps,

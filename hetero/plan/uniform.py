@@ -69,7 +69,7 @@ def uniform_plan(layout: UniformLayout) -> Plan:
     depths = _depths(layout.pp, layout.stages_per_rank, num_microbatches, warms_up=layout.schedule == BY_DEPTHS)
     stages = tuple(_stage(layout, replica=0, number=s, in_flight=depths[s]) for s in range(layout.num_stages))
     first = Replica(num_samples=num_samples, stages=stages, schedule=layout.schedule)
-    if first.is_interleaved:
+    if first.is_interleaved and num_microbatches % layout.pp:
         # Where the last round is not full, the warm-up may be too short. Megatron-LM refuses such batches.
         depths = enough_in_flight(first) or depths
     replicas = (

@@ -255,6 +255,21 @@ class ClusterSpec:
                 )
 
     @property
+    def all_reduce_of_devices(self) -> dict[str, tuple[GroupLink, ...]]:
+        """By device, the all-reduces inside one of its nodes: measured, or a ring over the links of its devices.
+
+        Of several node types of one device the first counts.
+        """
+        found: dict[str, tuple[GroupLink, ...]] = {}
+        for node in self.node_types:
+            links = node.all_reduce_inside_node
+            if not links and node.inside_node is not None and node.gpus_per_node > 1:
+                links = (GroupLink(size=node.gpus_per_node, bus=node.inside_node),)
+            if links:
+                found.setdefault(node.device, links)
+        return found
+
+    @property
     def device_types(self) -> DeviceCatalogue:
         """The device types that ship and that the cluster describes."""
         return shipped_and(self.devices)

@@ -51,6 +51,8 @@ class DataSheet:
         fp64, where nobody looked.
     nvlink_gb_per_s: to all devices of the node together, both directions added up, as data sheets have it; ``None``
         without NVLink or the like. Nothing is computed from it: what two devices reach is for the links of the cluster.
+    multiprocessors: CUDA's streaming multiprocessors, into whose number the tiles of a product are rounded up; ``None``
+        if nobody looked, or without CUDA.
     source: the document that states them.
     """
 
@@ -64,6 +66,7 @@ class DataSheet:
     fp16_tflops: float
     fp8_tflops: float | None = None
     nvlink_gb_per_s: float | None = None
+    multiprocessors: int | None = None
     source: str
 
     def __post_init__(self) -> None:

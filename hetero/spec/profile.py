@@ -9,8 +9,9 @@ layers have the same sizes.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
@@ -77,6 +78,26 @@ class LayerShape:
     def dense_block(self) -> "LayerShape":
         """The same shape without a vocabulary, on which the time of a block does not depend."""
         return dataclasses.replace(self, vocabulary=1)
+
+
+AttentionKernel = Literal["unfused", "fused-softmax", "flash"]
+"""Whether attention writes its scores to memory: ``unfused`` for every operation on them, ``fused-softmax`` with scale,
+mask and softmax in one kernel (Megatron-LM's, which is for half precision only), ``flash`` never (FlashAttention, cuDNN's, torch's scaled dot product attention)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerImplementation:
+    """How the kernels of a layer are put together, as far as its seconds show it.
+
+    dropout: after attention's softmax, where it writes scores, and before the residual sums.
+    overlaps_collectives: the collective of an input's gradient runs beside the product of the weights' gradient.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    attention: AttentionKernel = "unfused"
+    dropout: bool = False
+    overlaps_collectives: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +190,7 @@ class Profile:
     isolation_s: what measuring one layer alone adds to each of its passes: the device idles before the first kernel
         and after the last, which in a row of layers is hidden behind the neighbours. Not part of a layer's cost.
     all_reduce: bandwidths of the collectives that the times contain, on the machine that was measured.
+    implementation: of the layers that were timed.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -184,6 +206,7 @@ class Profile:
     head_has_projection: bool = True
     isolation_s: float = 0.0
     all_reduce: tuple[GroupLink, ...] = ()
+    implementation: LayerImplementation = LayerImplementation()
     provenance: Provenance
     times: tuple[LayerTime, ...]
     updates: tuple[UpdateTime, ...] = ()
@@ -224,14 +247,23 @@ class ProfileStore:
 
     Args:
         device_types: those that it may be asked about, profiled or not.
+        all_reduce: by device, the bandwidths inside the nodes of the cluster that is priced; of other devices those
+            that their profiles were measured with.
 
     Raises:
         ConfigError: a profile is of a device type that is none of these.
     """
 
-    def __init__(self, profiles: Iterable[Profile], *, device_types: DeviceCatalogue = SHIPPED_DEVICES) -> None:
+    def __init__(
+        self,
+        profiles: Iterable[Profile],
+        *,
+        device_types: DeviceCatalogue = SHIPPED_DEVICES,
+        all_reduce: Mapping[str, tuple[GroupLink, ...]] = MappingProxyType({}),
+    ) -> None:
         self._profiles = tuple(profiles)
         self.device_types = device_types
+        self._all_reduce = all_reduce
         for profile in self._profiles:
             try:
                 device_types.of(profile.device)
@@ -246,12 +278,23 @@ class ProfileStore:
 
     def plus(self, profiles: Iterable[Profile]) -> "ProfileStore":
         """A store of these and ``profiles``, of which the latter are found first where both describe the same."""
-        return ProfileStore((*profiles, *self._profiles), device_types=self.device_types)
+        return ProfileStore((*profiles, *self._profiles), device_types=self.device_types, all_reduce=self._all_reduce)
+
+    def on_links(self, all_reduce: Mapping[str, tuple[GroupLink, ...]]) -> "ProfileStore":
+        """These profiles where the devices of a cluster sum over other links; unchanged without a cluster."""
+        if not self._all_reduce:
+            return self
+        return ProfileStore(self._profiles, device_types=self.device_types, all_reduce=all_reduce)
 
     def without_model(self, model: str) -> "ProfileStore":
         """A store without the profiles of ``model``, to compute leave-one-model-out errors with."""
         others = (profile for profile in self._profiles if profile.model != model)
-        return ProfileStore(others, device_types=self.device_types)
+        return ProfileStore(others, device_types=self.device_types, all_reduce=self._all_reduce)
+
+    def all_reduce_of(self, device: str) -> tuple[GroupLink, ...]:
+        """Bandwidths of the all-reduces of tensor parallelism on ``device``; none where nobody knows them."""
+        profiled = (profile.all_reduce for profile in self._profiles if profile.device == device)
+        return self._all_reduce.get(device) or next(profiled, ())
 
     def devices(self) -> tuple[str, ...]:
         """Device types that have a profile of any model, in the order of the store."""

@@ -4,6 +4,17 @@ from functools import lru_cache
 
 from hetero.spec.devices import DataSheet, DeviceCatalogue, DeviceType
 
+_MULTIPROCESSORS = {
+    **dict.fromkeys(("V100-16", "V100-32", "V100S-32"), 80),
+    **{"T4": 40, "RTX-2080Ti": 68, "Titan-RTX": 72},
+    **dict.fromkeys(("A100-40", "A100-80", "A800"), 108),
+    **{"A30": 56, "A10": 72, "A10G": 80, "A40": 84, "A6000": 84, "RTX-3090": 82},
+    **{"RTX-4090": 128, "RTX-6000-Ada": 142, "L4": 58, "L20": 92, "L40S": 142},
+    **dict.fromkeys(("H100", "H100-NVL", "H800", "H200", "GH200"), 132),
+    **{"H100-PCIe": 114, "H20": 78, "B200": 148},
+}
+"""Streaming multiprocessors as the architecture whitepapers have them."""
+
 
 def _gpu(
     name: str,
@@ -31,6 +42,7 @@ def _gpu(
             fp16_tflops=fp16,
             fp8_tflops=fp8,
             nvlink_gb_per_s=nvlink,
+            multiprocessors=_MULTIPROCESSORS.get(name),
             source=source,
         ),
     )

@@ -51,7 +51,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         profiles=planner.profiles,
         data_sheets=planner.data_sheets,
         runtime=launched_runtime(config),
-        devices=cluster.device_types,
+        where=cluster,
     )
     problem = Problem(
         cluster=cluster,

@@ -1,21 +1,20 @@
 """Holds the cost model against whole training runs and layers that others measured.
 
-    python tests/bench/bench_cost_model.py                           the shipped runs, step time and peak memory
-    python tests/bench/bench_cost_model.py --runs OTHER.csv          other runs in a table of the same columns
+    python tests/bench/bench_cost_model.py                           all published runs, one table by family
+    python tests/bench/bench_cost_model.py --details                 every run beside it
+    python tests/bench/bench_cost_model.py --folder FOLDER           other runs, in tables of the same names and columns
+    python tests/bench/bench_cost_model.py --leave-one-source-out    the calibrated constants, each family left out
     python tests/bench/bench_cost_model.py --estimates               layers of models whose profile is left out
-    python tests/bench/bench_cost_model.py --leave-one-out           the calibrated constants, each run left out in turn
     python tests/bench/bench_cost_model.py --write docs/cost_model.md
 
-Prints tables in Markdown. ``--write`` puts the first two between the markers of the page; the third takes minutes.
+Prints tables in Markdown. ``--write`` puts them between the markers of the page; that of ``--leave-one-source-out``,
+which takes minutes, only together with it.
 """
 
 import argparse
-import dataclasses
-import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -23,122 +22,111 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from hetero.cost.cost_model import CostModel
-from hetero.cost.memory import plan_memory
-from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
-from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
 from hetero.data.sailor import MODELS
 from hetero.spec.profile import LayerKind, Profile, ProfileStore
 from hetero.units import GB
-from tests.helpers.published_runs import FOLDER, PublishedRun, published_model, read_runs
-
-RUNS = FOLDER / "opt350m_gh200.csv"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Constants:
-    """What is calibrated on whole runs; everything else is measured elsewhere or counted."""
-
-    isolation_s: float
-    sync_host_gb_per_s: float
-    context_gib: float
-    allocator_slack: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """One run: measured and predicted. Errors are relative to the measured."""
-
-    run: PublishedRun
-    step_s: float
-    peak_bytes: float
-
-    @property
-    def time_error(self) -> float:
-        return self.step_s / self.run.step_s - 1
-
-    @property
-    def memory_error(self) -> float:
-        return self.peak_bytes / self.run.peak_bytes - 1
+from tests.bench.calibrated_constants import CONSTANTS, Calibration
+from tests.helpers.cost_comparison import (
+    APART,
+    Comparison,
+    ErrorSummary,
+    by_family,
+    compare,
+    errors_of,
+    pairs_apart,
+    recompute_of,
+    wrong_pairs,
+)
+from tests.helpers.published_runs import FOLDER, read_all
+from tests.helpers.published_runs.opt350m import published_model
+from tests.helpers.published_runs.published_run import PublishedRun
 
 
-def shipped_constants() -> Constants:
-    """The constants as the package has them."""
-    profile = next(iter(shipped_profiles()))
-    return Constants(
-        isolation_s=profile.isolation_s,
-        sync_host_gb_per_s=DEEPSPEED.sync_host_gb_per_s,
-        context_gib=dict(DEEPSPEED.context_gib)["GH200"],
-        allocator_slack=DEEPSPEED.allocator_slack,
-    )
-
-
-def cost_model(run: PublishedRun, constants: Constants) -> CostModel:
-    """The model under ``constants``, of the runtime that made the runs."""
-    return CostModel(
-        model=run.plan.model,
-        seq_length=run.plan.seq_length,
-        precision=run.plan.precision,
-        profiles=ProfileStore(dataclasses.replace(p, isolation_s=constants.isolation_s) for p in shipped_profiles()),
-        runtime=dataclasses.replace(
-            DEEPSPEED,
-            sync_host_gb_per_s=constants.sync_host_gb_per_s,
-            context_gib=tuple((name, constants.context_gib) for name, _ in DEEPSPEED.context_gib),
-            allocator_slack=constants.allocator_slack,
-        ),
-    )
-
-
-def predicted_step_s(run: PublishedRun, constants: Constants) -> float:
-    return simulate(run.plan, run.cluster, cost_model(run, constants)).step_s
-
-
-def predicted_peak_bytes(run: PublishedRun, constants: Constants) -> float:
-    """The fullest device's."""
-    return max(parts.total for parts in plan_memory(run.plan, cost_model(run, constants)).values())
-
-
-def compare(run: PublishedRun, constants: Constants) -> Comparison:
-    return Comparison(run=run, step_s=predicted_step_s(run, constants), peak_bytes=predicted_peak_bytes(run, constants))
-
-
-def runs_table(comparisons: Sequence[Comparison]) -> str:
-    """Fastest measured run first; the number in brackets is the rank that the prediction gives it."""
-    by_prediction = sorted(comparisons, key=lambda c: c.step_s)
+def families_table(comparisons: Sequence[Comparison]) -> str:
+    """Mean, worst and signed error of every quantity by family, and the checks of order and verdict."""
     rows = [
-        f"| {rank} | {c.run.label} | {c.run.step_s:.3f} | {c.step_s:.3f} [{by_prediction.index(c) + 1}] "
-        f"| {c.time_error:+.1%} | {c.run.peak_bytes / GB:.1f} | {c.peak_bytes / GB:.1f} | {c.memory_error:+.1%} |"
-        for rank, c in enumerate(sorted(comparisons, key=lambda c: c.run.step_s), start=1)
+        f"| {family if i == 0 else ''} | {quantity} | {(found := ErrorSummary.of(errors)).count} | {found.cells()} |"
+        for family, own in by_family(comparisons).items()
+        for i, (quantity, errors) in enumerate(errors_of(own).items())
     ]
     return "\n".join(
         [
-            "| | plan | step s, measured | predicted | error | peak GB, measured | predicted | error |",
-            "|--:|---|--:|--:|--:|--:|--:|--:|",
+            "| runs | of | count | mean error | worst | with signs |",
+            "|---|---|--:|--:|--:|--:|",
             *rows,
             "",
-            _summary("Step time", [c.time_error for c in comparisons]),
-            _summary("Peak memory", [c.memory_error for c in comparisons]),
-            ordered_pairs(comparisons),
+            *order_lines(comparisons),
+            *verdict_lines(comparisons),
         ]
     )
 
 
-def _summary(what: str, errors: Sequence[float]) -> str:
-    sizes = [abs(error) for error in errors]
-    signed = f"mean of the signed errors {mean(errors):+.1%}"
-    return f"{what}: mean error {mean(sizes):.1%}, worst {max(sizes):.1%}, {signed}.  "
-
-
-def ordered_pairs(comparisons: Sequence[Comparison]) -> str:
-    """How many pairs of plans for the same GPUs and batch the prediction puts in the measured order."""
-    pairs = [
-        (a, b)
-        for a, b in itertools.combinations(comparisons, 2)
-        if a.run.plan.world_size == b.run.plan.world_size
-        and a.run.plan.global_batch_size == b.run.plan.global_batch_size
+def order_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """How many pairs of plans are predicted in the measured order, and which are not."""
+    pairs, wrong = pairs_apart(comparisons), wrong_pairs(comparisons)
+    lines = [
+        f"Order: of {len(pairs)} pairs of plans of the same model, batch and devices that differ by more than "
+        f"{APART:.0%}, {len(pairs) - len(wrong)} are predicted in the measured order.  "
     ]
-    right = sum((a.run.step_s < b.run.step_s) == (a.step_s < b.step_s) for a, b in pairs)
-    return f"Of {len(pairs)} pairs of plans for the same GPUs and batch, {right} are in the measured order."
+    lines += [
+        f"Wrong: {a.run.family}: {a.run.label} ({a.run.step_s:.3f} s, predicted {a.step_s:.3f}) before {b.run.label} "
+        f"({b.run.step_s:.3f} s, predicted {b.step_s:.3f}).  "
+        for a, b in wrong
+    ]
+    recomputed = [pair for pair in pairs if len({recompute_of(each.run) for each in pair}) > 1]
+    right = sum(pair not in wrong for pair in recomputed)
+    return [*lines, f"Full against selective recomputation: {right} of {len(recomputed)} in the measured order.  "]
+
+
+def verdict_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """Which runs are rejected as too large although they ran."""
+    rejected = [each for each in comparisons if each.verdict is not None]
+    lines = [f"Verdict: {len(rejected)} of {len(comparisons)} runs are rejected as too large, and all ran.  "]
+    return lines + [
+        f"Rejected: {each.run.family}: {each.run.label}, predicted {each.peak_bytes / GB:.1f} GB.  "
+        for each in rejected
+    ]
+
+
+def runs_table(comparisons: Sequence[Comparison]) -> str:
+    """Every run by family, the fastest first; the number in brackets is the rank that the prediction gives it."""
+    lines = []
+    for family, own in by_family(comparisons).items():
+        by_prediction = sorted(own, key=lambda each: each.step_s)
+        lines += [
+            f"**{family}**",
+            "",
+            "| | plan | step s, measured | predicted | error | peak GB, measured | predicted | error |",
+            "|--:|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        for rank, each in enumerate(sorted(own, key=lambda each: each.run.step_s), start=1):
+            measured = "" if each.run.peak_bytes is None else f"{each.run.peak_bytes / GB:.1f}"
+            error = "" if each.memory_error is None else f"{each.memory_error:+.1%}"
+            lines.append(
+                f"| {rank} | {each.run.label} | {each.run.step_s:.3f} | {each.step_s:.3f} "
+                f"[{by_prediction.index(each) + 1}] | {each.time_error:+.1%} | {measured} "
+                f"| {each.peak_bytes / GB:.1f} | {error} |"
+            )
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def stages_table(comparisons: Sequence[Comparison]) -> str:
+    """Every stage that was measured alone: measured and predicted seconds of a step."""
+    lines = [
+        "| plan | stage | forward | predicted | backward | predicted | sum | predicted | optimizer | predicted |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for each in comparisons:
+        for s, (ours, theirs) in enumerate(zip(each.stages, each.run.stages, strict=True)):
+            summed = "" if theirs.all_reduce_s is None else f"{theirs.all_reduce_s:.4f}"
+            lines.append(
+                f"| {each.run.label if s == 0 else ''} | {s} | {theirs.forward_s:.3f} | {ours.forward_s:.3f} "
+                f"| {theirs.backward_s:.3f} | {ours.backward_s:.3f} | {summed} | {ours.all_reduce_s:.4f} "
+                f"| {theirs.update_s:.4f} | {ours.update_s:.4f} |"
+            )
+    return "\n".join(lines)
 
 
 def estimate_errors(profile: Profile, store: ProfileStore, kind: LayerKind, *, data_sheets: bool) -> list[float]:
@@ -188,46 +176,23 @@ def _errors(profile: Profile, store: ProfileStore, kind: LayerKind, *, data_shee
     return f"{mean(errors):.0%}, worst {max(errors):.0%}"
 
 
-Pair = tuple[float, float]
-
-TIME_GRID = tuple(
-    itertools.product([i * 1e-5 for i in range(13)], [4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 10.0, 14.0])
-)
-MEMORY_GRID = tuple(itertools.product([3.0 + 0.1 * i for i in range(21)], [0.01 * i for i in range(13)]))
-
-
-def time_errors(runs: Sequence[PublishedRun], constants: Pair) -> list[float]:
-    isolation_s, host = constants
-    changed = dataclasses.replace(shipped_constants(), isolation_s=isolation_s, sync_host_gb_per_s=host)
-    return [predicted_step_s(run, changed) / run.step_s - 1 for run in runs]
-
-
-def memory_errors(runs: Sequence[PublishedRun], constants: Pair) -> list[float]:
-    context_gib, slack = constants
-    changed = dataclasses.replace(shipped_constants(), context_gib=context_gib, allocator_slack=slack)
-    return [predicted_peak_bytes(run, changed) / run.peak_bytes - 1 for run in runs]
-
-
-def leave_one_out(runs: Sequence[PublishedRun]) -> str:
-    """Constants with the least sum of squared errors over all runs but one, and the error of that one."""
-    lines = []
-    kinds: list[tuple[str, Iterable[Pair], Callable[[Sequence[PublishedRun], Pair], list[float]]]] = [
-        ("Step time", TIME_GRID, time_errors),
-        ("Peak memory", MEMORY_GRID, memory_errors),
-    ]
-    for name, grid, errors_of in kinds:
-        table = {constants: errors_of(runs, constants) for constants in grid}
-
-        def best(left_out: int | None, table: dict[Pair, list[float]] = table) -> Pair:
-            return min(table, key=lambda key: sum(e * e for i, e in enumerate(table[key]) if i != left_out))
-
-        errors = [table[best(i)][i] for i in range(len(runs))]
-        chosen = {best(i) for i in range(len(runs))}
-        ranges = ", ".join(f"{min(values):.3g} to {max(values):.3g}" for values in zip(*chosen, strict=True))
-        lines.append(_summary(f"{name}, each run left out", errors))
-        lines.append(
-            f"Constants: {', '.join(f'{value:.3g}' for value in best(None))} on all runs; {ranges} on the rest."
-        )
+def left_out_table(runs: Sequence[PublishedRun]) -> str:
+    """Constants calibrated on all families but one, and the errors of that one."""
+    of_family: dict[str, list[PublishedRun]] = {}
+    for run in runs:
+        of_family.setdefault(run.family, []).append(run)
+    lines = ["| left out | of | mean error | worst | with signs | constants |", "|---|---|--:|--:|--:|---|"]
+    for decides in dict.fromkeys(constant.decides for constant in CONSTANTS):
+        calibration = Calibration(runs=of_family, decides=decides)
+        for family in of_family:
+            values = calibration.best([other for other in of_family if other != family])
+            chosen = ", ".join(f"{name} {value:.3g}" for name, value in values.items()) or "as they ship"
+            if errors := calibration.errors(family, values):
+                lines.append(f"| {family} | {decides} | {ErrorSummary.of(errors).cells()} | {chosen} |")
+        values = calibration.best(list(of_family))
+        chosen = ", ".join(f"{name} {value:.3g}" for name, value in values.items()) or "as they ship"
+        errors = [error for family in of_family for error in calibration.errors(family, values)]
+        lines.append(f"| none | {decides} | {ErrorSummary.of(errors).cells()} | {chosen} |")
     return "\n".join(lines)
 
 
@@ -241,21 +206,27 @@ def put_between_markers(page: str, name: str, table: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=RUNS)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--details", action="store_true")
     parser.add_argument("--estimates", action="store_true")
-    parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument("--leave-one-source-out", action="store_true")
     parser.add_argument("--write", type=Path, metavar="PAGE.md")
     args = parser.parse_args()
-    if args.leave_one_out:
-        print(leave_one_out(read_runs(args.runs)))
-    elif args.estimates:
-        print(estimates_table())
-    else:
-        print(runs_table([compare(run, shipped_constants()) for run in read_runs(args.runs)]))
+    tables: dict[str, str] = {}
+    if args.leave_one_source_out:
+        tables["left out"] = left_out_table(read_all(args.folder))
+    if args.estimates or args.write is not None:
+        tables["estimates"] = estimates_table()
+    if args.write is not None or not tables:
+        comparisons = [compare(run) for run in read_all(args.folder)]
+        tables["families"] = families_table(comparisons)
+        if args.details or args.write is not None:
+            tables["runs"], tables["stages"] = runs_table(comparisons), stages_table(comparisons)
+    print("\n\n".join(tables.values()))
     if args.write is not None:
         page = args.write.read_text(encoding="utf-8")
-        page = put_between_markers(page, "runs", runs_table([compare(r, shipped_constants()) for r in read_runs()]))
-        page = put_between_markers(page, "estimates", estimates_table())
+        for name, table in tables.items():
+            page = put_between_markers(page, name, table)
         args.write.write_text(page, encoding="utf-8")
 
 

@@ -15,53 +15,53 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hetero.cost.layers.confidence import LAYER_ERRORS, ORDER_ERROR, RUN_ERROR
-from hetero.cost.network import Topology
-from hetero.cost.prediction_range import step_range
+from hetero.cost.layers.confidence import LAYER_ERRORS, ORDER_ERROR, RUN_ERROR, Confidence
 from tests.bench.bench_cost_model import put_between_markers
 from tests.helpers.measured_errors import (
     COVERED,
-    PredictedRun,
     factor,
     layer_errors,
+    layer_factors,
     order_errors,
     predicted_runs,
     run_errors,
+    within_range,
 )
 
 
-def errors_table(runs: Sequence[PredictedRun]) -> str:
-    """A row for each sort of error."""
-    layers = layer_errors()
-    named = [
-        (f"layers, {confidence.name.lower().replace('_', ' ')}", layers[confidence], error)
-        for confidence, error in LAYER_ERRORS.items()
+def errors_table() -> str:
+    """A row for each figure of a range, and how many runs lie in theirs."""
+    runs, layers, factors = predicted_runs(), layer_errors(), layer_factors()
+    rows = [
+        _row(f"layers, {_name(confidence)}", layers[confidence], factors[confidence], LAYER_ERRORS[confidence].source)
+        for confidence in Confidence
         if layers[confidence]
     ]
-    named += [("whole steps, layers measured", run_errors(runs), RUN_ERROR)]
-    named += [("ratio of two such steps", order_errors(runs), ORDER_ERROR)]
-    rows = [
-        f"| {name} | {len(errors)} | {factor(errors):.2f} | {math.exp(max(map(abs, errors))):.2f} | {error.source} |"
-        for name, errors, error in named
-    ]
-    head = f"| error | cases | factor that holds {COVERED:.0%} | worst | cases are |"
-    return "\n".join([head, "|---|--:|--:|--:|---|", *rows, "", coverage(runs)])
+    measured, ratios = run_errors(runs)[Confidence.MEASURED], order_errors(runs)
+    rows.append(_row("a step whose layers were measured", measured, factor(measured), RUN_ERROR.source))
+    rows.append(_row("ratio of two steps", ratios, factor(ratios), ORDER_ERROR.source))
+    lines = [f"| error | cases | factor for {COVERED:.0%} | worst | cases are |", "|---|--:|--:|--:|---|", *rows, ""]
+    for confidence in Confidence:
+        own = [each for each in runs if each.simulation.confidence == confidence]
+        if own:
+            inside = sum(within_range(each) for each in own)
+            lines.append(f"Steps, {_name(confidence)}: {inside} of {len(own)} published runs are within their range.  ")
+    return "\n".join(lines)
 
 
-def coverage(runs: Sequence[PredictedRun]) -> str:
-    """How many runs were measured within their range."""
-    inside = 0
-    for each in runs:
-        found = step_range(each.simulation, Topology(each.run.cluster), each.costs)
-        inside += found.low_s <= each.run.step_s <= found.high_s
-    return f"Of {len(runs)} published runs {inside} were measured within their range."
+def _row(name: str, errors: Sequence[float], held: float, source: str) -> str:
+    return f"| {name} | {len(errors)} | {held:.2f} | {math.exp(max(map(abs, errors))):.2f} | {source} |"
+
+
+def _name(confidence: Confidence) -> str:
+    return confidence.name.lower().replace("_", " ")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, metavar="PAGE.md")
     args = parser.parse_args()
-    table = errors_table(predicted_runs())
+    table = errors_table()
     print(table)
     if args.write is not None:
         page = args.write.read_text(encoding="utf-8")

@@ -4,18 +4,23 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import quantiles
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.layers.layer_times import interpolate
+from hetero.cost.layers.layer_times import LayerCost, interpolate
+from hetero.cost.network import Topology
 from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
+from hetero.cost.prediction_range import step_range
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.data import shipped_profiles
-from hetero.data.cost_models import plan_costs
 from hetero.data.sailor import MODELS
-from hetero.spec.profile import LayerKind, Profile, ProfileStore
-from tests.helpers.published_runs import PublishedRun, published_model, read_runs
+from hetero.spec.profile import LayerKind, LayerTime, Profile, ProfileStore
+from tests.helpers.cost_comparison import shipped_costs
+from tests.helpers.published_runs import read_all
+from tests.helpers.published_runs.opt350m import published_model
+from tests.helpers.published_runs.published_run import PublishedRun
 
 COVERED = 0.9
 """Share of the cases that a range is to hold."""
@@ -34,30 +39,37 @@ class PredictedRun:
         return math.log(self.simulation.step_s / self.run.step_s)
 
 
-def predicted_runs() -> list[PredictedRun]:
-    """The published runs under the runtime that made them."""
+@cache
+def predicted_runs() -> Sequence[PredictedRun]:
+    """The published runs under the runtimes that made them."""
     found = []
-    for run in read_runs():
-        costs = plan_costs(run.plan, runtime=DEEPSPEED)
+    for run in read_all():
+        costs = shipped_costs(run)
         found.append(PredictedRun(run, costs, simulate(run.plan, run.cluster, costs)))
     return found
 
 
-def run_errors(runs: Sequence[PredictedRun]) -> list[float]:
-    """Logarithms of predicted over measured steps, of the runs whose layers were all measured."""
-    return [each.log_error for each in runs if each.simulation.confidence <= Confidence.INTERPOLATED]
+def run_errors(runs: Sequence[PredictedRun]) -> Mapping[Confidence, list[float]]:
+    """Logarithms of predicted over measured steps, by the worst that a step's layers rest on."""
+    errors: dict[Confidence, list[float]] = {confidence: [] for confidence in Confidence}
+    for each in runs:
+        errors[each.simulation.confidence].append(each.log_error)
+    return errors
 
 
 def order_errors(runs: Sequence[PredictedRun]) -> list[float]:
-    """The same of ratios of two such runs of one model with the same devices and batch."""
-    measured = [each for each in runs if each.simulation.confidence <= Confidence.INTERPOLATED]
+    """Logarithms of predicted over measured ratios of two plans that answer one question."""
     return [
         a.log_error - b.log_error
-        for a, b in itertools.combinations(measured, 2)
-        if a.run.plan.model == b.run.plan.model
-        and a.run.plan.global_batch_size == b.run.plan.global_batch_size
-        and a.run.cluster == b.run.cluster
+        for a, b in itertools.combinations(runs, 2)
+        if a.run.question == b.run.question and a.simulation.confidence == b.simulation.confidence
     ]
+
+
+def within_range(each: PredictedRun) -> bool:
+    """Whether a run was measured within the range of its prediction."""
+    found = step_range(each.simulation, Topology(each.run.cluster), each.costs)
+    return found.low_s <= each.run.step_s <= found.high_s
 
 
 def layer_errors() -> Mapping[Confidence, list[float]]:
@@ -72,10 +84,10 @@ def layer_errors() -> Mapping[Confidence, list[float]]:
     for profile in store:
         for confidence, error in _left_out_sizes(profile):
             errors[confidence].append(error)
-        others = store.without_model(profile.model)
-        if profile.device in others.devices():
+        others = [other for other in store if other.model != profile.model]
+        if any(other.device == profile.device for other in others):
             errors[Confidence.ESTIMATED] += _model_errors(profile, others)
-        elsewhere = ProfileStore(other for other in store if other.device != profile.device)
+        elsewhere = [other for other in store if other.device != profile.device]
         errors[Confidence.DATA_SHEET] += _model_errors(profile, elsewhere)
     return errors
 
@@ -85,22 +97,31 @@ def _left_out_sizes(profile: Profile) -> Iterator[tuple[Confidence, float]]:
     for tp in profile.tps("block"):
         times = profile.times_of("block", tp=tp)
         for left_out in times[1:]:
-            kept = [time for time in times if time != left_out]
-            cost = interpolate(kept, micro_batch_size=left_out.micro_batch_size, isolation_s=profile.isolation_s)
-            if cost is not None:
-                measured_s = left_out.forward_s + left_out.backward_s - 2 * profile.isolation_s
-                yield cost.confidence, math.log((cost.forward_s + cost.backward_s) / measured_s)
+            size = left_out.micro_batch_size
+            cost = _at(profile, [time for time in times if time != left_out], size)
+            yield cost.confidence, math.log(_seconds(cost) / _seconds(_at(profile, times, size)))
 
 
-def _model_errors(profile: Profile, store: ProfileStore) -> Iterator[float]:
-    """Of all layers of the model together, where all of them were measured."""
+def _at(profile: Profile, times: Sequence[LayerTime], micro_batch_size: int) -> LayerCost:
+    cost = interpolate(times, micro_batch_size=micro_batch_size, isolation_s=profile.isolation_s)
+    assert cost is not None, "there are times"
+    return cost
+
+
+def _seconds(cost: LayerCost) -> float:
+    return cost.forward_s + cost.backward_s
+
+
+def _model_errors(profile: Profile, others: Sequence[Profile]) -> Iterator[float]:
+    """Of all layers of the model together, where all of them were measured, as the profile has them, on its links."""
     name = next(key for key, (known, _, _) in MODELS.items() if known == profile.model)
     model = published_model(name)
     costs = CostModel(
         model=model,
         seq_length=profile.seq_length,
         precision=profile.precision,
-        profiles=store,
+        profiles=ProfileStore(others, all_reduce={profile.device: profile.all_reduce}),
+        runtime=DEEPSPEED,
         arithmetic=profile.arithmetic,
         data_sheets=True,
     )
@@ -111,11 +132,17 @@ def _model_errors(profile: Profile, store: ProfileStore) -> Iterator[float]:
             continue
         measured_s = predicted_s = 0.0
         for kind, count in counts.items():
-            time = measured[kind, tp, size]
-            measured_s += count * (time.forward_s + time.backward_s - 2 * profile.isolation_s)
-            cost = costs.layer(kind, device=profile.device, tp=tp, micro_batch_size=size)
-            predicted_s += count * (cost.forward_s + cost.backward_s)
+            measured_s += count * _seconds(_at(profile, profile.times_of(kind, tp=tp), size))
+            predicted_s += count * _seconds(costs.layer(kind, device=profile.device, tp=tp, micro_batch_size=size))
         yield math.log(predicted_s / measured_s)
+
+
+def layer_factors() -> Mapping[Confidence, float]:
+    """The factor of each sort of basis; what is measured less is not taken to be more certain."""
+    errors, factors, largest = layer_errors(), {Confidence.MEASURED: 1.0}, 1.0
+    for confidence in sorted(Confidence)[1:]:
+        factors[confidence] = largest = max(largest, factor(errors[confidence]))
+    return factors
 
 
 def factor(log_errors: Sequence[float]) -> float:

@@ -1,28 +1,44 @@
 """Seconds of one layer, from measured profiles where they reach and from estimates where they do not.
 
 Inside a profile, times are straight lines between the measured microbatch sizes. More samples never take less time:
-where a measurement says so, the smaller microbatch was disturbed, and the larger one's time stands for both.
+where a measurement says so, the smaller microbatch was disturbed, and the larger one's time stands for both. A layer
+was timed alone; in a running step the ranks of a tensor-parallel group wait for one another's hosts
+(:mod:`.throughput_fit`).
+
+Where the runtime's layers are put together otherwise than those of the profile (attention without scores, collectives
+beside products, a split sequence), or its tensor-parallel ranks are linked otherwise, the measured time is multiplied
+by the ratio of both estimates, and is an estimate.
 
 Half a layer, its attention or its MLP, was never measured alone. It takes the share of the block's forward, and of its
-backward, that the fit of :mod:`.throughput_fit` gives its part of the work; of the update, that of its parameters.
-Such seconds are an estimate, but the two halves of a layer always add up to the whole.
+backward, that the fit gives its kernels; of the update, that of its parameters. Such seconds are an estimate, but the
+two halves of a layer always add up to the whole.
 
 In fp8 nothing was measured. There the products of the linear layers, in both passes, take as much less time as the
 data sheet's peaks of bf16 and fp8 say, and everything else, attention among it, what it takes in bf16. That is an
 estimate, and a hopeful one: the casts to fp8 are not counted, and products in fp8 reach less of their peak.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from hetero.cost.layers.confidence import Confidence
+from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
 from hetero.cost.layers.stage_modules import Half, ModuleKind
-from hetero.cost.layers.throughput_fit import ComputePass, Throughput
+from hetero.cost.layers.throughput_fit import (
+    LAUNCH_BOUND,
+    Throughput,
+    in_a_step_s,
+    launches_s,
+    measured_config,
+    more_host_s,
+)
 from hetero.cost.layers.work import Work, layer_work, parameters_of
 from hetero.plan.ir import Precision, Recompute
-from hetero.spec.profile import LayerKind, LayerShape, LayerTime, Profile, ProfileStore
+from hetero.spec.profile import LayerImplementation, LayerKind, LayerShape, LayerTime, Profile
 from hetero.units import BYTES_OF_PRECISION
 
 PASSES: tuple[ComputePass, ...] = ("forward", "backward")
@@ -37,13 +53,23 @@ class LayerCost:
     confidence: Confidence
 
 
+class LayerPlacement(NamedTuple):
+    """Where a layer runs, and what one of its tensor-parallel ranks computes of a microbatch at a time."""
+
+    device: str
+    tp: int
+    micro_batch_size: int
+    sequence_parallel: bool = False
+    fp8: bool = False
+
+
 class LayerTimes:
     """Seconds of the layers of one shape on any device; answers are remembered.
 
     Args:
-        profiles: what was measured.
-        references: throughputs to estimate from what was not.
-        runs_profiled_layers: a profile's head counts as the model's even if it was measured without its projection.
+        references: what was measured, and throughputs to estimate from what was not.
+        implementation: of the layers that run; ``None`` for those that were profiled, whatever they are. Then a
+            profile's head counts as the model's even if it was measured without its projection.
     """
 
     def __init__(
@@ -52,21 +78,21 @@ class LayerTimes:
         *,
         seq_length: int,
         precision: Precision,
-        profiles: ProfileStore,
         references: ReferenceProfiles,
-        runs_profiled_layers: bool,
+        implementation: LayerImplementation | None,
     ) -> None:
         self._shape = shape
         self._seq_length = seq_length
         self._precision = precision
-        self._profiles = profiles
         self._references = references
-        self._runs_profiled_layers = runs_profiled_layers
-        self._known: dict[tuple[ModuleKind, str, int, int, bool], LayerCost] = {}
+        self._implementation = implementation
+        self._known: dict[tuple[ModuleKind, LayerPlacement], LayerCost] = {}
 
     def profile_of(self, device: str) -> Profile | None:
         """The profile of exactly these blocks on ``device``, if there is one."""
-        return self._profiles.find(self._shape, device=device, seq_length=self._seq_length, precision=self._precision)
+        return self._references.profiles.find(
+            self._shape, device=device, seq_length=self._seq_length, precision=self._precision
+        )
 
     def work(self, kind: ModuleKind, *, tp: int, micro_batch_size: int) -> Work:
         """Operations and bytes of one forward of a layer."""
@@ -79,30 +105,28 @@ class LayerTimes:
             element_bytes=BYTES_OF_PRECISION[self._precision],
         )
 
-    def of(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, fp8: bool = False) -> LayerCost:
+    def of(self, kind: ModuleKind, on: LayerPlacement) -> LayerCost:
         """Seconds of one layer or half of one; embedding and head have no part in fp8.
 
         Raises:
-            ConfigError: ``device`` has no profile of any model, and data sheets are not allowed, or with ``fp8`` it has
-                no data sheet.
+            ConfigError: the device has no profile of any model, and data sheets are not allowed, or with fp8 it has no
+                data sheet.
         """
-        key = kind, device, tp, micro_batch_size, fp8
+        key = kind, on
         if key not in self._known:
             match kind:
-                case "attention" | "mlp" | "block" if fp8:
-                    self._known[key] = self._in_fp8(kind, device, tp, micro_batch_size)
+                case "attention" | "mlp" | "block" if on.fp8:
+                    self._known[key] = self._in_fp8(kind, on)
                 case "attention" | "mlp":
-                    self._known[key] = self._half(kind, device, tp, micro_batch_size)
+                    self._known[key] = self._half(kind, on)
                 case _:
-                    measured = self._measured(kind, device, tp, micro_batch_size)
-                    self._known[key] = measured or self._estimated(kind, device, tp, micro_batch_size)
+                    self._known[key] = self._measured(kind, on) or self._estimated(kind, on)
         return self._known[key]
 
     def update(self, kind: ModuleKind, *, device: str, tp: int) -> tuple[float, Confidence]:
         """Seconds of the optimizer's update of one layer, or half of one, on each of its tensor-parallel ranks.
 
-        Measured, or in proportion to the parameters as in other layers of the device, or 28 bytes per parameter over
-        the data sheet's memory bandwidth.
+        Measured, or in proportion to the parameters as in other layers of the device, or by the bytes that it moves.
         """
         if kind == "attention" or kind == "mlp":
             block_s, confidence = self.update("block", device=device, tp=tp)
@@ -110,126 +134,167 @@ class LayerTimes:
             return block_s * half / whole, max(confidence, Confidence.ESTIMATED)
         profile = self.profile_of(device)
         measured = profile.update_of(kind, tp=tp) if profile is not None and self._has(profile, kind) else None
-        if profile is not None and measured is not None:
-            return max(0.0, measured - profile.isolation_s), Confidence.MEASURED
+        if measured is not None:
+            return measured, Confidence.MEASURED
         rate, confidence = self._references.update_s_per_parameter(device)
         return rate * parameters_of(kind, self._shape, tp=tp), confidence
 
-    def recompute_s(
-        self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, recompute: Recompute, fp8: bool
-    ) -> float:
+    def recompute_s(self, kind: ModuleKind, *, on: LayerPlacement, recompute: Recompute) -> float:
         """Seconds that the backward of a block, or of half of one, spends on its forward a second time.
 
         Full recomputation repeats all of it. Selective recomputation repeats the attention between queries and context
         (arXiv 2205.05198), which takes an estimated share of the forward.
         """
         if recompute == "full":
-            return self.of(kind, device=device, tp=tp, micro_batch_size=micro_batch_size, fp8=fp8).forward_s
-        if kind == "mlp":
-            return 0.0
-        forward_s = self.of("block", device=device, tp=tp, micro_batch_size=micro_batch_size).forward_s
-        throughput, _ = self._references.throughput(device, "block", "forward")
-        work = self.work("block", tp=tp, micro_batch_size=micro_batch_size)
-        return forward_s * min(1.0, throughput.core_attention_s(work) / throughput.seconds(work, tp=tp))
+            return self.of(kind, on).forward_s
+        return 0.0 if kind == "mlp" else self._part_s(kind, on, "forward", Throughput.core_attention_s)
 
-    def weight_gradients_s(self, kind: ModuleKind, *, device: str, tp: int, micro_batch_size: int, fp8: bool) -> float:
+    def weight_gradients_s(self, kind: ModuleKind, *, on: LayerPlacement) -> float:
         """Seconds of the weights' gradients in the backward of a block, or of half of one.
 
-        An estimate, their share of the products: each linear layer has two in a backward, one for them and one for the
-        gradient of the input.
-
-            w = b  a (operations - attention operations) / 2  /  t
-
-        with b the backward's seconds of the whole block, measured or not, and a and t of :mod:`.throughput_fit`
-        for backwards; the operations are those of ``kind``. In fp8 as much less as the peaks say.
+        An estimate, the share of these products in the kernels of the block's backward, measured or not. In fp8 as much
+        less as the peaks say.
         """
-        backward_s = self.of("block", device=device, tp=tp, micro_batch_size=micro_batch_size).backward_s
-        throughput, _ = self._references.throughput(device, "block", "backward")
-        work, block = (self.work(each, tp=tp, micro_batch_size=micro_batch_size) for each in (kind, "block"))
-        weights_s = backward_s * throughput.weight_gradients_s(work) / throughput.seconds(block, tp=tp)
-        return weights_s / self._references.data_sheet(device).fp8_speedup if fp8 else weights_s
+        weights_s = self._part_s(kind, on, "backward", Throughput.weight_gradients_s)
+        return weights_s / self._references.data_sheet(on.device).fp8_speedup if on.fp8 else weights_s
+
+    def _layer(self, kind: ModuleKind, on: LayerPlacement) -> LayerConfig:
+        profile = self.profile_of(on.device)
+        profiled = profile.implementation if profile is not None else LayerImplementation()
+        return LayerConfig(
+            kind=kind,
+            shape=self._shape,
+            seq_length=self._seq_length,
+            element_bytes=BYTES_OF_PRECISION[self._precision],
+            implementation=self._implementation or profiled,
+            tp=on.tp,
+            micro_batch_size=on.micro_batch_size,
+            sequence_parallel=on.sequence_parallel and on.tp > 1,
+            all_reduce=self._references.profiles.all_reduce_of(on.device),
+        )
 
     def _has(self, profile: Profile, kind: LayerKind) -> bool:
         """Whether ``profile``, whose blocks are this model's, also has this model's layer of ``kind``."""
-        if kind == "head" and not (profile.head_has_projection or self._runs_profiled_layers):
+        if kind == "head" and not (profile.head_has_projection or self._implementation is None):
             return False
         return kind == "block" or profile.shape.vocabulary == self._shape.vocabulary
 
-    def _measured(self, kind: LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost | None:
-        profile = self.profile_of(device)
+    def _measured(self, kind: LayerKind, on: LayerPlacement) -> LayerCost | None:
+        """The profile's seconds, scaled to how the layer is put together here."""
+        profile = self.profile_of(on.device)
         if profile is None or not self._has(profile, kind):
             return None
-        return interpolate(
-            profile.times_of(kind, tp=tp), micro_batch_size=micro_batch_size, isolation_s=profile.isolation_s
+        here = self._layer(kind, on)
+        if not profile.all_reduce:
+            # Nobody can tell collectives from the rest of a time that says nothing of them.
+            here = dataclasses.replace(here, all_reduce=())
+        alone = measured_config(profile, kind, tp=on.tp, micro_batch_size=on.micro_batch_size)
+        ratios: list[float] = [1.0, 1.0]
+        if _differs(alone, here):
+            throughputs = [self._references.throughput(on.device, kind, each)[0] for each in PASSES]
+            ratios = [_ratio(each.device_s(here), each.device_s(alone)) for each in throughputs]
+        cost = interpolate(
+            profile.times_of(kind, tp=on.tp),
+            micro_batch_size=on.micro_batch_size,
+            isolation_s=profile.isolation_s,
+            ratios=(ratios[0], ratios[1]),
+            more_host_s=more_host_s(here) - more_host_s(alone),
         )
+        if cost is None or ratios == [1.0, 1.0]:
+            return cost
+        return dataclasses.replace(cost, confidence=max(cost.confidence, Confidence.ESTIMATED))
 
-    def _half(self, half: Half, device: str, tp: int, micro_batch_size: int) -> LayerCost:
-        """The share of a block's seconds that half of it takes, by the fit."""
-        block = self.of("block", device=device, tp=tp, micro_batch_size=micro_batch_size)
-        works = [self.work(kind, tp=tp, micro_batch_size=micro_batch_size) for kind in (half, "block")]
-        shares: dict[ComputePass, float] = {}
-        confidence = max(block.confidence, Confidence.ESTIMATED)
-        for compute_pass in PASSES:
-            throughput, of_fit = self._references.throughput(device, "block", compute_pass)
-            shares[compute_pass] = throughput.share(*works, tp=tp)
-            confidence = max(confidence, of_fit)
-        return LayerCost(block.forward_s * shares["forward"], block.backward_s * shares["backward"], confidence)
+    def _half(self, half: Half, on: LayerPlacement) -> LayerCost:
+        """The share of a block's seconds that half of it takes, by its kernels."""
+        fits = [self._references.throughput(on.device, "block", each)[1] for each in PASSES]
+        confidence = max(self.of("block", on).confidence, Confidence.ESTIMATED, *fits)
+        forward_s, backward_s = (self._part_s(half, on, each, Throughput.device_s) for each in PASSES)
+        return LayerCost(forward_s, backward_s, confidence)
 
-    def _in_fp8(self, kind: Half | LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost:
+    def _part_s(
+        self,
+        kind: ModuleKind,
+        on: LayerPlacement,
+        compute_pass: ComputePass,
+        part: Callable[[Throughput, LayerConfig], float],
+    ) -> float:
+        """Seconds of a part of a block: its share of the block's kernels, times the block's seconds.
+
+        kind: the block, or the half of it whose part it is.
+        """
+        throughput, _ = self._references.throughput(on.device, "block", compute_pass)
+        cost = self.of("block", on._replace(fp8=False))
+        block_s = cost.forward_s if compute_pass == "forward" else cost.backward_s
+        whole_s = throughput.device_s(self._layer("block", on))
+        return block_s * part(throughput, self._layer(kind, on)) / whole_s
+
+    def _in_fp8(self, kind: Half | LayerKind, on: LayerPlacement) -> LayerCost:
         """A block or half of one, with the share of the linear layers, by the fit, as much faster as the peaks say."""
-        cost, whole = (
-            self.of(each, device=device, tp=tp, micro_batch_size=micro_batch_size) for each in (kind, "block")
-        )
-        work, block = (self.work(each, tp=tp, micro_batch_size=micro_batch_size) for each in (kind, "block"))
-        saved = 1 - 1 / self._references.data_sheet(device).fp8_speedup
-        linear: dict[ComputePass, float] = {}
-        for compute_pass in PASSES:
-            throughput, _ = self._references.throughput(device, "block", compute_pass)
-            linear[compute_pass] = throughput.linear_s(work) / throughput.seconds(block, tp=tp)
+        saved = 1 - 1 / self._references.data_sheet(on.device).fp8_speedup
+        cost = self.of(kind, on._replace(fp8=False))
+        forward_s, backward_s = (self._part_s(kind, on, each, Throughput.linear_s) for each in PASSES)
         return LayerCost(
-            cost.forward_s - saved * linear["forward"] * whole.forward_s,
-            cost.backward_s - saved * linear["backward"] * whole.backward_s,
+            cost.forward_s - saved * forward_s,
+            cost.backward_s - saved * backward_s,
             max(cost.confidence, Confidence.DATA_SHEET),
         )
 
-    def _estimated(self, kind: LayerKind, device: str, tp: int, micro_batch_size: int) -> LayerCost:
+    def _estimated(self, kind: LayerKind, on: LayerPlacement) -> LayerCost:
         """The seconds by the fit, scaled to what this layer took at another tp if it was measured there."""
         seconds: dict[ComputePass, float] = {}
         confidence = Confidence.ESTIMATED
         for compute_pass in PASSES:
-            throughput, of_fit = self._references.throughput(device, kind, compute_pass)
-            work = self.work(kind, tp=tp, micro_batch_size=micro_batch_size)
-            scale = self._measured_over_fit(kind, device, tp, micro_batch_size, compute_pass, throughput)
-            seconds[compute_pass] = scale * throughput.seconds(work, tp=tp)
+            throughput, of_fit = self._references.throughput(on.device, kind, compute_pass)
+            scale = self._measured_over_fit(kind, on, compute_pass, throughput)
+            seconds[compute_pass] = scale * throughput.seconds(self._layer(kind, on))
             confidence = max(confidence, of_fit)
         return LayerCost(seconds["forward"], seconds["backward"], confidence)
 
     def _measured_over_fit(
-        self,
-        kind: LayerKind,
-        device: str,
-        tp: int,
-        micro_batch_size: int,
-        compute_pass: ComputePass,
-        throughput: Throughput,
+        self, kind: LayerKind, on: LayerPlacement, compute_pass: ComputePass, throughput: Throughput
     ) -> float:
         """Measured over fitted seconds at the nearest tp at which this very layer was measured; 1 if none was."""
-        profile = self.profile_of(device)
+        profile = self.profile_of(on.device)
         if profile is None:
             return 1.0
-        for measured_tp in sorted(profile.tps(kind), key=lambda other: abs(other - tp)):
-            cost = self._measured(kind, device, measured_tp, micro_batch_size)
-            work = self.work(kind, tp=measured_tp, micro_batch_size=micro_batch_size)
-            fitted_s = throughput.seconds(work, tp=measured_tp)
+        for measured_tp in sorted(profile.tps(kind), key=lambda other: abs(other - on.tp)):
+            there = on._replace(tp=measured_tp)
+            cost = self._measured(kind, there)
+            fitted_s = throughput.seconds(self._layer(kind, there))
             if cost is not None and fitted_s > 0:
                 return (cost.forward_s if compute_pass == "forward" else cost.backward_s) / fitted_s
         return 1.0
 
 
-def interpolate(times: Sequence[LayerTime], *, micro_batch_size: int, isolation_s: float) -> LayerCost | None:
+def _differs(alone: LayerConfig, here: LayerConfig) -> bool:
+    """Whether a layer runs otherwise than it was measured."""
+    if alone.implementation != here.implementation and alone.kind in ("block", "attention"):
+        same_attention = alone.implementation.attention == here.implementation.attention
+        same_dropout = alone.implementation.dropout == here.implementation.dropout
+        if here.tp > 1 or not (same_attention and same_dropout):
+            return True
+    return here.tp > 1 and (here.sequence_parallel or tuple(alone.all_reduce) != tuple(here.all_reduce))
+
+
+def _ratio(here_s: float, there_s: float) -> float:
+    return here_s / there_s if there_s > 0 else 1.0
+
+
+def interpolate(
+    times: Sequence[LayerTime],
+    *,
+    micro_batch_size: int,
+    isolation_s: float,
+    ratios: tuple[float, float] = (1.0, 1.0),
+    more_host_s: float = 0.0,
+) -> LayerCost | None:
     """The cost at ``micro_batch_size`` by straight lines through ``times``, one layer's at one tp in ascending size.
 
     Above the largest measured size the last line goes on; below the smallest its time stays. Both are extrapolated.
+
+    Args:
+        ratios: what the kernels of a forward and of a backward take here over what they took there.
+        more_host_s: seconds that the launches of a forward take longer here.
 
     Returns:
         ``None`` if ``times`` is empty.
@@ -237,8 +302,12 @@ def interpolate(times: Sequence[LayerTime], *, micro_batch_size: int, isolation_
     if not times:
         return None
     sizes = [time.micro_batch_size for time in times]
-    forward_s = _line(sizes, _undisturbed([t.forward_s for t in times], isolation_s), micro_batch_size)
-    backward_s = _line(sizes, _undisturbed([t.backward_s for t in times], isolation_s), micro_batch_size)
+    forwards = _undisturbed([t.forward_s for t in times], isolation_s)
+    backwards = _undisturbed([t.backward_s for t in times], isolation_s)
+    forward_s, backward_s = (
+        _in_a_step(times[0], sizes, seconds, micro_batch_size, ratio=ratio, more_host_s=more_s)
+        for seconds, ratio, more_s in zip((forwards, backwards), ratios, (more_host_s, 0.0), strict=True)
+    )
     if micro_batch_size in sizes:
         confidence = Confidence.MEASURED
     elif sizes[0] < micro_batch_size < sizes[-1]:
@@ -246,6 +315,25 @@ def interpolate(times: Sequence[LayerTime], *, micro_batch_size: int, isolation_
     else:
         confidence = Confidence.EXTRAPOLATED
     return LayerCost(forward_s, backward_s, confidence)
+
+
+def _in_a_step(
+    time: LayerTime,
+    sizes: Sequence[int],
+    seconds: Sequence[float],
+    size: int,
+    *,
+    ratio: float,
+    more_host_s: float,
+) -> float:
+    """Seconds of a microbatch of ``size`` in a running step, from a series that was measured alone."""
+    alone_s = _line(sizes, seconds, size)
+    host_s = launches_s(sizes, seconds) if time.kind == "block" else 0.0
+    if host_s == 0:
+        return alone_s * ratio
+    per_sample = min(each / each_size for each_size, each in zip(sizes, seconds, strict=True))
+    device_s = alone_s if alone_s > LAUNCH_BOUND * host_s else per_sample * size
+    return in_a_step_s(device_s * ratio, host_s + more_host_s, tp=time.tp)
 
 
 def _undisturbed(seconds: Sequence[float], isolation_s: float) -> list[float]:

@@ -1,25 +1,32 @@
-"""Chooses the measured profiles that an estimate is made from, and scales them where they are not of the same kind.
+"""Chooses the measured profiles that an estimate is made from.
 
 The profiles of the device itself come first; those of one arithmetic only, since TF32 is several times as fast as
-fp32. Another precision or arithmetic, or another device where that is allowed, is scaled by data sheets.
+fp32. Another device, where that is allowed, takes as many times its kernels' seconds as the nearest one that was
+measured; in an arithmetic that no profile of the device has, kernels take what was published of them (:mod:`.kernels`).
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.layers.throughput_fit import ComputePass, Throughput, fit
+from hetero.cost.layers.kernels import Kernels, achieved_rates
+from hetero.cost.layers.layer_kernels import ComputePass
+from hetero.cost.layers.throughput_fit import NOMINAL_HOST, Throughput, fit, nominal
 from hetero.errors import ConfigError
 from hetero.plan.ir import Precision
-from hetero.spec.devices import DataSheet
+from hetero.spec.devices import DataSheet, DeviceType
 from hetero.spec.profile import Arithmetic, LayerKind, Profile, ProfileStore
 from hetero.units import GB
 
-UPDATE_BYTES_PER_PARAMETER = 28
-"""Adam in fp32 reads weight, gradient and two moments, and writes all but the gradient."""
+UPDATE_BYTES: Mapping[Precision, float] = {"fp64": 280, "fp32": 140, "bf16": 61, "fp16": 61}
+"""Bytes per parameter that an update would move at the data sheet's bandwidth. In fp32 what the profiles of V100, A100 and
+GH200 show (134 to 188), which were made without a fused Adam. In half precision counted: a fused Adam reads fp32 weight,
+gradient and two moments and writes all but the gradient (28), norm and clipping read the gradient twice and write it (12),
+the half-precision copy is written from the weight (6); at three quarters of the bandwidth."""
 
 
 class ReferenceProfiles:
-    """Fitted throughputs by device, kind of layer and pass; each is fitted once.
+    """Throughputs by device, kind of layer and pass; each is fitted once.
 
     Args:
         precision: of the model to be estimated.
@@ -30,7 +37,7 @@ class ReferenceProfiles:
     def __init__(
         self, profiles: ProfileStore, *, precision: Precision, arithmetic: Arithmetic | None, data_sheets: bool
     ) -> None:
-        self._profiles = profiles
+        self.profiles = profiles
         self._precision = precision
         self._arithmetic = arithmetic
         self._data_sheets = data_sheets
@@ -56,37 +63,49 @@ class ReferenceProfiles:
         return self._wanted_arithmetic(self._of_one_arithmetic(device)[0])
 
     def update_s_per_parameter(self, device: str) -> tuple[float, Confidence]:
-        """Seconds of the update of one parameter: the median over the blocks measured on ``device``, else 28 bytes
-        over its memory bandwidth.
+        """Seconds of the update of one parameter: the median over the blocks measured on ``device`` in this precision,
+        else :data:`UPDATE_BYTES` over its memory bandwidth.
 
         Raises:
             ConfigError: ``device`` has neither a measured update nor a data sheet.
         """
         rates = sorted(
-            max(0.0, update.update_s - profile.isolation_s) / memory.parameters
-            for profile in self._profiles
-            if profile.device == device
+            update.update_s / memory.parameters
+            for profile in self.profiles
+            if profile.device == device and profile.precision == self._precision
             for update in profile.updates
             if update.kind == "block" and (memory := profile.memory_of("block", tp=update.tp)) is not None
         )
         if rates:
             return rates[len(rates) // 2], Confidence.ESTIMATED
-        return UPDATE_BYTES_PER_PARAMETER / (self.data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
+        return UPDATE_BYTES[self._precision] / (self.data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
 
     def _fit(self, device: str, kind: LayerKind, compute_pass: ComputePass) -> tuple[Throughput, Confidence]:
         references = self._of_one_arithmetic(device)
-        measured_on = self._profiles.device_types.of(references[0].device)
-        fitted = fit(references, measured_on, kind=kind, compute_pass=compute_pass)
+        own = references[0].device == device
+        have, wanted = references[0].arithmetic, self._wanted_arithmetic(references[0])
+        if wanted != have:
+            # What layers reach with other units says nothing of these.
+            basis = Confidence.ESTIMATED if achieved_rates(self._type(device)).source else Confidence.DATA_SHEET
+            return nominal(self._kernels(device, wanted), compute_pass, references if own else ()), basis
+        kernels = self._kernels(references[0].device, have)
+        fitted = fit(references, kernels, kind=kind, compute_pass=compute_pass)
         if fitted is None and kind != "block":
             # A head is a product and a softmax, an embedding is rows: both are parts of a block.
-            fitted = fit(references, measured_on, kind="block", compute_pass=compute_pass)
+            fitted = fit(references, kernels, kind="block", compute_pass=compute_pass)
         if fitted is None:
             raise ConfigError(f"no profile of {references[0].device!r} has the {compute_pass} of a block; measure one")
-        have, wanted = references[0].arithmetic, self._wanted_arithmetic(references[0])
-        if references[0].device == device and wanted == have:
+        if own:
             return fitted, Confidence.ESTIMATED
-        here, there = self.data_sheet(references[0].device), self.data_sheet(device)
-        return fitted.on(here, there, arithmetic=have, other_arithmetic=wanted), Confidence.DATA_SHEET
+        return dataclasses.replace(fitted, kernels=self._kernels(device, wanted)), Confidence.DATA_SHEET
+
+    def _kernels(self, device: str, arithmetic: str) -> Kernels:
+        # The host CPU has no data sheet; whatever is asked of it has been measured on it.
+        sheet = self._type(device).data_sheet or NOMINAL_HOST
+        return Kernels(self._type(device), sheet, arithmetic=arithmetic)
+
+    def _type(self, device: str) -> DeviceType:
+        return self.profiles.device_types.of(device)
 
     def _wanted_arithmetic(self, reference: Profile) -> Arithmetic:
         if self._precision == "fp32":
@@ -95,9 +114,9 @@ class ReferenceProfiles:
 
     def _of_one_arithmetic(self, device: str) -> Sequence[Profile]:
         """Profiles of one arithmetic, of ``device`` or of the profiled one that is nearest to it."""
-        if self._data_sheets and device not in self._profiles.devices():
+        if self._data_sheets and device not in self.profiles.devices():
             device = self._nearest_profiled(device)
-        found = self._profiles.of_device(device)
+        found = self.profiles.of_device(device)
         exact = [profile for profile in found if profile.precision == self._precision] or found
         arithmetics = [profile.arithmetic for profile in exact]
         chosen = self._arithmetic if self._arithmetic in arithmetics else max(arithmetics, key=arithmetics.count)
@@ -108,15 +127,15 @@ class ReferenceProfiles:
 
         A heuristic: generations differ most in what they reach of their peak.
         """
-        if not self._profiles.devices():
+        if not self.profiles.devices():
             raise ConfigError(f"no profiles at all to estimate {device!r} from; load the shipped ones, or measure")
-        sheet, capability = self.data_sheet(device), self._profiles.device_types.of(device).compute_capability or (0, 0)
+        sheet, capability = self.data_sheet(device), self._type(device).compute_capability or (0, 0)
 
         def distance(name: str) -> tuple[int, float]:
-            generation = (self._profiles.device_types.of(name).compute_capability or (0, 0))[0]
+            generation = (self._type(name).compute_capability or (0, 0))[0]
             return abs(generation - capability[0]), abs(self.data_sheet(name).memory_gb_per_s - sheet.memory_gb_per_s)
 
-        return min(self._profiles.devices(), key=distance)
+        return min(self.profiles.devices(), key=distance)
 
     def data_sheet(self, device: str) -> DataSheet:
         """The data sheet of ``device``.
@@ -124,7 +143,7 @@ class ReferenceProfiles:
         Raises:
             ConfigError: it has none.
         """
-        sheet = self._profiles.device_types.of(device).data_sheet
+        sheet = self._type(device).data_sheet
         if sheet is None:
             raise ConfigError(f"device {device!r} has neither a profile nor a data sheet; profile it first")
         return sheet

@@ -1,51 +1,60 @@
-"""Fits the throughput of a device to the layers that were measured on it, to estimate those that were not.
+"""Fits the seconds of a device's kernels to the layers that were measured on it, to estimate those that were not.
 
-A layer's seconds are modelled as
+A pass of a layer is modelled as
 
-    t = a operations + b score bytes + c row bytes + d collective seconds + k
+    t = x1 products + x2 attention + x3 rows + x4 collectives                       but at least the host's launches
 
-with coefficients that are fitted, per device, kind of layer and pass, to all measured times of that device:
-achieved throughput, never a peak. Profiles of one model cannot tell a from b and c, since all three grow alike; the
-fit therefore leans towards the split that data sheets suggest. Their scale is measured: the coefficients are multiples
-of a prior, and scaling the prior of those three has no influence.
+with the seconds of :mod:`.layer_kernels` and multiples x_i that are fitted, per device, kind of layer and pass, to all
+its measured times: 1 where the device does what was published of its kind, more where these layers do it worse.
+Profiles of one model cannot tell the multiples apart, since all parts grow alike; the fit therefore leans towards equal
+ones:
 
     minimise  mean((t_fit / t_measured - 1)^2) + LEANING sum_i (x_i / x - 1)^2      x_i >= 0
 
-where x_i multiplies coefficient i of the prior, and x is the single multiple of the first three that fits best.
+where x is the single multiple of the first three that fits best. Collectives lean towards 1.
+
+**Launches.** Small layers take as long as the host needs to launch their kernels. In a profile that is the least time
+of a series that does not grow with the microbatch. Without tensor parallelism a layer takes the larger of both. The
+ranks of a tensor-parallel group wait for one another's hosts in every collective; there the two add up like
+
+    sqrt(device^2 + host^2)
+
+a heuristic, which explains why layers in a running step are up to an eighth slower, where both are about equal, than
+timed alone (docs/cost_model.md).
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.cost.layers.work import Work, layer_work
-from hetero.spec.cluster import GroupLink
-from hetero.spec.devices import DataSheet, DeviceType
-from hetero.spec.profile import LayerKind, LayerTime, Profile
-from hetero.units import BYTES_OF_PRECISION, GB
-
-ComputePass = Literal["forward", "backward"]
+from hetero.cost.layers.kernels import Kernels
+from hetero.cost.layers.layer_kernels import ComputePass, KernelSeconds, LayerConfig, kernel_seconds
+from hetero.spec.devices import DataSheet
+from hetero.spec.profile import AttentionKernel, LayerKind, LayerTime, Profile
+from hetero.units import BYTES_OF_PRECISION
 
 LEANING = 0.01
-"""Weight of the prior against the measurements. A heuristic; errors hardly change between 0.001 and 0.1."""
+"""Weight of the leaning against the measurements. A heuristic; errors hardly change between 0.001 and 0.1."""
 
-TYPICAL_EFFICIENCY = 0.6
-"""Share of the peak that large matrix products reach, about. A heuristic, and only a prior: measured layers of the
-device scale it."""
+HOST_S = 1e-3
+"""Seconds to launch one pass of a block where no profile shows it: a heuristic, about what those of A100 show."""
 
-SCORE_PASSES: dict[ComputePass, float] = {"forward": 10.0, "backward": 30.0}
-"""Times that unfused attention moves each score through memory: product, scale, mask, softmax, dropout, product. These
-are counted for the forward; three times as many for the backward are a heuristic."""
+MOST_HOST_S = 3e-3
+"""No host takes longer: times that do not grow with the microbatch above it are something else, as collectives over a
+bus. A heuristic."""
 
-ROW_PASSES: dict[ComputePass, float] = {"forward": 3.0, "backward": 6.0}
-"""Times that a layer moves its row bytes through memory: read, written, read by who comes next. A heuristic."""
+GENERATOR_S = 4e-4
+"""Seconds in which Megatron-LM exchanges the state of the CUDA generator for that of its tensor-parallel rank and back,
+around every dropout of a block (``CudaRNGStatesTracker.fork``). Calibrated on its runs on GH200 with microbatches of one
+sample, which are bound by launches."""
 
-LAUNCH_S = 3e-4
-"""Seconds to launch the kernels of a layer, which small layers cannot hide. A heuristic."""
+LAUNCH_BOUND = 1.2
+"""A series is bound by launches at its smallest microbatch if that takes so many times the seconds that its samples
+take in the largest."""
 
 NOMINAL_HOST = DataSheet(
     memory_gb_per_s=10.0,
@@ -58,145 +67,173 @@ NOMINAL_HOST = DataSheet(
 """Stands in for the host CPU, which has no data sheet. The fit scales both figures, so that only their ratio counts."""
 
 SCALED = 3
-"""The first coefficients of the prior: those that a data sheet gives, up to one common scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
-    """Fitted coefficients of one device, kind of layer and pass: seconds per unit of each part of the work."""
+    """What a device takes for one pass of layers of one kind.
 
-    per_operation: float
-    per_score_byte: float
-    per_row_byte: float
-    per_collective_s: float
-    launch_s: float
-    all_reduce: tuple[GroupLink, ...]
+    linear, attention, rows, collectives: multiples of the kernels' seconds.
+    measured_attention: the attention that its multiple was fitted to. Another one takes the products' multiple.
+    host_s: seconds of the launches of one block; the ends of a model have none to speak of.
+    """
 
-    def seconds(self, work: Work, *, tp: int) -> float:
-        """Seconds of ``work``."""
-        return float(
-            self.per_operation * work.operations
-            + self.per_score_byte * work.score_bytes
-            + self.per_row_byte * work.row_bytes
-            + self.per_collective_s * collective_s(work, self.all_reduce, tp=tp)
-            + self.launch_s
+    kernels: Kernels
+    compute_pass: ComputePass
+    linear: float = 1.0
+    attention: float = 1.0
+    rows: float = 1.0
+    collectives: float = 1.0
+    measured_attention: AttentionKernel | None = None
+    host_s: float = 0.0
+
+    def seconds(self, layer: LayerConfig) -> float:
+        """Estimated seconds of ``layer`` in a running step."""
+        device_s = self.device_s(layer)
+        if layer.kind != "block":
+            return device_s
+        more_s = more_host_s(layer) if self.compute_pass == "forward" else 0.0
+        return in_a_step_s(device_s, self.host_s + more_s, tp=layer.tp)
+
+    def device_s(self, layer: LayerConfig) -> float:
+        """Seconds of the kernels of ``layer``, or of half of one. Those of the halves add up to those of the block."""
+        parts = self._parts(layer)
+        return (
+            self.linear * parts.linear_s
+            + self._attention_multiple(layer) * parts.attention_s
+            + self.rows * parts.rows_s
+            + self.collectives * parts.collectives_s
         )
 
-    def share(self, half: Work, block: Work, *, tp: int) -> float:
-        """How much of a block's seconds one of its halves takes; each has half of the launches. The two add up to 1."""
-        whole_s = self.seconds(block, tp=tp)
-        return (self.seconds(half, tp=tp) - self.launch_s / 2) / whole_s if whole_s > 0 else 1 / 2
-
-    def core_attention_s(self, work: Work) -> float:
+    def core_attention_s(self, layer: LayerConfig) -> float:
         """Seconds of the part that selective recomputation repeats: from queries and keys to the context."""
-        return self.per_operation * work.attention_operations + self.per_score_byte * work.score_bytes
+        return self._attention_multiple(layer) * self._parts(layer).attention_s
 
-    def linear_s(self, work: Work) -> float:
+    def linear_s(self, layer: LayerConfig) -> float:
         """Seconds of the products with weights, attention's own without."""
-        return self.per_operation * (work.operations - work.attention_operations)
+        return self.linear * self._parts(layer).linear_s
 
-    def weight_gradients_s(self, work: Work) -> float:
-        """Seconds, in a backward, of one of the two products of each linear layer: output gradient times input.
+    def weight_gradients_s(self, layer: LayerConfig) -> float:
+        """Seconds, in a backward, of the products of input and output's gradient; 0 in a forward."""
+        return self.linear * self._parts(layer).weight_gradients_s
 
-        The other one yields the input's gradient. Both have as many operations as the layer's forward; attention has
-        no weights.
-        """
-        return self.linear_s(work) / 2
+    def _attention_multiple(self, layer: LayerConfig) -> float:
+        return self.attention if layer.implementation.attention == self.measured_attention else self.linear
 
-    def on(self, here: DataSheet, there: DataSheet, *, arithmetic: str, other_arithmetic: str) -> "Throughput":
-        """The same fractions of another device's peak figures, or of another arithmetic's on the same device."""
-        compute = here.flops_per_s(arithmetic) / there.flops_per_s(other_arithmetic)
-        memory = here.memory_gb_per_s / there.memory_gb_per_s
-        return Throughput(
-            per_operation=self.per_operation * compute,
-            per_score_byte=self.per_score_byte * memory,
-            per_row_byte=self.per_row_byte * memory,
-            per_collective_s=self.per_collective_s,
-            launch_s=self.launch_s,
-            all_reduce=self.all_reduce,
-        )
+    def _parts(self, layer: LayerConfig) -> KernelSeconds:
+        return kernel_seconds(self.kernels, layer, self.compute_pass)
 
 
-def collective_s(work: Work, all_reduce: Sequence[GroupLink], *, tp: int) -> float:
-    """Seconds of the collectives of ``work`` on the machine that ``all_reduce`` describes; 0 where nothing is known."""
-    if not work.num_all_reduces or not all_reduce:
+def more_host_s(layer: LayerConfig) -> float:
+    """Seconds that the host takes longer for a forward than it takes for one without dropout on one rank."""
+    return GENERATOR_S if layer.implementation.dropout and layer.tp > 1 else 0.0
+
+
+def in_a_step_s(device_s: float, host_s: float, *, tp: int) -> float:
+    """Seconds of a block in a running step from those of its kernels and of their launches, as above."""
+    return max(device_s, host_s) if tp == 1 else math.hypot(device_s, host_s)
+
+
+def launches_s(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The host's seconds that a series of times in ascending size shows, 0 if it shows none."""
+    if not sizes:
         return 0.0
-    nearest = next((group for group in all_reduce if group.size >= tp), all_reduce[-1])
-    crossing = 2 * (tp - 1) / tp * work.all_reduce_bytes
-    return work.num_all_reduces * crossing / nearest.bus.bytes_per_s(work.all_reduce_bytes)
+    per_sample = min(each / size for size, each in zip(sizes, seconds, strict=True))
+    return min(seconds) if min(seconds) >= LAUNCH_BOUND * per_sample * sizes[0] else 0.0
 
 
 def fit(
-    profiles: Sequence[Profile], device: DeviceType, *, kind: LayerKind, compute_pass: ComputePass
+    profiles: Sequence[Profile], kernels: Kernels, *, kind: LayerKind, compute_pass: ComputePass
 ) -> Throughput | None:
-    """Coefficients for ``device``, that of ``profiles``, which share precision and arithmetic.
+    """Multiples for the device of ``profiles``, which share precision, arithmetic and implementation.
 
     Returns:
         ``None`` if no profile has a time of this kind and pass.
     """
+    host_s = _host_s(profiles, compute_pass) if kind == "block" else 0.0
     rows: list[list[float]] = []
     measured: list[float] = []
     for profile in profiles:
         if kind == "head" and not profile.head_has_projection:
             continue
         for time in profile.times:
-            seconds = (time.forward_s if compute_pass == "forward" else time.backward_s) - profile.isolation_s
+            seconds = _seconds(time, compute_pass) - profile.isolation_s
             if time.kind == kind and seconds > 0:
-                rows.append(_features(profile, time))
+                rows.append(_features(profile, time, kernels, compute_pass))
                 measured.append(seconds)
     if not rows:
         return None
-    prior = _prior(device, arithmetic=profiles[0].arithmetic, compute_pass=compute_pass)
-    fitted = _fit_near_prior(np.array(rows), np.array(measured), prior)
+    device_bound = [seconds > LAUNCH_BOUND * host_s for seconds in measured]
+    chosen = device_bound if any(device_bound) else [True] * len(rows)
+    fitted = _fit_near_one(np.array(rows)[chosen], np.array(measured)[chosen])
     return Throughput(
-        per_operation=float(fitted[0]),
-        per_score_byte=float(fitted[1]),
-        per_row_byte=float(fitted[2]),
-        per_collective_s=float(fitted[3]),
-        launch_s=float(fitted[4]),
-        all_reduce=profiles[0].all_reduce,
+        kernels=kernels,
+        compute_pass=compute_pass,
+        linear=float(fitted[0]),
+        attention=float(fitted[1]),
+        rows=float(fitted[2]),
+        collectives=float(fitted[3]),
+        measured_attention=profiles[0].implementation.attention,
+        host_s=host_s,
     )
 
 
-def _features(profile: Profile, time: LayerTime) -> list[float]:
-    work = layer_work(
-        time.kind,
-        profile.shape,
-        tp=time.tp,
-        micro_batch_size=time.micro_batch_size,
+def nominal(kernels: Kernels, compute_pass: ComputePass, profiles: Sequence[Profile]) -> Throughput:
+    """What the kernels take as published, with the launches that ``profiles`` of the device show."""
+    host_s = _host_s(profiles, compute_pass) if profiles else HOST_S
+    return Throughput(kernels=kernels, compute_pass=compute_pass, host_s=host_s)
+
+
+def _host_s(profiles: Sequence[Profile], compute_pass: ComputePass) -> float:
+    """The least launches of a block on several ranks that a series shows, else on one; else :data:`HOST_S`, or the least
+    time if that is less."""
+    shown: dict[bool, list[float]] = {True: [], False: []}
+    least_s = HOST_S
+    for profile in profiles:
+        for tp in profile.tps("block"):
+            series = profile.times_of("block", tp=tp)
+            seconds = [max(0.0, _seconds(time, compute_pass) - profile.isolation_s) for time in series]
+            least_s = min(least_s, *seconds)
+            launches = launches_s([time.micro_batch_size for time in series], seconds)
+            shown[tp > 1] += [launches] * (0 < launches < MOST_HOST_S)
+    return min(shown[True] or shown[False], default=least_s)
+
+
+def _seconds(time: LayerTime, compute_pass: ComputePass) -> float:
+    return time.forward_s if compute_pass == "forward" else time.backward_s
+
+
+def measured_config(profile: Profile, kind: LayerKind, *, tp: int, micro_batch_size: int) -> LayerConfig:
+    """A layer as ``profile`` has it."""
+    return LayerConfig(
+        kind=kind,
+        shape=profile.shape,
         seq_length=profile.seq_length,
         element_bytes=BYTES_OF_PRECISION[profile.precision],
-    )
-    waits = collective_s(work, profile.all_reduce, tp=time.tp)
-    return [work.operations, work.score_bytes, work.row_bytes, waits, 1.0]
-
-
-def _prior(device: DeviceType, *, arithmetic: str, compute_pass: ComputePass) -> NDArray[np.float64]:
-    sheet = device.data_sheet or NOMINAL_HOST
-    bytes_per_s = sheet.memory_gb_per_s * GB
-    operations = 1.0 if compute_pass == "forward" else 2.0
-    return np.array(
-        [
-            operations / (TYPICAL_EFFICIENCY * sheet.flops_per_s(arithmetic)),
-            SCORE_PASSES[compute_pass] / bytes_per_s,
-            ROW_PASSES[compute_pass] / bytes_per_s,
-            1.0,
-            LAUNCH_S,
-        ]
+        implementation=profile.implementation,
+        tp=tp,
+        micro_batch_size=micro_batch_size,
+        all_reduce=profile.all_reduce,
     )
 
 
-def _fit_near_prior(
-    features: NDArray[np.float64], measured: NDArray[np.float64], prior: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The coefficients that minimise the sum at the head of this file."""
-    parts = features * prior / measured[:, None]
+def _features(profile: Profile, time: LayerTime, kernels: Kernels, compute_pass: ComputePass) -> list[float]:
+    layer = measured_config(profile, time.kind, tp=time.tp, micro_batch_size=time.micro_batch_size)
+    parts = kernel_seconds(kernels, layer, compute_pass)
+    return [parts.linear_s, parts.attention_s, parts.rows_s, parts.collectives_s]
+
+
+def _fit_near_one(features: NDArray[np.float64], measured: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The multiples that minimise the sum at the head of this file."""
+    parts = features / measured[:, None]
     scalable = parts[:, :SCALED].sum(axis=1)
     scale = float(scalable.sum() / (scalable @ scalable)) if scalable.any() else 1.0
-    target = np.array([scale] * SCALED + [1.0] * (len(prior) - SCALED))
+    target = np.array([scale] * SCALED + [1.0] * (features.shape[1] - SCALED))
     weighted = np.vstack([parts / np.sqrt(len(measured)), np.sqrt(LEANING) * np.diag(1 / target)])
-    wanted = np.concatenate([np.full(len(measured), 1 / np.sqrt(len(measured))), np.full(len(prior), np.sqrt(LEANING))])
-    return _least_squares(weighted, wanted) * prior
+    wanted = np.concatenate(
+        [np.full(len(measured), 1 / np.sqrt(len(measured))), np.full(len(target), np.sqrt(LEANING))]
+    )
+    return _least_squares(weighted, wanted)
 
 
 def _least_squares(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -71,7 +71,6 @@ DEEPSPEED = dataclasses.replace(
     waits_for_all_before_update=False,
     bucket_numel=ELEMENTS_PER_BUFFER,
     copies_gradients_to_sync=True,
-    runs_profiled_layers=True,
-    flash_attention=False,
+    implementation=None,
 )
 """Blocking transfers on the compute stream, layers as they were profiled, one sum of gradients at the end."""

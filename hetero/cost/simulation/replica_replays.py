@@ -7,11 +7,19 @@ from itertools import chain
 from typing import overload
 
 from hetero.cost.network import Port, TransferCost
-from hetero.cost.simulation.blocking_replay import BlockingReplay
+from hetero.cost.runtime_model import RuntimeModel
+from hetero.cost.simulation.blocking_replay import BatchedReplay, BlockingReplay
 from hetero.cost.simulation.engine import NO_CAUSE, Lane, Pipeline, Replay, Span, transfer_costs
 from hetero.cost.simulation.exposed_communication import TimeInterval, exposed_s
 from hetero.cost.simulation.simulated_plan import LaneKey
 from hetero.schedule.actions import BACKWARD, Action
+
+
+def replay_of(runtime: RuntimeModel) -> type[Replay]:
+    """How transfers take their time under ``runtime``."""
+    if not runtime.blocking_transfers:
+        return Replay
+    return BatchedReplay if runtime.batches_transfers else BlockingReplay
 
 
 class ReplicaReplays:
@@ -26,9 +34,9 @@ class ReplicaReplays:
         ScheduleError: a replica stands still.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], *, blocking: bool, free_s: Mapping[Port, float]) -> None:
+    def __init__(self, pipelines: Sequence[Pipeline], *, runtime: RuntimeModel, free_s: Mapping[Port, float]) -> None:
         self._pipelines = pipelines
-        replay_class = BlockingReplay if blocking else Replay
+        replay_class = replay_of(runtime)
         alike = list(range(len(pipelines)))
         known: dict[object, list[int]] = {}
         self._replays: list[tuple[Replay, list[int]]] = []

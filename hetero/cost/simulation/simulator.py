@@ -144,9 +144,7 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
     begin_s = _begins(simulated)
     gathers = _gather_weights(simulated, topology, buckets, begin_s)
     starts = _lane_starts(simulated, begin_s, gathers.spans)
-    replays = ReplicaReplays(
-        simulated.pipelines(topology, starts), blocking=costs.runtime.blocking_transfers, free_s=gathers.free_s
-    )
+    replays = ReplicaReplays(simulated.pipelines(topology, starts), runtime=costs.runtime, free_s=gathers.free_s)
     return _result(plan, simulated, topology, replays, buckets, gathers.spans, replays.late_transfers())
 
 
@@ -227,14 +225,13 @@ def _prices(
     simulated: SimulatedPlan, topology: Topology, *, bytes_per_element: int, share: float
 ) -> Callable[[CountedBucket], CollectiveCost]:
     """A function that prices the collective on a bucket: ``share`` of an all-reduce."""
-    host_gb_per_s = simulated.costs.runtime.sync_host_gb_per_s
     known: dict[tuple[int, tuple[int, ...]], CollectiveCost] = {}
 
     def price(bucket: CountedBucket) -> CollectiveCost:
         key = bucket.numel, bucket.ranks
         if key not in known:
             num_bytes = bucket.numel * bytes_per_element
-            whole = all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, topology, host_gb_per_s=host_gb_per_s)
+            whole = all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, topology)
             known[key] = whole if share == 1.0 else whole.scaled(share)
         return known[key]
 

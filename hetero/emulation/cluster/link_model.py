@@ -126,10 +126,8 @@ class LinkModel:
             self._described[segment.parameter.name] * segment.numel / segment.parameter.numel
             for segment in bucket.segments
         )
-        num_bytes, host_gb_per_s = int(numel * element), self._costs.runtime.sync_host_gb_per_s
-        return all_reduce_cost(
-            num_bytes, bucket.ranks, bucket.domains, self._topology, host_gb_per_s=host_gb_per_s
-        ).phases
+        num_bytes = int(numel * element)
+        return all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, self._topology).phases
 
     def _wires_between(self, key: MessageKey) -> list[Hashable]:
         own: list[Hashable] = [("out", key.direction, key.sender), ("in", key.direction, key.receiver)]

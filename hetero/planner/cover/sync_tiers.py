@@ -60,7 +60,6 @@ class SyncTiers:
                 self._bytes,
                 ranks,
                 self._problem.topology,
-                host_gb_per_s=self._problem.costs.runtime.sync_host_gb_per_s,
             )
         except ConfigError:
             return float("inf")

@@ -11,7 +11,8 @@ from hetero.data import shipped_profiles
 from hetero.spec.profile import Profile
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.units import BYTES_OF_PRECISION
-from tests.helpers.measured_errors import predicted_runs
+from tests.helpers.published_runs import read_family
+from tests.helpers.published_runs.opt350m import DEEPSPEED_GH200
 from tests.helpers.sources import ROOT
 
 ROWS = {f"{each.devices[0]} in {each.arithmetics[0]}": each for each in MEASURED_UTILIZATIONS}
@@ -79,9 +80,9 @@ def test_runs_of_opt_350m_are_within() -> None:
     row = ROWS["GH200 in tf32"]
     assert row.most_mfu is not None
     s, layers, h, v = 2048, 24, 1024, 50304
-    for each in predicted_runs():
-        flops = 72 * each.run.plan.global_batch_size * s * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h))
-        assert flops / (each.run.step_s * each.run.plan.world_size * 494e12) <= row.most_mfu
+    for run in read_family(DEEPSPEED_GH200):
+        flops = 72 * run.plan.global_batch_size * s * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h))
+        assert flops / (run.step_s * run.plan.world_size * 494e12) <= row.most_mfu
 
 
 def said(device: str, arithmetic: str, *, mfu: float, computing: tuple[float, float]) -> list[str]:

@@ -12,7 +12,7 @@ from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, moe_model
 from tests.helpers.plans import plan, replica, stage
-from tests.helpers.published_runs import published_model
+from tests.helpers.published_runs.opt350m import published_model
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
 
 LINK = Link(bandwidth_gb_per_s=100, latency_us=0)

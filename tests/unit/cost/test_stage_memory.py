@@ -15,7 +15,7 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
 from hetero.units import GIB
 from tests.helpers.models import gpt2_model
-from tests.helpers.published_runs import published_model
+from tests.helpers.published_runs.opt350m import published_model
 from tests.helpers.synthetic_profiles import cost_model, profile
 
 MODEL = gpt2_model()

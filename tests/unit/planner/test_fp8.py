@@ -34,7 +34,7 @@ def cluster(*devices: str) -> ClusterSpec:
 
 
 def problem(spec: ClusterSpec, *, fp8: bool = True) -> Problem:
-    costs = model_costs(MODEL, seq_length=2048, precision="bf16", data_sheets=True, devices=spec.device_types)
+    costs = model_costs(MODEL, seq_length=2048, precision="bf16", data_sheets=True, where=spec)
     return Problem(cluster=spec, costs=costs, global_batch_size=16, fp8=fp8)
 
 
