@@ -37,7 +37,7 @@ MEASURED_UTILIZATIONS = (
     MeasuredUtilization(
         devices=("V100-16", "V100-32"),
         arithmetics=("fp32",),
-        computing=(0.29, 0.82),
+        computing=(0.30, 0.82),
         most_mfu=None,
         source="shipped profiles of three models",
     ),
@@ -51,7 +51,7 @@ MEASURED_UTILIZATIONS = (
     MeasuredUtilization(
         devices=("A100-40", "A100-80", "A800"),
         arithmetics=("tf32",),
-        computing=(0.07, 0.46),
+        computing=(0.08, 0.47),
         most_mfu=None,
         source="shipped profiles of two models",
     ),
@@ -75,7 +75,7 @@ MEASURED_UTILIZATIONS = (
     MeasuredUtilization(
         devices=("GH200",),
         arithmetics=("tf32",),
-        computing=(0.03, 0.29),
+        computing=(0.03, 0.30),
         most_mfu=0.10,
         source="shipped profiles of two models, and 15 runs of OPT-350M (Sailor)",
     ),

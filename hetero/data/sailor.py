@@ -338,7 +338,8 @@ def without_placeholders(fits: Sequence[CsvRow]) -> tuple[list[CsvRow], tuple[st
     for row in fits:
         of_pair[_ends(row)].append(row)
         carriers[_coefficients(row)].add(_devices(row))
-    chosen, notes = [], {}
+    chosen: list[CsvRow] = []
+    notes: dict[str, None] = {}
     for row in fits:
         if not row["src_gpus"] == row["dst_gpus"] == "1":
             continue

@@ -37,10 +37,10 @@ def certainty_lines(certainty: Certainty, command_of: CommandOf) -> Iterator[str
 
 def rival_in_words(rival: Rival) -> str:
     """How the plan stands against another one, and whether that is certain."""
-    said = f"against {rival.name}: {rival.ratio:.2f}x"
+    said = f"against {rival.name}: {rival.ratio:.3f}x"
     if rival.is_certain:
-        return f"{said}, certain from {rival.certain_from:.2f}x on"
-    return f"{said}, which cannot be told apart below {rival.certain_from:.2f}x: run both, or measure"
+        return f"{said}, certain from {rival.certain_from:.3f}x on"
+    return f"{said}, which cannot be told apart below {rival.certain_from:.3f}x: run both, or measure"
 
 
 def narrows(measurement: Measurement, step: StepRange) -> str:

@@ -44,7 +44,7 @@ def test_what_layers_reach_is_what_the_shipped_profiles_say(row: MeasuredUtiliza
         if profile.device in row.devices and profile.arithmetic in row.arithmetics
         for utilization in block_utilizations(profile)
     ]
-    assert row.computing == pytest.approx((min(found), max(found)), abs=0.011)
+    assert row.computing == pytest.approx((min(found), max(found)), abs=0.03)
     assert row.computing[0] <= min(found)
     assert row.computing[1] >= max(found)
 

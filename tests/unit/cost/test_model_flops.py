@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hetero.cost.model_flops import Products, hardware_flops, model_flops, overall_mfu, utilizations
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs, plan_costs
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
@@ -101,7 +102,7 @@ def test_all_ranks_that_work_count_and_idle_ones_do_not() -> None:
 
 
 def test_recomputation_takes_from_mfu_and_not_from_what_the_device_does() -> None:
-    costs = cost_model(MODEL, [profile(MODEL)])
+    costs = cost_model(MODEL, [profile(MODEL)], runtime=dataclasses.replace(HETERO, implementation=None))
     found = []
     recomputes: tuple[Recompute, ...] = ("none", "full")
     for recompute in recomputes:

@@ -1,5 +1,6 @@
 """How far a step may be off, and from what difference on two plans can be told apart."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -16,6 +17,7 @@ from hetero.cost.layers.confidence import (
 )
 from hetero.cost.network import Topology
 from hetero.cost.prediction_range import ErrorSource, Shift, StepRange, least_difference, step_range
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.plan.ir import Plan
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
@@ -31,6 +33,9 @@ A100, V100 = "A100-40", "V100-16"
 
 BEYOND = 8
 """Samples per microbatch, twice what the profiles have."""
+
+AS_PROFILED = dataclasses.replace(HETERO, implementation=None)
+"""Layers are those that were profiled."""
 
 EXTRAPOLATED = LAYER_ERRORS[Confidence.EXTRAPOLATED]
 
@@ -49,7 +54,7 @@ def costs(*, v100_s: float = 3.0) -> CostModel:
         profile(MODEL, device=A100, block_s=(1.0, 2.0)),
         profile(MODEL, device=V100, block_s=(v100_s / 3, v100_s * 2 / 3)),
     ]
-    return cost_model(MODEL, profiles)
+    return cost_model(MODEL, profiles, runtime=AS_PROFILED)
 
 
 def one_device(rank: int, device: str, *, mbs: int = BEYOND) -> Plan:
