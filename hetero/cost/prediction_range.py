@@ -49,10 +49,14 @@ class Shift(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepRange:
     """A predicted step with what may be wrong with it; nine of ten such steps are measured within ``low_s`` to
-    ``high_s``."""
+    ``high_s``.
+
+    are_bounds: the shifts are the most that the sources can do, and not what they do.
+    """
 
     step_s: float
     shifts: Mapping[ErrorSource, Shift]
+    are_bounds: bool = False
 
     @property
     def low_s(self) -> float:
@@ -93,7 +97,7 @@ def step_range(simulation: Simulation, topology: Topology, costs: CostModel, *, 
         shift = Shift(min(0.0, math.log(fast_s / step_s)), max(0.0, math.log(slow_s / step_s)))
         if shift != (0.0, 0.0):
             shifts[source] = shift
-    return StepRange(step_s, shifts)
+    return StepRange(step_s, shifts, are_bounds=not replays)
 
 
 def least_difference(a: StepRange, b: StepRange) -> float:
@@ -103,7 +107,11 @@ def least_difference(a: StepRange, b: StepRange) -> float:
     apart = []
     for source in {**a.shifts, **b.shifts}:
         one, other = a.shifts.get(source, none), b.shifts.get(source, none)
-        apart.append(max(abs(one.fast - other.fast), abs(one.slow - other.slow)))
+        if a.are_bounds or b.are_bounds:
+            # Either may be shifted as far as that and the other not at all.
+            apart.append(max(map(abs, (*one, *other))))
+        else:
+            apart.append(max(abs(one.fast - other.fast), abs(one.slow - other.slow)))
     return math.exp(math.hypot(ORDER_ERROR.log, *apart))
 
 

@@ -17,7 +17,7 @@ from hetero.plan.ir import Plan
 from hetero.planner.scoring import scoring_s
 from hetero.text import number_ranges
 
-MOST_REPLAY_S = 1.0
+MOST_REPLAY_S = 0.25
 """Longest simulation, by estimate, that is repeated for a range. A heuristic: there are up to a dozen of them."""
 
 MOST_MEASUREMENTS = 3

@@ -170,6 +170,12 @@ def test_plans_on_the_same_devices_share_their_errors() -> None:
     assert least_difference(first, second) == pytest.approx(ORDER_ERROR.factor)
 
 
+def test_of_bounds_nobody_knows_what_they_share() -> None:
+    first, second = (found(one_device(rank, A100), costs(), replays=False) for rank in (0, 1))
+    expected = math.hypot(ORDER_ERROR.log, EXTRAPOLATED.log)
+    assert math.log(least_difference(first, second)) == pytest.approx(expected)
+
+
 def test_plans_on_unlike_devices_share_nothing() -> None:
     first, second = found(one_device(0, A100), costs()), found(one_device(2, V100), costs())
     expected = math.hypot(ORDER_ERROR.log, EXTRAPOLATED.log, EXTRAPOLATED.log)
