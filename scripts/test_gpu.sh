@@ -22,11 +22,17 @@ done
 
 read -r torch cuda capability < <("$base" - <<'PYTHON'
 import sys
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(f"scripts: {sys.executable} is Python {sys.version.split()[0]}; this project needs 3.11 or newer, and "
+             "megatron-core 0.16.1 has wheels up to 3.13: name another Python that has torch by PYTHON=")
 try:
     import torch
 except ImportError as error:
     sys.exit(f"scripts: {sys.executable} has no torch ({error}); docs/install.md says which wheel a GPU needs")
-if not torch.cuda.is_available():
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    sys.exit(f"scripts: torch {torch.__version__} is too old, this project needs 2.10 or newer; docs/install.md says "
+             "which wheel a GPU needs")
+if torch.version.cuda is None or not torch.cuda.is_available():
     sys.exit(f"scripts: torch {torch.__version__} sees no GPU; docs/install.md says which wheel a GPU needs")
 print(torch.__version__, torch.version.cuda.split(".")[0], "%d%d" % torch.cuda.get_device_capability())
 PYTHON
@@ -38,7 +44,9 @@ python="$PWD/.venv-gpu/bin/python" out=runs/gpu
 mkdir -p "$out"
 [ -x "$python" ] || "$base" -m venv .venv-gpu
 # What that Python has, this one sees, behind its own packages; also where that one is a virtual environment itself.
-"$base" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+# Its torch may lie elsewhere than its other packages, such as in the user's home.
+"$base" -c 'import pathlib, sysconfig, torch
+print(*dict.fromkeys((sysconfig.get_path("purelib"), str(pathlib.Path(torch.__file__).parents[1]))), sep="\n")' \
     > "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 pip=("$python" -m pip install --quiet --disable-pip-version-check)
 

@@ -20,6 +20,7 @@ from hetero.cost.layers.reference_profiles import ReferenceProfiles
 from hetero.cost.layers.stage_modules import HALVES, ModuleKind, module_counts, modules_of
 from hetero.cost.layers.work import Work
 from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.plan.device_rules import TRANSFORMER_ENGINE_PRECISIONS
 from hetero.plan.ir import Precision, Recompute, Stage
 from hetero.schedule.actions import ActionKind
 from hetero.spec.cluster import ClusterSpec
@@ -132,6 +133,7 @@ class CostModel:
         # Half-precision weights have master weights and moments in fp32, and in most runtimes gradients.
         self.state_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
         self.gradient_bytes = self.element_bytes if runtime.half_gradients else self.state_bytes
+        self.device_types = profiles.device_types
         self._arithmetic = arithmetic
         self._data_sheets = data_sheets
         self._references = ReferenceProfiles(
@@ -283,6 +285,10 @@ class CostModel:
             sequence_ways=tp if sequence_parallel else 1,
             fp8=fp8,
         )
+
+    def may_have_transformer_engine(self, device: str) -> bool:
+        """Layers on ``device`` are TransformerEngine's where that is installed: it has the precision and the device."""
+        return self.precision in TRANSFORMER_ENGINE_PRECISIONS and self.device_types.of(device).has_transformer_engine
 
     def saved_bytes(
         self, kind: ModuleKind, microbatch: MicrobatchShape, *, device: str, recompute: Recompute = "none"

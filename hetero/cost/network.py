@@ -10,8 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetero.plan.ir import Stage
-from hetero.plan.reshard import Transfer, transfers_by_phase
+from hetero.plan.reshard import Transfer
 from hetero.plan.sync_domains import rails_of
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link
 from hetero.units import US_PER_S
@@ -90,6 +89,10 @@ class TransferCost:
     ports: tuple[tuple[Port, float], ...]
     num_bytes: int
 
+    def later(self, seconds: float) -> "TransferCost":
+        """The same one with its last byte so much later, its interfaces busy no longer."""
+        return TransferCost(seconds=self.seconds + seconds, ports=self.ports, num_bytes=self.num_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
@@ -106,7 +109,9 @@ class CollectiveCost:
         return sum(phase.seconds for phase in self.phases)
 
 
-def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes: int) -> TransferCost:
+def transfer_cost(
+    messages: Iterable[Transfer], topology: Topology, *, row_bytes: int, gathers_over: int = 0
+) -> TransferCost:
     """Seconds of messages that start together.
 
     Each device, and each interface between nodes, takes its messages one after the other; the slowest of them ends
@@ -114,10 +119,12 @@ def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes
 
     Args:
         row_bytes: of one token's activation, hidden size x bytes per element.
+        gathers_over: as many neighbouring receivers, which get a part each, gather all of it among them.
 
     Raises:
         ConfigError: two of the ranks have no link.
     """
+    gathered: defaultdict[int, int] = defaultdict(int)
     devices: defaultdict[tuple[str, int], float] = defaultdict(float)
     ports: defaultdict[Port, float] = defaultdict(float)
     latency_s = 0.0
@@ -127,23 +134,21 @@ def transfer_cost(messages: Iterable[Transfer], topology: Topology, *, row_bytes
         seconds, own_latency_s = topology.message_s(message.sender, message.receiver, message_bytes)
         latency_s = max(latency_s, own_latency_s)
         num_bytes += message_bytes
+        gathered[message.receiver] += message_bytes
         devices["out", message.sender] += seconds
         devices["in", message.receiver] += seconds
         if topology.node(message.sender) != topology.node(message.receiver):
             ports["out", *topology.nic(message.sender)] += seconds
             ports["in", *topology.nic(message.receiver)] += seconds
     slowest_s = max([*devices.values(), *ports.values()], default=0.0)
-    return TransferCost(seconds=latency_s + slowest_s, ports=tuple(sorted(ports.items())), num_bytes=num_bytes)
-
-
-def slice_costs(
-    sender: Stage, receiver: Stage, topology: Topology, *, seq_length: int, row_bytes: int
-) -> tuple[TransferCost, ...]:
-    """The different slices from ``sender`` to ``receiver``: slice ``i`` costs what number ``i % len`` does."""
-    return tuple(
-        transfer_cost(messages, topology, row_bytes=row_bytes)
-        for messages in transfers_by_phase(sender, receiver, seq_length=seq_length)
-    )
+    gather_s = 0.0
+    if gathers_over > 1:
+        receivers = sorted(gathered)[:gathers_over]
+        # An all-gather is the second half of an all-reduce (Thakur et al. 2005).
+        whole = ring_all_reduce_cost(gathers_over * gathered[receivers[0]], receivers, topology)
+        gather_s = whole.seconds / 2
+    alone = TransferCost(seconds=latency_s + slowest_s, ports=tuple(sorted(ports.items())), num_bytes=num_bytes)
+    return alone.later(gather_s)
 
 
 def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topology) -> TransferCost:

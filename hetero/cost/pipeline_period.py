@@ -77,21 +77,6 @@ def smallest_depths(*, microbatch_s: Sequence[float], boundary_s: Sequence[float
     return depths
 
 
-def pipeline_s(
-    *, microbatch_s: Sequence[float], boundary_s: Sequence[float], in_flight: Sequence[int], num_microbatches: int
-) -> float:
-    """About how long a pipeline takes from an empty start to an empty end.
-
-    The first microbatch's way there and back, and a period for each other one: sum_s (t_s + 2 c_s) + (M - 1) P. An
-    approximation, since the fill is not yet steady.
-
-    Raises:
-        ScheduleError: as :func:`steady_period_s`.
-    """
-    period = steady_period_s(microbatch_s=microbatch_s, boundary_s=boundary_s, in_flight=in_flight)
-    return sum(microbatch_s) + 2 * sum(boundary_s) + (num_microbatches - 1) * period
-
-
 def _check(microbatch_s: Sequence[float], boundary_s: Sequence[float], in_flight: Sequence[int]) -> None:
     if not microbatch_s or len(boundary_s) != len(microbatch_s) - 1 or len(in_flight) != len(microbatch_s):
         raise ScheduleError(

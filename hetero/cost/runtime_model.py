@@ -24,6 +24,9 @@ class RuntimeModel:
         otherwise transfers run beside the compute, and only the compute that needs one waits for it.
     batches_transfers: of transfers that block, all between two computes run at once (torch's ``batch_isend_irecv``);
         otherwise one after the other.
+    partitions_transfers: between stages with as many tensor-parallel ranks, each of them sends its share of a boundary
+        that they all hold, and the receivers gather it inside their node (arXiv 2104.04473, section 4.1).
+    transfer_host_s: seconds around each transfer in which the host waits for the device, whose queue runs empty.
     overlaps_gradient_sync: a gradient is reduced as soon as the last backward has produced it.
     overlaps_param_gather: under a distributed optimizer, updated weights arrive beside the first forwards, each in time
         for its layer; otherwise all of them before the first forward.
@@ -44,6 +47,8 @@ class RuntimeModel:
     rows: Callable[[Replica], Schedule]
     blocking_transfers: bool
     batches_transfers: bool
+    partitions_transfers: bool
+    transfer_host_s: float
     overlaps_gradient_sync: bool
     overlaps_param_gather: bool
     waits_for_all_before_update: bool
@@ -91,18 +96,23 @@ COMMUNICATOR_BYTES = 64 * MIB
 BUCKET_NUMEL = 40_000_000
 """Megatron-LM's least bucket (``max(40000000, 1000000 * dp)``), whatever the number of ranks."""
 
+HETERO_LAYERS = LayerImplementation(attention="flash", overlaps_collectives=True)
+"""TransformerEngine's layers, or megatron-core's own with torch's scaled dot product attention."""
+
 HETERO = RuntimeModel(
     name="megatron-hetero",
     rows=step_rows,
     blocking_transfers=False,
     batches_transfers=False,
+    partitions_transfers=False,
+    transfer_host_s=0.0,
     overlaps_gradient_sync=True,
     overlaps_param_gather=False,
     waits_for_all_before_update=True,
     bucket_numel=BUCKET_NUMEL,
     copies_gradients_to_sync=False,
     half_gradients=False,
-    implementation=LayerImplementation(attention="flash", overlaps_collectives=True),
+    implementation=HETERO_LAYERS,
     context_gib=CONTEXT_GIB,
     default_context_gib=DEFAULT_CONTEXT_GIB,
     communicator_bytes=COMMUNICATOR_BYTES,

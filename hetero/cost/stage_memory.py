@@ -176,7 +176,14 @@ def stage_memory(
         logits_per_microbatch=saved("head") if has_head else 0,
         input_per_microbatch=TOKEN_BYTES * microbatch.num_tokens if has_embedding else boundary,
         deferred_per_microbatch=sum(
-            count * deferred_bytes(kind, costs.shape, microbatch) for kind, count in Counter(modules).items()
+            count
+            * deferred_bytes(
+                kind,
+                costs.shape,
+                microbatch,
+                keeps_gathered_inputs=costs.may_have_transformer_engine(device),
+            )
+            for kind, count in Counter(modules).items()
         ),
         allocator_slack=runtime.allocator_slack,
     )

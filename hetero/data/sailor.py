@@ -60,9 +60,12 @@ MEGABYTE = 10**6
 FAILED_MS = 1e9
 """What the tables hold where a collective did not run."""
 
-ISOLATION_S = 1.7e-4
+ISOLATION_S = 1.9e-4
 """Calibrated on whole training runs, see docs/cost_model.md; straight lines through the times of small layers over the
 microbatch size cut the axis at 0.1 to 0.2 ms."""
+
+IN_A_STEP = 1.03
+"""Calibrated with it; a device that computes for minutes runs into its power limit."""
 
 UPDATE_DIVISOR = 4
 """By what the tables divide the time of an update, see :func:`_updates`."""
@@ -145,6 +148,7 @@ def _profile(
         arithmetic=_arithmetic(DEVICES[gpu], shape, times),
         head_has_projection=head is None or head.parameters >= shape.vocabulary * shape.hidden,
         isolation_s=ISOLATION_S,
+        in_a_step=IN_A_STEP,
         provenance=PROVENANCE,
         times=times,
         updates=_updates(rows, memory),

@@ -10,6 +10,9 @@ from hetero.plan.ir import Plan, Precision, Stage
 from hetero.spec.devices import DeviceType, check_described_once
 from hetero.spec.model import ModelSpec
 
+TRANSFORMER_ENGINE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
+"""It has no kernel for float64, and multiplies float32 matrices in TF32."""
+
 FP8_MULTIPLE = 16
 """Of every dimension of a product in fp8. TransformerEngine asks for multiples of 16 columns and 8 rows
 (``assert_dim_for_fp8_exec`` in its ``pytorch/utils.py``), and a weight's gradient is a product along the rows, which

@@ -16,16 +16,13 @@ from megatron.core.utils import get_te_version, is_te_min_version
 from hetero.distributed.process_groups import ParallelContext
 from hetero.errors import ConfigError
 from hetero.extras import pip_install
-from hetero.plan.device_rules import FP8_MULTIPLE, fp8_obstacle, fp8_tokens
+from hetero.plan.device_rules import FP8_MULTIPLE, TRANSFORMER_ENGINE_PRECISIONS, fp8_obstacle, fp8_tokens
 from hetero.plan.ir import Plan, Precision, Stage
 from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.main_grad import can_fuse_accumulation
 from hetero.runtime.options import StageOptions
 from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
-
-TRANSFORMER_ENGINE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
-"""It has no kernel for float64, and multiplies float32 matrices in TF32."""
 
 DELAYS_WEIGHT_GRADIENTS = "2.3.0"
 """TransformerEngine's first version whose linear layers can leave the gradient of their weight for later."""

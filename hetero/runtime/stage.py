@@ -184,8 +184,9 @@ def _transformer_config(
         apply_rope_fusion=choice.rope,
         cross_entropy_loss_fusion=choice.cross_entropy is not None,
         cross_entropy_fusion_impl=choice.cross_entropy or "native",
-        # With the cache, TransformerEngine's first microbatch would overwrite gradients instead of adding to them, and
-        # fp8 copies of weights would outlive an update.
+        # With the cache megatron-core hands on ``is_first_microbatch``, and TransformerEngine (2.11, linear.py:833-838)
+        # has the backward of the first microbatch overwrite ``main_grad``, whatever others have added to it before; and
+        # fp8 copies of weights outlive an update unless somebody marks the microbatch behind it as the first.
         disable_parameter_transpose_cache=True,
         **_recompute_settings(work),
         **_fp8_settings(choice),

@@ -12,6 +12,7 @@ from hetero.runtime.buckets import NamedParameters, connect_buckets, local_bucke
 from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
+from hetero.runtime.layer_choice import runs_cuda
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
 from hetero.runtime.main_grad import main_grad
 from hetero.runtime.microbatch import Microbatch
@@ -85,7 +86,7 @@ class Trainer:
         self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
-        if warms_up or (warms_up is None and context.device.type == "cuda"):
+        if runs_cuda(context.device) if warms_up is None else warms_up:
             warm_up(
                 context,
                 list(runners.values()),

@@ -82,7 +82,8 @@ class LayerShape:
 
 AttentionKernel = Literal["unfused", "fused-softmax", "flash"]
 """Whether attention writes its scores to memory: ``unfused`` for every operation on them, ``fused-softmax`` with scale,
-mask and softmax in one kernel (Megatron-LM's, which is for half precision only), ``flash`` never (FlashAttention, cuDNN's, torch's scaled dot product attention)."""
+mask and softmax in one kernel (Megatron-LM's, which is for half precision only), ``flash`` never (FlashAttention,
+cuDNN's, torch's scaled dot product attention)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +190,8 @@ class Profile:
     head_has_projection: false where the measurer's last layer stopped before the projection onto the vocabulary.
     isolation_s: what measuring one layer alone adds to each of its passes: the device idles before the first kernel
         and after the last, which in a row of layers is hidden behind the neighbours. Not part of a layer's cost.
+    in_a_step: how many times as long the kernels of a layer take in a running step, in which a device never rests, as
+        they take timed alone.
     all_reduce: bandwidths of the collectives that the times contain, on the machine that was measured.
     implementation: of the layers that were timed.
     """
@@ -205,6 +208,7 @@ class Profile:
     tp_collectives_included: bool = True
     head_has_projection: bool = True
     isolation_s: float = 0.0
+    in_a_step: float = 1.0
     all_reduce: tuple[GroupLink, ...] = ()
     implementation: LayerImplementation = LayerImplementation()
     provenance: Provenance
@@ -218,6 +222,8 @@ class Profile:
             raise ConfigError(f"{where}: seq_length is {self.seq_length}, must be at least 1")
         if self.isolation_s < 0:
             raise ConfigError(f"{where}: isolation_s is {self.isolation_s}, must be at least 0")
+        if not self.in_a_step > 0:
+            raise ConfigError(f"{where}: in_a_step is {self.in_a_step}, must be above 0")
         if not self.times:
             raise ConfigError(f"{where}: times is empty, so it says nothing; measure a block at least")
         _refuse_repeated(where, "times", ((t.kind, t.tp, t.micro_batch_size) for t in self.times))
@@ -285,11 +291,6 @@ class ProfileStore:
         if not self._all_reduce:
             return self
         return ProfileStore(self._profiles, device_types=self.device_types, all_reduce=all_reduce)
-
-    def without_model(self, model: str) -> "ProfileStore":
-        """A store without the profiles of ``model``, to compute leave-one-model-out errors with."""
-        others = (profile for profile in self._profiles if profile.model != model)
-        return ProfileStore(others, device_types=self.device_types, all_reduce=self._all_reduce)
 
     def all_reduce_of(self, device: str) -> tuple[GroupLink, ...]:
         """Bandwidths of the all-reduces of tensor parallelism on ``device``; none where nobody knows them."""

@@ -1,4 +1,8 @@
-"""Lists the device types that ship, with the peak figures of their data sheets."""
+"""Lists the device types that ship, with the peak figures of their data sheets.
+
+``docs/devices.md`` says what each figure was compared with. Rates of fp64 that no sheet states are those of fp32 by 64
+from Ampere's GA10x on, by 32 in Turing: so many units of fp32 there are per unit of fp64.
+"""
 
 from functools import lru_cache
 
@@ -79,16 +83,16 @@ SHIPPED_DEVICES = DeviceCatalogue(
         ),
         _gpu("A30", 24, (8, 0), "* A30", (933, 200), (5.2, 10.3, 82, 165, 165, None), "NVIDIA A30 data sheet"),
         _gpu("A10", 24, (8, 6), "* A10", (600, None), (0.49, 31.2, 62.5, 125, 125, None), "NVIDIA A10 data sheet"),
-        _gpu("A10G", 24, (8, 6), "* A10G", (600, None), (0.49, 35, 35, 70, 70, None), "NVIDIA A10G data sheet"),
+        _gpu("A10G", 24, (8, 6), "* A10G", (600, None), (0.55, 35, 35, 70, 70, None), "NVIDIA A10G data sheet"),
         _gpu("A40", 48, (8, 6), "* A40", (696, 112.5), (0.58, 37.4, 74.8, 149.7, 149.7, None), "NVIDIA A40 data sheet"),
         _gpu("A6000", 48, (8, 6), "*RTX A6000", (768, 112.5), (0.6, 38.7, 77.4, 154.8, 154.8, None), _GA102),
-        _gpu("RTX-3090", 24, (8, 6), "*RTX 3090*", (936, 112.5), (0.56, 35.6, 35.6, 71, 71, None), _GA102),
-        _gpu("RTX-4090", 24, (8, 9), "*RTX 4090*", (1008, None), (1.29, 82.6, 82.6, 165.2, 165.2, 330.3), _ADA),
+        _gpu("RTX-3090", 24, (8, 6), "*RTX 3090", (936, 112.5), (0.56, 35.6, 35.6, 71, 71, None), _GA102),
+        _gpu("RTX-4090", 24, (8, 9), "*RTX 4090", (1008, None), (1.29, 82.6, 82.6, 165.2, 165.2, 330.3), _ADA),
         _gpu("RTX-6000-Ada", 48, (8, 9), "*RTX 6000 Ada*", (960, None), (1.42, 91.1, 182.1, 364.2, 364.2, 728.5), _ADA),
         _gpu("L4", 24, (8, 9), "* L4", (300, None), (0.47, 30.3, 60, 121, 121, 242.5), "NVIDIA L4 data sheet"),
         _gpu("L20", 48, (8, 9), "* L20", (864, None), (None, 59.8, 59.8, 119.5, 119.5, 239), "NVIDIA L20 data sheet"),
         _gpu("L40S", 48, (8, 9), "* L40S", (864, None), (1.43, 91.6, 183, 362, 362, 733), "NVIDIA L40S data sheet"),
-        _gpu("H100", 80, (9, 0), "*H100*HBM*", (3350, 900), (34, 67, 494.5, 989.5, 989.5, 1979), _HOPPER),
+        _gpu("H100", 80, (9, 0), "*H100*HBM3", (3350, 900), (34, 67, 494.5, 989.5, 989.5, 1979), _HOPPER),
         _gpu(
             "H100-PCIe",
             80,
@@ -115,7 +119,7 @@ SHIPPED_DEVICES = DeviceCatalogue(
             "H200",
             141,
             (9, 0),
-            "* H200*",
+            "* H200",
             (4800, 900),
             (34, 67, 494.5, 989.5, 989.5, 1979),
             "NVIDIA H200 data sheet, SXM",
@@ -124,7 +128,7 @@ SHIPPED_DEVICES = DeviceCatalogue(
             "GH200",
             96,
             (9, 0),
-            "*GH200*",
+            "*GH200 ???GB",
             (4000, 900),
             (34, 67, 494, 990, 990, 1979),
             "NVIDIA GH200 data sheet, 96 GB HBM3",

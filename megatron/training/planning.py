@@ -5,7 +5,7 @@ import sys
 
 import torch.distributed as dist
 
-from hetero.cost.runtime_model import HETERO, RuntimeModel
+from hetero.cost.runtime_model import HETERO, HETERO_LAYERS, RuntimeModel
 from hetero.distributed.rank_consensus import from_rank_0
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
@@ -75,10 +75,13 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
 def launched_runtime(config: PretrainConfig) -> RuntimeModel:
     """Describe to the cost model how this launch executes a plan."""
     parallel = config.parallel
+    implementation = HETERO_LAYERS
+    if config.stage.attention_backend == "unfused":
+        implementation = dataclasses.replace(implementation, attention="fused-softmax")
     return dataclasses.replace(
         HETERO,
         bucket_numel=parallel.bucket_size,
         overlaps_gradient_sync=parallel.overlap_grad_reduce,
         overlaps_param_gather=parallel.overlap_param_gather,
-        flash_attention=config.stage.attention_backend != "unfused",
+        implementation=implementation,
     )

@@ -12,6 +12,7 @@ which takes minutes, only together with it.
 """
 
 import argparse
+import dataclasses
 import re
 import sys
 from collections.abc import Sequence
@@ -22,11 +23,12 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from hetero.cost.cost_model import CostModel
+from hetero.cost.runtime_model import HETERO
 from hetero.data import shipped_profiles
 from hetero.data.sailor import MODELS
 from hetero.spec.profile import LayerKind, Profile, ProfileStore
 from hetero.units import GB
-from tests.bench.calibrated_constants import CONSTANTS, Calibration
+from tests.bench.calibrated_constants import CONSTANTS, Calibration, constants_table
 from tests.helpers.cost_comparison import (
     APART,
     Comparison,
@@ -138,6 +140,7 @@ def estimate_errors(profile: Profile, store: ProfileStore, kind: LayerKind, *, d
         profiles=store,
         arithmetic=profile.arithmetic,
         data_sheets=data_sheets,
+        runtime=dataclasses.replace(HETERO, implementation=profile.implementation),
     )
     errors = []
     for time in profile.times:
@@ -153,7 +156,7 @@ def estimates_table() -> str:
     store = shipped_profiles()
     rows = []
     for profile in store:
-        others = store.without_model(profile.model)
+        others = ProfileStore(other for other in store if other.model != profile.model)
         elsewhere = ProfileStore(other for other in store if other.device != profile.device)
         has_others = profile.device in others.devices()
         cells = [
@@ -219,7 +222,7 @@ def main() -> None:
         tables["estimates"] = estimates_table()
     if args.write is not None or not tables:
         comparisons = [compare(run) for run in read_all(args.folder)]
-        tables["families"] = families_table(comparisons)
+        tables["families"], tables["constants"] = families_table(comparisons), constants_table()
         if args.details or args.write is not None:
             tables["runs"], tables["stages"] = runs_table(comparisons), stages_table(comparisons)
     print("\n\n".join(tables.values()))

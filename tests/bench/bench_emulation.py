@@ -25,7 +25,7 @@ from hetero.runtime import cpu_backend  # noqa: E402
 cpu_backend.install()
 
 from hetero.cost.cost_model import CostModel  # noqa: E402
-from hetero.cost.network import Topology, slice_costs  # noqa: E402
+from hetero.cost.network import Topology, transfer_cost  # noqa: E402
 from hetero.cost.pipeline_period import smallest_depths  # noqa: E402
 from hetero.cost.runtime_model import HETERO  # noqa: E402
 from hetero.cost.simulation.simulator import simulate  # noqa: E402
@@ -34,6 +34,7 @@ from hetero.emulation.options import EmulationOptions  # noqa: E402
 from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.emulation.records import EmulatedRun  # noqa: E402
 from hetero.plan.ir import Plan, Precision, Replica  # noqa: E402
+from hetero.plan.reshard import transfers_by_phase  # noqa: E402
 from hetero.planner.plan_cluster import plan_cluster  # noqa: E402
 from hetero.planner.problem import Problem  # noqa: E402
 from hetero.planner.reference.yardsticks import yardsticks  # noqa: E402
@@ -366,8 +367,9 @@ def bound(described: Plan, r: int, cluster: ClusterSpec, costs: CostModel) -> fl
     for here, after in pairwise(each.stages):
         slices = size // min(here.samples_per_microbatch, after.samples_per_microbatch)
         topology = Topology(cluster)
-        costs_s = slice_costs(here, after, topology, seq_length=described.seq_length, row_bytes=row_bytes)
-        transfers.append(slices * max(cost.seconds for cost in costs_s))
+        by_phase = transfers_by_phase(here, after, seq_length=described.seq_length)
+        slowest_s = max(transfer_cost(each, topology, row_bytes=row_bytes).seconds for each in by_phase)
+        transfers.append(slices * slowest_s)
     return sum(times) + 2 * sum(transfers) + (each.num_samples // size - 1) * max(*times, *transfers)
 
 

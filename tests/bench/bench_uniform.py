@@ -2,6 +2,7 @@
 
     python -m tests.bench.bench_uniform [--layers 8 --hidden 256 --seq 256 --microbatches 4 --steps 1]
     python -m tests.bench.bench_uniform --device cuda --precision bf16 --layers 12 --hidden 1024 --seq 1024 --steps 5
+    python -m tests.bench.bench_uniform --beside scores --seq 1024 --layers 4 --plans '1 rank'
 
 Both train the same model on the same data in the same processes and take turns of a few steps each, so that whatever
 else the machine does weighs on both alike. The figure to read is the ratio of neighbouring turns: below 1, this
@@ -9,8 +10,12 @@ runtime is faster. "best" is the ratio of the two fastest turns, "cpu" that of a
 programs disturb least but in which waiting for another rank costs nothing. Plans of more ranks than cores say less.
 
 Stock gets torch's fused Adam, as it would get Apex's or TransformerEngine's on a GPU, and overlaps its gradient
-reduction wherever there is more than one replica. On GPUs both have the same layers, TransformerEngine's where it is
-installed and the device can; ranks that outnumber the GPUs share them, and are no measure of speed.
+reduction wherever there is more than one replica. Both have the same layers, on GPUs TransformerEngine's where it is
+installed and the device can, else local ones with torch's attention; ranks that outnumber the GPUs share them, and are
+no measure of speed.
+
+``--beside scores`` takes stock's place by this runtime itself, with megatron-core's own attention in its local layers,
+which keeps the scores: what torch's attention saves, and nothing else.
 """
 
 import argparse
@@ -21,6 +26,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
@@ -31,6 +37,7 @@ from rich.table import Table
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
+from hetero.runtime import layer_spec
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
@@ -38,7 +45,7 @@ from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.gpu_ranks import device_type_here, run_on, this_device
 from tests.helpers.models import llama_model
-from tests.helpers.stock_megatron import StockOptions, StockTrainer, stand_ins
+from tests.helpers.stock_megatron import AttentionWithScores, StockOptions, StockTrainer, stand_ins
 
 ADAM = AdamOptions(lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_grad=1.0)
 SEED, STD = 7, 0.02
@@ -57,7 +64,11 @@ PLANS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What is trained, how often, and on what. ``transformer_engine``: its layers, on both sides."""
+    """What is trained, how often, on what, and beside what.
+
+    transformer_engine: its layers, on both sides.
+    scores: the other side is this runtime, with attention that keeps scores.
+    """
 
     plan: Plan
     num_steps: int
@@ -65,6 +76,7 @@ class Bench:
     data_parallel: DataParallelOptions
     device: str = "cpu"
     transformer_engine: bool = False
+    scores: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,15 +85,15 @@ class Turns:
     which tell that both did the same work."""
 
     ours_s: list[float]
-    stock_s: list[float]
+    other_s: list[float]
     our_processor_s: float
-    stock_processor_s: float
+    other_processor_s: float
     our_loss: float
-    stock_loss: float
+    other_loss: float
 
     @property
     def ratios(self) -> list[float]:
-        return [ours / stock for ours, stock in zip(self.ours_s, self.stock_s, strict=True)]
+        return [ours / other for ours, other in zip(self.ours_s, self.other_s, strict=True)]
 
 
 def main() -> None:
@@ -93,7 +105,7 @@ def main() -> None:
         ),
         caption="* more ranks than cores or GPUs",
     )
-    for column in ("plan", "ours ms", "stock ms", "ratio", "min..max", "best", "cpu", "losses"):
+    for column in ("plan", "ours ms", f"{arguments.beside} ms", "ratio", "min..max", "best", "cpu", "losses"):
         table.add_column(column, justify="left" if column == "plan" else "right")
     for name in arguments.plans:
         world_size, degrees = PLANS[name]
@@ -108,6 +120,7 @@ def main() -> None:
             ),
             device=arguments.device,
             transformer_engine=_has_transformer_engine(arguments),
+            scores=arguments.beside == "scores",
         )
         try:
             ranks = run_on(arguments.device, measure, world_size, bench, timeout_s=1800)
@@ -121,12 +134,12 @@ def main() -> None:
         table.add_row(
             f"{name} *" if oversubscribed else name,
             f"{1e3 * statistics.median(turns.ours_s):.0f}",
-            f"{1e3 * statistics.median(turns.stock_s):.0f}",
+            f"{1e3 * statistics.median(turns.other_s):.0f}",
             f"{statistics.median(ratios):.3f}",
             f"{min(ratios):.3f}..{max(ratios):.3f}",
-            f"{min(turns.ours_s) / min(turns.stock_s):.3f}",
-            f"{sum(r.our_processor_s for r in ranks) / sum(r.stock_processor_s for r in ranks):.3f}",
-            f"{turns.our_loss:.5f} {turns.stock_loss:.5f}",
+            f"{min(turns.ours_s) / min(turns.other_s):.3f}",
+            f"{sum(r.our_processor_s for r in ranks) / sum(r.other_processor_s for r in ranks):.3f}",
+            f"{turns.our_loss:.5f} {turns.other_loss:.5f}",
         )
     Console(width=120).print(table)
 
@@ -146,6 +159,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--transformer-impl", choices=("auto", "local"), default="auto", help="of both sides, on a GPU")
+    parser.add_argument(
+        "--beside",
+        choices=("stock", "scores"),
+        default="stock",
+        help="stock megatron-core, or this runtime with local attention that keeps scores",
+    )
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=list(PLANS), metavar="PLAN")
     return parser.parse_args()
 
@@ -183,6 +202,7 @@ def _has_transformer_engine(arguments: argparse.Namespace) -> bool:
         arguments.device == "cuda"
         and arguments.precision == "bf16"
         and arguments.transformer_impl == "auto"
+        and arguments.beside == "stock"
         and device_type_here("cuda").has_transformer_engine
         and importlib.util.find_spec("transformer_engine") is not None
     )
@@ -197,9 +217,9 @@ def measure(rank: int, bench: Bench) -> Turns:
 def _measured(rank: int, bench: Bench) -> Turns:
     num_steps = bench.num_steps
     batches = _batches(bench.plan, rank)
-    stock = _stock(bench, rank, batches)
+    other = _with_scores(bench, batches) if bench.scores else _stock(bench, rank, batches)
     ours = _ours(bench, batches)
-    seconds: dict[Callable[[], float], list[float]] = {ours: [], stock: []}
+    seconds: dict[Callable[[], float], list[float]] = {ours: [], other: []}
     processor_s = dict.fromkeys(seconds, 0.0)
     losses = {step: step() for step in seconds}
     for turn in range(bench.num_turns):
@@ -212,7 +232,7 @@ def _measured(rank: int, bench: Bench) -> Turns:
             processor_s[step] += time.process_time() - processor_start
             _meet(bench.device)
             seconds[step].append((time.perf_counter() - start) / num_steps)
-    return Turns(seconds[ours], seconds[stock], processor_s[ours], processor_s[stock], losses[ours], losses[stock])
+    return Turns(seconds[ours], seconds[other], processor_s[ours], processor_s[other], losses[ours], losses[other])
 
 
 def _meet(device: str) -> None:
@@ -237,6 +257,11 @@ def _ours(bench: Bench, batches: list[Microbatch]) -> Callable[[], float]:
     return lambda: session.step().loss
 
 
+def _with_scores(bench: Bench, batches: list[Microbatch]) -> Callable[[], float]:
+    with mock.patch.object(layer_spec, "ScaledDotProductAttention", AttentionWithScores):
+        return _ours(bench, batches)
+
+
 def _stock(bench: Bench, rank: int, batches: list[Microbatch]) -> Callable[[], float]:
     plan, data_parallel = bench.plan, bench.data_parallel
     options = StockOptions(
@@ -248,6 +273,7 @@ def _stock(bench: Bench, rank: int, batches: list[Microbatch]) -> Callable[[], f
         overlap_param_gather=data_parallel.overlap_param_gather,
         fused_adam=True,
         transformer_engine=bench.transformer_engine,
+        torch_attention=not bench.transformer_engine,
     )
     trainer = StockTrainer(plan, rank, adam=ADAM, seed=SEED, std=STD, options=options)
     device = this_device(bench.device)

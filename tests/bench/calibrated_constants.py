@@ -1,21 +1,30 @@
 """The constants that are calibrated on whole training runs, in one table, and how far they hold without a source.
 
-Everything else that the cost model has is measured elsewhere, counted, or stated by a data sheet.
+Everything else that the cost model has is measured elsewhere, counted, or stated by a data sheet. A constant is found
+by its module and name, so that one that goes or moves is missed here at once.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import mean
+from types import ModuleType
+from typing import Literal
+from unittest.mock import patch
 
+from hetero.cost import network
 from hetero.cost.cost_model import CostModel
+from hetero.cost.layers import kernels, layer_kernels, throughput_fit
 from hetero.cost.memory import device_memory, plan_memory
+from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.simulator import simulate
 from hetero.data import shipped_profiles
-from hetero.spec.profile import ProfileStore
+from hetero.spec.profile import Profile, ProfileStore
 from tests.helpers.published_runs.published_run import PublishedRun
+
+Decides = Literal["time", "memory"]
 
 Values = Mapping[str, float]
 """Of some constants, by name."""
@@ -25,68 +34,145 @@ Values = Mapping[str, float]
 class CalibratedConstant:
     """One constant.
 
+    what: for the page.
     decides: whether time depends on it or memory.
     grid: the values that calibration tries.
-    of_profiles, of_runtime: how it is set there, where it is.
+    module: which has it under its name; otherwise it is
+    of_profile, of_runtime: the field of either under its name, or how it is set there.
     """
 
     name: str
-    decides: str
+    what: str
+    decides: Decides
     grid: Sequence[float]
-    of_profiles: Callable[[ProfileStore, float], ProfileStore] = lambda profiles, value: profiles
-    of_runtime: Callable[[RuntimeModel, float], RuntimeModel] = lambda runtime, value: runtime
+    module: ModuleType | None = None
+    of_profile: bool = False
+    of_runtime: bool = False
+    on_device: str | None = None
 
+    @property
+    def shipped(self) -> float:
+        """Its value as the package has it; of a runtime, DeepSpeed's."""
+        if self.on_device is not None:
+            return dict(DEEPSPEED.context_gib)[self.on_device]
+        owner: object = DEEPSPEED if self.of_runtime else self.module
+        if self.of_profile:
+            owner = next(iter(shipped_profiles()))
+        return float(getattr(owner, self.name))
 
-def _isolation(profiles: ProfileStore, isolation_s: float) -> ProfileStore:
-    return ProfileStore(dataclasses.replace(profile, isolation_s=isolation_s) for profile in profiles)
+    def in_profile(self, profile: Profile, value: float) -> Profile:
+        """``profile`` with it at ``value``."""
+        return dataclasses.replace(profile, **{self.name: value}) if self.of_profile else profile
 
-
-def _context_of_gh200(runtime: RuntimeModel, gib: float) -> RuntimeModel:
-    return dataclasses.replace(runtime, context_gib=tuple({**dict(runtime.context_gib), "GH200": gib}.items()))
+    def in_runtime(self, runtime: RuntimeModel, value: float) -> RuntimeModel:
+        """``runtime`` with it at ``value``."""
+        if self.on_device is not None:
+            changed = {**dict(runtime.context_gib), self.on_device: value}
+            return dataclasses.replace(runtime, context_gib=tuple(changed.items()))
+        return dataclasses.replace(runtime, **{self.name: value}) if self.of_runtime else runtime
 
 
 CONSTANTS = (
-    CalibratedConstant(name="isolation_s", decides="time", grid=[i * 2e-5 for i in range(7)], of_profiles=_isolation),
     CalibratedConstant(
-        name="sync_host_gb_per_s",
+        name="isolation_s",
+        what="s that timing a layer alone adds to each pass, in the shipped profiles",
         decides="time",
-        grid=[4.0, 6.0, 8.0, 12.0, 20.0, 50.0, 1000.0],
-        of_runtime=lambda runtime, value: dataclasses.replace(runtime, sync_host_gb_per_s=value),
+        grid=[0.0, 5e-5, 1e-4, 1.5e-4, 1.9e-4, 2.5e-4],
+        of_profile=True,
     ),
     CalibratedConstant(
-        name="context_gib of GH200",
+        name="in_a_step",
+        what="how many times as long a layer takes in a running step as timed alone, of the shipped profiles",
+        decides="time",
+        grid=[1.0, 1.03, 1.06, 1.09],
+        of_profile=True,
+    ),
+    CalibratedConstant(
+        name="SUSTAINED",
+        what="share of the best product ever measured on a device that a step reaches",
+        decides="time",
+        grid=[0.8, 0.85, 0.9, 0.95, 1.0],
+        module=kernels,
+    ),
+    CalibratedConstant(
+        name="MEMORY_SHARE",
+        what="share of the data sheet's memory bandwidth that kernels between products reach",
+        decides="time",
+        grid=[0.55, 0.65, 0.75, 0.85, 0.95],
+        module=kernels,
+    ),
+    CalibratedConstant(
+        name="CONTENTION",
+        what="share of its seconds that a collective costs beside products",
+        decides="time",
+        grid=[0.0, 0.25, 0.5, 0.75, 1.0],
+        module=layer_kernels,
+    ),
+    CalibratedConstant(
+        name="GENERATOR_S",
+        what="s of the host around the dropouts of a tensor-parallel block of Megatron-LM",
+        decides="time",
+        grid=[0.0, 2e-4, 4e-4, 6e-4, 8e-4],
+        module=throughput_fit,
+    ),
+    CalibratedConstant(
+        name="RING_SHARE",
+        what="share of a link between nodes that a ring of NCCL reaches",
+        decides="time",
+        grid=[0.55, 0.65, 0.75, 0.85, 1.0],
+        module=network,
+    ),
+    CalibratedConstant(
+        name="transfer_host_s",
+        what="s around a transfer in which the host waits for the device, of DeepSpeed and Megatron-LM",
+        decides="time",
+        grid=[0.0, 4e-4, 8e-4, 1.2e-3],
+        of_runtime=True,
+    ),
+    CalibratedConstant(
+        name="context_gib",
+        what="GiB that nvidia-smi counts on a GH200 beside the tensors of a process: context, kernels, libraries",
         decides="memory",
         grid=[2.5 + 0.1 * i for i in range(21)],
-        of_runtime=_context_of_gh200,
-    ),
-    CalibratedConstant(
-        name="default_context_gib",
-        decides="memory",
-        grid=[0.2 * i for i in range(1, 11)],
-        of_runtime=lambda runtime, value: dataclasses.replace(runtime, default_context_gib=value),
+        on_device="GH200",
     ),
     CalibratedConstant(
         name="allocator_slack",
+        what="share of activations and temporaries that the allocator reserves beyond them",
         decides="memory",
         grid=[0.01 * i for i in range(21)],
-        of_runtime=lambda runtime, value: dataclasses.replace(runtime, allocator_slack=value),
+        of_runtime=True,
     ),
 )
 
 
-def cost_model(run: PublishedRun, values: Values) -> CostModel:
-    """The cost model of a run with these values of some constants, and the others as they ship."""
-    profiles, runtime = shipped_profiles(), run.runtime
-    for constant in CONSTANTS:
-        if (value := values.get(constant.name)) is not None:
-            profiles, runtime = constant.of_profiles(profiles, value), constant.of_runtime(runtime, value)
-    return CostModel(
-        model=run.plan.model,
-        seq_length=run.plan.seq_length,
-        precision=run.plan.precision,
-        profiles=profiles,
-        runtime=runtime,
-    )
+def constants_table() -> str:
+    """The constants as they ship."""
+    rows = [f"| `{each.name}` | {each.shipped:.3g} | {each.what} | {each.decides} |" for each in CONSTANTS]
+    return "\n".join(["| constant | value | what it is | decides |", "|---|--:|---|---|", *rows])
+
+
+@contextmanager
+def cost_model(run: PublishedRun, values: Values) -> Iterator[CostModel]:
+    """The cost model of a run while some constants have these values, and the others those that ship."""
+    profiles, runtime = list(shipped_profiles()), run.runtime
+    with ExitStack() as stack:
+        for constant in CONSTANTS:
+            if (value := values.get(constant.name)) is None:
+                continue
+            if constant.module is not None:
+                stack.enter_context(patch.object(constant.module, constant.name, value))
+            profiles = [constant.in_profile(profile, value) for profile in profiles]
+            runtime = constant.in_runtime(runtime, value)
+        yield CostModel(
+            model=run.plan.model,
+            seq_length=run.plan.seq_length,
+            precision=run.plan.precision,
+            profiles=ProfileStore(
+                profiles, device_types=run.cluster.device_types, all_reduce=run.cluster.all_reduce_of_devices
+            ),
+            runtime=runtime,
+        )
 
 
 def time_error(run: PublishedRun, costs: CostModel) -> float | None:
@@ -102,42 +188,58 @@ def memory_error(run: PublishedRun, costs: CostModel) -> float | None:
     return max(parts.total for parts in devices.values()) / run.peak_bytes - 1
 
 
-ERROR_OF = {"time": time_error, "memory": memory_error}
+ERROR_OF: Mapping[Decides, Callable[[PublishedRun, CostModel], float | None]] = {
+    "time": time_error,
+    "memory": memory_error,
+}
+
+MOST_ACTIONS = 50_000
+"""Runs with more forwards and backwards to simulate take seconds each: while constants are looked for, the others of
+their source stand for them."""
 
 
 @dataclass(kw_only=True)
 class Calibration:
     """Finds the values of the constants that decide time, or memory, for some of the sources.
 
-    It goes through the constants one by one, twice, and takes of each the value with the least mean of squared errors;
-    every source counts the same, however many runs it has. Errors are remembered.
+    It goes through the constants one by one, twice, and takes of each the value on its grid with the least mean of
+    squared errors; every source counts the same, however many runs it has. Errors are remembered.
     """
 
     runs: Mapping[str, Sequence[PublishedRun]]
-    decides: str
-    _known: dict[tuple[str, tuple[tuple[str, float], ...]], list[float]] = field(default_factory=dict)
+    decides: Decides
+    _known: dict[object, float | None] = field(default_factory=dict)
 
-    def errors(self, family: str, values: Values) -> list[float]:
-        """Of the runs of a source in which it was measured."""
-        key = family, tuple(sorted(values.items()))
-        if key not in self._known:
-            error_of = ERROR_OF[self.decides]
-            found = [error_of(run, cost_model(run, values)) for run in self.runs[family]]
-            self._known[key] = [error for error in found if error is not None]
-        return self._known[key]
+    def errors(self, family: str, values: Values, *, quick: bool = False) -> list[float]:
+        """Of the runs of a source in which it was measured; with ``quick`` of those that are soon simulated."""
+        runs = [run for run in self.runs[family] if not quick or _num_actions(run) <= MOST_ACTIONS]
+        found = [self._error(family, run, values) for run in runs]
+        return [error for error in found if error is not None]
 
     def best(self, families: Sequence[str]) -> Values:
-        """The values with the least error on these sources; constants that ship stay out until they are tried."""
+        """The values with the least error on these sources."""
         values: Values = {}
         for constant in [each for each in CONSTANTS if each.decides == self.decides] * 2:
-            tried = [values, *({**values, constant.name: value} for value in constant.grid)]
-            values = min(tried, key=lambda candidate: self._loss(families, candidate))
+            values = self.best_of(constant, families, values)
         return values
 
+    def best_of(self, constant: CalibratedConstant, families: Sequence[str], values: Values) -> Values:
+        """``values`` with that of one constant that has the least error on these sources."""
+        tried: list[Values] = [{**values, constant.name: value} for value in constant.grid]
+        return min(tried, key=lambda candidate: self._loss(families, candidate))
+
+    def _error(self, family: str, run: PublishedRun, values: Values) -> float | None:
+        key = family, run.label, tuple(sorted(values.items()))
+        if key not in self._known:
+            with cost_model(run, values) as costs:
+                self._known[key] = ERROR_OF[self.decides](run, costs)
+        return self._known[key]
+
     def _loss(self, families: Sequence[str], values: Values) -> float:
-        of_families = [self.errors(family, values) for family in families]
-        return (
-            mean(mean(error * error for error in errors) for errors in of_families if errors)
-            if of_families
-            else math.inf
-        )
+        of_families = [self.errors(family, values, quick=True) for family in families]
+        return mean(mean(error * error for error in errors) for errors in of_families if errors)
+
+
+def _num_actions(run: PublishedRun) -> int:
+    """Forwards and backwards of one replica."""
+    return 2 * sum(run.plan.replicas[0].microbatch_counts)

@@ -6,8 +6,12 @@ as well, its LayerNorm is taken.
 
 import dataclasses
 import importlib.abc
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -17,7 +21,7 @@ import torch
 from megatron.core.fusions import fused_layer_norm
 
 from hetero.plan.ir import Plan, Precision, Recompute
-from hetero.runtime import layer_choice
+from hetero.runtime import layer_choice, trainer
 from hetero.runtime.options import StageOptions
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan as plan_of
@@ -31,6 +35,7 @@ EXTENSIONS = (
     "apex",
     "amp_C",
     "flash_attn",
+    "flash_attn_3",
     "fused_layer_norm_cuda",
     "fused_weight_gradient_mlp_cuda",
     "scaled_masked_softmax_cuda",
@@ -40,6 +45,38 @@ EXTENSIONS = (
     "transformer_engine_torch",
 )
 """Packages of CUDA kernels that megatron-core uses where they are."""
+
+IMPORTS = """
+import importlib, importlib.abc, json, pkgutil, sys
+import torch
+
+hidden = sys.argv[1].split(",")
+
+class Hides(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hides())
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.current_device = lambda: torch.device("cpu")
+torch.cuda.get_device_capability = lambda device=None: (7, 0)
+torch.cuda.get_device_name = lambda device=None: "Tesla V100-SXM2-16GB"
+
+import hetero, megatron.training, tools
+imported = []
+for package in (hetero, megatron.training, tools):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        # Programs that begin to run, or hide the GPUs of their host, when they are imported.
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+            imported.append(module.name)
+print(json.dumps(imported))
+"""
+"""Imports every module in a process in which torch says that there is CUDA, and some packages cannot be found."""
+
+ROOT = Path(__file__).parents[2]
 
 MODELS = {"gpt2": gpt2_model, "llama": lambda: llama_model(qk_layernorm=True), "moe": moe_model}
 
@@ -56,12 +93,13 @@ class Watch(importlib.abc.MetaPathFinder):
 
 
 def train_where_there_is_cuda(rank: int, plan: Plan, options: StageOptions) -> tuple[list[str], Trace | None]:
-    """A step, and the extensions that it asked for."""
+    """A warm-up and a step, and the extensions that they asked for."""
     watch = Watch()
     with (
         mock.patch.object(sys, "meta_path", [watch, *sys.meta_path]),
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(layer_choice, "runs_cuda", return_value=True),
+        mock.patch.object(trainer, "runs_cuda", return_value=True),
     ):
         return watch.asked, train(rank, plan, 1, SMALL_BUCKETS, options)
 
@@ -87,6 +125,20 @@ def test_no_extension_is_asked_for(
         assert asked == []
         assert trace is not None
         assert torch.tensor(trace.losses).isfinite().all()
+
+
+def test_all_modules_import_without_extensions() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORTS, ",".join(EXTENSIONS)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    imported = json.loads(done.stdout.splitlines()[-1])
+    assert {"hetero.runtime.stage", "hetero.doctor.launch", "megatron.training.training"} <= set(imported)
 
 
 class ReferenceFunction:

@@ -3,23 +3,30 @@
 Its own process groups, 1F1B schedule, DistributedDataParallel and optimizer run unmodified, in float32, because its
 optimizers refuse float64. Both sides add the same numbers in different orders. They have the same attention, that of
 our local layers: stock's rounds otherwise, and three updates amplify that. That the two are one and the same function
-is shown in float64, to 1e-12 (tests/unit/runtime/test_attention.py).
+is shown in float64: here by trainings, in tests/unit/runtime/test_attention.py to 1e-12.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
+from hetero.runtime import layer_spec
 from hetero.runtime.options import DataParallelOptions
 from hetero.spec.model import ModelSpec, RotaryScaling
+from tests.helpers.layouts import STYLES
 from tests.helpers.models import gpt2_model, llama_model
+from tests.helpers.plans import plan as plan_of
+from tests.helpers.plans import replica, stage
 from tests.helpers.ranks import run_ranks
-from tests.helpers.stock_megatron import StockOptions, StockTrainer, stand_ins
-from tests.helpers.training import ADAM, microbatches, train
+from tests.helpers.stock_megatron import AttentionWithScores, StockOptions, StockTrainer, stand_ins
+from tests.helpers.training import ADAM, Trace, microbatches, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -121,3 +128,21 @@ def train_stock(rank: int, plan: Plan, data_parallel: DataParallelOptions) -> tu
         steps = [trainer.step(microbatches(plan, rank, step=step)) for step in range(NUM_STEPS)]
     losses, grad_norms = zip(*steps, strict=True)
     return list(losses), list(grad_norms)
+
+
+def train_with_scores(rank: int, plan: Plan) -> Trace | None:
+    """Our training, with megatron-core's own attention in the local layers."""
+    with mock.patch.object(layer_spec, "ScaledDotProductAttention", AttentionWithScores):
+        return train(rank, plan, NUM_STEPS)
+
+
+@pytest.mark.parametrize("style", ["gpt2-tied", "llama-gqa"])
+def test_a_training_is_the_one_with_megatron_cores_attention(style: str) -> None:
+    """In float64 the two differ by rounding alone, also after updates, with tensor parallelism and half layers."""
+    stages = stage(layers=(0, 2.5), ranks=(0, 1), tp=2, sp=True), stage(layers=(2.5, 6), ranks=(2,))
+    made = dataclasses.replace(plan_of(STYLES[style](), [replica(*stages, num_samples=4)]), precision="fp64")
+    for ours, theirs in zip(run_ranks(train, 3, made, NUM_STEPS), run_ranks(train_with_scores, 3, made), strict=True):
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
+        assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-9)
+        for name, weight in ours.weights[-1].items():
+            np.testing.assert_allclose(weight, theirs.weights[-1][name], rtol=1e-9, atol=1e-9)

@@ -15,14 +15,19 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hetero.cost.layers.activation_memory import MicrobatchShape, deferred_bytes
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
+from hetero.runtime.delayed_wgrad import TransformerEngineProduct
+from hetero.runtime.main_grad import attach_main_grad
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import build_stages
+from hetero.spec.profile import LayerShape
+from hetero.units import BYTES_OF_PRECISION
 from tests.helpers.layouts import STYLES, layouts, with_delays
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
-from tests.helpers.training import SMALL_BUCKETS, Trace, train
+from tests.helpers.training import SMALL_BUCKETS, Trace, microbatches, train
 from tests.helpers.transformer_engine_ranks import Check, answers, on_device
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -121,6 +126,27 @@ def train_in_fp8(rank: int, plan: Plan, recipe: str) -> dict[str, Any]:
     return {"asked": sorted(set(asked)), "losses": trace.losses, "norms": trace.grad_norms}
 
 
+def bytes_put_off(rank: int, plan: Plan) -> tuple[int, int]:
+    """What a backward of one microbatch leaves behind on a rank; its products that add to ``main_grad`` themselves."""
+    context = create_groups(plan, device=torch.device("cpu"))
+    (model,) = build_stages(context, options=TRANSFORMER_ENGINE, seed=7)
+    for _, parameter in model.parameters.values():
+        attach_main_grad(parameter, torch.zeros_like(parameter))
+    kept: list[TransformerEngineProduct] = []
+    assert model.delayed is not None
+    model.delayed.delay = kept.append  # type: ignore[assignment,method-assign]
+    model.forward(None, microbatches(plan, rank, step=0)[0]).sum().backward()
+    return sum(each.nbytes for product in kept for each in product.tensors), sum(each.into_main_grad for each in kept)
+
+
+KEPT = {"tp 1": (1, False), "tp 2": (2, False), "tp 2 with the sequence cut": (2, True)}
+
+
+def delayed_plan(tp: int, sp: bool) -> Plan:
+    one = stage(layers=(0, 6), ranks=range(tp), tp=tp, sp=sp, mbs=2, delay=0)
+    return on_device(plan_of(STYLES["llama-gqa"](), [replica(one)]))
+
+
 RECIPES = {"delayed": "TEDelayedScaling", "tensorwise": "Float8CurrentScaling"}
 
 
@@ -133,6 +159,9 @@ def answered() -> Mapping[str, Any]:
     }
     checks |= {f"fp8 {recipe}": Check(THIS, "train_in_fp8", (fp8_plan(), recipe), 3) for recipe in RECIPES}
     checks["bf16"] = Check(THIS, "train_in_fp8", (on_device(fp8_plan(), "H100", fp8=False), "delayed"), 3)
+    checks |= {
+        f"kept {name}": Check(THIS, "bytes_put_off", (delayed_plan(tp, sp),), tp) for name, (tp, sp) in KEPT.items()
+    }
     checks["build"] = Check(THIS, "build_all_ranks")
     return dict(zip(checks, answers(checks.values()), strict=True))
 
@@ -164,6 +193,24 @@ def test_a_layout_trains_as_with_local_layers(name: str, answered: Mapping[str, 
             assert ours.weights[step].keys() == theirs.weights[step].keys()
             for parameter, weight in ours.weights[step].items():
                 np.testing.assert_allclose(weight, theirs.weights[step][parameter], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_waits_is_what_the_memory_model_counts(name: str, answered: Mapping[str, Any]) -> None:
+    """With a cut sequence more than the local layers keep; and every product adds to ``main_grad`` by itself."""
+    tp, sp = KEPT[name]
+    made = delayed_plan(tp, sp)
+    microbatch = MicrobatchShape(
+        micro_batch_size=2,
+        seq_length=made.seq_length,
+        element_bytes=BYTES_OF_PRECISION[made.precision],
+        tp=tp,
+        sequence_ways=tp if sp else 1,
+    )
+    shape = LayerShape.of(made.model)
+    counted = 6 * deferred_bytes("block", shape, microbatch, keeps_gathered_inputs=True)
+    assert answered[f"kept {name}"] == [(counted, 6 * 4)] * tp
+    assert (6 * deferred_bytes("block", shape, microbatch, keeps_gathered_inputs=False) < counted) == sp
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

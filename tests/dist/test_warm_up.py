@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan, Precision
+from hetero.runtime import trainer as trainer_module
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.stage import StageModel
@@ -90,7 +91,7 @@ def test_all_styles_have_a_layout_for_that() -> None:
     assert {style for _, style, plan in LAYOUTS if plan.world_size > 1} == set(STYLES)
 
 
-def events_of_a_start(rank: int, made: Plan, warms_up: bool) -> list[str]:
+def events_of_a_start(rank: int, made: Plan, warms_up: bool | None, on_cuda: bool = False) -> list[str]:
     """What a rank does from the building of its stages to the end of its first step, evaluation included."""
     events: list[str] = []
     forward, run, start = StageModel.forward, torch.autograd.Variable._execution_engine.run_backward, dist.irecv
@@ -115,6 +116,7 @@ def events_of_a_start(rank: int, made: Plan, warms_up: bool) -> list[str]:
     with (
         mock.patch.object(StageModel, "forward", forwards),
         mock.patch.object(dist, "batch_isend_irecv", posts),
+        mock.patch.object(trainer_module, "runs_cuda", return_value=on_cuda),
         mock.patch("megatron.core.pipeline_parallel.schedules.Variable._execution_engine", engine),
     ):
         trainer = Trainer(
@@ -148,3 +150,11 @@ def test_no_receive_is_posted_before_all_kinds_of_computes_have_run(precision: P
         assert set(after) - {"receive"} <= set(before)
     for rank, events in enumerate(run_ranks(events_of_a_start, 3, made, False)):
         assert set(KINDS) - set(events[: events.index("receive")]), f"rank {rank} is cold without a warm-up"
+
+
+def test_on_cuda_a_warm_up_happens_by_itself() -> None:
+    stages = [stage(layers=(3 * s, 3 * s + 3), ranks=(s,)) for s in range(2)]
+    made = plan_of(gpt2_model(), [replica(*stages, num_samples=2)])
+    for on_cuda in (True, False):
+        warm = run_ranks(events_of_a_start, 2, made, None, on_cuda)
+        assert warm == run_ranks(events_of_a_start, 2, made, on_cuda)

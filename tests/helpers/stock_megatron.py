@@ -31,6 +31,7 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import LayerNormImpl, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -197,6 +198,24 @@ class StockTrainer:
             else forward_backward_pipelining_without_interleaving,
             p2p_communicator=P2PCommunicator(self._groups.pp, config),
         )
+
+
+class AttentionWithScores(DotProductAttention):  # type: ignore[misc]  # megatron-core has no types
+    """megatron-core's own attention of local layers, which wants to be told that it is causal."""
+
+    def forward(
+        self, query_SBND: torch.Tensor, key_SBGD: torch.Tensor, value_SBGD: torch.Tensor, _: None, **options: object
+    ) -> torch.Tensor:
+        """Attention of every token to itself and those before it -> [S, B, N D]."""
+        mask = _causal_mask(query_SBND.shape[0], query_SBND.device)
+        context: torch.Tensor = super().forward(query_SBND, key_SBGD, value_SBGD, mask, **options)
+        return context
+
+
+@functools.lru_cache
+def _causal_mask(seq_length: int, device: torch.device) -> torch.Tensor:
+    """True where a token is not seen -> [1, 1, S, S]."""
+    return torch.ones(1, 1, seq_length, seq_length, dtype=torch.bool, device=device).triu(1)
 
 
 def _per_chunk(values: list[Any]) -> Any:

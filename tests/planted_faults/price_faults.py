@@ -92,10 +92,10 @@ PRICE_FAULTS = (
     Fault(
         name="a pipeline ends one period early",
         kind="off by one",
-        file="hetero/cost/pipeline_period.py",
-        find="+ (num_microbatches - 1) * period",
-        replace="+ (num_microbatches - 2) * period",
-        hints=("tests/unit/cost/test_pipeline_period.py",),
+        file="hetero/planner/replica/templates.py",
+        find="self.fill_s + (num_microbatches - 1) * self.period_s + self.update_s",
+        replace="self.fill_s + (num_microbatches - 2) * self.period_s + self.update_s",
+        hints=("tests/unit/planner/test_constraints.py", "tests/unit/planner/test_plan_cluster.py"),
     ),
     # Planner.
     Fault(

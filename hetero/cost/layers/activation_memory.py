@@ -22,8 +22,10 @@ gradients of their outputs. In a block those are, for the projections of attenti
     inputs     e b s ((h / t' + q / t) + (h / t' + f / t))
     gradients  e b s (((q + 2 kv) / t + h) + (g f / t + h))
 
-where a gradient of width h is whole on every rank, since it is gathered before the product. Experts hold k copies of a
-token instead, k (h + f / t) and k (g f / t + h). In fp8 e is 1 there.
+where a gradient of width h is whole on every rank, since it is gathered before the product. TransformerEngine also
+keeps the input that it has gathered for the product, h in place of h / t' (``inputmat_total`` in its pytorch/module/
+linear.py, ``ln_out_total`` in layernorm_linear.py, version 2.11), where the local layers gather it once more. Experts
+hold k copies of a token instead, k (h + f / t) and k (g f / t + h). In fp8 e is 1 there.
 """
 
 from collections.abc import Sequence
@@ -99,10 +101,16 @@ def _fp8_saving(kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape
     return microbatch.num_tokens * (attention * (kind != "mlp") + mlp * (kind != "attention"))
 
 
-def deferred_bytes(kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape) -> int:
-    """Bytes that a block, or half of one, keeps of one microbatch between I and W: inputs and gradients as above."""
-    tp = microbatch.tp
-    rows, whole = shape.hidden // microbatch.sequence_ways, shape.hidden
+def deferred_bytes(
+    kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape, *, keeps_gathered_inputs: bool
+) -> int:
+    """Bytes that a block, or half of one, keeps of one microbatch between I and W: inputs and gradients as above.
+
+    Args:
+        keeps_gathered_inputs: as TransformerEngine's layers do.
+    """
+    tp, whole = microbatch.tp, shape.hidden
+    rows = whole if keeps_gathered_inputs else whole // microbatch.sequence_ways
     q, kv = shape.heads * shape.kv_channels, shape.query_groups * shape.kv_channels
     copies = shape.experts_per_token or 1
     mlp = whole + (whole if shape.num_experts else rows) + ((2 if shape.gated else 1) + 1) * shape.ffn // tp

@@ -19,8 +19,8 @@ b samples of s tokens with e bytes per element, hidden size h, q and kv channels
     collectives two all-reduces of e T h in a forward and two in a backward (with sequence parallelism each is a
                 reduce-scatter and an all-gather)
 
-All moves are counted but the last: how often the profiled layers move their scores in a backward is not published; 24 is
-what is left of the backwards of OPT-350M on GH200 and A100 once everything else is taken off.
+All moves are counted but the last: how often the profiled layers move their scores in a backward is not published; 24
+is what is left of the backwards of OPT-350M on GH200 and A100 once everything else is taken off.
 """
 
 from collections.abc import Sequence

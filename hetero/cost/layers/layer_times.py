@@ -197,7 +197,7 @@ class LayerTimes:
             profile.times_of(kind, tp=on.tp),
             micro_batch_size=on.micro_batch_size,
             isolation_s=profile.isolation_s,
-            ratios=(ratios[0], ratios[1]),
+            ratios=(ratios[0] * profile.in_a_step, ratios[1] * profile.in_a_step),
             more_host_s=more_host_s(here) - more_host_s(alone),
         )
         if cost is None or ratios == [1.0, 1.0]:
@@ -293,7 +293,7 @@ def interpolate(
     Above the largest measured size the last line goes on; below the smallest its time stays. Both are extrapolated.
 
     Args:
-        ratios: what the kernels of a forward and of a backward take here over what they took there.
+        ratios: what the kernels of a forward and of a backward take here, in a step, over what they took there, alone.
         more_host_s: seconds that the launches of a forward take longer here.
 
     Returns:

@@ -49,8 +49,8 @@ bus. A heuristic."""
 
 GENERATOR_S = 4e-4
 """Seconds in which Megatron-LM exchanges the state of the CUDA generator for that of its tensor-parallel rank and back,
-around every dropout of a block (``CudaRNGStatesTracker.fork``). Calibrated on its runs on GH200 with microbatches of one
-sample, which are bound by launches."""
+around every dropout of a block (``CudaRNGStatesTracker.fork``). Calibrated on its runs on GH200 with microbatches of
+one sample, which are bound by launches."""
 
 LAUNCH_BOUND = 1.2
 """A series is bound by launches at its smallest microbatch if that takes so many times the seconds that its samples
@@ -160,7 +160,7 @@ def fit(
             seconds = _seconds(time, compute_pass) - profile.isolation_s
             if time.kind == kind and seconds > 0:
                 rows.append(_features(profile, time, kernels, compute_pass))
-                measured.append(seconds)
+                measured.append(seconds * profile.in_a_step)
     if not rows:
         return None
     device_bound = [seconds > LAUNCH_BOUND * host_s for seconds in measured]
@@ -185,8 +185,8 @@ def nominal(kernels: Kernels, compute_pass: ComputePass, profiles: Sequence[Prof
 
 
 def _host_s(profiles: Sequence[Profile], compute_pass: ComputePass) -> float:
-    """The least launches of a block on several ranks that a series shows, else on one; else :data:`HOST_S`, or the least
-    time if that is less."""
+    """The least launches of a block on several ranks that a series shows, else on one; else :data:`HOST_S`, or the
+    least time if that is less."""
     shown: dict[bool, list[float]] = {True: [], False: []}
     least_s = HOST_S
     for profile in profiles:

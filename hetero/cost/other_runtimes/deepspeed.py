@@ -62,11 +62,18 @@ def _row(stage: int, num_stages: int, num_microbatches: int) -> Row:
 ELEMENTS_PER_BUFFER = 500_000_000
 """Default of ``DeepSpeedEngine.buffered_allreduce_fallback`` in ``deepspeed/runtime/engine.py``."""
 
+TRANSFER_HOST_S = 8e-4
+"""DeepSpeed reads the description of a gathered part from the device (``PartitionedTensor.from_meta``), Megatron-LM
+calls ``torch.cuda.synchronize`` after every exchange (``p2p_communication.py``). Calibrated on the pipelines of both on
+GH200."""
+
 DEEPSPEED = dataclasses.replace(
     HETERO,
     name=NAME,
     rows=deepspeed_rows,
     blocking_transfers=True,
+    partitions_transfers=True,
+    transfer_host_s=TRANSFER_HOST_S,
     overlaps_gradient_sync=False,
     waits_for_all_before_update=False,
     bucket_numel=ELEMENTS_PER_BUFFER,

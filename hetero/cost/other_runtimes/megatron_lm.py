@@ -1,8 +1,8 @@
 """Megatron-LM as it is without this project, as the cost model sees it: its properties and its order of a step.
 
-It runs 1F1B, plain or interleaved (``megatron/core/pipeline_parallel/schedules.py``, earlier ``megatron/schedules.py``).
-Between two computes it sends and receives in one ``batch_isend_irecv`` and waits for all of it before it goes on. Where
-the versions of the published runs differ, there are several models:
+It runs 1F1B, plain or interleaved (its ``schedules.py``). Between two computes it sends and receives in one
+``batch_isend_irecv``, and waits for all of it before it goes on. Where the versions of the published runs differ, there
+are several models:
 
 | model | attention | gradients of fp16 weights | their sums |
 |---|---|---|---|
@@ -14,6 +14,7 @@ the versions of the published runs differ, there are several models:
 import dataclasses
 from itertools import pairwise
 
+from hetero.cost.other_runtimes.deepspeed import TRANSFER_HOST_S
 from hetero.cost.runtime_model import HETERO
 from hetero.errors import PlanError
 from hetero.plan.ir import Replica
@@ -33,8 +34,8 @@ def megatron_rows(replica: Replica) -> Schedule:
     together, after the backward; with one round of microbatches all forwards come first.
 
     Raises:
-        PlanError: stages count different microbatches, split their backward or take another order than 1F1B, which it
-            cannot do.
+        PlanError: stages count different microbatches, split their backward, or have another order or other depths than
+            its 1F1B, which it cannot do.
     """
     counts = replica.microbatch_counts
     if len(set(counts)) > 1:
@@ -43,11 +44,20 @@ def megatron_rows(replica: Replica) -> Schedule:
         raise PlanError(f"{NAME}: this runtime does not split backwards; set wgrad_delay to null")
     if replica.schedule != BY_DEPTHS:
         raise PlanError(f"{NAME}: this runtime has no schedule {replica.schedule!r}; set it to {BY_DEPTHS}")
-    if not replica.is_interleaved:
-        return step_rows(replica, receives_ahead=0)
-    if counts[0] == len(replica.device_groups):
+    if replica.is_interleaved and counts[0] == len(replica.device_groups):
         return step_rows(replica.with_each_stage(in_flight=counts), receives_ahead=0)
-    return [_exchanging_in_pairs(row) for row in step_rows(replica, receives_ahead=0)]
+    depths = [sum(replica.stages[s].in_flight for s in group) for group in replica.device_groups]
+    if depths != (kept := _depths(replica)):
+        raise PlanError(f"{NAME}: in_flight {depths}, this runtime keeps {kept} microbatches on its device groups")
+    rows = step_rows(replica, receives_ahead=0)
+    return [_exchanging_in_pairs(row) for row in rows] if replica.is_interleaved else rows
+
+
+def _depths(replica: Replica) -> list[int]:
+    """Microbatches in flight on every device group, of all its stages: those of the warm-up and one more."""
+    pp, v = len(replica.device_groups), len(replica.device_groups[0])
+    per_position, more = (2, (v - 1) * pp) if v > 1 else (1, 0)
+    return [min(per_position * (pp - p - 1) + more + 1, v * replica.num_microbatches(0)) for p in range(pp)]
 
 
 def _exchanging_in_pairs(row: Row) -> Row:
@@ -83,6 +93,8 @@ MEGATRON_LM = dataclasses.replace(
     rows=megatron_rows,
     blocking_transfers=True,
     batches_transfers=True,
+    partitions_transfers=True,
+    transfer_host_s=TRANSFER_HOST_S,
     overlaps_gradient_sync=False,
     bucket_numel=WHOLE_BUFFER,
     half_gradients=True,
@@ -95,5 +107,7 @@ MEGATRON_LM_TORCH_DDP = dataclasses.replace(MEGATRON_LM, overlaps_gradient_sync=
 
 MEGATRON_CORE_LAYERS = LayerImplementation(attention="flash", dropout=True, overlaps_collectives=True)
 
-MEGATRON_CORE = dataclasses.replace(MEGATRON_LM, half_gradients=False, implementation=MEGATRON_CORE_LAYERS)
+MEGATRON_CORE = dataclasses.replace(
+    MEGATRON_LM, half_gradients=False, partitions_transfers=False, implementation=MEGATRON_CORE_LAYERS
+)
 """megatron-core 0.6 with TransformerEngine and its defaults: sums and gathers overlap with nothing."""

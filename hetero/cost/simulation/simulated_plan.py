@@ -1,5 +1,6 @@
 """A plan as the simulator needs it: device groups with their rows, lanes, seconds and points of collectives."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,9 +123,13 @@ class SimulatedPlan:
         replica, groups = self.plan.replicas[r], self.groups[r]
         lanes = {s: group.lanes for group in groups for s in group.stages}
         row_bytes = self.plan.model.hidden_size * self.costs.element_bytes
+        host_s = self.costs.runtime.transfer_host_s
 
         def slices(sender: int, receiver: int) -> tuple[Slice, ...]:
             here, there = replica.stages[sender], replica.stages[receiver]
+            gathers = self.costs.runtime.partitions_transfers and here.tp == there.tp and not here.splits_sequence
+            if gathers:
+                here, there = (dataclasses.replace(stage, sequence_parallel=True) for stage in (here, there))
             found = []
             for phase in range(num_phases(here, there)):
                 by_lanes = messages_by_lanes(
@@ -136,7 +141,9 @@ class SimulatedPlan:
                 )
                 found.append(
                     {
-                        pair: transfer_cost(messages, topology, row_bytes=row_bytes)
+                        pair: transfer_cost(
+                            messages, topology, row_bytes=row_bytes, gathers_over=there.tp * gathers
+                        ).later(host_s)
                         for pair, messages in by_lanes.items()
                     }
                 )

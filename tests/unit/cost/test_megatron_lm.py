@@ -4,8 +4,11 @@ import dataclasses
 
 import pytest
 
-from hetero.cost.other_runtimes.megatron_lm import MEGATRON_LM, MEGATRON_LM_TORCH_DDP, megatron_rows
+from hetero.cost.memory import plan_memory
+from hetero.cost.other_runtimes.megatron_lm import MEGATRON_CORE, MEGATRON_LM, MEGATRON_LM_TORCH_DDP, megatron_rows
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.blocking_replay import BatchedReplay
+from hetero.cost.simulation.simulator import simulate
 from hetero.errors import PlanError
 from hetero.plan.ir import Replica
 from hetero.plan.uniform import UniformLayout, uniform_plan
@@ -13,12 +16,13 @@ from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.schedule.orders import gpipe
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
-from tests.helpers.synthetic_profiles import nodes
+from tests.helpers.synthetic_profiles import cost_model, nodes, profile
 from tests.unit.cost.replays import cost, times
 from tests.unit.cost.replays import pipeline as replayed
 from tests.unit.cost.simulated import A100, MODEL, pipeline, run, split
 
-FAST_HOST = dataclasses.replace(MEGATRON_LM, sync_host_gb_per_s=1e9)
+AS_PROFILED, OURS_AS_PROFILED = (dataclasses.replace(each, implementation=None) for each in (MEGATRON_LM, HETERO))
+"""Layers as they were measured, so that seconds are those of the profile."""
 
 
 def uniform(*, pp: int, stages_per_rank: int = 1, num_microbatches: int) -> Replica:
@@ -91,13 +95,13 @@ def test_a_batch_holds_both_sides_until_its_last_transfer_has_ended() -> None:
     assert found["0B0"] == (5.0, 7.0)
 
 
-def test_batched_transfers_cost_what_ours_hide() -> None:
-    """Per microbatch the last stage takes one exchange more, and another where the first one waits for it."""
-    cluster = nodes(2, gb_per_s=4 * 16 * 32 / 1e9 / 4.5)
-    described = pipeline(2, num_samples=20, depths=[2, 1])
-    theirs, ours = run(described, cluster, runtime=FAST_HOST), run(described, cluster)
-    assert theirs.step_s > ours.step_s
-    assert theirs.step_s == pytest.approx(20 * (9.0 + 4.5) + 9.0, rel=0.05)
+def test_each_compute_waits_for_an_exchange() -> None:
+    """Of three stages of 6 s a microbatch the middle one exchanges twice, 3 s each; ours shows two thirds of that."""
+    cluster = nodes(3, gb_per_s=4 * 16 * 32 / 1e9 / 3.0)
+    described = pipeline(3, num_samples=60)
+    theirs, ours = (run(described, cluster, runtime=each).step_s for each in (AS_PROFILED, OURS_AS_PROFILED))
+    assert theirs == pytest.approx(60 * 12, rel=0.05)
+    assert ours == pytest.approx(60 * 10, rel=0.05)
 
 
 def test_torch_sums_beside_the_backward() -> None:
@@ -107,11 +111,27 @@ def test_torch_sums_beside_the_backward() -> None:
     )
     links = nodes(2, gb_per_s=1e-6)
     local, torch = (
-        run(described, links, runtime=dataclasses.replace(each, sync_host_gb_per_s=1e9, bucket_numel=1_000))
+        run(described, links, runtime=dataclasses.replace(each, bucket_numel=1_000))
         for each in (MEGATRON_LM, MEGATRON_LM_TORCH_DDP)
     )
     assert min(sync.start_s for sync in local.syncs) >= local.compute_end_s
     assert min(sync.start_s for sync in torch.syncs) < torch.compute_end_s
+
+
+def test_half_precision_gradients_are_half_the_bytes() -> None:
+    """Old Megatron-LM sums fp16 gradients as they are; master weights and moments are fp32 all the same."""
+    described = plan(
+        MODEL, [replica(stage(layers=(0, 6), ranks=(r,), device=A100, mbs=1, depth=1), num_samples=1) for r in (0, 1)]
+    ).with_precision("fp16")
+    old, new = (
+        cost_model(MODEL, [profile(MODEL)], precision="fp16", runtime=each) for each in (MEGATRON_LM, MEGATRON_CORE)
+    )
+    (held_old, held_new) = (plan_memory(described, costs)[0, 0] for costs in (old, new))
+    assert 2 * held_old.gradients == held_new.gradients
+    assert held_old.optimizer == held_new.optimizer
+    links = nodes(2, gb_per_s=1e-3)
+    summed = [sum(s.end_s - s.start_s for s in simulate(described, links, costs).syncs) for costs in (old, new)]
+    assert 2 * summed[0] == pytest.approx(summed[1])
 
 
 def test_what_it_cannot_do_is_refused() -> None:
@@ -126,10 +146,12 @@ def test_what_it_cannot_do_is_refused() -> None:
         ],
     )
     with pytest.raises(PlanError, match=r"megatron-lm: stages count \[2, 4\] microbatches"):
-        run(uneven, runtime=FAST_HOST)
+        run(uneven, runtime=MEGATRON_LM)
     with pytest.raises(PlanError, match=r"megatron-lm: this runtime does not split backwards; set wgrad_delay"):
-        run(split(pipeline(2, num_samples=2), [0, None]), runtime=FAST_HOST)
+        run(split(pipeline(2, num_samples=2), [0, None]), runtime=MEGATRON_LM)
+    with pytest.raises(PlanError, match=r"megatron-lm: in_flight \[4, 1\], this runtime keeps \[2, 1\]"):
+        run(pipeline(2, num_samples=8, depths=[4, 1]), runtime=MEGATRON_LM)
     whole = pipeline(2, num_samples=2)
     other = whole.with_replica(0, dataclasses.replace(whole.replicas[0], schedule=gpipe.__name__))
     with pytest.raises(PlanError, match=r"megatron-lm: this runtime has no schedule 'gpipe'; set it to 1f1b"):
-        run(other, runtime=FAST_HOST)
+        run(other, runtime=MEGATRON_LM)

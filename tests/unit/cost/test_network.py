@@ -8,11 +8,10 @@ from hetero.cost.network import (
     Topology,
     hierarchical_all_reduce_cost,
     ring_all_reduce_cost,
-    slice_costs,
     transfer_cost,
 )
 from hetero.plan.ir import Stage
-from hetero.plan.reshard import Transfer
+from hetero.plan.reshard import Transfer, transfers, transfers_by_phase
 from hetero.spec.cluster import ClusterSpec, GroupLink, Link, Links
 from hetero.units import GB
 from tests.helpers.plans import stage
@@ -30,8 +29,8 @@ def message(sender: int, receiver: int) -> Transfer:
 
 def num_bytes(sender: Stage, receiver: Stage) -> int:
     """Of a slice of 8 rows x 10 bytes."""
-    (cost,) = slice_costs(sender, receiver, Topology(nodes(3)), seq_length=8, row_bytes=10)
-    return cost.num_bytes
+    messages = transfers(sender, receiver, seq_length=8, phase=0)
+    return transfer_cost(messages, Topology(nodes(3)), row_bytes=10).num_bytes
 
 
 def test_without_sequence_parallelism_every_tensor_parallel_rank_gets_a_copy() -> None:
@@ -73,7 +72,8 @@ class TestTransfers:
         topology = Topology(nodes(3))
         sender = stage(layers=(0, 1), ranks=(0, 1), dp=2)
         receiver = stage(layers=(1, 2), ranks=(2,), mbs=2)
-        costs = slice_costs(sender, receiver, topology, seq_length=10, row_bytes=SECOND // 10)
+        slices = transfers_by_phase(sender, receiver, seq_length=10)
+        costs = [transfer_cost(messages, topology, row_bytes=SECOND // 10) for messages in slices]
         assert max(cost.seconds for cost in costs) == pytest.approx(2.0)
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from hetero.cost.network import TransferCost
-from hetero.cost.pipeline_period import ROUNDING, pipeline_s, smallest_depths, steady_period_s
+from hetero.cost.pipeline_period import ROUNDING, smallest_depths, steady_period_s
 from hetero.cost.simulation.engine import Pipeline, Replay
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import ActionKind
@@ -134,11 +134,6 @@ def test_equal_stages_without_transfers_need_what_1f1b_has() -> None:
 
 def test_equal_stages_with_transfers_as_long_as_they_need_three_each() -> None:
     assert smallest_depths(microbatch_s=[1.0] * 4, boundary_s=[1.0] * 3, period_s=1.0) == [10, 7, 4, 1]
-
-
-def test_a_pipeline_is_the_first_microbatch_and_a_period_for_each_other() -> None:
-    seconds = pipeline_s(microbatch_s=[1.0, 1.0], boundary_s=[0.2], in_flight=[3, 1], num_microbatches=10)
-    assert seconds == pytest.approx(2.4 + 9 * 1.0)
 
 
 @pytest.mark.parametrize("in_flight", [[1, 2], [1, 0]])

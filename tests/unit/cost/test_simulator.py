@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hetero.cost.cost_model import StageCost
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.network import Topology, TransferCost
-from hetero.cost.pipeline_period import pipeline_s
+from hetero.cost.pipeline_period import steady_period_s
 from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.engine import Pipeline, Replay
 from hetero.cost.simulation.simulator import Simulation, simulate, with_gradient_sync
@@ -141,12 +141,10 @@ def test_the_closed_form_is_the_step_of_a_long_pipeline() -> None:
     row_bytes = 4 * 16 * 32
     cluster = nodes(3, gb_per_s=row_bytes / 1e9 / seconds_on_the_link)
     described = pipeline(3, num_samples=40, depths=[5, 3, 1])
-    formula_s = pipeline_s(
-        microbatch_s=[6.0] * 3,
-        boundary_s=[seconds_on_the_link] * 2,
-        in_flight=[5, 3, 1],
-        num_microbatches=40,
-    )
+    stages_s, boundaries_s = [6.0] * 3, [seconds_on_the_link] * 2
+    period_s = steady_period_s(microbatch_s=stages_s, boundary_s=boundaries_s, in_flight=[5, 3, 1])
+    # The first microbatch's way there and back, and a period for each other one.
+    formula_s = sum(stages_s) + 2 * sum(boundaries_s) + 39 * period_s
     assert run(described, cluster).compute_end_s == pytest.approx(formula_s, rel=0.02)
 
 

@@ -76,6 +76,14 @@ def test_what_waits_for_its_weights_gradients(changes: dict[str, Any], rows: int
     assert parts.deferred == 3 * rows * ROW
 
 
+@pytest.mark.parametrize(("device", "rows"), [("A100-40", 4 + 2 + 2), ("V100-16", 3 + 2 + 2)])
+def test_transformer_engine_keeps_whole_inputs_where_the_sequence_is_cut(device: str, rows: int) -> None:
+    """Where it may run, in half precision: of 4 h, none is cut."""
+    costs = cost_model(MODEL, [profile(MODEL, device=device)], precision="fp16")
+    parts = memory_with(costs, device=device, tp=2, sequence_parallel=True).at(1, deferred=3)
+    assert parts.deferred == 3 * 2 * rows * ROW // 2
+
+
 def test_the_peak_is_before_a_backward_or_behind_it() -> None:
     memory = memory_with(COSTS)
     few = dataclasses.replace(memory, activations_per_microbatch=2**30, deferred_per_microbatch=2**20)

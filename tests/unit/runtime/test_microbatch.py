@@ -1,6 +1,8 @@
 """Microbatches on their way to the device: one step ahead, each once, in buffers that nobody overwrites too early."""
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -45,3 +47,53 @@ def test_a_buffer_stays_as_it_is_until_the_call_after_the_next() -> None:
     third = staging.fill(step_of(3))
     assert (tokens(third), tokens(second)) == ([30, 31], [20, 21])
     assert {t.data_ptr() for b in third for t in b.tensors} == {t.data_ptr() for b in first for t in b.tensors}
+
+
+class CudaCopies:
+    """Plays CUDA for copies to it, and notes what is asked of whom, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.on = "compute"
+        empty = torch.empty
+
+        def allocate(*size: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
+            self.calls.append("pinned" if pin_memory else "pageable")
+            return empty(*size, **options)
+
+        def to(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+            waits = "" if non_blocking else ", and the host waits"
+            self.calls.append(f"{self.on}: copy to {device}{waits}")
+            return tensor.clone()
+
+        monkeypatch.setattr(torch, "empty", allocate)
+        monkeypatch.setattr(torch.Tensor, "to", to)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: "copies")
+        monkeypatch.setattr(torch.cuda, "stream", self._under)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, on: self.calls.append(f"{on.on}: keep"))
+
+    @contextlib.contextmanager
+    def _under(self, stream: str) -> Iterator[None]:
+        self.on = stream
+        yield
+        self.on = "compute"
+
+    def wait_stream(self, other: str) -> None:
+        self.calls.append(f"{self.on}: wait for {other}")
+
+
+def test_on_cuda_no_host_waits_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are asynchronous because they come from pinned memory, on a stream that compute waits for."""
+    cuda = CudaCopies(monkeypatch)
+    data = DataPrefetcher(steps([], 3), torch.device("cuda", 0))
+    data.fetch()
+    # Two microbatches of four tensors: memory for two steps, then the copies of one.
+    assert cuda.calls == 16 * ["pinned"] + 8 * ["copies: copy to cuda:0"]
+    for number in range(3):
+        cuda.calls.clear()
+        assert tokens(data.take()) == [10 * number, 10 * number + 1]
+        assert cuda.calls == ["compute: wait for copies"] + 8 * ["compute: keep"]
+        cuda.calls.clear()
+        data.fetch()
+        assert cuda.calls == (8 * ["copies: copy to cuda:0"] if number < 2 else [])

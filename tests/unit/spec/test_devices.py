@@ -114,9 +114,22 @@ def test_cuda_names(cuda_name: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     "cuda_name",
-    ["NVIDIA GeForce GTX 1080", "NVIDIA RTX A4000", "NVIDIA L40", "Quadro RTX 6000", "NVIDIA GeForce RTX 4080"],
+    [
+        "NVIDIA GeForce GTX 1080",
+        "NVIDIA RTX A4000",
+        "NVIDIA L40",
+        "Quadro RTX 6000",
+        "NVIDIA GeForce RTX 4080",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA H100 80GB HBM2e",
+        "NVIDIA H200 NVL",
+        "NVIDIA GH200 144G HBM3e",
+    ],
 )
 def test_an_unknown_cuda_name_is_no_device_type(cuda_name: str) -> None:
+    """Also one that begins like one that ships, and is another device."""
     assert SHIPPED_DEVICES.called(cuda_name) is None
 
 

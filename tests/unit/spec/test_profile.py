@@ -104,10 +104,6 @@ class TestStore:
         gated = LayerShape.of(llama_model())
         assert self.STORE.find(gated, device="A100-40", seq_length=16, precision="fp32") is None
 
-    def test_a_model_can_be_left_out(self) -> None:
-        assert self.ON_A100 not in list(self.STORE.without_model("synthetic"))
-        assert self.STORE.without_model("synthetic").devices() == ("A100-40",)
-
     def test_later_profiles_win(self) -> None:
         newer = profile(MODEL, block_s=(9.0, 9.0))
         assert self.STORE.plus([newer]).find(SHAPE, device="A100-40", seq_length=16, precision="fp32") is newer

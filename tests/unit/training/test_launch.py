@@ -1,8 +1,12 @@
-"""What a launch makes of its flags: the uniform plan, and how long ranks wait for one another."""
+"""What a launch makes of its flags: the uniform plan, and how long ranks wait; and what it looks at on CUDA."""
 
 import dataclasses
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hetero.distributed.failure_detector import FailureDetectorOptions
@@ -13,9 +17,9 @@ from hetero.plan.validate import validate
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
-from megatron.training import launch
+from megatron.training import launch, training
 from megatron.training.cli.model_config import model_spec
-from megatron.training.launch import Launch, _devices, _plan_of_flags, joined
+from megatron.training.launch import Launch, _devices, _plan_of_flags, agree_on_plan, joined
 from megatron.training.training import describe_rank
 from tests.helpers.flags import parse
 
@@ -111,3 +115,70 @@ def test_a_launch_by_degrees_takes_the_description_of_its_device_along(cluster: 
     validate(made)
     assert {stage.device for _, _, stage in made.stages()} == {"cpu" if cluster is None else "mine"}
     assert made.devices == (() if cluster is None else (MINE,))
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """A host with one GPU, played as far as a launch asks; what it looks at is noted, in order."""
+    looks: list[tuple[Any, ...]] = []
+    init = dist.init_process_group
+
+    def begin(backend: str, **options: Any) -> None:
+        looks.append(("world", backend))
+        init("gloo", **options)
+
+    monkeypatch.setattr(launch.dist, "init_process_group", begin)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: looks.append(("device", device)))
+    for name in ("check_versions", "check_kernels", "check_hardware_queues"):
+        monkeypatch.setattr(launch, name, lambda subject, *_, name=name: looks.append((name, subject)))
+    yield looks
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_on_cuda_versions_and_kernels_are_looked_at_as_soon_as_ranks_can_talk(one_gpu: list[tuple[Any, ...]]) -> None:
+    """The world alone has gloo beside NCCL, for objects."""
+    cuda = torch.device("cuda", 0)
+    parallel = parse("--distributed-backend nccl --hetero-heartbeat-timeout 7").parallel
+    with joined(Launch(rank=0, world_size=1, local_rank=0), parallel) as (device, _):
+        assert device == cuda
+        assert one_gpu == [
+            ("world", "cpu:gloo,cuda:nccl"),
+            ("device", cuda),
+            ("check_versions", cuda),
+            ("check_kernels", cuda),
+        ]
+
+
+def test_on_cuda_a_plan_is_held_against_the_hardware_queues(
+    one_gpu: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse("--micro-batch-size 1 --global-batch-size 4")
+    model = model_spec(config.model, tokenizer_vocab_size=100)
+    monkeypatch.setattr(launch, "found_device", lambda _: FoundDevice())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert one_gpu.pop()[0] == "world"
+    assert agree_on_plan(config, model, torch.device("cpu")).world_size == 1
+    assert one_gpu == []
+    made = agree_on_plan(config, model, torch.device("cuda", 0))
+    assert one_gpu == [("check_hardware_queues", made)]
+
+
+class LayersError(Exception):
+    """The groups are made."""
+
+
+def test_the_failure_detector_asks_the_watchdogs_of_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layers_of_ranks(*_: object) -> None:
+        raise LayersError
+
+    monkeypatch.setattr(training, "agree_on_plan_and_tokenizer", lambda *_: (None, None))
+    monkeypatch.setattr(training, "build_datasets", lambda *_: (None, []))
+    monkeypatch.setattr(training, "create_groups", lambda *_, **__: SimpleNamespace(groups=("one", "two")))
+    monkeypatch.setattr(training, "nccl_error", lambda groups: f"lost by {' and '.join(groups)}")
+    monkeypatch.setattr(training, "layers_of_ranks", layers_of_ranks)
+    detector, config = SimpleNamespace(transport_error=str), parse("")
+    with pytest.raises(LayersError):
+        training._pretrain(config, torch.device("cpu"), detector, training.Stop(config.run))  # type: ignore[arg-type]
+    assert detector.transport_error() == "lost by one and two"

@@ -1,5 +1,7 @@
 """When CUDA loads its kernels is decided before anybody calls it."""
 
+import os
+
 import pytest
 
 import pretrain_gpt
@@ -20,3 +22,19 @@ def test_all_kernels_are_loaded_at_start_for_experts_alone(
     environment = dict(given)
     pretrain_gpt.load_kernels_at_start(words.split(), environment)
     assert environment.get("CUDA_MODULE_LOADING") == expected
+
+
+class FirstCallError(Exception):
+    """Somebody asks CUDA for something."""
+
+
+def test_it_is_decided_before_anybody_asks_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> None:
+        raise FirstCallError
+
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "so that it is put back")
+    monkeypatch.delenv("CUDA_MODULE_LOADING")
+    monkeypatch.setattr(pretrain_gpt.cpu_backend, "install", ask)
+    with pytest.raises(FirstCallError):
+        pretrain_gpt.main(["--num-experts", "8"])
+    assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
