@@ -31,8 +31,9 @@ from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.planner.scoring import goal_value
 from hetero.report.content import Execution, Report
+from hetero.report.plan_wording import range_of
 from hetero.report.prediction_json import prediction_json
-from hetero.report.tables.certainty import certainty_lines, range_of, utilization_lines
+from hetero.report.tables.certainty import certainty_lines, utilization_lines
 from hetero.report.tables.measurement import measurement_lines, measurement_table
 from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.planner_result import comparison_table, result_lines

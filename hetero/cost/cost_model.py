@@ -133,7 +133,6 @@ class CostModel:
         # Half-precision weights have master weights and moments in fp32, and in most runtimes gradients.
         self.state_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
         self.gradient_bytes = self.element_bytes if runtime.half_gradients else self.state_bytes
-        self.device_types = profiles.device_types
         self._arithmetic = arithmetic
         self._data_sheets = data_sheets
         self._references = ReferenceProfiles(

@@ -65,15 +65,15 @@ LAYER_ERRORS: Mapping[Confidence, MeasuredError] = {
     Confidence.MEASURED: MeasuredError(1.0, "contained in that of whole runs, whose layers were measured"),
     Confidence.INTERPOLATED: MeasuredError(1.05, "microbatch sizes left out of the shipped profiles, between others"),
     Confidence.EXTRAPOLATED: MeasuredError(1.06, "the largest microbatch sizes left out of the shipped profiles"),
-    Confidence.ESTIMATED: MeasuredError(1.26, "shipped profiles left out, estimated from other models on the device"),
-    Confidence.DATA_SHEET: MeasuredError(1.26, "devices left out, scaled from another one by data sheets"),
+    Confidence.ESTIMATED: MeasuredError(1.28, "shipped profiles left out, estimated from other models on the device"),
+    Confidence.DATA_SHEET: MeasuredError(1.28, "devices left out, scaled from another one by data sheets"),
 }
 """Of forward and backward of a model's layers, by what they rest on, beside the error of whole runs."""
 
 RUN_ERROR = MeasuredError(1.07, "the published runs whose layers were measured")
 """Of a step whose layers were measured: links, sums, order, and all that the model does not know."""
 
-ORDER_ERROR = MeasuredError(1.15, "pairs of published runs of one model with the same devices and batch")
+ORDER_ERROR = MeasuredError(1.08, "pairs of published runs of one model with the same devices and batch")
 """Of the ratio of two such steps, of plans for the same model, devices and batch: what they share is gone."""
 
 STATED_LINK_ERROR = MeasuredError(

@@ -29,10 +29,11 @@ from hetero.report.plan_wording import (
     held_by,
     in_turns,
     orders_of,
+    range_of,
     recompute_of,
     shape_of,
 )
-from hetero.report.tables.certainty import narrows, range_of, rival_in_words, utilization_in_words
+from hetero.report.tables.certainty import narrows, rival_in_words, utilization_in_words
 from hetero.report.tables.prediction import UNKNOWN, fullest
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges

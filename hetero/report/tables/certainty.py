@@ -6,6 +6,7 @@ from hetero.cost.measured_utilization import utilization_warnings
 from hetero.cost.model_flops import Products, Utilization, overall_mfu
 from hetero.cost.prediction_range import StepRange
 from hetero.planner.certainty import Certainty, Measurement, Rival
+from hetero.report.plan_wording import range_of
 from hetero.units import TERA
 
 LINKS_COMMAND = (
@@ -16,11 +17,6 @@ LINKS_COMMAND = (
 
 CommandOf = Callable[[str], str]
 """The command that takes a profile, by the name of its file."""
-
-
-def range_of(step: StepRange) -> str:
-    """``1.1 to 1.4``, in seconds."""
-    return f"{step.low_s:.3g} to {step.high_s:.3g}"
 
 
 def certainty_lines(certainty: Certainty, command_of: CommandOf) -> Iterator[str]:

@@ -9,8 +9,8 @@ from hetero.cost.model_flops import Products, Utilization
 from hetero.planner.certainty import Certainty, Rival
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
-from hetero.report.plan_wording import shape_of
-from hetero.report.tables.certainty import CommandOf, certainty_lines, range_of, utilization_lines
+from hetero.report.plan_wording import range_of, shape_of
+from hetero.report.tables.certainty import CommandOf, certainty_lines, utilization_lines
 from hetero.report.tables.prediction import fullest
 from hetero.spec.cluster import ClusterSpec
 

@@ -15,10 +15,10 @@ from hetero.report.plan_wording import (
     device_of,
     held_by,
     in_turns,
+    range_of,
     recompute_of,
     title_of,
 )
-from hetero.report.tables.certainty import range_of
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB

@@ -5,6 +5,7 @@ from typing import Any
 
 from hetero.cost.memory import plan_memory
 from hetero.cost.network import Topology
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Replica
@@ -163,7 +164,8 @@ def many_sorts_report() -> Report:
 
 def cpu_report() -> Report:
     """Two stages on the host's processor, whose memory nobody states."""
-    costs = cost_model(MODEL, [profile(MODEL, device="cpu", micro_batch_sizes=(1, 2))])
+    as_profiled = dataclasses.replace(HETERO, implementation=None)
+    costs = cost_model(MODEL, [profile(MODEL, device="cpu", micro_batch_sizes=(1, 2))], runtime=as_profiled)
     spec = cluster(("laptop", "cpu", 2, 1))
     planned = plan(MODEL, [replica(stage(layers=(0, 4), ranks=(0,)), stage(layers=(4, 6), ranks=(1,)))])
     simulation = simulate(planned, spec, costs)
