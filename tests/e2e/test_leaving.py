@@ -3,11 +3,12 @@
 gloo's threads live as long as their group does in C++, whoever holds it, so they are what is counted.
 """
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from hetero.plan.ir import Plan
+from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.serialization import save
 from tests.helpers.commands import MODEL, command_line
 from tests.helpers.forked_launch import forked
@@ -43,9 +44,10 @@ sys.exit(code)
 
 
 def interleaved() -> Plan:
-    """Stages in turns, beside a replica with tensor parallelism, whose sums are hierarchical."""
+    """Stages in turns, beside a replica with tensor parallelism in a domain of its own: a thread runs their sums."""
     first = replica(*(stage(layers=(n, n + 1), ranks=(n % 2,)) for n in range(4)), num_samples=3)
-    return plan(MODEL, [first, replica(stage(layers=(0, 4), ranks=(2, 3), tp=2, sp=True), num_samples=3)])
+    made = plan(MODEL, [first, replica(stage(layers=(0, 4), ranks=(2, 3), tp=2, sp=True), num_samples=3)])
+    return dataclasses.replace(made, gradient_sync=GradientSyncPlan(domains=((0, 1), (2, 3))))
 
 
 def delayed() -> Plan:
