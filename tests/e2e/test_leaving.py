@@ -34,12 +34,14 @@ def counted(**options):
     print(f"groups have {threads_of_groups()} threads")
     leave_world(**options)
 
-launch.leave_world = counted
-code = pretrain_gpt.main(sys.argv[1:])
-# As the interpreter does when it ends; what the training has frozen stays.
-gc.collect()
-print(f"groups have left {threads_of_groups()} threads")
-sys.exit(code)
+# Data readers import this file.
+if __name__ == "__main__":
+    launch.leave_world = counted
+    code = pretrain_gpt.main(sys.argv[1:])
+    # As the interpreter does when it ends; what the training has frozen stays.
+    gc.collect()
+    print(f"groups have left {threads_of_groups()} threads")
+    sys.exit(code)
 """
 
 
