@@ -34,14 +34,12 @@ def counted(**options):
     print(f"groups have {threads_of_groups()} threads")
     leave_world(**options)
 
-# Data readers import this file.
-if __name__ == "__main__":
-    launch.leave_world = counted
-    code = pretrain_gpt.main(sys.argv[1:])
-    # As the interpreter does when it ends; what the training has frozen stays.
-    gc.collect()
-    print(f"groups have left {threads_of_groups()} threads")
-    sys.exit(code)
+launch.leave_world = counted
+code = pretrain_gpt.main(sys.argv[1:])
+# As the interpreter does when it ends; what the training has frozen stays.
+gc.collect()
+print(f"groups have left {threads_of_groups()} threads")
+sys.exit(code)
 """
 
 
@@ -60,7 +58,7 @@ def delayed() -> Plan:
 
 @pytest.mark.parametrize("made", [interleaved(), delayed()], ids=["interleaved", "delayed"])
 def test_no_group_outlives_the_world(made: Plan, tmp_path: Path) -> None:
-    """With saves in the background and evaluations, and a data reader each."""
+    """After saves in the background and evaluations."""
     save(made, tmp_path / "plan.json")
     (tmp_path / "look.py").write_text(LOOKS_BACK)
     argv = command_line(
@@ -69,7 +67,6 @@ def test_no_group_outlives_the_world(made: Plan, tmp_path: Path) -> None:
         save_interval="2",
         eval_interval="2",
         eval_iters="1",
-        num_workers="1",
     )
     argv += ["--async-save"] + (["--overlap-param-gather"] if made.distributed_optimizer else [])
     run = forked(made.world_size, argv, script=str(tmp_path / "look.py"))
