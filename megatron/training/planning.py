@@ -29,7 +29,9 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
+    from hetero.cost.model_flops import utilizations  # noqa: PLC0415
     from hetero.data.cost_models import model_costs  # noqa: PLC0415
+    from hetero.planner.certainty import certainty_of  # noqa: PLC0415
     from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
     from hetero.report.tables.planner_result import result_lines  # noqa: PLC0415
@@ -56,13 +58,17 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         costs=costs,
         global_batch_size=config.parallel.global_batch_size,
         distributed_optimizer=config.parallel.use_distributed_optimizer,
+        hidden_dropout=config.stage.hidden_dropout,
+        attention_dropout=config.stage.attention_dropout,
         time_limit_s=planner.time_limit_s,
         splits_backward=may_split_backward(config.stage),
     )
     result = plan_cluster(problem)
     if planner.out is not None:
         save(result.plan, planner.out)
-    for line in result_lines(result):
+    certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
+    found = utilizations(result.simulation, costs)
+    for line in result_lines(result, certainty, found, "the same launch with --hetero-profile {}".format):
         print(line)
     sys.stdout.flush()
     return result.plan
@@ -74,10 +80,11 @@ def launched_runtime(config: PretrainConfig) -> RuntimeModel:
     implementation = HETERO_LAYERS
     if config.stage.attention_backend == "unfused":
         implementation = dataclasses.replace(implementation, attention="fused-softmax")
-    return dataclasses.replace(
+    runtime = dataclasses.replace(
         HETERO,
         bucket_numel=parallel.bucket_size,
         overlaps_gradient_sync=parallel.overlap_grad_reduce,
         overlaps_param_gather=parallel.overlap_param_gather,
         implementation=implementation,
     )
+    return runtime.with_dropout(hidden=config.stage.hidden_dropout, attention=config.stage.attention_dropout)

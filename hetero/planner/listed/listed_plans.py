@@ -33,6 +33,8 @@ def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadlin
         return None
     until = TimeShare.LISTING.of(deadline)
     listed = [each for each in itertools.takewhile(lambda _: not until.is_over(), listing) if each is not None]
+    if until.left_s == 0:
+        deadline.left_something_out = True
     best: ScoredPlan | None = None
     simulated = 0
     most = MOST_SIMULATED if problem.cluster.num_devices <= LARGE_CLUSTER else SIMULATED_IF_LARGE

@@ -1,18 +1,23 @@
 """``hetero plan`` and ``hetero simulate`` as a user runs them."""
 
+import dataclasses
+import functools
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hetero.cli import main
+from hetero.cost.memory import memory_costs, plan_memory
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
+from hetero.planner.reference.yardsticks import best_uniform
 from hetero.serialization import load, save
 from hetero.spec.model_import import load_model
 from hetero.spec.parameters import parameters
@@ -109,12 +114,12 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table and the trace are there all the same; the verdict is on stderr, with exit code 3."""
-    one = Stage(first_layer=0, end_layer=6, ranks=(2, 3), dp=2, device="V100-16", micro_batch_size=8, in_flight=1)
+    one = Stage(first_layer=0, end_layer=6, ranks=(2, 3), dp=2, device="V100-16", micro_batch_size=16, in_flight=1)
     plan = Plan(
         model=load_model(files / "model.yaml"),
         seq_length=2048,
-        global_batch_size=16,
-        replicas=(Replica(num_samples=16, stages=(one,)),),
+        global_batch_size=32,
+        replicas=(Replica(num_samples=32, stages=(one,)),),
         idle_ranks=(0, 1),
     )
     save(plan, files / "plan.json")
@@ -129,7 +134,7 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     said = re.fullmatch(
         r"hetero: (replica 0 stage 0 does not fit its devices: each V100-16 of ranks 2-3 needs (\d+) bytes "
         r"\([\d.]+ GiB\) and has 17179869184 bytes \(16\.00 GiB\); most of it, in GiB: .*; "
-        r"it fits with micro_batch_size [42])\n",
+        r"it fits with micro_batch_size [842])\n",
         captured.err,
     )
     assert said is not None, captured.err
@@ -138,13 +143,140 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     assert said[1] in outputs[1].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("length", ["0", "-5", "2049"])
+def test_a_step_is_told_with_its_range_and_mfu(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the planner and by the simulator alike, in the table and in words."""
+    assert run(files, "--out", str(files / "plan.json"), "--precision", "fp16") == 0
+    planned = capsys.readouterr().out
+    simulate = ["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml")]
+    assert main(simulate) == 0
+    simulated = capsys.readouterr().out
+    ranges = []
+    for printed in (planned, simulated):
+        titled = re.search(r"([\d.]+) s per step \(([\d.]+) to ([\d.]+)\), [\d.]+ samples/s", " ".join(printed.split()))
+        assert titled is not None
+        ranges.append([float(each) for each in titled.groups()])
+        low, step, high = ranges[-1][1], ranges[-1][0], ranges[-1][2]
+        assert low < step < high
+        assert f"nine of ten such steps take {titled[2]} to {titled[3]} s" in printed
+        assert re.search(r"MFU [\d.]+%: ", printed)
+        assert "in fp16" in printed
+        assert "what would narrow the range most:" in printed
+    assert ranges[0] == ranges[1]
+    assert "against a uniform plan: " in planned or "against the next best plan" in planned
+    for command in re.findall(r"^     (hetero .*)$", planned + simulated, re.MULTILINE):
+        assert shlex.split(command)[1] in ("plan", "simulate")
+        assert shlex.split(command)[-2] == "--profile"
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "limit_s", "told", "not_told"),
+    [
+        (1000, 2.0, "the model does not fit: ", "time ran out"),
+        (6, 1e-9, "time ran out: no plan was found within", "does not fit:"),
+    ],
+)
+def test_what_does_not_fit_and_what_was_not_found_are_told_apart(
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    num_layers: int,
+    limit_s: float,
+    told: str,
+    not_told: str,
+) -> None:
+    """Either ends with an exit status of its own kind, one line, and no plan in the file."""
+
+    def planned(problem: Problem, **options: Any) -> PlanResult:
+        return plan_cluster(problem, deadline=Deadline(limit_s, CountedWork()), **options)
+
+    monkeypatch.setattr("hetero.commands.plan.plan_cluster", planned)
+    text = MODEL.replace("num_layers: 24", f"num_layers: {num_layers}")
+    (files / "model.yaml").write_text(text, encoding="utf-8")
+    assert run(files, "--out", str(files / "plan.json")) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"hetero: planner: {told}")
+    assert not_told not in line
+    assert captured.out == ""
+    assert not (files / "plan.json").exists()
+
+
+def test_a_uniform_plan_that_was_not_found_in_time_is_not_said_not_to_fit(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = functools.partial(best_uniform, limit_s=1e-9)
+    monkeypatch.setattr("hetero.commands.plan.best_uniform", late)
+    assert run(files, "--uniform-out", str(files / "uniform.json")) == 2
+    assert "time ran out before a uniform plan was found, which does not mean that none fits" in capsys.readouterr().err
+
+
+def test_what_to_type_plans_the_same(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that is printed is the one that was typed, with a profile more."""
+    typed = ["--seq-length", "512", "--precision", "fp16", "--no-interleave", "--use-distributed-optimizer"]
+    assert run(files, *typed) == 0
+    command = next(line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("     hetero plan"))
+    words = shlex.split(command)
+    assert words[:2] == ["hetero", "plan"]
+    for each in (*typed, "--global-batch-size", "16", str(files / "cluster.yaml"), str(files / "model.yaml")):
+        assert each in words
+    profile = words[words.index("--profile") + 1]
+    assert profile in ("a100-40.json", "v100-16.json")
+    assert main(words[1:]) == 2
+    assert profile in capsys.readouterr().err, "nobody has measured it yet"
+
+
+def test_json_has_what_the_tables_have(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And stdout nothing else, so that a program can read it."""
+    assert run(files, "--out", str(files / "plan.json"), "--precision", "fp16", "--json") == 0
+    captured = capsys.readouterr()
+    planned = json.loads(captured.out)
+    assert "planned in" in captured.err
+    assert main(["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml"), "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert planned["step_low_s"] < planned["step_s"] < planned["step_high_s"]
+    assert planned["rivals"]
+    assert planned["measurements"]
+    assert all(each["step_low_s"] >= planned["step_low_s"] for each in planned["measurements"])
+    assert 0 < planned["mfu"] < 1
+    assert {each["device"] for each in planned["memory"]} <= {"A100-40", "V100-16"}
+    same = set(planned) - {"rivals", "measurements"}
+    assert {name: planned[name] for name in same} == {name: simulated[name] for name in same}
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        ("0", "seq_length is 0, must be at least 1"),
+        ("-5", "seq_length is -5, must be at least 1"),
+        ("2049", "seq_length 2049 exceeds the model's max_position_embeddings 2048: its "),
+    ],
+)
 def test_sequences_that_the_model_has_no_positions_for(
-    files: Path, capsys: pytest.CaptureFixture[str], length: str
+    files: Path, capsys: pytest.CaptureFixture[str], length: str, message: str
 ) -> None:
     assert run(files, "--seq-length", length) == 2
-    message = f"seq_length is {length}, must be from 1 to the model's max_position_embeddings 2048; shorten"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "planned"), [([], (0.1, 0.1)), (["0", "0.2"], (0.0, 0.2))])
+def test_a_plan_says_what_a_launch_has_to_drop(files: Path, flags: list[str], planned: tuple[float, float]) -> None:
+    given = [word for pair in zip(("--hidden-dropout", "--attention-dropout"), flags, strict=False) for word in pair]
+    assert run(files, "--out", str(files / "plan.json"), *given) == 0
+    plan = load(Plan, files / "plan.json")
+    assert (plan.hidden_dropout, plan.attention_dropout) == planned
+    undropped = plan_memory(plan, memory_costs(dataclasses.replace(plan, hidden_dropout=0.0)))
+    more = {
+        key: parts.activations - undropped[key].activations
+        for key, parts in plan_memory(plan, memory_costs(plan)).items()
+    }
+    assert all(extra > 0 for extra in more.values()) == (planned[0] > 0)
+
+
+@pytest.mark.parametrize("share", ["1", "-0.1", "nan", "much"])
+def test_nobody_drops_everything(files: Path, capsys: pytest.CaptureFixture[str], share: str) -> None:
+    with pytest.raises(SystemExit):
+        run(files, "--hidden-dropout", share)
+    assert "--hidden-dropout" in capsys.readouterr().err
 
 
 def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
