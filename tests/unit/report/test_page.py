@@ -15,6 +15,7 @@ from hetero.planner.certainty import Rival
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.report.content import Report
 from hetero.report.page.html_page import html_page
+from hetero.report.plan_wording import range_of
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -184,7 +185,7 @@ def test_the_page_says_how_far_the_step_may_be_off() -> None:
     certainty = dataclasses.replace(report.certainty, rivals=(rival,))
     text = " ".join(read(html_page(mixed_report(certainty=certainty))).text)
     step = certainty.step
-    assert f"nine of ten such steps take {step.low_s:.3g} to {step.high_s:.3g} s" in text
+    assert f"nine of ten such steps take {range_of(step)} s" in text
     assert "Model FLOPs utilization" in text
     assert "A100-40 " in text
     assert "Against a uniform plan: 1.020x, which cannot be told apart below 1.080x" in text
