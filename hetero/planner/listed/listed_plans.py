@@ -20,7 +20,7 @@ MICRO_BATCH_SIZES = (1, 2, 4, 8)
 """Samples per microbatch that listed plans may have. A heuristic."""
 
 MOST_STAGES_LISTED = 32
-"""Stages that listed plans may have. A heuristic."""
+"""Stages that listed plans of unlike pipelines may have. A heuristic."""
 
 Listing = Iterator[EstimatedPlan | None]
 """``None`` stands for what was looked at in vain, so that whoever lists can look at the deadline."""
