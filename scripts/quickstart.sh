@@ -53,7 +53,7 @@ echo "== the first steps again, under the plan and in one process, in fp32 and i
 echo "== a mixed cluster that is not here: the best plan for it, and the best uniform one"
 cluster=scripts/presets/clusters/quickstart.yaml
 "$python" -m hetero plan --cluster "$cluster" --model scripts/presets/models/gpt-200m.yaml --global-batch-size 32 \
-    --out "$run/plan.json" --uniform-out "$run/uniform.json"
+    --attention-dropout 0 --hidden-dropout 0 --out "$run/plan.json" --uniform-out "$run/uniform.json"
 
 echo "== both plans run at that cluster's pace, on this machine and on the same text"
 "${launch[@]}" tools/race_plans.py --plans "$run/plan.json" "$run/uniform.json" --report "$run/race.html" \

@@ -13,11 +13,13 @@ from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.capacity import memory_error
 from hetero.cost.memory import plan_memory
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs, plan_costs
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.ir import DEFAULT_DROPOUT
 from hetero.planner.cover.search import SearchProgress
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
@@ -71,6 +73,15 @@ def add_plan(commands: Any) -> None:
         action="store_true",
         help="plans share optimizer state among all ranks that hold the same weights (ZeRO-1)",
     )
+    dropouts = {"--hidden-dropout": "outputs of attention and MLP", "--attention-dropout": "attention weights"}
+    for flag, dropped in dropouts.items():
+        parser.add_argument(
+            flag,
+            type=_share,
+            default=DEFAULT_DROPOUT,
+            metavar="P",
+            help=f"share of {dropped} that the launch drops; what it keeps takes memory (default: %(default)s)",
+        )
     parser.add_argument(
         "--no-split-backward", action="store_true", help="whole backwards only, as TransformerEngine's layers need them"
     )
@@ -95,6 +106,14 @@ def add_simulate(commands: Any) -> None:
     parser.set_defaults(run=_simulate)
 
 
+def _share(text: str) -> float:
+    """A share of what may be dropped; argparse tells a ValueError as what it is not."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, must be at least 0 and below 1")
+    return value
+
+
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
@@ -116,6 +135,7 @@ def _plan(args: argparse.Namespace) -> int:
         precision=args.precision,
         profiles=args.profile,
         data_sheets=args.data_sheets,
+        runtime=HETERO.with_dropout(hidden=args.hidden_dropout, attention=args.attention_dropout),
         where=cluster,
     )
     problem = Problem(
@@ -123,6 +143,8 @@ def _plan(args: argparse.Namespace) -> int:
         costs=costs,
         global_batch_size=args.global_batch_size,
         distributed_optimizer=args.use_distributed_optimizer,
+        hidden_dropout=args.hidden_dropout,
+        attention_dropout=args.attention_dropout,
         goal=args.objective,
         budget_per_hour=args.budget_per_hour,
         time_limit_s=args.time_limit,

@@ -39,7 +39,7 @@ class Shortage:
 
     @property
     def missing_bytes(self) -> int:
-        return self.needed.total - self.capacity_bytes
+        return self.needed.required - self.capacity_bytes
 
 
 def capacity_bytes(stage: Stage, cluster: ClusterSpec) -> int | None:
@@ -76,7 +76,7 @@ def memory_error(
         for r, replica in enumerate(plan.replicas)
         for group in replica.device_groups
         if (capacity := capacity_bytes(replica.stages[group[0]], cluster)) is not None
-        and devices[r, group[0]].total > capacity
+        and devices[r, group[0]].required > capacity
     ]
     if not short:
         return None
@@ -87,7 +87,7 @@ def memory_error(
     largest = ", ".join(f"{name.replace('_', ' ')} {count / GIB:.2f}" for name, count in uses)
     more = sum(len(each.stages) for each in short) - len(worst.stages)
     others = f" (so do {more} more stages)" if more else ""
-    needed, has = (f"{count} bytes ({count / GIB:.2f} GiB)" for count in (worst.needed.total, worst.capacity_bytes))
+    needed, has = (f"{count} bytes ({count / GIB:.2f} GiB)" for count in (worst.needed.required, worst.capacity_bytes))
     what = (
         f"stage {s} does not fit its"
         if len(worst.stages) == 1
@@ -106,7 +106,7 @@ def _remedy(plan: Plan, shortage: Shortage, costs: CostModel) -> str:
     def fits(changed: Plan) -> bool:
         # Smaller microbatches may need more of them in flight, for instance, and then are not legal.
         devices = device_memory(changed, plan_memory(changed, costs)) if _is_legal(changed) else None
-        return devices is not None and devices[shortage.key].total <= shortage.capacity_bytes
+        return devices is not None and devices[shortage.key].required <= shortage.capacity_bytes
 
     for change, changed in _changes(plan, shortage, fits):
         if fits(changed):

@@ -217,6 +217,7 @@ class CostModel:
             tp=tp,
             sequence_ways=tp if sequence_parallel else 1,
             fp8=fp8,
+            dropout=self.runtime.drops,
         )
 
     def may_have_transformer_engine(self, device: str) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.gradient_volume import owned_parameters, parameters_held_twice
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.stage_memory import MemoryBreakdown, StageMemory, memory_of_stage, optimizer_bytes_per_parameter
 from hetero.plan.communicators import gradient_communicators
 from hetero.plan.ir import Plan, Replica, StageKey
@@ -35,6 +36,7 @@ def memory_costs(plan: Plan) -> CostModel:
         seq_length=plan.seq_length,
         precision=plan.precision,
         profiles=ProfileStore([], device_types=plan.device_types),
+        runtime=HETERO.with_dropout_of(plan),
     )
 
 
@@ -138,10 +140,13 @@ def _on_one_device(memories: Mapping[int, StageMemory], costs: CostModel) -> Map
     fixed = [memory.fixed for memory in memories.values()]
     gradients = sum(each.gradients for each in fixed)
     sync = costs.runtime.sync_buffer_bytes(gradients, costs.gradient_bytes) if any(f.sync_buffers for f in fixed) else 0
-    in_turns = itertools.chain([(max(each.working for each in fixed), sync)], itertools.repeat((0, 0)))
+    once = {
+        "working": max(each.working for each in fixed),
+        "held_by_collectives": max(each.held_by_collectives for each in fixed),
+        "sync_buffers": sync,
+    }
+    in_turns = itertools.chain([once], itertools.repeat(dict.fromkeys(once, 0)))
     return {
-        s: dataclasses.replace(
-            memory, fixed=dataclasses.replace(memory.fixed, working=working, sync_buffers=sync_buffers)
-        )
-        for (s, memory), (working, sync_buffers) in zip(memories.items(), in_turns, strict=False)
+        s: dataclasses.replace(memory, fixed=dataclasses.replace(memory.fixed, **shared))
+        for (s, memory), shared in zip(memories.items(), in_turns, strict=False)
     }

@@ -4,10 +4,11 @@ The same plan takes another time under another runtime. What differs is written 
 held against measurements of somebody else's runtime (:mod:`hetero.cost.other_runtimes`) and still predict ours.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetero.plan.ir import Replica
+from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Schedule
 from hetero.spec.profile import LayerImplementation
@@ -37,6 +38,9 @@ class RuntimeModel:
     implementation: of megatron-core's layers as this runtime puts them together; ``None`` if it runs the layers that
         were profiled, whatever they are: they save what those saved, and a head that stopped before the projection
         stops there.
+    loss_copies: fp32 copies of the logits that the loss makes for a moment, beside the softmax that it keeps.
+    holds_collective_tensors: what a tensor-parallel collective has worked on is free again only when the device has
+        come to its end, and the host is a pass over the stage's layers ahead of the device. So does torch before 2.8.
     context_gib: what a process occupies on a device before it allocates a tensor: CUDA context, kernels, libraries;
         ``default_context_gib`` on devices that are not listed.
     communicator_bytes: buffers of one communicator.
@@ -56,10 +60,27 @@ class RuntimeModel:
     copies_gradients_to_sync: bool
     half_gradients: bool
     implementation: LayerImplementation | None
+    loss_copies: int
+    holds_collective_tensors: bool
     context_gib: tuple[tuple[str, float], ...]
     default_context_gib: float
     communicator_bytes: int
     allocator_slack: float
+
+    def with_dropout(self, *, hidden: float, attention: float) -> "RuntimeModel":
+        """The same with these shares of hidden states and of attention dropped; any of either counts as both.
+
+        Profiled layers drop what they dropped.
+        """
+        if self.implementation is None:
+            return self
+        implementation = dataclasses.replace(self.implementation, dropout=max(hidden, attention) > 0)
+        return dataclasses.replace(self, implementation=implementation)
+
+    def with_dropout_of(self, plan: Plan) -> "RuntimeModel":
+        """The same with what a launch of ``plan`` drops."""
+        hidden, attention = plan.counted_dropouts
+        return self.with_dropout(hidden=hidden, attention=attention)
 
     @property
     def runs_profiled_layers(self) -> bool:
@@ -70,6 +91,11 @@ class RuntimeModel:
     def flash_attention(self) -> bool:
         """Attention keeps no scores."""
         return self.implementation is not None and self.implementation.attention == "flash"
+
+    @property
+    def drops(self) -> bool:
+        """Masks of dropout are kept."""
+        return self.implementation is not None and self.implementation.dropout
 
     def context_bytes(self, device: str) -> int:
         """Bytes that a process occupies on ``device`` before it allocates a tensor."""
@@ -84,8 +110,9 @@ ALLOCATOR_SLACK = 0.03
 """Calibrated on Sailor's 15 runs on GH200, which DeepSpeed executed (docs/cost_model.md, "What was calibrated"). That
 our own runtime has as much is assumed: a heuristic."""
 
-CONTEXT_GIB = (("GH200", 3.9),)
-"""Calibrated on the same runs; nvidia-smi counts more than the process there."""
+CONTEXT_GIB = (("GH200", 3.9), ("RTX-2080Ti", 0.3), ("Titan-RTX", 0.3))
+"""Calibrated on the same runs, and on Sailor's five on Titan RTX and RTX 2080 Ti; of a GH200 nvidia-smi counts more
+than the process."""
 
 DEFAULT_CONTEXT_GIB = 1.0
 """A heuristic for all other devices, about what a process of torch with CUDA and NCCL takes; not measured here."""
@@ -113,6 +140,8 @@ HETERO = RuntimeModel(
     copies_gradients_to_sync=False,
     half_gradients=False,
     implementation=HETERO_LAYERS,
+    loss_copies=0,
+    holds_collective_tensors=False,
     context_gib=CONTEXT_GIB,
     default_context_gib=DEFAULT_CONTEXT_GIB,
     communicator_bytes=COMMUNICATOR_BYTES,

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetero.cost.cost_model import CostModel, StageConfig
-from hetero.cost.layers.activation_memory import deferred_bytes, working_bytes
+from hetero.cost.layers.activation_memory import (
+    collective_bytes,
+    deferred_bytes,
+    logits_working_bytes,
+    working_bytes,
+)
 from hetero.cost.layers.stage_modules import ModuleKind, modules_of
 from hetero.plan.ir import Recompute, Stage
 from hetero.schedule.activation_residency import HeldMicrobatches
@@ -34,6 +39,9 @@ class MemoryBreakdown:
     working: what the most demanding layer needs beside them while it computes.
     boundary_buffers: slices on their way to and from neighbours.
     sync_buffers: what the reduction of gradients needs beside the gradients.
+    held_by_collectives: tensors of a whole pass that the allocator has not got back yet from tensor-parallel
+        collectives, where the runtime holds them (``holds_collective_tensors``). Before it runs out of memory, it waits
+        for them.
     slack: reserved by the allocator and not used.
     """
 
@@ -48,11 +56,17 @@ class MemoryBreakdown:
     sync_buffers: int
     context: int
     communicators: int
+    held_by_collectives: int
     slack: int
 
     @property
     def total(self) -> int:
         return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    @property
+    def required(self) -> int:
+        """The least with which it runs."""
+        return self.total - self.held_by_collectives
 
     def named(self) -> Mapping[str, int]:
         """Every field by its name, in their order."""
@@ -150,12 +164,14 @@ def stage_memory(
     activations = sum(count * saved(kind, config.recompute) for kind, count in recomputed.items())
     activations += sum(count * saved(kind) for kind, count in kept.items())
     activations += saved("embedding") if has_embedding else 0
-    working = working_bytes(
-        modules, costs.shape, microbatch, has_head=has_head, flash_attention=runtime.flash_attention
-    )
+    working = working_bytes(modules, costs.shape, microbatch, flash_attention=runtime.flash_attention)
     if config.recompute == "full":
         # The layer under recomputation has all of its activations once more.
         working += max(saved(kind) for kind in recomputed)
+    if has_head:
+        # The head's backward comes first, and when the layers' begins what it has saved is free again.
+        logits = logits_working_bytes(costs.shape, microbatch, loss_copies=runtime.loss_copies)
+        working = max(working - saved("head"), logits)
     gradients = costs.gradient_bytes * parameters
     return StageMemory(
         fixed=MemoryBreakdown(
@@ -170,6 +186,9 @@ def stage_memory(
             sync_buffers=runtime.sync_buffer_bytes(gradients, costs.gradient_bytes) if shares_gradients else 0,
             context=runtime.context_bytes(device) if begins_device else 0,
             communicators=num_communicators * runtime.communicator_bytes,
+            held_by_collectives=(
+                collective_bytes(modules, costs.shape, microbatch) if runtime.holds_collective_tensors else 0
+            ),
             slack=0,
         ),
         activations_per_microbatch=activations,

@@ -58,14 +58,14 @@ def plan_costs(
     data_sheets: bool = False,
     runtime: RuntimeModel = HETERO,
 ) -> CostModel:
-    """The cost model of the model, sequence length, precision and devices of ``plan``, on ``cluster`` if that is known;
-    otherwise as :func:`model_costs`."""
+    """The cost model of the model, sequence length, precision, dropout and devices of ``plan``, on ``cluster`` if that
+    is known; otherwise as :func:`model_costs`."""
     return model_costs(
         plan.model,
         seq_length=plan.seq_length,
         precision=plan.precision,
         profiles=profiles,
         data_sheets=data_sheets,
-        runtime=runtime,
+        runtime=runtime.with_dropout_of(plan),
         where=cluster if cluster is not None else plan,
     )

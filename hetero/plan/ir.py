@@ -43,6 +43,10 @@ Ranks = tuple[int, ...]
 StageKey = tuple[int, int]
 """A stage of a plan: the index of its replica, and its own in that replica."""
 
+DEFAULT_DROPOUT = 0.1
+"""Megatron-LM's default of ``--hidden-dropout`` and ``--attention-dropout``: what a plan that leaves them to the launch
+is taken to have where its memory is counted."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
@@ -276,26 +280,35 @@ def _from_version_2(plan: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
+def _from_version_3(plan: dict[str, Any]) -> dict[str, Any]:
+    """Version 3 said nothing of dropout, which was the launch's own, as it is by default."""
+    return plan
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """A whole assignment of a model and a global batch to ranks.
 
     distributed_optimizer: master weights and moments are shared among all ranks that hold the same weights (ZeRO-1,
         arXiv 1910.02054), in any replica; otherwise each of them has the whole of them.
+    hidden_dropout, attention_dropout: shares that a launch has to drop, since what is kept of a microbatch depends on
+        them; ``None`` for the launch's own, whatever they are.
     devices: descriptions of the device types of its stages that do not ship.
     idle_ranks: belong to the launch and to no stage: they hold nothing and join world-wide collectives only.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    format_version: Literal[3] = 3
-    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1, 2: _from_version_2}
+    format_version: Literal[4] = 4
+    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3}
 
     model: ModelSpec
     seq_length: int
     global_batch_size: int
     precision: Precision = "fp32"
     distributed_optimizer: bool = False
+    hidden_dropout: float | None = None
+    attention_dropout: float | None = None
     devices: tuple[DeviceType, ...] = ()
     replicas: tuple[Replica, ...]
     idle_ranks: tuple[int, ...] = ()
@@ -305,6 +318,12 @@ class Plan:
     def device_types(self) -> DeviceCatalogue:
         """The device types that its stages may name: those that ship, and its own."""
         return shipped_and(self.devices)
+
+    @property
+    def counted_dropouts(self) -> tuple[float, float]:
+        """Of hidden states and of attention, as its memory is counted: Megatron-LM's where the launch decides."""
+        hidden, attention = self.hidden_dropout, self.attention_dropout
+        return DEFAULT_DROPOUT if hidden is None else hidden, DEFAULT_DROPOUT if attention is None else attention
 
     def stages(self) -> Iterator[tuple[int, int, Stage]]:
         """Every stage with the indices of its replica and of itself."""

@@ -38,6 +38,8 @@ class UniformLayout:
     recompute_num_layers: int | None = None
     fp8: bool = False
     distributed_optimizer: bool = False
+    hidden_dropout: float | None = None
+    attention_dropout: float | None = None
     devices: tuple[DeviceType, ...] = ()
 
     @property
@@ -82,6 +84,8 @@ def uniform_plan(layout: UniformLayout) -> Plan:
         global_batch_size=layout.global_batch_size,
         precision=layout.precision,
         distributed_optimizer=layout.distributed_optimizer,
+        hidden_dropout=layout.hidden_dropout,
+        attention_dropout=layout.attention_dropout,
         devices=layout.devices,
         replicas=tuple(dataclasses.replace(first, stages=stages) for stages in replicas),
     )

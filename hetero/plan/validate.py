@@ -15,7 +15,7 @@ from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import step_rows
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
-from hetero.spec.model import ModelSpec, first_difference
+from hetero.spec.model import ModelSpec, first_difference, sequence_length_error
 from hetero.spec.parameters import stage_parameters
 from hetero.text import in_halves
 
@@ -329,13 +329,17 @@ def check_sequence_divides(plan: Plan) -> None:
 
 
 def check_sequence_fits_positions(plan: Plan) -> None:
-    """The sequence is no longer than the model's: a learned table ends there, and rotations beyond are untrained."""
-    limit = plan.model.max_position_embeddings
-    if plan.seq_length > limit:
-        raise PlanError(
-            f"plan: seq_length {plan.seq_length} exceeds the model's max_position_embeddings {limit}; shorten the "
-            "sequences, or make a plan for a model with as many positions"
-        )
+    """The sequence is no longer than the model's."""
+    if error := sequence_length_error(plan.model, plan.seq_length):
+        raise PlanError(f"plan: {error}")
+
+
+def check_dropout(plan: Plan) -> None:
+    """Dropout, where the plan states it, leaves something."""
+    for name in ("hidden_dropout", "attention_dropout"):
+        value = getattr(plan, name)
+        if value is not None and not 0 <= value < 1:
+            raise PlanError(f"plan: {name} is {value:g}, must be at least 0 and below 1")
 
 
 def check_moe_uses_sequence_parallel(plan: Plan) -> None:
@@ -425,6 +429,7 @@ CHECKS = (
     check_tp_divides,
     check_sequence_divides,
     check_sequence_fits_positions,
+    check_dropout,
     check_moe_uses_sequence_parallel,
     check_recompute,
     check_wgrad_delay,

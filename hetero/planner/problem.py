@@ -12,7 +12,7 @@ from hetero.errors import ConfigError
 from hetero.plan.device_rules import FP8_MULTIPLE, fp8_obstacle
 from hetero.plan.ir import Plan, Precision, Replica
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.model import ModelSpec
+from hetero.spec.model import ModelSpec, sequence_length_error
 from hetero.units import GIB
 
 Goal = Literal["time", "money"]
@@ -60,6 +60,7 @@ class Problem:
 
     goal: what is minimised; ``budget_per_hour`` bounds the price of the nodes in use under either goal.
     distributed_optimizer: of the plans that are looked for.
+    hidden_dropout, attention_dropout: of the same, and of ``costs``.
     splits_backward: plans may split backwards, which the runtime does with megatron-core's local layers only.
     fp8: every stage computes in fp8 that can.
     interleaves: a device group may hold several stages of a replica.
@@ -72,6 +73,8 @@ class Problem:
     costs: CostModel
     global_batch_size: int
     distributed_optimizer: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
     goal: Goal = "time"
     budget_per_hour: float | None = None
     time_limit_s: float = 30.0
@@ -83,12 +86,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
             raise ConfigError(f"planner: global_batch_size is {self.global_batch_size}, must be at least 1")
-        most = self.model.max_position_embeddings
-        if not 1 <= self.seq_length <= most:
-            raise ConfigError(
-                f"planner: seq_length is {self.seq_length}, must be from 1 to the model's max_position_embeddings "
-                f"{most}; shorten the sequences, or plan for a model with as many positions"
-            )
+        if error := sequence_length_error(self.model, self.seq_length):
+            raise ConfigError(f"planner: {error}")
         if not 0 < self.time_limit_s < math.inf:
             raise ConfigError(f"planner: the time limit is {self.time_limit_s} s, must be above 0 and finite")
         if self.budget_per_hour is not None and self.budget_per_hour <= 0:
@@ -184,6 +183,8 @@ class Problem:
             global_batch_size=self.global_batch_size,
             precision=self.precision,
             distributed_optimizer=self.distributed_optimizer,
+            hidden_dropout=self.hidden_dropout,
+            attention_dropout=self.attention_dropout,
             devices=tuple(device for device in self.cluster.devices if device.name in used),
             replicas=pipelines,
             idle_ranks=tuple(rank for rank in range(self.cluster.num_devices) if rank not in working),

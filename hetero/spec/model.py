@@ -168,6 +168,26 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
     return None
 
 
+def sequence_length_error(model: ModelSpec, seq_length: int) -> str | None:
+    """Say why ``model`` cannot take sequences of ``seq_length`` tokens; ``None`` if it can.
+
+    A learned table of positions ends at ``max_position_embeddings``. Rotations go on, but the model has seen none of
+    those beyond; one that is to learn them says so by a larger ``max_position_embeddings``.
+    """
+    most = model.max_position_embeddings
+    if seq_length < 1:
+        return f"seq_length is {seq_length}, must be at least 1"
+    if seq_length <= most:
+        return None
+    beyond = (
+        "its table of positions ends there; shorten the sequences, or take a model with as many positions"
+        if model.position_embedding == "learned_absolute"
+        else "its rotations were trained so far; shorten the sequences, or raise max_position_embeddings, with "
+        "rotary_scaling if the model was trained on shorter ones"
+    )
+    return f"seq_length {seq_length} exceeds the model's max_position_embeddings {most}: {beyond}"
+
+
 def padded_vocab_size(vocab_size: int, *, divisible_by: int) -> int:
     """Rounds ``vocab_size`` up to a multiple of ``divisible_by``.
 

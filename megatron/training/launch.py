@@ -26,6 +26,7 @@ from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate_launch
+from hetero.runtime.options import StageOptions
 from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DeviceType
@@ -347,9 +348,24 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
             f"plan: precision is {plan.precision}, but --{parallel.precision} is given; leave that out or make a plan "
             f"for {parallel.precision}"
         )
+    _check_dropout(plan, config.stage)
     if not plan.distributed_optimizer:
         _check_no_flag_asks_for_a_distributed_optimizer(parallel)
     return plan
+
+
+def _check_dropout(plan: Plan, options: StageOptions) -> None:
+    """
+    Raises:
+        PlanError: the plan was made for another dropout than the flags give, which keeps more or less.
+    """
+    for name in ("hidden_dropout", "attention_dropout"):
+        planned, given = getattr(plan, name), getattr(options, name)
+        if planned is not None and planned != given:
+            raise PlanError(
+                f"plan: {name} is {planned:g}, but --{name.replace('_', '-')} is {given:g}; make them equal, or take "
+                f"{name} out of the plan if its devices have memory to spare"
+            )
 
 
 def _check_no_flag_asks_for_a_distributed_optimizer(parallel: ParallelConfig) -> None:
@@ -393,6 +409,8 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: Sequence[D
             schedule=parallel.schedule,
             precision=parallel.precision or "fp32",
             distributed_optimizer=parallel.use_distributed_optimizer,
+            hidden_dropout=config.stage.hidden_dropout,
+            attention_dropout=config.stage.attention_dropout,
             recompute=parallel.recompute,
             recompute_num_layers=parallel.recompute_num_layers,
             fp8=config.stage.fp8_format is not None,

@@ -56,6 +56,8 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         costs=costs,
         global_batch_size=config.parallel.global_batch_size,
         distributed_optimizer=config.parallel.use_distributed_optimizer,
+        hidden_dropout=config.stage.hidden_dropout,
+        attention_dropout=config.stage.attention_dropout,
         time_limit_s=planner.time_limit_s,
         splits_backward=may_split_backward(config.stage),
     )
@@ -74,10 +76,11 @@ def launched_runtime(config: PretrainConfig) -> RuntimeModel:
     implementation = HETERO_LAYERS
     if config.stage.attention_backend == "unfused":
         implementation = dataclasses.replace(implementation, attention="fused-softmax")
-    return dataclasses.replace(
+    runtime = dataclasses.replace(
         HETERO,
         bucket_numel=parallel.bucket_size,
         overlaps_gradient_sync=parallel.overlap_grad_reduce,
         overlaps_param_gather=parallel.overlap_param_gather,
         implementation=implementation,
     )
+    return runtime.with_dropout(hidden=config.stage.hidden_dropout, attention=config.stage.attention_dropout)

@@ -175,51 +175,51 @@ def cost_model(run: PublishedRun, values: Values) -> Iterator[CostModel]:
         )
 
 
-def time_error(run: PublishedRun, costs: CostModel) -> float | None:
-    """Of the step, relative to the measured."""
-    return simulate(run.plan, run.cluster, costs).step_s / run.step_s - 1
+def seconds(run: PublishedRun, values: Values) -> float:
+    """Predicted, of a step."""
+    with cost_model(run, values) as costs:
+        return simulate(run.plan, run.cluster, costs).step_s
 
 
-def memory_error(run: PublishedRun, costs: CostModel) -> float | None:
-    """Of the fullest device, relative to the measured; ``None`` where it was not measured."""
-    if run.peak_bytes is None:
-        return None
-    devices = device_memory(run.plan, plan_memory(run.plan, costs))
-    return max(parts.total for parts in devices.values()) / run.peak_bytes - 1
+def peak_bytes(run: PublishedRun, values: Values) -> float:
+    """Predicted, of the fullest device."""
+    with cost_model(run, values) as costs:
+        devices = device_memory(run.plan, plan_memory(run.plan, costs))
+    return max(parts.total for parts in devices.values())
 
 
-ERROR_OF: Mapping[Decides, Callable[[PublishedRun, CostModel], float | None]] = {
-    "time": time_error,
-    "memory": memory_error,
-}
+PREDICTED: Mapping[Decides, Callable[[PublishedRun, Values], float]] = {"time": seconds, "memory": peak_bytes}
 
 MOST_ACTIONS = 50_000
 """Runs with more forwards and backwards to simulate take seconds each: while constants are looked for, the others of
 their source stand for them."""
+
+SWEEPS = 5
+"""How often all constants are gone through: more change nothing."""
 
 
 @dataclass(kw_only=True)
 class Calibration:
     """Finds the values of the constants that decide time, or memory, for some of the sources.
 
-    It goes through the constants one by one, twice, and takes of each the value on its grid with the least mean of
-    squared errors; every source counts the same, however many runs it has. Errors are remembered.
+    It goes through the constants one by one, several times, and takes of each the value on its grid with the least mean
+    of squared errors; every source counts the same, however many runs it has. While it looks, each constant is taken to
+    change a prediction by the factor by which it alone changes it; errors that it reports are of whole predictions.
     """
 
     runs: Mapping[str, Sequence[PublishedRun]]
     decides: Decides
-    _known: dict[object, float | None] = field(default_factory=dict)
+    _known: dict[object, float] = field(default_factory=dict)
 
-    def errors(self, family: str, values: Values, *, quick: bool = False) -> list[float]:
-        """Of the runs of a source in which it was measured; with ``quick`` of those that are soon simulated."""
-        runs = [run for run in self.runs[family] if not quick or _num_actions(run) <= MOST_ACTIONS]
-        found = [self._error(family, run, values) for run in runs]
-        return [error for error in found if error is not None]
+    def errors(self, family: str, values: Values) -> list[float]:
+        """Of the runs of a source in which it was measured, predicted with these values."""
+        return [self._predicted(run, values) / truth - 1 for run, truth in self._measured(family)]
 
     def best(self, families: Sequence[str]) -> Values:
         """The values with the least error on these sources."""
-        values: Values = {}
-        for constant in [each for each in CONSTANTS if each.decides == self.decides] * 2:
+        own = [constant for constant in CONSTANTS if constant.decides == self.decides]
+        values: Values = {constant.name: constant.shipped for constant in own}
+        for constant in own * SWEEPS:
             values = self.best_of(constant, families, values)
         return values
 
@@ -228,18 +228,30 @@ class Calibration:
         tried: list[Values] = [{**values, constant.name: value} for value in constant.grid]
         return min(tried, key=lambda candidate: self._loss(families, candidate))
 
-    def _error(self, family: str, run: PublishedRun, values: Values) -> float | None:
-        key = family, run.label, tuple(sorted(values.items()))
+    def _measured(self, family: str) -> list[tuple[PublishedRun, float]]:
+        truths = [(run, run.step_s if self.decides == "time" else run.peak_bytes) for run in self.runs[family]]
+        return [(run, truth) for run, truth in truths if truth is not None]
+
+    def _predicted(self, run: PublishedRun, values: Values) -> float:
+        key = run.family, run.label, tuple(sorted(values.items()))
         if key not in self._known:
-            with cost_model(run, values) as costs:
-                self._known[key] = ERROR_OF[self.decides](run, costs)
+            self._known[key] = PREDICTED[self.decides](run, values)
         return self._known[key]
 
     def _loss(self, families: Sequence[str], values: Values) -> float:
-        of_families = [self.errors(family, values, quick=True) for family in families]
-        return mean(mean(error * error for error in errors) for errors in of_families if errors)
+        squares = []
+        for family in families:
+            errors = [
+                self._quickly_predicted(run, values) / truth - 1
+                for run, truth in self._measured(family)
+                if 2 * sum(run.plan.replicas[0].microbatch_counts) <= MOST_ACTIONS
+            ]
+            squares += [mean(error * error for error in errors)] if errors else []
+        return mean(squares)
 
-
-def _num_actions(run: PublishedRun) -> int:
-    """Forwards and backwards of one replica."""
-    return 2 * sum(run.plan.replicas[0].microbatch_counts)
+    def _quickly_predicted(self, run: PublishedRun, values: Values) -> float:
+        shipped = self._predicted(run, {})
+        found = shipped
+        for name, value in values.items():
+            found *= self._predicted(run, {name: value}) / shipped
+        return found

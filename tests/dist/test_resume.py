@@ -132,7 +132,9 @@ def uninterrupted(plan: Plan) -> Session:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", ["fp16", *(pytest.param(each, marks=pytest.mark.rotates("bit by bit")) for each in ("fp64", "bf16"))]
+)
 def test_the_same_plan_goes_on_bit_by_bit(precision: str, tmp_path: Path) -> None:
     """With dropout, sharded state, a background save, and in fp16 with its loss scale."""
     made = dataclasses.replace(layout("everything", GPT), precision=precision)

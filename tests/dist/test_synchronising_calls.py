@@ -4,7 +4,9 @@ Experts are left out: megatron-core's dispatcher asks for the number of tokens o
 """
 
 import dataclasses
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -69,11 +71,15 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize(
-    "name",
-    ["small", *(pytest.param(name, marks=pytest.mark.slow) for name in PLANS if name != "small")],
-)
+def _cases() -> Iterator[Any]:
+    """The small plan in every precision, each other one in one per run."""
+    for name, precision in itertools.product(PLANS, get_args(Precision)):
+        if precision != "fp64":
+            marks = () if name == "small" else (pytest.mark.slow, pytest.mark.rotates(f"waits of {name}"))
+            yield pytest.param(name, precision, id=f"{name}-{precision}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "precision"), _cases())
 def test_a_step_waits_for_the_device_once(name: str, precision: Precision) -> None:
     for factor in (1, 3):
         made = dataclasses.replace(with_samples(PLANS[name], factor), precision=precision)

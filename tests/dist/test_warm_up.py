@@ -66,7 +66,8 @@ def _cases() -> list[Any]:
     )
     for precision in ("bf16", "fp16"):
         made = dataclasses.replace(everything, precision=precision)
-        cases.append(pytest.param(made, SMALL_BUCKETS, id=precision, marks=pytest.mark.slow))
+        marks = [pytest.mark.slow, pytest.mark.rotates("half precision")]
+        cases.append(pytest.param(made, SMALL_BUCKETS, id=precision, marks=marks))
     split = with_delays(layout("everything", "llama-tied"), DELAYS["as-zb-h1"])
     cases.append(pytest.param(split, SMALL_BUCKETS, id="split"))
     cases.append(pytest.param(sharded(everything), GATHERS, id="sharded", marks=pytest.mark.slow))

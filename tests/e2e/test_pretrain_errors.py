@@ -178,6 +178,17 @@ CASES = {
         message="plan: distributed_optimizer is false, but --overlap-param-gather is given; leave that out or make a "
         "plan with distributed_optimizer true",
     ),
+    "another-dropout": Case(
+        change=in_plan(hidden_dropout=0.0),
+        flags={"hidden_dropout": "0.1"},
+        message="plan: hidden_dropout is 0, but --hidden-dropout is 0.1; make them equal, or take hidden_dropout "
+        "out of the plan if its devices have memory to spare",
+    ),
+    "another-dropout-of-attention": Case(
+        change=in_plan(hidden_dropout=0.0, attention_dropout=0.2),
+        message="plan: attention_dropout is 0.2, but --attention-dropout is 0; make them equal, or take "
+        "attention_dropout out of the plan if its devices have memory to spare",
+    ),
     "a-precision-that-a-device-has-not": Case(
         change=lambda plan: (in_plan(precision="bf16")(plan), in_stage(1, 0, device="V100-16")(plan)),
         message="replica 1 stage 0: device V100-16 has no bf16; choose fp16 for the whole plan, which every device "
@@ -188,7 +199,7 @@ CASES = {
         message="elsewhere/plan.json: no such file (looked in {folder}/elsewhere)",
     ),
     "half-a-file": Case(
-        text=lambda text: text[: text.index("3,")],
+        text=lambda text: text[: text.index("4,")],
         message="{plan}: not JSON, line 2 column 21: Expecting value. Is the file complete?",
     ),
     "an-empty-file": Case(

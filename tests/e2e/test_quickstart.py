@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_quickstart() -> None:
     done = subprocess.run(

@@ -34,7 +34,7 @@ def todays_plan() -> str:
 def test_a_plan_of_version_1_is_read() -> None:
     read = load(Plan, VERSION_1 / "plan.json")
     validate(read)
-    assert read.format_version == 3
+    assert read.format_version == 4
     assert delays(read) == DELAYS
 
 
@@ -78,17 +78,25 @@ def test_a_plan_of_version_2_has_no_fp8_and_describes_no_device() -> None:
     )
 
 
-@pytest.mark.parametrize("version", [4, 10**30])
+def test_a_plan_of_version_3_leaves_dropout_to_the_launch() -> None:
+    data = json.loads(todays_plan())
+    del data["hidden_dropout"], data["attention_dropout"]
+    read = from_json(Plan, json.dumps({**data, "format_version": 3}), source="plan.json")
+    assert read == from_json(Plan, todays_plan(), source="plan.json")
+    assert (read.hidden_dropout, read.attention_dropout) == (None, None)
+
+
+@pytest.mark.parametrize("version", [5, 10**30])
 def test_a_later_version_is_refused_by_name(version: int) -> None:
-    text = todays_plan().replace('"format_version": 3', f'"format_version": {version}')
-    with pytest.raises(ConfigError, match=rf"plan\.json: format_version is {version}, .* up to 3; a later version"):
+    text = todays_plan().replace('"format_version": 4', f'"format_version": {version}')
+    with pytest.raises(ConfigError, match=rf"plan\.json: format_version is {version}, .* up to 4; a later version"):
         from_json(Plan, text, source="plan.json")
 
 
 @pytest.mark.parametrize("version", ["true", "null", '"2"', "0", "-1", "1.0", "[]"])
 def test_what_is_no_version_is_refused(version: str) -> None:
-    text = todays_plan().replace('"format_version": 3', f'"format_version": {version}')
-    with pytest.raises(ConfigError, match="format_version: Input should be 3, got"):
+    text = todays_plan().replace('"format_version": 4', f'"format_version": {version}')
+    with pytest.raises(ConfigError, match="format_version: Input should be 4, got"):
         from_json(Plan, text, source="plan.json")
 
 

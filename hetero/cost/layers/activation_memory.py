@@ -10,6 +10,13 @@ of which its attention has e b s (2 h / t' + (2 q + 2 kv) / t + a s / t) and its
 The term with a, the attention scores, is absent with flash attention and with selective recomputation; full
 recomputation keeps the input, e b s h / t', alone, of each half where a stage has only one of them.
 
+Dropout keeps what it has drawn, a byte per element: b s h / t' behind the attention, as much behind the MLP, and as
+much behind the embedding. Where scores are kept, dropout of them keeps b s^2 a / t bytes, and the scores that are left,
+as many bytes as the scores. With all of this a block of the paper has its 34 s b h + 5 a s^2 b bytes.
+
+The loss keeps the softmax, in 4 bytes per logit; the logits themselves, and in half precision their gradient, are there
+beside it for a moment only (:func:`logits_working_bytes`).
+
 In fp8 TransformerEngine saves the inputs of the linear layers in one byte per element: the outputs of the norms and of
 the activation function, and beside the context, which attention's backward has in e bytes, the projection's input. A
 block then saves b s ((e - 1) (2 h / t' + f / t) - q / t) bytes less. But each microbatch casts the weights anew and
@@ -42,7 +49,10 @@ rows by rows only. Each microbatch has its own: TransformerEngine would keep one
 gradients in the first of them."""
 
 LOSS_BYTES = 4
-"""The loss is computed in fp32 whatever the logits are."""
+"""The loss of half-precision logits is computed in fp32."""
+
+MASK_BYTES = 1
+"""Dropout keeps a bool per element."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +62,7 @@ class MicrobatchShape:
     sequence_ways: ranks that share the rows of a sequence between the layers' products: tp with sequence parallelism,
         else 1.
     fp8: its linear layers multiply in fp8.
+    dropout: outputs of the embedding, of attention and MLP are dropped in part, and scores where attention writes any.
     """
 
     micro_batch_size: int
@@ -60,10 +71,16 @@ class MicrobatchShape:
     tp: int
     sequence_ways: int = 1
     fp8: bool = False
+    dropout: bool = False
 
     @property
     def num_tokens(self) -> int:
         return self.micro_batch_size * self.seq_length
+
+    @property
+    def loss_bytes(self) -> int:
+        """Of one logit, or its softmax, in the loss: at least fp32."""
+        return max(self.element_bytes, LOSS_BYTES)
 
 
 def megatron_core_saved_bytes(
@@ -72,10 +89,11 @@ def megatron_core_saved_bytes(
     """Bytes that a layer of megatron-core, or half of one, saves of one microbatch from forward to backward."""
     tokens, element, tp = microbatch.num_tokens, microbatch.element_bytes, microbatch.tp
     rows = shape.hidden // microbatch.sequence_ways
+    mask = MASK_BYTES * tokens * rows if microbatch.dropout else 0
     if kind == "embedding":
-        return element * tokens * rows
+        return mask
     if kind == "head":
-        return element * tokens * 2 * rows + (element + LOSS_BYTES) * tokens * shape.vocabulary // tp
+        return element * tokens * 2 * rows + microbatch.loss_bytes * tokens * shape.vocabulary // tp
     if recompute == "full":
         return element * tokens * rows
     q, kv = shape.heads * shape.kv_channels, shape.query_groups * shape.kv_channels
@@ -83,14 +101,14 @@ def megatron_core_saved_bytes(
     mlp = experts * ((2 if shape.gated else 1) + 1) * shape.ffn
     # Experts work on copies of the tokens that were sent to them.
     dispatched = 2 * experts * rows if shape.num_experts else 0
-    scores = 0 if flash_attention or recompute == "selective" else shape.heads * microbatch.seq_length
-    attention = 2 * q + 2 * kv + scores
+    kept_scores = 0 if flash_attention or recompute == "selective" else shape.heads * microbatch.seq_length // tp
+    score_bytes = (2 * element + MASK_BYTES) if microbatch.dropout else element
+    attention = element * tokens * (2 * rows + (2 * q + 2 * kv) // tp) + score_bytes * tokens * kept_scores + mask
     less = _fp8_saving(kind, shape, microbatch) if microbatch.fp8 else 0
     if kind == "attention":
-        return element * tokens * (2 * rows + attention // tp) - less
-    if kind == "mlp":
-        return element * tokens * (2 * rows + dispatched + mlp // tp) - less
-    return element * tokens * (4 * rows + dispatched + (attention + mlp) // tp) - less
+        return attention - less
+    fed_forward = element * tokens * (2 * rows + dispatched + mlp // tp) + mask
+    return (fed_forward if kind == "mlp" else attention + fed_forward) - less
 
 
 def _fp8_saving(kind: ModuleKind, shape: LayerShape, microbatch: MicrobatchShape) -> int:
@@ -120,15 +138,10 @@ def deferred_bytes(
 
 
 def working_bytes(
-    modules: Sequence[ModuleKind],
-    shape: LayerShape,
-    microbatch: MicrobatchShape,
-    *,
-    has_head: bool,
-    flash_attention: bool,
+    modules: Sequence[ModuleKind], shape: LayerShape, microbatch: MicrobatchShape, *, flash_attention: bool
 ) -> int:
     """The largest of the layers' temporaries: a block's backward has the gradients of its scores before and after the
-    softmax, a head's those of its logits and their softmax."""
+    softmax."""
 
     def work(kind: ModuleKind) -> tuple[float, float]:
         found = layer_work(
@@ -142,6 +155,26 @@ def working_bytes(
         return found.score_bytes, found.row_bytes
 
     score_copies = 0 if flash_attention else 2
-    layers = max(score_copies * score_bytes + row_bytes for score_bytes, row_bytes in map(work, set(modules)))
-    logits = 2 * work("head")[0] * LOSS_BYTES / microbatch.element_bytes if has_head else 0.0
-    return int(max(layers, logits))
+    return int(max(score_copies * score_bytes + row_bytes for score_bytes, row_bytes in map(work, set(modules))))
+
+
+def logits_working_bytes(shape: LayerShape, microbatch: MicrobatchShape, *, loss_copies: int) -> int:
+    """What the head's backward has beside the softmax: ``loss_copies`` of it, and in half precision the gradient of the
+    logits, which were there in its place during the forward."""
+    narrow = microbatch.element_bytes if microbatch.element_bytes < LOSS_BYTES else 0
+    each = loss_copies * microbatch.loss_bytes + narrow
+    return each * microbatch.num_tokens * shape.vocabulary // microbatch.tp
+
+
+def collective_bytes(modules: Sequence[ModuleKind], shape: LayerShape, microbatch: MicrobatchShape) -> int:
+    """Bytes of the tensors that tensor parallelism's collectives have worked on in one pass over ``modules``.
+
+    Each half of a block all-reduces an output in its forward and the gradient of an input in its backward. With
+    sequence parallelism its backward gathers its input and the gradient of its output, and scatters the gradient of its
+    input: three tensors of whole rows, one more than its forward has.
+    """
+    if microbatch.tp == 1:
+        return 0
+    halves = sum(2 if kind == "block" else 1 for kind in modules)
+    tensors = 3 if microbatch.sequence_ways > 1 else 1
+    return halves * tensors * microbatch.element_bytes * microbatch.num_tokens * shape.hidden

@@ -79,5 +79,6 @@ DEEPSPEED = dataclasses.replace(
     bucket_numel=ELEMENTS_PER_BUFFER,
     copies_gradients_to_sync=True,
     implementation=None,
+    loss_copies=2,
 )
 """Blocking transfers on the compute stream, layers as they were profiled, one sum of gradients at the end."""

@@ -81,6 +81,10 @@ def _exchanging_in_pairs(row: Row) -> Row:
     return out
 
 
+CONTEXT_GIB = (("GH200", 2.7),)
+"""Measured: nvidia-smi's figure less the allocator's, 3.1 GiB on average over Sailor's 32 stages of Megatron-LM, is
+this and the communicators."""
+
 WHOLE_BUFFER = 2**62
 """Gradients of one buffer, however many, are summed by one collective."""
 
@@ -99,6 +103,9 @@ MEGATRON_LM = dataclasses.replace(
     bucket_numel=WHOLE_BUFFER,
     half_gradients=True,
     implementation=LayerImplementation(attention="fused-softmax", dropout=True),
+    loss_copies=1,
+    holds_collective_tensors=True,
+    context_gib=CONTEXT_GIB,
 )
 """Megatron-LM of 2021 and 2022 with its own data parallelism: the norm is agreed on by all before the update."""
 

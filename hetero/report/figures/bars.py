@@ -35,6 +35,7 @@ PART_COLOURS = {
     "sync_buffers": "#7cc0a8",
     "context": "#7d4a93",
     "communicators": "#bd96cc",
+    "held_by_collectives": "#8f98a6",
     "slack": "#aeb5bf",
 }
 """By kind of memory: what the parameters need, what a microbatch leaves behind, buffers, the process itself."""

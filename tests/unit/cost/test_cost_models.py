@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.cost.memory import memory_costs
 from hetero.cost.runtime_model import HETERO
 from hetero.data import shipped_profiles
 from hetero.data.cost_models import model_costs, plan_costs
@@ -41,4 +42,9 @@ def test_a_plan_says_what_its_costs_are_of() -> None:
     made = plan(MODEL, [replica(stage(layers=(0, 2), ranks=(0,)))], seq_length=24, precision="bf16")
     runtime = dataclasses.replace(HETERO, bucket_numel=7)
     costs = plan_costs(made, runtime=runtime)
-    assert (costs.model, costs.seq_length, costs.precision, costs.runtime) == (MODEL, 24, "bf16", runtime)
+    assert (costs.model, costs.seq_length, costs.precision) == (MODEL, 24, "bf16")
+    assert costs.runtime == runtime.with_dropout(hidden=0.1, attention=0.1), "Megatron-LM's"
+    assert costs.runtime != runtime
+    for stated in (0.0, 0.3):
+        drops = dataclasses.replace(made, hidden_dropout=stated, attention_dropout=0.0)
+        assert {each.runtime.drops for each in (plan_costs(drops), memory_costs(drops))} == {stated > 0}

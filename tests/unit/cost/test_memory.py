@@ -109,8 +109,12 @@ def test_a_device_with_two_stages_holds_their_layers_and_one_context() -> None:
     for g in (0, 1):
         assert devices[0, g] == MemoryBreakdown.sum_of([parts[0, g], parts[0, g + 2]])
         assert devices[0, g].total == parts[0, g].total + parts[0, g + 2].total
-        for name in ("weights", "gradients", "optimizer", "context", "working"):
+        for name in ("weights", "gradients", "optimizer", "context"):
             assert getattr(devices[0, g], name) == getattr(alone[0, g], name), name
+    assert devices[0, 0].working == alone[0, 0].working
+    assert devices[0, 1].working == alone[0, 1].working + alone[0, 1].logits, (
+        "layers of the stage without the head compute their backward beside logits of the other one"
+    )
     assert parts[0, 2].context == parts[0, 2].working == 0, "they stand with the first stage"
 
 
@@ -132,7 +136,7 @@ def test_a_device_with_two_stages_holds_what_its_row_holds_at_its_worst() -> Non
     assert warm_up == [5, 3]
     held = {s: parts[0, s].activations // (2 * block) for s in range(4)}
     assert [held[0] + held[2], held[1] + held[3]] == warm_up
-    assert parts[0, 3].logits == held[3] * (2 * ROW + 2 * (4 * 2 * 16 * 64)) // 2
+    assert parts[0, 3].logits == held[3] * (2 * ROW + 4 * 2 * 16 * 64) // 2
 
 
 def test_of_unlike_stages_the_costlier_one_decides_the_worst_moment() -> None:

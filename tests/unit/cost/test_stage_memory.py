@@ -12,7 +12,7 @@ from hetero.cost.stage_memory import StageMemory, stage_memory
 from hetero.data import shipped_profiles
 from hetero.schedule.activation_residency import HeldMicrobatches
 from hetero.spec.model import ModelSpec
-from hetero.spec.profile import LAYER_KINDS, LayerMemory, Profile
+from hetero.spec.profile import LAYER_KINDS, LayerImplementation, LayerMemory, Profile
 from hetero.units import GIB
 from tests.helpers.models import gpt2_model
 from tests.helpers.published_runs.opt350m import published_model
@@ -20,7 +20,8 @@ from tests.helpers.synthetic_profiles import cost_model, profile
 
 MODEL = gpt2_model()
 COSTS = cost_model(MODEL, [profile(MODEL)])
-KEEPS_SCORES = dataclasses.replace(HETERO, flash_attention=False)
+KEEPS_SCORES = dataclasses.replace(HETERO, implementation=LayerImplementation(attention="unfused"))
+DROPS, DROPS_SCORES = (each.with_dropout(hidden=0.1, attention=0.0) for each in (HETERO, KEEPS_SCORES))
 WITH_SCORES = cost_model(MODEL, [profile(MODEL)], runtime=KEEPS_SCORES)
 STAGE: dict[str, Any] = {
     "device": "A100-40",
@@ -175,9 +176,83 @@ def test_attention_keeps_scores_in_other_runtimes_alone() -> None:
     assert memory_with(WITH_SCORES).fixed.working > memory_with(COSTS).fixed.working
 
 
-def test_the_head_keeps_logits_and_their_softmax() -> None:
-    parts = memory_with(COSTS, first_layer=4, end_layer=6).at(1)
-    assert parts.logits == 2 * ROW + 2 * (4 * 2 * 16 * 64)
+LAST = {"first_layer": 4, "end_layer": 6}
+LOGITS = 2 * 16 * 64
+"""Of 2 samples, 16 tokens, 64 words."""
+
+
+@pytest.mark.parametrize(("precision", "element"), [("fp32", 4), ("bf16", 2), ("fp64", 8)])
+def test_the_head_keeps_the_softmax_in_fp32_at_least(precision: str, element: int) -> None:
+    """And in half precision, while it computes, the logits or their gradient."""
+    costs = cost_model(MODEL, [profile(MODEL)], precision=precision)
+    assert memory_with(costs, **LAST).at(1).logits == 2 * element * 2 * 16 * 32 + max(element, 4) * LOGITS
+    large = cost_model(gpt2_model(padded_vocab_size=2**16), [], precision=precision)
+    words = 2 * 16 * 2**16
+    assert memory_with(large, **LAST).fixed.working == (2 * words if element == 2 else 0)
+
+
+def test_some_losses_work_on_copies_of_the_logits() -> None:
+    two = cost_model(MODEL, [profile(MODEL)], runtime=dataclasses.replace(HETERO, loss_copies=2))
+    assert memory_with(two, **LAST).fixed.working == max(2 * 4 * LOGITS, memory_with(**LAST).fixed.working)
+    assert memory_with(two).fixed.working == memory_with().fixed.working
+
+
+def test_when_the_layers_begin_the_backward_the_head_has_ended_its_own() -> None:
+    assert memory_with(**LAST).fixed.working == memory_with().fixed.working - memory_with(**LAST).at(1).logits
+
+
+@pytest.mark.parametrize(
+    ("changes", "masks"),
+    [({}, 2), ({"tp": 2}, 2), ({"tp": 2, "sequence_parallel": True}, 1), ({"recompute": "full"}, 0)],
+)
+def test_dropout_keeps_a_byte_per_element_behind_attention_and_mlp(changes: dict[str, Any], masks: int) -> None:
+    with_dropout = cost_model(MODEL, [profile(MODEL)], runtime=DROPS)
+    more = memory_with(with_dropout, **changes).at(1).activations - memory_with(COSTS, **changes).at(1).activations
+    assert more == 2 * masks * ROW // 4
+    first = {"first_layer": 0, "end_layer": 0.5}
+    more = memory_with(with_dropout, **first).at(1).activations - memory_with(COSTS, **first).at(1).activations
+    assert more == 2 * ROW // 4, "one of the embedding, one of the attention"
+
+
+def test_dropout_of_scores_keeps_what_is_left_of_them_and_a_mask() -> None:
+    """2205.05198: 2 of softmax, 2 of what is left, 1 of the mask in half precision. No scores, no dropout of them."""
+    for precision, element in (("fp32", 4), ("bf16", 2)):
+        kept, dropped, dropped_but_scores = (
+            memory_with(cost_model(MODEL, [], precision=precision, runtime=runtime)).at(1).activations
+            for runtime in (KEEPS_SCORES, DROPS_SCORES, DROPS)
+        )
+        scores = 2 * 2 * 4 * 16 * 16
+        assert dropped - dropped_but_scores == (2 * element + 1) * scores
+        assert dropped - kept == (element + 1) * scores + 2 * 2 * 2 * 16 * 32
+
+
+@pytest.mark.parametrize(("hidden", "attention"), [(0.1, 0.0), (0.0, 0.1), (0.2, 0.3)])
+def test_any_dropout_counts(hidden: float, attention: float) -> None:
+    """Of one of the two as of both: half of the masks too many, at most, in models that nobody trains."""
+    assert HETERO.with_dropout(hidden=hidden, attention=attention) == DROPS
+    assert DROPS.with_dropout(hidden=0.0, attention=0.0) == HETERO
+    assert DEEPSPEED.with_dropout(hidden=hidden, attention=attention) == DEEPSPEED, "profiled layers drop what they did"
+
+
+def test_a_block_of_the_paper_keeps_what_the_paper_says() -> None:
+    """arXiv 2205.05198, section 4: 34 s b h + 5 a s^2 b bytes, and 10 s b h + (24 s b h + 5 a s^2 b) / t with tp t."""
+    costs = cost_model(gpt2_model(ffn_hidden_size=128), [], precision="fp16", runtime=DROPS_SCORES)
+    tokens, scores = 2 * 16 * 32, 2 * 4 * 16 * 16
+    for tp in (1, 2):
+        saved = costs.saved_bytes("block", costs.microbatch(tp=tp, micro_batch_size=2), device="A100-40")
+        assert saved == 10 * tokens + (24 * tokens + 5 * scores) // tp
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors"),
+    [({}, 0), ({"tp": 2}, 2 * 2), ({"tp": 2, "sequence_parallel": True}, 2 * 6), ({"tp": 2, "end_layer": 2.5}, 1)],
+)
+def test_collectives_hold_what_they_have_worked_on(changes: dict[str, Any], tensors: int) -> None:
+    """One tensor of rows per half of a block, three with sequence parallelism; not what a stage needs to run."""
+    holds = cost_model(MODEL, [], runtime=dataclasses.replace(HETERO, holds_collective_tensors=True))
+    parts = memory_with(holds, **changes).at(1)
+    assert parts.held_by_collectives == tensors * ROW
+    assert parts.required == parts.total - parts.held_by_collectives == memory_with(**changes).at(1).total
 
 
 def test_a_neighbour_is_a_slice_in_and_a_slice_out() -> None:
@@ -196,6 +271,7 @@ def test_only_some_runtimes_copy_gradients_to_reduce_them() -> None:
 def test_the_context_depends_on_the_device() -> None:
     assert memory_with(COSTS, device="GH200").fixed.context == int(3.9 * GIB)
     assert memory_with(COSTS).fixed.context == GIB
+    assert memory_with(COSTS, device="Titan-RTX").fixed.context == int(0.3 * GIB)
 
 
 @pytest.mark.parametrize("published", list(shipped_profiles()), ids=lambda p: f"{p.model} {p.device}")

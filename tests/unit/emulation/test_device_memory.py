@@ -23,6 +23,7 @@ PEAK = MemoryBreakdown(
     sync_buffers=0,
     context=GIB,
     communicators=0,
+    held_by_collectives=0,
     slack=0,
 )
 """At three microbatches of 2 GiB each: 10 GiB beside them."""

@@ -99,11 +99,12 @@ def test_it_is_legal_interleaved(pp: int, stages_per_rank: int, global_batch_siz
 
 def test_the_other_flags_arrive() -> None:
     flags = {"sequence_parallel": True, "precision": "bf16", "recompute": "full", "distributed_optimizer": True}
-    plan = uniform(device="H100", **flags)
+    plan = uniform(device="H100", hidden_dropout=0.1, attention_dropout=0.2, **flags)
     for _, _, stage in plan.stages():
         assert (stage.sequence_parallel, stage.recompute, stage.device) == (True, "full", "H100")
     assert (plan.precision, plan.seq_length, plan.global_batch_size) == ("bf16", 16, 8)
     assert plan.distributed_optimizer
+    assert (plan.hidden_dropout, plan.attention_dropout) == (0.1, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,8 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
         "odd sequence without sequence parallelism",
         in_stage(0, 0, sequence_parallel=False),
     ),
+    (rules.check_dropout, "the launch's own", in_plan()),
+    (rules.check_dropout, "none and some", in_plan(hidden_dropout=0.0, attention_dropout=0.9)),
     (rules.check_sequence_fits_positions, "as many as there are", in_plan(seq_length=64)),
     (rules.check_moe_uses_sequence_parallel, "a dense model needs none", in_stage(0, 0, sequence_parallel=False)),
     (rules.check_recompute, "some layers", in_stage(0, 0, recompute="full", recompute_num_layers=3)),
@@ -323,6 +325,16 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         lambda plan: in_plan(seq_length=18)(in_stage(0, 0, tp=4, dp=1)(plan)),
     ),
     (
+        rules.check_dropout,
+        "hidden_dropout is 1, must be at least 0 and below 1",
+        in_plan(hidden_dropout=1.0),
+    ),
+    (
+        rules.check_dropout,
+        "attention_dropout is -0.5, must be at least 0 and below 1",
+        in_plan(attention_dropout=-0.5),
+    ),
+    (
         rules.check_sequence_fits_positions,
         "seq_length 65 exceeds the model's max_position_embeddings 64",
         in_plan(seq_length=65),
@@ -439,7 +451,7 @@ def test_positions_end_whatever_they_are_embedded_by(model: ModelSpec) -> None:
     at_most = in_plan(seq_length=model.max_position_embeddings)(uneven_plan(model))
     rules.check_sequence_fits_positions(at_most)
     one_more = in_plan(seq_length=model.max_position_embeddings + 1)(at_most)
-    with pytest.raises(PlanError, match=r"seq_length 65 exceeds the model's max_position_embeddings 64; shorten"):
+    with pytest.raises(PlanError, match=r"seq_length 65 exceeds the model's max_position_embeddings 64: its .*shorten"):
         rules.check_sequence_fits_positions(one_more)
 
 

@@ -1,5 +1,6 @@
 """``hetero plan`` and ``hetero simulate`` as a user runs them."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from hetero.cli import main
+from hetero.cost.memory import memory_costs, plan_memory
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
@@ -109,12 +111,12 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table and the trace are there all the same; the verdict is on stderr, with exit code 3."""
-    one = Stage(first_layer=0, end_layer=6, ranks=(2, 3), dp=2, device="V100-16", micro_batch_size=8, in_flight=1)
+    one = Stage(first_layer=0, end_layer=6, ranks=(2, 3), dp=2, device="V100-16", micro_batch_size=16, in_flight=1)
     plan = Plan(
         model=load_model(files / "model.yaml"),
         seq_length=2048,
-        global_batch_size=16,
-        replicas=(Replica(num_samples=16, stages=(one,)),),
+        global_batch_size=32,
+        replicas=(Replica(num_samples=32, stages=(one,)),),
         idle_ranks=(0, 1),
     )
     save(plan, files / "plan.json")
@@ -129,7 +131,7 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     said = re.fullmatch(
         r"hetero: (replica 0 stage 0 does not fit its devices: each V100-16 of ranks 2-3 needs (\d+) bytes "
         r"\([\d.]+ GiB\) and has 17179869184 bytes \(16\.00 GiB\); most of it, in GiB: .*; "
-        r"it fits with micro_batch_size [42])\n",
+        r"it fits with micro_batch_size [842])\n",
         captured.err,
     )
     assert said is not None, captured.err
@@ -138,13 +140,40 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     assert said[1] in outputs[1].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("length", ["0", "-5", "2049"])
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        ("0", "seq_length is 0, must be at least 1"),
+        ("-5", "seq_length is -5, must be at least 1"),
+        ("2049", "seq_length 2049 exceeds the model's max_position_embeddings 2048: its "),
+    ],
+)
 def test_sequences_that_the_model_has_no_positions_for(
-    files: Path, capsys: pytest.CaptureFixture[str], length: str
+    files: Path, capsys: pytest.CaptureFixture[str], length: str, message: str
 ) -> None:
     assert run(files, "--seq-length", length) == 2
-    message = f"seq_length is {length}, must be from 1 to the model's max_position_embeddings 2048; shorten"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "planned"), [([], (0.1, 0.1)), (["0", "0.2"], (0.0, 0.2))])
+def test_a_plan_says_what_a_launch_has_to_drop(files: Path, flags: list[str], planned: tuple[float, float]) -> None:
+    given = [word for pair in zip(("--hidden-dropout", "--attention-dropout"), flags, strict=False) for word in pair]
+    assert run(files, "--out", str(files / "plan.json"), *given) == 0
+    plan = load(Plan, files / "plan.json")
+    assert (plan.hidden_dropout, plan.attention_dropout) == planned
+    undropped = plan_memory(plan, memory_costs(dataclasses.replace(plan, hidden_dropout=0.0)))
+    more = {
+        key: parts.activations - undropped[key].activations
+        for key, parts in plan_memory(plan, memory_costs(plan)).items()
+    }
+    assert all(extra > 0 for extra in more.values()) == (planned[0] > 0)
+
+
+@pytest.mark.parametrize("share", ["1", "-0.1", "nan", "much"])
+def test_nobody_drops_everything(files: Path, capsys: pytest.CaptureFixture[str], share: str) -> None:
+    with pytest.raises(SystemExit):
+        run(files, "--hidden-dropout", share)
+    assert "--hidden-dropout" in capsys.readouterr().err
 
 
 def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:

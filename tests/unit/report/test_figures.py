@@ -129,7 +129,7 @@ def test_memory_names_every_part_and_the_capacity() -> None:
     report = mixed_report()
     found = texts(report, "memory")
     names = [field.name for field in dataclasses.fields(MemoryBreakdown)]
-    absent = {"deferred", "sync_buffers"}
+    absent = {"deferred", "sync_buffers", "held_by_collectives"}
     assert {name.replace("_", " ") for name in names} - set(found) == {name.replace("_", " ") for name in absent}
     assert not any(row.memory.named()[name] for row in report.rows for name in absent)
     assert list(PART_COLOURS) == names

@@ -50,6 +50,11 @@ def test_a_rank_is_told_with_all_its_stages() -> None:
     assert describe_rank(plain, 2) == "rank 2 (idle)"
 
 
+def test_dropout_arrives() -> None:
+    made = plan_of("--hidden-dropout 0.3 --attention-dropout 0", world_size=2)
+    assert (made.hidden_dropout, made.attention_dropout) == (0.3, 0.0)
+
+
 @pytest.mark.parametrize("order", ["1f1b", "gpipe"])
 def test_the_order_arrives(order: str) -> None:
     made = plan_of(f"--pipeline-model-parallel-size 2 --hetero-schedule {order}", world_size=2)
