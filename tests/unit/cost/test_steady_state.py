@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hetero.cost.network import Topology
-from hetero.cost.network import RING_SHARE
+from hetero.cost.network import RING_SHARE, Topology
 from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.cost.simulation.engine import Span
 from hetero.cost.simulation.simulator import Simulation, simulate, with_gradient_sync
