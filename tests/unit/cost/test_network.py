@@ -68,6 +68,21 @@ class TestTransfers:
         cost = transfer_cost([message(0, 1), message(0, 1)], topology, row_bytes=SECOND)
         assert cost.seconds == pytest.approx(2.001)
 
+    def test_parts_are_gathered_where_they_arrive(self) -> None:
+        """A GB each to ranks 2 and 3, a second on interfaces of their own; half a ring of both parts inside the node is
+        2 (2 - 1) / 2 times 2 GB, halved."""
+        topology = Topology(nodes(2, gpus_per_node=2, nics_per_node=2))
+        messages = [message(0, 2), message(1, 3)]
+        parts = transfer_cost(messages, topology, row_bytes=SECOND)
+        whole = transfer_cost(messages, topology, row_bytes=SECOND, gathers_over=2)
+        assert (parts.seconds, whole.seconds) == pytest.approx((1.0, 1.0 + 1.0))
+        assert (parts.ports, parts.num_bytes) == (whole.ports, whole.num_bytes), "the gather is not on the wire"
+
+    def test_a_host_that_waits_makes_it_later_but_no_longer(self) -> None:
+        cost = transfer_cost([message(0, 1)], Topology(nodes(2)), row_bytes=SECOND)
+        assert cost.later(0.5).seconds == pytest.approx(1.5)
+        assert cost.later(0.5).ports == cost.ports
+
     def test_the_slices_of_a_boundary(self) -> None:
         """One sample of 10 rows x 0.1 GB from each rank of dp 2 to one rank."""
         topology = Topology(nodes(3))
