@@ -8,8 +8,10 @@ Four A100 with 40 GB in one node and four V100 with 16 GB in another; `hetero pl
 import sys
 from pathlib import Path
 
+from hetero.cost.model_flops import utilizations
 from hetero.data import shipped_links
 from hetero.data.cost_models import model_costs
+from hetero.planner.certainty import certainty_of
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import best_uniform
@@ -38,11 +40,13 @@ costs = model_costs(model, seq_length=2048, precision="fp32")
 problem = Problem(cluster=cluster, costs=costs, global_batch_size=64, time_limit_s=5)
 result = plan_cluster(problem)
 print(plan_picture(result.plan), end="\n\n")
-for line in result_lines(result):
+certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
+command = "model_costs(..., profiles=[Path('{}')])".format
+for line in result_lines(result, certainty, utilizations(result.simulation, costs), command):
     print(line)
 
 uniform = best_uniform(problem)
-if uniform is not None and uniform.best is not None:
+if uniform.best is not None:
     ratio = uniform.best.step_s / result.simulation.step_s
     print(f"the best uniform plan, {uniform.name}: {uniform.best.step_s:.4g} s per step, {ratio:.2f} times as long")
 

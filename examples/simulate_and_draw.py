@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 from hetero.cost.memory import plan_memory
+from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.validate import validate
+from hetero.planner.certainty import certainty_of
 from hetero.report.content import Report
 from hetero.report.figures.catalogue import figure_bytes
 from hetero.report.trace import chrome_trace
@@ -57,6 +59,7 @@ report = Report(
     costs=costs,
     simulation=best,
     memory=plan_memory(best.plan, costs),
+    certainty=certainty_of(best, Topology(cluster), costs),
 )
 (folder / "timeline.svg").write_bytes(figure_bytes(report, "timeline", "svg"))
 (folder / "trace.json").write_text(json.dumps(chrome_trace(best, costs)), encoding="utf-8")

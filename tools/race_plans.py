@@ -33,12 +33,14 @@ from rich.console import Console
 from rich.table import Table
 
 from hetero.cost.memory import plan_memory
+from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import simulate
 from hetero.distributed.failure_detector import FailureDetector, bounded_exit
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
+from hetero.planner.certainty import certainty_of
 from hetero.report.content import Execution, Report
 from hetero.report.page.html_page import html_page
 from hetero.serialization import check_can_be_written, load, write_bytes
@@ -180,15 +182,16 @@ def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
 
 
 def _write_report(path: Path, config: PretrainConfig, executions: Sequence[Execution]) -> None:
-    simulation = executions[0].predicted
+    simulation, cluster = executions[0].predicted, _cluster(config)
     costs = emulated_costs(config, simulation.plan)
     report = Report(
         model_name=f"{simulation.plan.model.num_layers} layers of hidden size {simulation.plan.model.hidden_size}",
         cluster_name=_emulated(config).cluster.stem,
-        cluster=_cluster(config),
+        cluster=cluster,
         costs=costs,
         simulation=simulation,
         memory=plan_memory(simulation.plan, costs),
+        certainty=certainty_of(simulation, Topology(cluster), costs),
         executions=tuple(executions),
     )
     write_bytes(path, html_page(report).encode())

@@ -2,17 +2,23 @@
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.status import Status
 
+from hetero.commands.again import GOAL, PRECISION, plan_again, simulate_again
 from hetero.commands.console import console
 from hetero.commands.measure import add_measure, check_measure, measured
 from hetero.commands.report import add_outputs, outputs, written
 from hetero.commands.show import legal_plan
 from hetero.cost.capacity import memory_error
 from hetero.cost.memory import plan_memory
+from hetero.cost.model_flops import utilizations
+from hetero.cost.network import Topology
 from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs, plan_costs
@@ -20,11 +26,16 @@ from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import DEFAULT_DROPOUT
+from hetero.planner.certainty import RunnerUp, certainty_of
 from hetero.planner.cover.search import SearchProgress
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
+from hetero.planner.scoring import goal_value
 from hetero.report.content import Execution, Report
+from hetero.report.plan_wording import range_of
+from hetero.report.prediction_json import prediction_json
+from hetero.report.tables.certainty import certainty_lines, utilization_lines
 from hetero.report.tables.measurement import measurement_lines, measurement_table
 from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.planner_result import comparison_table, result_lines
@@ -45,7 +56,7 @@ def add_plan(commands: Any) -> None:
     )
     parser.add_argument("--global-batch-size", type=int, required=True, metavar="N")
     parser.add_argument("--seq-length", type=int, help="tokens of a sample (default: the model's most)")
-    parser.add_argument("--precision", choices=list(BYTES_OF_PRECISION), default="fp32")
+    parser.add_argument("--precision", choices=list(BYTES_OF_PRECISION), default=PRECISION)
     parser.add_argument(
         "--fp8", action="store_true", help="with bf16: stages on devices that have fp8 multiply in it (an estimate)"
     )
@@ -58,7 +69,7 @@ def add_plan(commands: Any) -> None:
         help=f"seconds (default: {Problem.time_limit_s:g})",
     )
     parser.add_argument(
-        "--objective", choices=["time", "money"], default="time", help="shortest step, or least money per token"
+        "--objective", choices=["time", "money"], default=GOAL, help="shortest step, or least money per token"
     )
     parser.add_argument("--budget-per-hour", type=float, metavar="X", help="most that the nodes in use may cost")
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
@@ -116,6 +127,9 @@ def _share(text: str) -> float:
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--json", action="store_true", help="print the prediction as JSON, and the tables on stderr instead"
+    )
+    parser.add_argument(
         "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
     )
     parser.add_argument(
@@ -156,19 +170,22 @@ def _plan(args: argparse.Namespace) -> int:
     result = _with_progress(problem)
     if args.out is not None:
         save(result.plan, args.out)
-    out = console()
-    out.print(prediction_table(result.simulation, result.memory, problem.cluster))
-    print(f"\n{plan_picture(result.plan)}\n")
-    for line in result_lines(result):
-        print(line)
+    out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
+    certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
+    found, command_of = utilizations(result.simulation, costs), partial(plan_again, args)
+    out.print(prediction_table(result.simulation, result.memory, problem.cluster, certainty.step))
+    say(f"\n{plan_picture(result.plan)}\n")
+    for line in result_lines(result, certainty, found, command_of):
+        say(line)
     if args.out is not None:
-        print(f"written to {args.out}")
+        say(f"written to {args.out}")
     if args.uniform_out is not None:
-        print(_uniform(problem, result, args.uniform_out))
+        say(_uniform(problem, result, args.uniform_out))
     others = _compared(problem) if args.compare or wanted.comparison else ()
+    rivals = certainty_of(result.simulation, problem.topology, costs, _runners_up(result, others, problem)).rivals
     if others:
-        print()
-        out.print(comparison_table(result, others, problem.cluster))
+        say()
+        out.print(comparison_table(result, others, problem.cluster, rivals))
     if wanted.wanted:
         report = Report(
             model_name=_name_of(args.model),
@@ -177,12 +194,27 @@ def _plan(args: argparse.Namespace) -> int:
             costs=costs,
             simulation=result.simulation,
             memory=result.memory,
+            certainty=certainty,
             result=result,
             others=others,
+            rivals=rivals,
         )
         for line in written(wanted, report):
-            print(line)
+            say(line)
+    if args.json:
+        made = prediction_json(result.simulation, result.memory, cluster, certainty, found, command_of)
+        print(json.dumps(made, indent=2))
     return 0
+
+
+def _runners_up(result: PlanResult, others: Sequence[Yardstick], problem: Problem) -> list[RunnerUp]:
+    """The yardsticks that have a plan, beside the planner's."""
+    goal = goal_value(result.scored, problem)
+    return [
+        RunnerUp(each.name, each.best.simulation, goal_value(each.best, problem) / goal)
+        for each in others
+        if each.best is not None
+    ]
 
 
 def _name_of(model: Path) -> str:
@@ -205,7 +237,12 @@ def _uniform(problem: Problem, result: PlanResult, path: Path) -> str:
         ConfigError: none fits.
     """
     found = best_uniform(problem)
-    if found is None or found.best is None:
+    if found.best is None:
+        if found.timed_out:
+            raise ConfigError(
+                f"--uniform-out {path}: time ran out before a uniform plan was found, which does not mean that none "
+                "fits; leave it out"
+            )
         raise ConfigError(f"--uniform-out {path}: no uniform plan of this model fits these devices; leave it out")
     save(found.best.plan, path)
     ratio = found.best.step_s / result.simulation.step_s
@@ -240,23 +277,27 @@ def _simulate(args: argparse.Namespace) -> int:
     simulation = simulate(plan, cluster, costs)
     memory = plan_memory(plan, costs)
     too_large = memory_error(plan, cluster, costs, memory)
-    console().print(prediction_table(simulation, memory, cluster))
-    print(
-        f"{simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
+    certainty, found = certainty_of(simulation, Topology(cluster), costs), utilizations(simulation, costs)
+    out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
+    out.print(prediction_table(simulation, memory, cluster, certainty.step))
+    say(
+        f"{simulation.step_s:.4g} s per step ({range_of(certainty.step)}), {simulation.samples_per_s:.4g} samples/s, "
         f"{simulation.tokens_per_s:.4g} tokens/s"
     )
+    for line in (*utilization_lines(found), *certainty_lines(certainty, partial(simulate_again, args))):
+        say(line)
     ran = None
     executions: tuple[Execution, ...] = ()
     if args.measure and too_large is None:
         run = measured(args, simulation)
         ran = executed(run, costs)
         executions = (Execution(name=args.plan.stem, predicted=simulation, executed=ran, losses=run.losses),)
-        console().print(measurement_table(simulation, ran))
+        out.print(measurement_table(simulation, ran))
         for line in measurement_lines(simulation, ran, time_scale=run.time_scale, lateness_s=run.lateness_s):
-            print(line)
+            say(line)
     if args.trace is not None:
         write_bytes(args.trace, json.dumps(chrome_trace(simulation, costs, executed=ran)).encode())
-        print(f"trace written to {args.trace}; open it in ui.perfetto.dev")
+        say(f"trace written to {args.trace}; open it in ui.perfetto.dev")
     report = Report(
         model_name=args.plan.name,
         cluster_name=args.cluster.stem,
@@ -264,10 +305,14 @@ def _simulate(args: argparse.Namespace) -> int:
         costs=costs,
         simulation=simulation,
         memory=memory,
+        certainty=certainty,
         executions=executions,
     )
     for line in written(wanted, report):
-        print(line)
+        say(line)
+    if args.json:
+        again = partial(simulate_again, args)
+        print(json.dumps(prediction_json(simulation, memory, cluster, certainty, found, again), indent=2))
     if too_large is not None:
         # What it would take is told all the same, and then that it cannot be.
         raise too_large

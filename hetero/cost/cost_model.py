@@ -4,13 +4,16 @@ Seconds come from :mod:`.layer_times`, bytes from :mod:`.activation_memory` and 
 sum of its layers.
 """
 
+import copy
+import dataclasses
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from hetero.cost.layers.activation_memory import FP8_COPIES, MicrobatchShape, megatron_core_saved_bytes
-from hetero.cost.layers.confidence import Confidence
+from hetero.cost.layers.confidence import Confidence, LayerBasis
 from hetero.cost.layers.layer_times import LayerCost, LayerPlacement, LayerTimes
 from hetero.cost.layers.parameter_counts import ParameterCounts
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
@@ -20,6 +23,7 @@ from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.plan.device_rules import TRANSFORMER_ENGINE_PRECISIONS
 from hetero.plan.ir import Precision, Recompute, Stage
 from hetero.schedule.actions import ActionKind
+from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LAYER_KINDS, Arithmetic, LayerShape, Profile, ProfileStore
 from hetero.units import BYTES_OF_PRECISION
@@ -122,25 +126,58 @@ class CostModel:
         self.seq_length = seq_length
         self.precision = precision
         self.runtime = runtime
+        self.device_types = profiles.device_types
         self.shape = LayerShape.of(model)
         self.parameter_counts = ParameterCounts(model)
         self.element_bytes = BYTES_OF_PRECISION[precision]
         # Half-precision weights have master weights and moments in fp32, and in most runtimes gradients.
         self.state_bytes = max(self.element_bytes, BYTES_OF_PRECISION["fp32"])
         self.gradient_bytes = self.element_bytes if runtime.half_gradients else self.state_bytes
-        self._device_types = profiles.device_types
+        self._arithmetic = arithmetic
+        self._data_sheets = data_sheets
+        self._references = ReferenceProfiles(
+            profiles, precision=precision, arithmetic=arithmetic, data_sheets=data_sheets
+        )
         self._times = LayerTimes(
             self.shape,
             seq_length=seq_length,
             precision=precision,
-            references=ReferenceProfiles(profiles, precision=precision, arithmetic=arithmetic, data_sheets=data_sheets),
+            references=self._references,
             implementation=runtime.implementation,
         )
         self._stages: dict[tuple[object, ...], StageCost] = {}
+        self._slower: Mapping[LayerBasis, float] = {}
+
+    def on(self, cluster: ClusterSpec) -> "CostModel":
+        """The same costs if tensor parallelism had the links of ``cluster``; as they are if they know of no cluster."""
+        return CostModel(
+            model=self.model,
+            seq_length=self.seq_length,
+            precision=self.precision,
+            profiles=self._references.profiles.on_links(cluster.all_reduce_of_devices),
+            runtime=self.runtime,
+            arithmetic=self._arithmetic,
+            data_sheets=self._data_sheets,
+        )
+
+    def slower(self, by: Mapping[LayerBasis, float]) -> "CostModel":
+        """The same costs if layers that rest on such things took so many times their seconds."""
+        other = copy.copy(self)
+        other._slower, other._stages = by, {}
+        return other
 
     def profile_of(self, device: str) -> Profile | None:
         """The profile of exactly this model's blocks on ``device``, if there is one."""
         return self._times.profile_of(device)
+
+    def arithmetic_of(self, device: str) -> Arithmetic:
+        """The number format of matrix products that seconds on ``device`` assume: in fp32 it may be TF32.
+
+        Raises:
+            ConfigError: as :meth:`layer`.
+        """
+        profile = self.profile_of(device)
+        return self._references.arithmetic_of(device) if profile is None else profile.arithmetic
 
     def work(self, kind: ModuleKind, *, tp: int, micro_batch_size: int) -> Work:
         """Operations and bytes of one forward of a layer."""
@@ -162,7 +199,11 @@ class CostModel:
             ConfigError: ``device`` has no profile of any model, and data sheets are not allowed, or with ``fp8`` it has
                 no data sheet.
         """
-        return self._times.of(kind, LayerPlacement(device, tp, micro_batch_size, sequence_parallel, fp8))
+        cost = self._times.of(kind, LayerPlacement(device, tp, micro_batch_size, sequence_parallel, fp8))
+        if not self._slower:
+            return cost
+        times = self._slower.get(LayerBasis(device, cost.confidence), 1.0)
+        return dataclasses.replace(cost, forward_s=times * cost.forward_s, backward_s=times * cost.backward_s)
 
     def update(self, kind: ModuleKind, *, device: str, tp: int) -> tuple[float, Confidence]:
         """Seconds of the optimizer's update of one layer, or half of one, on each of its tensor-parallel ranks."""
@@ -193,18 +234,43 @@ class CostModel:
             recompute_s = sum(count * again_s(kind) for kind, count in Counter(recomputed).items())
             weight_s = sum(count * weights_s(kind) for kind, count in Counter(modules).items()) if splits else 0.0
             divides_layers = recompute == "selective" or splits
+            times = self._times_slower(device, costs)
             self._stages[key] = StageCost(
-                forward_s=sum(cost.forward_s for cost in costs),
-                backward_s=sum(cost.backward_s for cost in costs) + recompute_s,
-                weight_s=weight_s,
+                forward_s=times * sum(cost.forward_s for cost in costs),
+                backward_s=times * (sum(cost.backward_s for cost in costs) + recompute_s),
+                weight_s=times * weight_s,
                 update_s=sum(self.update(kind, device=device, tp=tp)[0] for kind in kinds),
                 confidence=max([cost.confidence for cost in costs] + [Confidence.ESTIMATED] * divides_layers),
             )
         return self._stages[key]
 
+    def _times_slower(self, device: str, costs: Sequence[LayerCost]) -> float:
+        """How many times the seconds of all ``costs`` together they take by :meth:`slower`."""
+        total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
+        if not self._slower or total_s == 0:
+            return 1.0
+        slower_s = sum(
+            self._slower.get(LayerBasis(device, cost.confidence), 1.0) * (cost.forward_s + cost.backward_s)
+            for cost in costs
+        )
+        return slower_s / total_s
+
     def of(self, stage: Stage) -> StageCost:
         """Seconds of a plan's stage on its own device type."""
         return self.stage(StageConfig.of(stage))
+
+    def layers(self, stage: Stage) -> Mapping[ModuleKind, tuple[int, LayerCost]]:
+        """How many modules of each kind a plan's stage has, with the cost of one of them."""
+        counts = module_counts(stage.start, stage.end, num_layers=self.model.num_layers)
+        layer = partial(
+            self.layer,
+            device=stage.device,
+            tp=stage.tp,
+            micro_batch_size=stage.micro_batch_size,
+            sequence_parallel=stage.splits_sequence,
+            fp8=stage.fp8,
+        )
+        return {kind: (count, layer(kind)) for kind, count in counts.items()}
 
     def microbatch(
         self, *, tp: int, micro_batch_size: int, sequence_parallel: bool = False, fp8: bool = False
@@ -222,7 +288,7 @@ class CostModel:
 
     def may_have_transformer_engine(self, device: str) -> bool:
         """Layers on ``device`` are TransformerEngine's where that is installed: it has the precision and the device."""
-        return self.precision in TRANSFORMER_ENGINE_PRECISIONS and self._device_types.of(device).has_transformer_engine
+        return self.precision in TRANSFORMER_ENGINE_PRECISIONS and self.device_types.of(device).has_transformer_engine
 
     def saved_bytes(
         self, kind: ModuleKind, microbatch: MicrobatchShape, *, device: str, recompute: Recompute = "none"

@@ -21,6 +21,9 @@ STYLES: dict[Severity, tuple[str, str]] = {
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print the checklist, what links were measured at, and how many problems there are."""
     several = len({facts.host for facts in diagnosis.hosts}) > 1
+    if not diagnosis.hosts:
+        # Of a launch, whose hosts have been told before.
+        console.print(Text("\nWhat came of it when the ranks met", style="bold"))
     console.print(_table(diagnosis.findings, with_hosts=several))
     if diagnosis.links:
         console.print(_links(diagnosis.links))
@@ -47,7 +50,8 @@ def _table(findings: Sequence[Finding], *, with_hosts: bool) -> Table:
 
 
 def _links(links: Sequence[MeasuredLink]) -> Table:
-    table = Table(title="Links, one pair of ranks at a time", box=box.SIMPLE_HEAD, title_justify="left")
+    title = "Links, one pair of ranks at a time: bandwidth_gb_per_s and latency_us of a cluster file"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("ranks")
     table.add_column("hosts")
     for column in ("GB/s", "with messages of", "latency"):

@@ -128,7 +128,8 @@ def check_ranks(ranks: Sequence[HostFacts]) -> Iterator[Finding]:
                 todo="give torchrun a --node-rank for every host: plans count the ranks of a host one after the other",
                 hosts=(host,),
             )
-    yield Finding(severity="ok", subject="ranks", found=f"{len(ranks)} on {len(ranks_of)} hosts ({said})")
+    hosts = f"{len(ranks_of)} host{'s' if len(ranks_of) > 1 else ''}"
+    yield Finding(severity="ok", subject="ranks", found=f"{len(ranks)} on {hosts} ({said})")
 
 
 def sampled_pairs(hosts: Sequence[str]) -> list[tuple[int, int]]:
@@ -160,10 +161,8 @@ def check_links(links: Sequence[MeasuredLink]) -> Iterator[Finding]:
             severity="ok",
             subject=f"links {kind}",
             found=(
-                f"{min(link.bytes_per_s for link in alike) / GB:.3g} to "
-                f"{max(link.bytes_per_s for link in alike) / GB:.3g} GB/s, "
-                f"{min(link.latency_s for link in alike) * US_PER_S:.0f} to "
-                f"{max(link.latency_s for link in alike) * US_PER_S:.0f} us"
+                f"{_range([f'{link.bytes_per_s / GB:.3g}' for link in alike])} GB/s, "
+                f"{_range([f'{link.latency_s * US_PER_S:.0f}' for link in alike])} us"
             ),
         )
         for link in alike:
@@ -182,6 +181,12 @@ def check_links(links: Sequence[MeasuredLink]) -> Iterator[Finding]:
                     ),
                     hosts=tuple(dict.fromkeys(link.hosts)),
                 )
+
+
+def _range(numbers: Sequence[str]) -> str:
+    """From the least to the largest, once if they are equal."""
+    least, largest = min(numbers, key=float), max(numbers, key=float)
+    return least if least == largest else f"{least} to {largest}"
 
 
 def check_world(ranks: Sequence[HostFacts]) -> tuple[Finding, ...]:

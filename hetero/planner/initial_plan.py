@@ -10,6 +10,7 @@ Two shapes of published planners, which the template space may not hold, are loo
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
@@ -32,20 +33,28 @@ MOST_SCORED = 4
 """Covers by whole replicas that are simulated, the best by the formula first. A heuristic."""
 
 
-def initial_plan(
+@dataclass(frozen=True, slots=True)
+class InitialPlans:
+    """The best plan of those that are quick to make, and the best uniform one; ``None`` where none was found."""
+
+    best: ScoredPlan | None
+    uniform: ScoredPlan | None
+
+
+def initial_plans(
     problem: Problem,
     stage_options: StageOptionTable,
     sync_tiers: SyncTiers,
     deadline: Deadline,
     *,
     enough: Deadline,
-) -> ScoredPlan | None:
-    """The best plan of those that are quick to make; ``None`` if none fits, or ``deadline`` is over before one is
-    found.
+) -> InitialPlans:
+    """Make the plans that are quick to make; there is none if none fits, or ``deadline`` is over before one is found.
 
     enough: when it is over, a plan that was found is enough.
     """
     best: ScoredPlan | None = None
+    uniform: ScoredPlan | None = None
     longest = TimeShare.FIRST_PIPELINE.of(deadline)
     templates_enough = TimeShare.INITIAL_TEMPLATES.of(enough)
     for plan in _by_whole_replicas(problem, stage_options, sync_tiers, longest, templates_enough):
@@ -62,7 +71,7 @@ def initial_plan(
             TimeShare.INITIAL_PLAN.of(deadline) if best is None else enough,
         )
         best = better_of(best, uniform, problem)
-    return best
+    return InitialPlans(best, uniform)
 
 
 def published_shape(problem: Problem, stage_options: StageOptionTable, deadline: Deadline) -> ScoredPlan | None:

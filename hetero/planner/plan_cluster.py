@@ -1,6 +1,7 @@
 """Plans a cluster: stage options, replica templates, a cover of the cluster by them, and passes over the best plans."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +9,7 @@ from functools import partial
 from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan
+from hetero.planner.certainty import RunnerUp
 from hetero.planner.cover.cheapest import cheaper_covers
 from hetero.planner.cover.cover import Cover, CoverScore
 from hetero.planner.cover.expand import expand
@@ -19,13 +21,13 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.gradient_sync import choose_domains
 from hetero.planner.improve.passes import improved
-from hetero.planner.initial_plan import initial_plan, published_shape
+from hetero.planner.initial_plan import initial_plans, published_shape
 from hetero.planner.problem import Problem
 from hetero.planner.replica.feasibility import check_devices, check_links, check_model_fits, nothing_found
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template
-from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value
 from hetero.planner.time_shares import TimeShare
 
 GRADIENT_GROUPS = (3, 8, 24)
@@ -47,6 +49,7 @@ class PlanResult:
     bound_s: no cover of the cluster by templates of the space has a shorter step by that formula.
     lower_bound_s: no plan whatever has a shorter step, by formula or simulator.
     finished: the space was enumerated and the search ended by itself, and neither by the time limit.
+    runners_up: the best of the other plans that were looked at, by what they are.
     """
 
     plan: Plan
@@ -58,6 +61,7 @@ class PlanResult:
     num_templates: int
     planning_s: float
     finished: bool
+    runners_up: tuple[RunnerUp, ...] = ()
 
     @property
     def scored(self) -> ScoredPlan:
@@ -93,11 +97,11 @@ def plan_cluster(
     sync_tiers = SyncTiers(problem)
     stage_options = StageOptionTable(problem)
     check_devices(problem, stage_options)
-    initial = initial_plan(problem, stage_options, sync_tiers, deadline, enough=TimeShare.INITIAL_PLAN.of(deadline))
-    if initial is None:
+    first = initial_plans(problem, stage_options, sync_tiers, deadline, enough=TimeShare.INITIAL_PLAN.of(deadline))
+    if first.best is None:
         check_model_fits(problem)
     published = published_shape(problem, stage_options, TimeShare.PUBLISHED_SHAPES.of(deadline))
-    initial = better_of(initial, published, problem)
+    initial = better_of(first.best, published, problem)
     for num_gradient_groups in GRADIENT_GROUPS:
         stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups)
         found = _search(problem, stage_options, sync_tiers, deadline, report=report, tolerance=tolerance)
@@ -110,7 +114,11 @@ def plan_cluster(
         in_time = not deadline.is_over() and not deadline.left_something_out
         raise nothing_found(problem, found.templates, complete=found.complete and in_time)
     best = improved(Shortlist(best, found.plans, found.estimated(problem)), problem, deadline)
-    return _result(best, found, lower_bound_s(problem, stage_options), deadline)
+    others = {
+        "the next best plan of other stages": (*found.plans, initial, published),
+        "a uniform plan": (first.uniform,),
+    }
+    return _result(best, found, _runners_up(best, others, problem), lower_bound_s(problem, stage_options), deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +182,27 @@ def alternating(
     return tuple(each for each in both if each is not None)
 
 
-def _result(best: ScoredPlan, found: _Found, lower_bound_s: float, deadline: Deadline) -> PlanResult:
+def _runners_up(
+    best: ScoredPlan, others: Mapping[str, Sequence[ScoredPlan | None]], problem: Problem
+) -> tuple[RunnerUp, ...]:
+    """Of each list the best plan that is another one than ``best``: by its devices and degrees, and not by a layer."""
+    found = []
+    for name, plans in others.items():
+        unlike = [each for each in plans if each is not None and _stages_of(each.plan) != _stages_of(best.plan)]
+        if unlike:
+            other = min(unlike, key=lambda each: goal_value(each, problem))
+            found.append(RunnerUp(name, other.simulation, goal_value(other, problem) / goal_value(best, problem)))
+    return tuple(found)
+
+
+def _stages_of(plan: Plan) -> Counter[tuple[tuple[str, int, int], ...]]:
+    """The replicas by what their stages are made of: device, tp and dp."""
+    return Counter(tuple((stage.device, stage.tp, stage.dp) for stage in replica.stages) for replica in plan.replicas)
+
+
+def _result(
+    best: ScoredPlan, found: _Found, runners_up: tuple[RunnerUp, ...], lower_bound_s: float, deadline: Deadline
+) -> PlanResult:
     shortest = min((each for _, each in found.covers), key=lambda each: each.step_s, default=None)
     return PlanResult(
         plan=best.plan,
@@ -186,4 +214,5 @@ def _result(best: ScoredPlan, found: _Found, lower_bound_s: float, deadline: Dea
         num_templates=len(found.templates),
         planning_s=deadline.elapsed_s,
         finished=found.complete,
+        runners_up=runners_up,
     )

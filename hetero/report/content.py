@@ -1,16 +1,18 @@
 """The data of a report: a plan, its prediction row by row, and what it is compared with. Nothing is drawn here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import PlanMemory, device_memory
+from hetero.cost.model_flops import Products, Utilization, utilizations
 from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.simulation.stage_times import StageTimes
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan, Replica, Stage
+from hetero.planner.certainty import Certainty, Rival
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.scoring import ScoredPlan
@@ -96,8 +98,10 @@ class Report:
 
     model_name, cluster_name: what their reader calls them.
     memory: parts of one device of every stage at the device's peak.
+    certainty: how far the prediction may be off.
     result: what the planner knows about its plan; ``None`` for a plan that came from elsewhere.
     others: the yardsticks; empty if nothing was compared.
+    rivals: how the plan stands against those of them that have a plan.
     executions: plans that ran under emulation, this one first; empty if none did.
     """
 
@@ -107,13 +111,20 @@ class Report:
     costs: CostModel
     simulation: Simulation
     memory: PlanMemory
+    certainty: Certainty
     result: PlanResult | None = None
     others: tuple[Yardstick, ...] = ()
+    rivals: tuple[Rival, ...] = ()
     executions: tuple[Execution, ...] = ()
 
     @property
     def plan(self) -> Plan:
         return self.simulation.plan
+
+    @cached_property
+    def utilizations(self) -> Mapping[Products, Utilization]:
+        """What the devices of each type make of their peak."""
+        return utilizations(self.simulation, self.costs)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -175,10 +186,10 @@ class Report:
         return f"{members}, {row.replica.num_samples} samples{each}"
 
     @cached_property
-    def compared(self) -> tuple[tuple[str, ScoredPlan | None], ...]:
-        """The plan and the yardsticks by name; ``None`` where no plan of a yardstick fits."""
+    def compared(self) -> tuple[Yardstick, ...]:
+        """The plan and the yardsticks."""
         ours = ScoredPlan(plan=self.plan, simulation=self.simulation, memory=self.memory)
-        return (("this plan", ours), *((other.name, other.best) for other in self.others))
+        return (Yardstick(name="this plan", best=ours), *self.others)
 
     def best_uniform(self) -> tuple[str, ScoredPlan] | None:
         """The fastest yardstick that gives all its GPUs one and the same degrees, with its name."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from hetero.cost.prediction_range import StepRange
 from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.orders import BY_DEPTHS
@@ -132,6 +133,11 @@ def recompute_of(stage: Stage) -> str:
     if stage.recompute_num_layers is None:
         return "-" if stage.recompute == "none" else stage.recompute
     return f"{stage.recompute} {stage.recompute_num_layers}/{len(stage.layer_numbers)}"
+
+
+def range_of(step: StepRange) -> str:
+    """``1.1 to 1.4``: the seconds between which nine of ten such steps were measured."""
+    return f"{step.low_s:.3g} to {step.high_s:.3g}"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

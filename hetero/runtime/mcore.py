@@ -124,6 +124,11 @@ def install_parallel_state(collection: ProcessGroupCollection) -> None:
         moe_utils.te_general_gemm = None
 
 
+def forget_groups() -> None:
+    """Let go of what :func:`install_parallel_state` has put into globals, which outlive the groups otherwise."""
+    parallel_state.destroy_model_parallel()
+
+
 def reduce_amax_over_tensor_parallel_ranks() -> None:
     """Let fp8 agree on its scales among the tensor-parallel ranks, whose products go together, and nobody else.
 

@@ -286,6 +286,12 @@ class ProfileStore:
         """A store of these and ``profiles``, of which the latter are found first where both describe the same."""
         return ProfileStore((*profiles, *self._profiles), device_types=self.device_types, all_reduce=self._all_reduce)
 
+    def on_links(self, all_reduce: Mapping[str, tuple[GroupLink, ...]]) -> "ProfileStore":
+        """These profiles where the devices of a cluster sum over other links; unchanged without a cluster."""
+        if not self._all_reduce:
+            return self
+        return ProfileStore(self._profiles, device_types=self.device_types, all_reduce=all_reduce)
+
     def all_reduce_of(self, device: str) -> tuple[GroupLink, ...]:
         """Bandwidths of the all-reduces of tensor parallelism on ``device``; none where nobody knows them."""
         profiled = (profile.all_reduce for profile in self._profiles if profile.device == device)

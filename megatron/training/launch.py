@@ -26,6 +26,7 @@ from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate_launch
+from hetero.runtime.mcore import forget_groups
 from hetero.runtime.options import StageOptions
 from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
@@ -176,8 +177,9 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
                 detector.tell(error)
             raise
         finally:
-            # It holds the groups: gloo's threads abort a process that ends with one of them alive.
+            # Both hold groups: gloo's threads abort a process that ends with one of them alive.
             detector.transport_error = str
+            forget_groups()
             leave_world(failed=failed)
 
 

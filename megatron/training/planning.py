@@ -29,7 +29,9 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     # OR-Tools and the profiles take a second to load, which the other ranks need not spend.
+    from hetero.cost.model_flops import utilizations  # noqa: PLC0415
     from hetero.data.cost_models import model_costs  # noqa: PLC0415
+    from hetero.planner.certainty import certainty_of  # noqa: PLC0415
     from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.problem import Problem  # noqa: PLC0415
     from hetero.report.tables.planner_result import result_lines  # noqa: PLC0415
@@ -64,7 +66,9 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     result = plan_cluster(problem)
     if planner.out is not None:
         save(result.plan, planner.out)
-    for line in result_lines(result):
+    certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
+    found = utilizations(result.simulation, costs)
+    for line in result_lines(result, certainty, found, "the same launch with --hetero-profile {}".format):
         print(line)
     sys.stdout.flush()
     return result.plan

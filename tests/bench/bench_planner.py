@@ -125,7 +125,7 @@ def main() -> None:
         )
         if args.compare:
             for other in yardsticks(question):
-                found = f"{other.best.step_s / result.simulation.step_s:.3f}x" if other.best else "does not fit"
+                found = f"{other.best.step_s / result.simulation.step_s:.3f}x" if other.best else other.why_none
                 print(f"    {other.name}: {found}", flush=True)
 
 

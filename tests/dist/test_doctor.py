@@ -192,7 +192,12 @@ def test_the_command_on_all_ranks_of_a_launch(tmp_path: Path) -> None:
     save(wanted, tmp_path / "plan.json")
     run = forked(wanted.world_size, ["--plan", str(tmp_path / "plan.json"), "--link-seconds", "5"], script=DOCTOR)
     assert run.returncode == 0, run.stderr + run.stdout
-    for said in (r"ranks +8 on 1 hosts", r"gloo +a sum over 8 ranks", r"channels of the plan +a first message"):
+    for said in (
+        r"ranks +8 on 1 host ",
+        r"\nWhat came of it when the ranks met\n",
+        r"gloo +a sum over 8 ranks",
+        r"channels of the plan +a first message",
+    ):
         assert re.search(said, run.stdout), run.stdout
     assert run.stdout.count("operating system") == 1, "one rank speaks for its host"
 

@@ -95,7 +95,7 @@ PRICE_FAULTS = (
         file="hetero/planner/replica/templates.py",
         find="self.fill_s + (num_microbatches - 1) * self.period_s + self.update_s",
         replace="self.fill_s + (num_microbatches - 2) * self.period_s + self.update_s",
-        hints=("tests/unit/planner/test_constraints.py", "tests/unit/planner/test_plan_cluster.py"),
+        hints=("tests/unit/planner/test_templates.py",),
     ),
     # Planner.
     Fault(

@@ -54,6 +54,14 @@ class ReferenceProfiles:
             self._throughputs[key] = self._fit(device, kind, compute_pass)
         return self._throughputs[key]
 
+    def arithmetic_of(self, device: str) -> Arithmetic:
+        """The number format of the products that are estimated on ``device``.
+
+        Raises:
+            ConfigError: as :meth:`throughput`.
+        """
+        return self._wanted_arithmetic(self._of_one_arithmetic(device)[0])
+
     def update_s_per_parameter(self, device: str) -> tuple[float, Confidence]:
         """Seconds of the update of one parameter: the median over the blocks measured on ``device`` in this precision,
         else :data:`UPDATE_BYTES` over its memory bandwidth.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetero.cost.cost_model import StageConfig
 from hetero.plan.ir import Plan, Ranks, Recompute, Replica, Stage
-from hetero.planner.listed.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES_LISTED, Listing
+from hetero.planner.listed.listed_plans import MICRO_BATCH_SIZES, Listing
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
 from hetero.planner.scoring import EstimatedPlan
@@ -51,7 +51,7 @@ def _grids(problem: Problem, stage_options: StageOptionTable, node_types: Sequen
         if any(node_type.gpus_per_node % tp for node_type in node_types) or tp not in stage_options.legal_tps(tp):
             continue
         groups = [tuple(ranks[i : i + tp]) for i in range(0, len(ranks), tp)]
-        for pp in range(1, min(len(groups), problem.model.num_layers, MOST_STAGES_LISTED) + 1):
+        for pp in range(1, min(len(groups), problem.model.num_layers) + 1):
             if len(groups) % pp:
                 continue
             dp = len(groups) // pp

@@ -20,7 +20,7 @@ MICRO_BATCH_SIZES = (1, 2, 4, 8)
 """Samples per microbatch that listed plans may have. A heuristic."""
 
 MOST_STAGES_LISTED = 32
-"""Stages that listed plans may have. A heuristic."""
+"""Stages that listed plans of unlike pipelines may have. A heuristic."""
 
 Listing = Iterator[EstimatedPlan | None]
 """``None`` stands for what was looked at in vain, so that whoever lists can look at the deadline."""
@@ -33,6 +33,8 @@ def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadlin
         return None
     until = TimeShare.LISTING.of(deadline)
     listed = [each for each in itertools.takewhile(lambda _: not until.is_over(), listing) if each is not None]
+    if until.left_s == 0:
+        deadline.left_something_out = True
     best: ScoredPlan | None = None
     simulated = 0
     most = MOST_SIMULATED if problem.cluster.num_devices <= LARGE_CLUSTER else SIMULATED_IF_LARGE

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetero.planner.deadline import Deadline
 from hetero.planner.listed.grid_plans import every_uniform, whale_plans
-from hetero.planner.listed.listed_plans import best_plan
+from hetero.planner.listed.listed_plans import Listing, best_plan
 from hetero.planner.listed.published_planners import autohet_plans, harp_plans
 from hetero.planner.problem import Problem
 from hetero.planner.replica.stage_options import StageOptionTable
@@ -23,10 +23,19 @@ from hetero.planner.scoring import ScoredPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Yardstick:
-    """A yardstick's best plan; ``None`` if none of its plans fits."""
+    """A yardstick's best plan; ``None`` if none of its plans fits, or if there was no time to find one that does.
+
+    timed_out: the time for it ended before all of its plans were looked at.
+    """
 
     name: str
     best: ScoredPlan | None
+    timed_out: bool = False
+
+    @property
+    def why_none(self) -> str:
+        """What is said in the place of a plan. That none fits is said only if all were looked at."""
+        return "not found in time" if self.timed_out else "does not fit"
 
     @property
     def is_uniform(self) -> bool:
@@ -46,17 +55,21 @@ def yardsticks(problem: Problem, *, limit_s: float = 60.0) -> tuple[Yardstick, .
         "autohet": autohet_plans(problem, stage_options),
         "harp": harp_plans(problem, stage_options),
     }
-    return tuple(
-        Yardstick(name=name, best=best_plan(plans, problem, Deadline(limit_s))) for name, plans in every.items()
-    )
+    return tuple(_yardstick(name, plans, problem, limit_s) for name, plans in every.items())
 
 
-def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick | None:
-    """The fastest uniform plan, on all GPUs or on those of some node types; ``None`` if none fits."""
+def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick:
+    """The fastest uniform plan, on all GPUs or on those of some node types; without a plan if none was found."""
     every = every_uniform(problem, StageOptionTable(problem))
-    found = [Yardstick(name=name, best=best_plan(plans, problem, Deadline(limit_s))) for name, plans in every.items()]
+    found = [_yardstick(name, plans, problem, limit_s) for name, plans in every.items()]
     return min(
         (each for each in found if each.best is not None),
         key=lambda each: each.best.step_s if each.best is not None else 0.0,
-        default=None,
+        default=Yardstick(name="uniform", best=None, timed_out=any(each.timed_out for each in found)),
     )
+
+
+def _yardstick(name: str, plans: Listing, problem: Problem, limit_s: float) -> Yardstick:
+    deadline = Deadline(limit_s)
+    best = best_plan(plans, problem, deadline)
+    return Yardstick(name=name, best=best, timed_out=deadline.left_something_out or deadline.left_s == 0)

@@ -78,19 +78,19 @@ def comparison_drawing(report: Report) -> Drawing:
     bottom = len(compared) * ROW_IN + 0.05
     height_in = bottom + AXIS_IN
     ours_s = report.simulation.step_s
-    longest_s = max(best.step_s for _, best in compared if best is not None)
+    longest_s = max(each.best.step_s for each in compared if each.best is not None)
 
     def draw(canvas: FigureBase) -> None:
         page = axes_in(canvas, height_in, left=0, top=0, width=WIDTH_IN, height=height_in)
         width_in = (WIDTH_IN - NAME_IN - VALUE_IN) / SPARE
         bars = _bar_axes(canvas, (height_in, bottom), left=NAME_IN, most=longest_s, unit="seconds per step, simulated")
-        for i, (name, best) in enumerate(compared):
+        for i, each in enumerate(compared):
             middle = (i + 0.5) * ROW_IN
             weight = "bold" if i == 0 else "normal"
-            text = fitting([name], room_in=NAME_IN - 0.1, size_pt=8)
+            text = fitting([each.name], room_in=NAME_IN - 0.1, size_pt=8)
             page.text(NAME_IN - 0.1, middle, text, ha="right", va="center", fontsize=8, weight=weight)
-            if best is None:
-                page.text(NAME_IN + 0.05, middle, "does not fit", va="center", color=QUIET, fontsize=8)
+            if (best := each.best) is None:
+                page.text(NAME_IN + 0.05, middle, each.why_none, va="center", color=QUIET, fontsize=8)
                 continue
             corner = 0.0, middle - 0.3 * ROW_IN
             bars.add_patch(Rectangle(corner, best.step_s, 0.6 * ROW_IN, facecolor=OURS if i == 0 else THEIRS))

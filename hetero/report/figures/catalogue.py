@@ -12,6 +12,7 @@ from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting, re
 from hetero.report.figures.cluster import cluster_drawing
 from hetero.report.figures.colours import QUIET
 from hetero.report.figures.timeline import timeline_drawing
+from hetero.report.plan_wording import range_of
 
 DRAWINGS: Mapping[FigureName, Callable[[Report], Drawing]] = MappingProxyType(
     {
@@ -46,8 +47,9 @@ def headline_drawing(report: Report) -> Drawing:
         title = fitting([f"{report.model_name} on {report.cluster_name}"], room_in=WIDTH_IN - 0.1, size_pt=12)
         axes.text(0.02, 0.2, title, va="center", fontsize=12, weight="bold")
         facts = (
-            f"{simulation.step_s:.4g} s per step of {report.plan.global_batch_size} samples, "
-            f"{simulation.samples_per_s:.4g} samples/s; simulated, not measured"
+            f"{simulation.step_s:.4g} s ({range_of(report.certainty.step)}) per step of "
+            f"{report.plan.global_batch_size} samples, {simulation.samples_per_s:.4g} samples/s; "
+            "simulated, not measured"
         )
         axes.text(0.02, 0.43, facts, va="center", color=QUIET)
 

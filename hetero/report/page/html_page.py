@@ -10,9 +10,11 @@ from markupsafe import Markup
 
 from hetero.cost.capacity import memory_error
 from hetero.cost.layers.confidence import Confidence
+from hetero.cost.measured_utilization import utilization_warnings
+from hetero.cost.model_flops import overall_mfu
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Stage
-from hetero.planner.scoring import ScoredPlan
+from hetero.planner.reference.yardsticks import Yardstick
 from hetero.report.content import DeviceRow, Execution, Report, named
 from hetero.report.figure_names import FigureName
 from hetero.report.figures.canvas import inline_svg
@@ -27,9 +29,11 @@ from hetero.report.plan_wording import (
     held_by,
     in_turns,
     orders_of,
+    range_of,
     recompute_of,
     shape_of,
 )
+from hetero.report.tables.certainty import narrows, rival_in_words, utilization_in_words
 from hetero.report.tables.prediction import UNKNOWN, fullest
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
@@ -73,13 +77,17 @@ def html_page(report: Report) -> str:
         rows=[_row(report, row) for row in rows],
         rows_left_out=len(report.rows) - len(rows),
         shares=[(name, colour) for name, _, colour in SHARES],
-        compared=[_compared(report, name, best) for name, best in report.compared],
+        compared=[_compared(report, each) for each in report.compared],
         executions=[_executed(report, execution) for execution in report.executions],
         idle=number_ranges(report.plan.idle_ranks) or "none",
         sums=gradient_sync_of(report.plan),
         orders=orders_of(report.plan),
         layer_kinds=LAYER_KINDS,
         bases=list(_bases(report)),
+        rivals=[rival_in_words(rival) for rival in report.certainty.rivals],
+        measurements=[narrows(each, report.certainty.step) for each in report.certainty.measurements],
+        range=range_of(report.certainty.step),
+        has_uncertain=any(not rival.is_certain for rival in report.rivals),
         origin=_origin(report),
         plan_format=report.plan.format_version,
         report_format=REPORT_FORMAT,
@@ -106,7 +114,8 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
     yield {
         "name": "Time of a step",
         "value": _seconds(simulation.step_s),
-        "note": f"{plan.global_batch_size:,} samples; devices compute nothing for {simulation.bubble_share:.1%} of it",
+        "note": f"{plan.global_batch_size:,} samples; nine of ten such steps take {range_of(report.certainty.step)} s; "
+        f"devices compute nothing for {simulation.bubble_share:.1%} of it",
     }
     yield {
         "name": "Throughput",
@@ -114,7 +123,7 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         "note": f"tokens per second, or {_rate(simulation.samples_per_s)} samples per second",
     }
     if (best := report.best_uniform()) is not None:
-        every = next((each for name, each in report.compared if name == "uniform"), None)
+        every = next((each.best for each in report.compared if each.name == "uniform"), None)
         of_all = "; over all GPUs none fits"
         if every is not None:
             of_all = f"; {every.step_s / simulation.step_s:.2f} × over all GPUs" if every is not best[1] else ""
@@ -142,6 +151,9 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
                 f"{result.num_templates:,} templates below {_seconds(result.bound_s)}{ending}"
             )
         yield {"name": "Bound of the search", "value": f"gap {result.gap:.1%}", "note": note}
+    if report.utilizations:
+        each = "; ".join(utilization_in_words(products, one) for products, one in report.utilizations.items())
+        yield {"name": "Model FLOPs utilization", "value": f"{overall_mfu(report.utilizations):.1%}", "note": each}
     full = fullest(report.memory, plan, report.cluster)
     working = plan.world_size - len(plan.idle_ranks)
     replicas = f"{len(plan.replicas):,} replica{'s' if len(plan.replicas) > 1 else ''}"
@@ -155,8 +167,9 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
 
 
 def _warning(report: Report) -> str:
+    said = [_rests_on(report), *(f"{warning}." for warning in utilization_warnings(report.utilizations))]
     short = memory_error(report.plan, report.cluster, report.costs, report.memory)
-    return f"{_rests_on(report)} This plan cannot run as it is: {short}." if short is not None else _rests_on(report)
+    return " ".join([*said, *([f"This plan cannot run as it is: {short}."] if short is not None else [])])
 
 
 def _rests_on(report: Report) -> str:
@@ -237,15 +250,16 @@ def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
     }
 
 
-def _compared(report: Report, name: str, best: ScoredPlan | None) -> dict[str, Any]:
-    if best is None:
-        return {"name": name, "fits": False}
+def _compared(report: Report, yardstick: Yardstick) -> dict[str, Any]:
+    if (best := yardstick.best) is None:
+        return {"name": yardstick.name, "why_none": yardstick.why_none}
+    uncertain = {rival.name for rival in report.rivals if not rival.is_certain}
     return {
-        "name": name,
-        "fits": True,
+        "name": yardstick.name,
+        "why_none": "",
         "step": f"{best.step_s:.4g}",
         "samples": _rate(best.simulation.samples_per_s),
-        "times": f"{best.step_s / report.simulation.step_s:.2f} ×",
+        "times": f"{best.step_s / report.simulation.step_s:.2f} ×{' ?' if yardstick.name in uncertain else ''}",
         "bubble": f"{best.simulation.bubble_share:.0%}",
         "memory": fullest(best.memory, best.plan, report.cluster),
         "idle": len(best.plan.idle_ranks),

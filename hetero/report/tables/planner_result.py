@@ -1,27 +1,38 @@
 """What the planner knows about its plan, in words, and beside other planners' plans."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
 
+from hetero.cost.model_flops import Products, Utilization
+from hetero.planner.certainty import Certainty, Rival
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
-from hetero.report.plan_wording import shape_of
+from hetero.report.plan_wording import range_of, shape_of
+from hetero.report.tables.certainty import CommandOf, certainty_lines, utilization_lines
 from hetero.report.tables.prediction import fullest
 from hetero.spec.cluster import ClusterSpec
 
 
-def result_lines(result: PlanResult) -> Iterator[str]:
-    """What is known about a planner's answer, in words."""
+def result_lines(
+    result: PlanResult, certainty: Certainty, utilizations: Mapping[Products, Utilization], command_of: CommandOf
+) -> Iterator[str]:
+    """What is known about a planner's answer, in words.
+
+    command_of: the command line that plans again with one profile more.
+    """
     simulation = result.simulation
     yield (
-        f"predicted: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s, "
-        f"{simulation.tokens_per_s:.4g} tokens/s; bubble {simulation.bubble_share:.1%}"
+        f"predicted: {simulation.step_s:.4g} s per step ({range_of(certainty.step)}), "
+        f"{simulation.samples_per_s:.4g} samples/s, {simulation.tokens_per_s:.4g} tokens/s; "
+        f"bubble {simulation.bubble_share:.1%}"
     )
+    yield from utilization_lines(utilizations)
     if simulation.confidence.is_estimate:
         confidence = simulation.confidence.name.lower().replace("_", " ")
         yield f"this rests on estimates ({confidence}): some layers were not measured on these devices"
+    yield from certainty_lines(certainty, command_of)
     if result.score is None:
         yield f"the search found nothing in its time: the plan is the best of those made first (gap {result.gap:.1%})"
     else:
@@ -36,8 +47,13 @@ def result_lines(result: PlanResult) -> Iterator[str]:
     yield f"planned in {result.planning_s:.1f} s{ending}"
 
 
-def comparison_table(result: PlanResult, others: Sequence[Yardstick], cluster: ClusterSpec) -> Table:
-    """The planner's plan beside the yardsticks', all by the same simulator and the same memory check."""
+def comparison_table(
+    result: PlanResult, others: Sequence[Yardstick], cluster: ClusterSpec, rivals: Sequence[Rival]
+) -> Table:
+    """The planner's plan beside the yardsticks', all by the same simulator and the same memory check.
+
+    rivals: how the plan stands against the yardsticks, by their names; a question mark is for what is not certain.
+    """
     table = Table(
         title="The same cluster, planned in other manners", title_justify="left", box=box.SQUARE, show_lines=False
     )
@@ -45,16 +61,17 @@ def comparison_table(result: PlanResult, others: Sequence[Yardstick], cluster: C
     for header in ("s per step", "samples/s", "this is\nfaster by", "bubble", "memory\npeak", "idle\nGPUs"):
         table.add_column(header, justify="right")
     table.add_column("replicas of stages")
-    ours = result.scored
-    for name, each in [("this planner", ours), *((other.name, other.best) for other in others)]:
-        if each is None:
-            table.add_row(name, "does not fit", *[""] * 6)
+    ours = Yardstick(name="this planner", best=result.scored)
+    uncertain = {rival.name for rival in rivals if not rival.is_certain}
+    for other in (ours, *others):
+        if (each := other.best) is None:
+            table.add_row(other.name, other.why_none, *[""] * 6)
             continue
         table.add_row(
-            name,
+            other.name,
             f"{each.step_s:.4g}",
             f"{each.simulation.samples_per_s:.4g}",
-            f"{each.step_s / result.simulation.step_s:.2f}x",
+            f"{each.step_s / result.simulation.step_s:.2f}x{' ?' if other.name in uncertain else ''}",
             f"{each.simulation.bubble_share:.0%}",
             fullest(each.memory, each.plan, cluster),
             str(len(each.plan.idle_ranks)),

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from hetero.cost.capacity import capacity_bytes
 from hetero.cost.memory import PlanMemory, device_memory
+from hetero.cost.prediction_range import StepRange
 from hetero.cost.simulation.simulator import Simulation
 from hetero.plan.ir import Plan
 from hetero.report.plan_wording import (
@@ -14,6 +15,7 @@ from hetero.report.plan_wording import (
     device_of,
     held_by,
     in_turns,
+    range_of,
     recompute_of,
     title_of,
 )
@@ -24,11 +26,14 @@ from hetero.units import GIB
 UNKNOWN = "?"
 
 
-def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: ClusterSpec) -> Table:
+def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: ClusterSpec, step: StepRange) -> Table:
     """One row per device group of every sort of replica: where its step goes, and what its devices hold at the peak."""
     plan = simulation.plan
     table = Table(
-        title=f"{title_of(plan)}: {simulation.step_s:.4g} s per step, {simulation.samples_per_s:.4g} samples/s",
+        title=(
+            f"{title_of(plan)}: {simulation.step_s:.4g} s per step ({range_of(step)}), "
+            f"{simulation.samples_per_s:.4g} samples/s"
+        ),
         title_justify="left",
         caption=caption_of(plan),
         caption_justify="left",

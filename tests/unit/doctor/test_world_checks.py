@@ -100,9 +100,9 @@ def test_a_link_that_is_slower_than_others_of_its_kind_is_named() -> None:
     (slow,) = [finding for finding in check_links(links) if finding.severity != "ok"]
     assert slow.severity == "warning"
     assert "ranks 2 and 3: 12 GB/s, the median is 200" in slow.found
-    assert [each.subject for each in check_links(links) if each.severity == "ok"] == [
-        "links inside a host",
-        "links between hosts",
+    assert [(each.subject, each.found) for each in check_links(links) if each.severity == "ok"] == [
+        ("links inside a host", "12 to 200 GB/s, 20 us"),
+        ("links between hosts", "11 to 12 GB/s, 20 us"),
     ]
 
 

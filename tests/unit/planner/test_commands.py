@@ -1,8 +1,10 @@
 """``hetero plan`` and ``hetero simulate`` as a user runs them."""
 
 import dataclasses
+import functools
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
+from hetero.planner.reference.yardsticks import best_uniform
 from hetero.serialization import load, save
 from hetero.spec.model_import import load_model
 from hetero.spec.parameters import parameters
@@ -140,6 +143,106 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     assert said[1] in outputs[1].read_text(encoding="utf-8")
 
 
+def test_a_step_is_told_with_its_range_and_mfu(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the planner and by the simulator alike, in the table and in words."""
+    assert run(files, "--out", str(files / "plan.json"), "--precision", "fp16") == 0
+    planned = capsys.readouterr().out
+    simulate = ["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml")]
+    assert main(simulate) == 0
+    simulated = capsys.readouterr().out
+    ranges = []
+    for printed in (planned, simulated):
+        titled = re.search(r"([\d.]+) s per step \(([\d.]+) to ([\d.]+)\), [\d.]+ samples/s", " ".join(printed.split()))
+        assert titled is not None
+        ranges.append([float(each) for each in titled.groups()])
+        low, step, high = ranges[-1][1], ranges[-1][0], ranges[-1][2]
+        assert low < step < high
+        assert f"nine of ten such steps take {titled[2]} to {titled[3]} s" in printed
+        assert re.search(r"MFU [\d.]+%: ", printed)
+        assert "in fp16" in printed
+        assert "what would narrow the range most:" in printed
+    assert ranges[0] == ranges[1]
+    assert "against a uniform plan: " in planned or "against the next best plan" in planned
+    for command in re.findall(r"^     (hetero .*)$", planned + simulated, re.MULTILINE):
+        assert shlex.split(command)[1] in ("plan", "simulate")
+        assert shlex.split(command)[-2] == "--profile"
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "limit_s", "told", "not_told"),
+    [
+        (1000, 2.0, "the model does not fit: ", "time ran out"),
+        (6, 1e-9, "time ran out: no plan was found within", "does not fit:"),
+    ],
+)
+def test_what_does_not_fit_and_what_was_not_found_are_told_apart(
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    num_layers: int,
+    limit_s: float,
+    told: str,
+    not_told: str,
+) -> None:
+    """Either ends with an exit status of its own kind, one line, and no plan in the file."""
+
+    def planned(problem: Problem, **options: Any) -> PlanResult:
+        return plan_cluster(problem, deadline=Deadline(limit_s, CountedWork()), **options)
+
+    monkeypatch.setattr("hetero.commands.plan.plan_cluster", planned)
+    text = MODEL.replace("num_layers: 24", f"num_layers: {num_layers}")
+    (files / "model.yaml").write_text(text, encoding="utf-8")
+    assert run(files, "--out", str(files / "plan.json")) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"hetero: planner: {told}")
+    assert not_told not in line
+    assert captured.out == ""
+    assert not (files / "plan.json").exists()
+
+
+def test_a_uniform_plan_that_was_not_found_in_time_is_not_said_not_to_fit(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = functools.partial(best_uniform, limit_s=1e-9)
+    monkeypatch.setattr("hetero.commands.plan.best_uniform", late)
+    assert run(files, "--uniform-out", str(files / "uniform.json")) == 2
+    assert "time ran out before a uniform plan was found, which does not mean that none fits" in capsys.readouterr().err
+
+
+def test_what_to_type_plans_the_same(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that is printed is the one that was typed, with a profile more."""
+    typed = ["--seq-length", "512", "--precision", "fp16", "--no-interleave", "--use-distributed-optimizer"]
+    assert run(files, *typed) == 0
+    command = next(line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("     hetero plan"))
+    words = shlex.split(command)
+    assert words[:2] == ["hetero", "plan"]
+    for each in (*typed, "--global-batch-size", "16", str(files / "cluster.yaml"), str(files / "model.yaml")):
+        assert each in words
+    profile = words[words.index("--profile") + 1]
+    assert profile in ("a100-40.json", "v100-16.json")
+    assert main(words[1:]) == 2
+    assert profile in capsys.readouterr().err, "nobody has measured it yet"
+
+
+def test_json_has_what_the_tables_have(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And stdout nothing else, so that a program can read it."""
+    assert run(files, "--out", str(files / "plan.json"), "--precision", "fp16", "--json") == 0
+    captured = capsys.readouterr()
+    planned = json.loads(captured.out)
+    assert "planned in" in captured.err
+    assert main(["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml"), "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert planned["step_low_s"] < planned["step_s"] < planned["step_high_s"]
+    assert planned["rivals"]
+    assert planned["measurements"]
+    assert all(each["step_low_s"] >= planned["step_low_s"] for each in planned["measurements"])
+    assert 0 < planned["mfu"] < 1
+    assert {each["device"] for each in planned["memory"]} <= {"A100-40", "V100-16"}
+    same = set(planned) - {"rivals", "measurements"}
+    assert {name: planned[name] for name in same} == {name: simulated[name] for name in same}
+
+
 @pytest.mark.parametrize(
     ("length", "message"),
     [
@@ -161,12 +264,11 @@ def test_a_plan_says_what_a_launch_has_to_drop(files: Path, flags: list[str], pl
     assert run(files, "--out", str(files / "plan.json"), *given) == 0
     plan = load(Plan, files / "plan.json")
     assert (plan.hidden_dropout, plan.attention_dropout) == planned
-    undropped = plan_memory(plan, memory_costs(dataclasses.replace(plan, hidden_dropout=0.0)))
-    more = {
-        key: parts.activations - undropped[key].activations
-        for key, parts in plan_memory(plan, memory_costs(plan)).items()
-    }
-    assert all(extra > 0 for extra in more.values()) == (planned[0] > 0)
+    counted, without = (
+        plan_memory(each, memory_costs(each))[0, 0].activations
+        for each in (plan, dataclasses.replace(plan, hidden_dropout=0.0, attention_dropout=0.0))
+    )
+    assert counted > without, "at least of the embedding"
 
 
 @pytest.mark.parametrize("share", ["1", "-0.1", "nan", "much"])

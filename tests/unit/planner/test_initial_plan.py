@@ -17,14 +17,14 @@ from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import LOOK_S, CountedWork, Deadline, Timer, WallTime
-from hetero.planner.initial_plan import initial_plan
+from hetero.planner.initial_plan import InitialPlans, initial_plans
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.exhaustive import exhaustive_best
 from hetero.planner.replica.feasibility import check_model_fits
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
-from hetero.planner.scoring import ScoredPlan, scoring_s
+from hetero.planner.scoring import scoring_s
 from hetero.planner.time_shares import TimeShare
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -49,9 +49,9 @@ def check(question: Problem, plan: Plan) -> None:
 
 def first(question: Problem) -> Plan | None:
     """What there is once there is anything."""
-    found = initial_plan(
+    found = initial_plans(
         question, StageOptionTable(question), SyncTiers(question), Deadline(100.0), enough=Deadline(0.1)
-    )
+    ).best
     return found.plan if found is not None else None
 
 
@@ -185,12 +185,12 @@ def without_search(question: Problem, monkeypatch: pytest.MonkeyPatch) -> PlanRe
         deadline: Deadline,
         *,
         enough: Deadline,
-    ) -> ScoredPlan | None:
-        found = initial_plan(problem, stage_options, sync_tiers, deadline, enough=enough)
+    ) -> InitialPlans:
+        found = initial_plans(problem, stage_options, sync_tiers, deadline, enough=enough)
         deadline.limit_s = 0.0
         return found
 
-    monkeypatch.setattr("hetero.planner.plan_cluster.initial_plan", and_time_is_over)
+    monkeypatch.setattr("hetero.planner.plan_cluster.initial_plans", and_time_is_over)
     return planned(question)
 
 
@@ -237,7 +237,7 @@ def test_four_thousand_devices_have_an_initial_plan_after_one_simulation(simulat
     question = problem(load(ClusterSpec, LARGE), OPT_350M, 16384)
     deadline = Deadline(0.5, CountedWork())
     enough = TimeShare.INITIAL_PLAN.of(deadline)
-    found = initial_plan(question, StageOptionTable(question), SyncTiers(question), deadline, enough=enough)
+    found = initial_plans(question, StageOptionTable(question), SyncTiers(question), deadline, enough=enough).best
     assert found is not None
     assert len(simulated_s) == 1
     assert 0.25 < simulated_s[0] < 0.5 < simulated_s[0] + 100 * LOOK_S

@@ -4,9 +4,12 @@ import dataclasses
 from typing import Any
 
 from hetero.cost.memory import plan_memory
+from hetero.cost.network import Topology
+from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Replica
+from hetero.planner.certainty import certainty_of
 from hetero.planner.cover.cover import CoverScore
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
@@ -39,13 +42,15 @@ def cluster(*node_types: tuple[str, str, int, int] | tuple[str, str, int, int, s
 def report_of(spec: ClusterSpec, replicas: list[Replica], *, idle: tuple[int, ...] = (), **overrides: Any) -> Report:
     planned = plan(MODEL, replicas, idle_ranks=idle)
     costs = model_costs(MODEL, seq_length=16, precision="fp32", data_sheets=True)
+    simulation = simulate(planned, spec, costs)
     parts = {
         "model_name": "small",
         "cluster_name": "room",
         "cluster": spec,
         "costs": costs,
-        "simulation": simulate(planned, spec, costs),
+        "simulation": simulation,
         "memory": plan_memory(planned, costs),
+        "certainty": certainty_of(simulation, Topology(spec), costs),
     }
     return Report(**{**parts, **overrides})
 
@@ -159,14 +164,17 @@ def many_sorts_report() -> Report:
 
 def cpu_report() -> Report:
     """Two stages on the host's processor, whose memory nobody states."""
-    costs = cost_model(MODEL, [profile(MODEL, device="cpu", micro_batch_sizes=(1, 2))])
+    as_profiled = dataclasses.replace(HETERO, implementation=None)
+    costs = cost_model(MODEL, [profile(MODEL, device="cpu", micro_batch_sizes=(1, 2))], runtime=as_profiled)
     spec = cluster(("laptop", "cpu", 2, 1))
     planned = plan(MODEL, [replica(stage(layers=(0, 4), ranks=(0,)), stage(layers=(4, 6), ranks=(1,)))])
+    simulation = simulate(planned, spec, costs)
     return Report(
         model_name="small",
         cluster_name="laptop",
         cluster=spec,
         costs=costs,
-        simulation=simulate(planned, spec, costs),
+        simulation=simulation,
         memory=plan_memory(planned, costs),
+        certainty=certainty_of(simulation, Topology(spec), costs),
     )

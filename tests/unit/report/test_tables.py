@@ -181,7 +181,7 @@ def test_more_layers_than_columns() -> None:
 
 def test_predictions_are_told_by_device_group() -> None:
     report = interleaved_report()
-    table = prediction_table(report.simulation, report.memory, report.cluster)
+    table = prediction_table(report.simulation, report.memory, report.cluster, report.certainty.step)
     cells = rows(table)
     assert [row[2:5] for row in cells] == [
         ["0,2", "emb + 0-1 | 3-4", "A100-40"],

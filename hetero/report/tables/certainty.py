@@ -1,0 +1,70 @@
+"""How far a prediction may be off, in words: its range, its order among other plans, what to measure, and MFU."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from hetero.cost.measured_utilization import utilization_warnings
+from hetero.cost.model_flops import Products, Utilization, overall_mfu
+from hetero.cost.prediction_range import StepRange
+from hetero.planner.certainty import Certainty, Measurement, Rival
+from hetero.report.plan_wording import range_of
+from hetero.units import TERA
+
+LINKS_COMMAND = (
+    "torchrun --nnodes NODES --node-rank RANK --nproc-per-node gpu --master-addr HOST --master-port 29500 "
+    "-m hetero doctor --link-seconds 60"
+)
+"""What measures links, on every node."""
+
+CommandOf = Callable[[str], str]
+"""The command that takes a profile, by the name of its file."""
+
+
+def certainty_lines(certainty: Certainty, command_of: CommandOf) -> Iterator[str]:
+    """The range, how the plan stands against others, and the measurements that would narrow the range most."""
+    yield f"nine of ten such steps take {range_of(certainty.step)} s"
+    for rival in certainty.rivals:
+        yield rival_in_words(rival)
+    if certainty.measurements:
+        yield "what would narrow the range most:"
+    for number, measurement in enumerate(certainty.measurements, start=1):
+        yield f"  {number}. {narrows(measurement, certainty.step)}"
+        yield f"     {command_for(measurement, command_of)}"
+
+
+def rival_in_words(rival: Rival) -> str:
+    """How the plan stands against another one, and whether that is certain."""
+    said = f"against {rival.name}: {rival.ratio:.3f}x"
+    if rival.is_certain:
+        return f"{said}, certain from {rival.certain_from:.3f}x on"
+    return f"{said}, which cannot be told apart below {rival.certain_from:.3f}x: run both, or measure"
+
+
+def narrows(measurement: Measurement, step: StepRange) -> str:
+    """What to measure, and what becomes of the range."""
+    return f"{measurement.what}: {range_of(step)} s becomes {range_of(measurement.settled)} s"
+
+
+def command_for(measurement: Measurement, command_of: CommandOf) -> str:
+    """What to type: links are measured by it, and a profile of layers is taken."""
+    if measurement.device is None:
+        return LINKS_COMMAND
+    return command_of(f"{measurement.device.lower()}.json")
+
+
+def utilization_lines(found: Mapping[Products, Utilization]) -> Iterator[str]:
+    """MFU of every device type, and warnings where nobody has measured the like."""
+    if found:
+        each = "; ".join(utilization_in_words(products, one) for products, one in found.items())
+        yield f"MFU {overall_mfu(found):.1%}: {each}"
+    for warning in utilization_warnings(found):
+        yield f"warning: {warning}"
+
+
+def utilization_in_words(products: Products, found: Utilization) -> str:
+    """``A100-40 41.2% of 156 TFLOP/s in tf32, 45 to 52% while computing``."""
+    low, high = (f"{share:.0%}" for share in found.computing)
+    computing = high if low == high else f"{low.removesuffix('%')} to {high}"
+    return (
+        f"{products.device} {found.mfu:.1%} of {found.peak_flops_per_s / TERA:.4g} TFLOP/s in {products.arithmetic}, "
+        f"{computing} while computing"
+    )
