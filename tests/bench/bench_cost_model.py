@@ -132,22 +132,30 @@ def stages_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def estimate_errors(profile: Profile, store: ProfileStore, kind: LayerKind, *, data_sheets: bool) -> list[float]:
-    """Relative errors of forward + backward of every measured time of ``profile``, estimated from ``store``."""
-    costs = CostModel(
-        model=published_model(next(key for key, (name, _, _) in MODELS.items() if name == profile.model)),
-        seq_length=profile.seq_length,
-        precision=profile.precision,
-        profiles=store,
-        arithmetic=profile.arithmetic,
-        data_sheets=data_sheets,
-        runtime=dataclasses.replace(HETERO, implementation=profile.implementation),
+    """Relative errors of forward + backward in a step of every measured time of ``profile``, estimated from ``store``.
+
+    What is estimated is the layer that was measured, in a machine whose links are known.
+    """
+    estimated, measured = (
+        CostModel(
+            model=published_model(next(key for key, (name, _, _) in MODELS.items() if name == profile.model)),
+            seq_length=profile.seq_length,
+            precision=profile.precision,
+            profiles=ProfileStore(profiles, all_reduce={profile.device: profile.all_reduce}),
+            arithmetic=profile.arithmetic,
+            data_sheets=data_sheets,
+            runtime=dataclasses.replace(HETERO, implementation=profile.implementation),
+        )
+        for profiles in (store, [profile])
     )
     errors = []
     for time in profile.times:
         if time.kind == kind:
-            cost = costs.layer(kind, device=profile.device, tp=time.tp, micro_batch_size=time.micro_batch_size)
-            measured_s = time.forward_s + time.backward_s - 2 * profile.isolation_s
-            errors.append((cost.forward_s + cost.backward_s) / measured_s - 1)
+            ours, theirs = (
+                costs.layer(kind, device=profile.device, tp=time.tp, micro_batch_size=time.micro_batch_size)
+                for costs in (estimated, measured)
+            )
+            errors.append((ours.forward_s + ours.backward_s) / (theirs.forward_s + theirs.backward_s) - 1)
     return errors
 
 

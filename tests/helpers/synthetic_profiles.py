@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hetero.cost.cost_model import CostModel
+from hetero.cost.runtime_model import HETERO_LAYERS
 from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LayerShape, LayerTime, Profile, ProfileStore, Provenance, UpdateTime
@@ -23,7 +24,8 @@ def profile(
     micro_batch_sizes: Sequence[int] = (1, 2, 4),
     **overrides: Any,
 ) -> Profile:
-    """A layer takes (forward, backward) seconds per sample, over tp; embedding and head take ``ends_s``."""
+    """Of the layers that our runtime runs: each takes (forward, backward) seconds per sample, over tp; embedding and
+    head take ``ends_s``."""
     return Profile(
         **{
             "device": device,
@@ -32,6 +34,7 @@ def profile(
             "seq_length": 16,
             "precision": "fp32",
             "arithmetic": "fp32",
+            "implementation": HETERO_LAYERS,
             "provenance": PROVENANCE,
             "times": tuple(
                 LayerTime(

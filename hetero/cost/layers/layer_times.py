@@ -87,12 +87,15 @@ class LayerTimes:
         self._references = references
         self._implementation = implementation
         self._known: dict[tuple[ModuleKind, LayerPlacement], LayerCost] = {}
+        self._profiles: dict[str, Profile | None] = {}
 
     def profile_of(self, device: str) -> Profile | None:
         """The profile of exactly these blocks on ``device``, if there is one."""
-        return self._references.profiles.find(
-            self._shape, device=device, seq_length=self._seq_length, precision=self._precision
-        )
+        if device not in self._profiles:
+            self._profiles[device] = self._references.profiles.find(
+                self._shape, device=device, seq_length=self._seq_length, precision=self._precision
+            )
+        return self._profiles[device]
 
     def work(self, kind: ModuleKind, *, tp: int, micro_batch_size: int) -> Work:
         """Operations and bytes of one forward of a layer."""

@@ -1,4 +1,4 @@
-"""Counts the work of a layer from its shape alone: operations, bytes and collectives.
+"""Counts the work of a layer from its shape alone: operations and bytes.
 
 b samples of s tokens with e bytes per element, hidden size h, q and kv channels of queries and of keys, ffn size f
 (g projections up to it: 2 if gated, else 1), vocabulary v, tensor parallelism tp. One forward of one microbatch on
@@ -7,15 +7,13 @@ one rank (arXiv 2104.04473, appendix; arXiv 2205.05198, section 4):
     attention  operations  2 s b (h (q + 2 kv) + q h) / tp + 4 s^2 b q / tp
                score bytes e heads s^2 b / tp                         written and read several times, unless fused
                row bytes   e s b (2 h + (2 q + 2 kv) / tp)            norm, residual, biases
-               collectives 1 all-reduce of e s b h
     mlp        operations  2 s b (g + 1) h f / tp
                row bytes   e s b (2 h + g f / tp)                     norm, residual, biases, activation
-               collectives 1 all-reduce of e s b h
     block      attention and mlp
-    embedding  row bytes e s b h, 1 all-reduce of the same
+    embedding  row bytes e s b h
     head       operations 2 s b h v / tp, logit bytes e s b v / tp, row bytes 4 e s b h
 
-A backward is twice the operations and the same collectives.
+A backward is twice the operations.
 """
 
 from dataclasses import dataclass
@@ -31,15 +29,12 @@ class Work:
     operations: floating-point operations of matrix products; ``attention_operations`` of them between the scores.
     score_bytes: of one copy of the attention scores, or of the logits.
     row_bytes: of everything else that is read and written once per token.
-    all_reduce_bytes: reduced by one collective, of which there are ``num_all_reduces``.
     """
 
     operations: float
     attention_operations: float
     score_bytes: float
     row_bytes: float
-    all_reduce_bytes: int
-    num_all_reduces: int
 
 
 def layer_work(
@@ -67,8 +62,6 @@ def _block(shape: LayerShape, tp: int, samples: int, seq_length: int, element_by
         attention_operations=attention.attention_operations,
         score_bytes=attention.score_bytes,
         row_bytes=attention.row_bytes + mlp.row_bytes,
-        all_reduce_bytes=attention.all_reduce_bytes,
-        num_all_reduces=attention.num_all_reduces + mlp.num_all_reduces,
     )
 
 
@@ -82,8 +75,6 @@ def _attention(shape: LayerShape, tp: int, samples: int, seq_length: int, elemen
         attention_operations=scores,
         score_bytes=element_bytes * shape.heads * seq_length * tokens / tp,
         row_bytes=element_bytes * tokens * (2 * shape.hidden + (2 * q + 2 * kv) / tp),
-        all_reduce_bytes=element_bytes * tokens * shape.hidden,
-        num_all_reduces=1 if tp > 1 else 0,
     )
 
 
@@ -96,8 +87,6 @@ def _mlp(shape: LayerShape, tp: int, samples: int, seq_length: int, element_byte
         attention_operations=0.0,
         score_bytes=0.0,
         row_bytes=element_bytes * tokens * (2 * shape.hidden + experts * up * shape.ffn / tp),
-        all_reduce_bytes=element_bytes * tokens * shape.hidden,
-        num_all_reduces=1 if tp > 1 else 0,
     )
 
 
@@ -108,8 +97,6 @@ def _embedding(shape: LayerShape, tp: int, samples: int, seq_length: int, elemen
         attention_operations=0.0,
         score_bytes=0.0,
         row_bytes=row_bytes,
-        all_reduce_bytes=row_bytes,
-        num_all_reduces=1 if tp > 1 else 0,
     )
 
 
@@ -120,8 +107,6 @@ def _head(shape: LayerShape, tp: int, samples: int, seq_length: int, element_byt
         attention_operations=0.0,
         score_bytes=element_bytes * tokens * shape.vocabulary / tp,
         row_bytes=4 * element_bytes * tokens * shape.hidden,
-        all_reduce_bytes=0,
-        num_all_reduces=0,
     )
 
 

@@ -13,7 +13,8 @@ from hetero.errors import ConfigError
 from hetero.serialization import save
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
-from tests.helpers.synthetic_profiles import profile
+from tests.helpers.published_runs import opt350m
+from tests.helpers.synthetic_profiles import nodes, profile
 
 MODEL = gpt2_model(num_layers=2)
 
@@ -48,3 +49,18 @@ def test_a_plan_says_what_its_costs_are_of() -> None:
     for stated in (0.0, 0.3):
         drops = dataclasses.replace(made, hidden_dropout=stated, attention_dropout=0.0)
         assert {each.runtime.drops for each in (plan_costs(drops), memory_costs(drops))} == {stated > 0}
+
+
+def test_the_cluster_says_what_carries_collectives() -> None:
+    """A plan alone says nothing of links: then those that the profiles were made with count. On slow ones a block takes
+    longer by about two all-reduces of its rows over two ranks; the fit has its own multiple of them."""
+    model = opt350m.published_model("OPT-350")
+    one = stage(layers=(0, 24), ranks=(0, 1), tp=2, device="A100-40")
+    made = plan(model, [replica(one)], seq_length=2048, precision="fp32")
+    slow = nodes(1, gpus_per_node=2, gb_per_s=0.1)
+    seconds = [
+        costs.layer("block", device="A100-40", tp=2, micro_batch_size=1).forward_s
+        for costs in (plan_costs(made), plan_costs(made, slow))
+    ]
+    rows = 4 * 2048 * 1024
+    assert seconds[1] - seconds[0] == pytest.approx(2 * rows / 0.1e9, rel=0.2)

@@ -88,7 +88,7 @@ def run(described: Plan, **runtime: object) -> Simulation:
     costs = cost_model(
         described.model,
         [profile(described.model, block_s=(1.0, 2.0))],
-        runtime=dataclasses.replace(HETERO, sync_host_gb_per_s=1e9, **runtime),
+        runtime=dataclasses.replace(HETERO, **runtime),
     )
     return simulate(described, nodes(described.world_size, gb_per_s=1e9), costs)
 

@@ -1,16 +1,40 @@
 """Seconds of layers: measured where profiles reach, marked where they do not."""
 
+import dataclasses
+import math
+from typing import Any
+
 import pytest
 
+from hetero.cost.cost_model import CostModel
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.layers.layer_times import interpolate
+from hetero.cost.layers.kernels import Kernels
+from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig
+from hetero.cost.layers.layer_times import PASSES, interpolate
+from hetero.cost.layers.stage_modules import ModuleKind
+from hetero.cost.layers.throughput_fit import fit, measured_config
 from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
+from hetero.cost.runtime_model import HETERO, HETERO_LAYERS
 from hetero.errors import ConfigError
-from hetero.spec.profile import LayerMemory, LayerTime
+from hetero.spec.cluster import GroupLink, Link
+from hetero.spec.profile import LayerImplementation, LayerMemory, LayerTime, Profile, ProfileStore
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import cost_model, profile
 
 MODEL = gpt2_model()
+
+LARGE, TWICE = (
+    gpt2_model(
+        num_attention_heads=32 * n,
+        num_query_groups=32 * n,
+        kv_channels=128,
+        hidden_size=4096 * n,
+        ffn_hidden_size=16384 * n,
+    )
+    for n in (1, 2)
+)
+"""Large enough that a device has many tiles of each product to compute."""
 
 
 def times(*forward_s: tuple[int, float]) -> list[LayerTime]:
@@ -71,17 +95,16 @@ class TestInterpolation:
 class TestWhatIsNotMeasured:
     def test_another_tp_is_scaled_from_the_nearest_measured(self) -> None:
         """Times in proportion to 1 / tp, on a profile that stops at 2: the estimate goes on like that."""
-        costs = cost_model(MODEL, [profile(MODEL, tps=(1, 2))])
+        costs = cost_model(LARGE, [profile(LARGE, seq_length=2048, tps=(1, 2))], seq_length=2048)
         cost = costs.layer("block", device="A100-40", tp=4, micro_batch_size=2)
         assert cost.confidence == Confidence.ESTIMATED
         assert cost.forward_s == pytest.approx(0.5, rel=0.25)
 
     def test_another_model_is_estimated_from_those_of_the_device(self) -> None:
-        twice = gpt2_model(num_attention_heads=8, num_query_groups=8, hidden_size=64, ffn_hidden_size=128)
-        costs = cost_model(twice, [profile(MODEL)])
+        costs = cost_model(TWICE, [profile(LARGE, seq_length=2048)], seq_length=2048)
         cost = costs.layer("block", device="A100-40", tp=1, micro_batch_size=1)
         assert cost.confidence == Confidence.ESTIMATED
-        assert 1.0 < cost.forward_s < 4.0, "between what grows with the size and what grows with its square"
+        assert 2.0 < cost.forward_s < 4.0, "between what grows with the size and what grows with its square"
 
     def test_another_vocabulary_is_estimated_at_the_ends_only(self) -> None:
         costs = cost_model(gpt2_model(padded_vocab_size=128), [profile(MODEL, ends_s=(1.0, 1.0))])
@@ -107,11 +130,26 @@ class TestWhatIsNotMeasured:
         assert confidence == Confidence.ESTIMATED
         assert seconds == pytest.approx(1e-9 * (64 * 32 + 2 * 32)), "1 us per 1000 parameters"
 
-    def test_bf16_is_scaled_from_fp32_by_the_data_sheet(self) -> None:
-        costs = cost_model(MODEL, [profile(MODEL)], precision="bf16")
-        cost = costs.layer("block", device="A100-40", tp=1, micro_batch_size=1)
-        assert cost.confidence == Confidence.DATA_SHEET
-        assert cost.forward_s < 1.0
+    @pytest.mark.parametrize(
+        ("device", "confidence"), [("A100-40", Confidence.ESTIMATED), ("RTX-3090", Confidence.DATA_SHEET)]
+    )
+    def test_bf16_takes_what_was_published_of_its_kernels(self, device: str, confidence: Confidence) -> None:
+        """Of the device, or of its generation: profiles in fp32 say nothing of tensor cores."""
+        slow, fast = (
+            cost_model(
+                LARGE,
+                [profile(LARGE, seq_length=2048, device=device, block_s=(seconds, seconds))],
+                seq_length=2048,
+                precision="bf16",
+            ).layer("block", device=device, tp=1, micro_batch_size=1)
+            for seconds in (1.0, 1e-2)
+        )
+        assert slow == fast
+        assert slow.confidence == confidence
+        operations = 24 * 2048 * 4096**2 + 2 * 2048**2 * 4096
+        peak = SHIPPED_DEVICES.of(device).data_sheet
+        assert peak is not None
+        assert operations / peak.flops_per_s("bf16") < slow.forward_s < 2 * operations / peak.flops_per_s("bf16")
 
     def test_a_device_without_a_profile_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"no profile of any model on 'H100' \(profiled: A100-40\); measure one"):
@@ -131,4 +169,134 @@ class TestWhatIsNotMeasured:
         costs = cost_model(MODEL, [profile(MODEL, updates=())])
         seconds, confidence = costs.update("block", device="A100-40", tp=1)
         assert confidence == Confidence.DATA_SHEET
-        assert seconds == pytest.approx(28 * 8544 / 1555e9), "a block of this model has 8,544 parameters"
+        assert seconds == pytest.approx(140 * 8544 / 1555e9), "a block of this model has 8,544 parameters"
+
+
+class TestInAStep:
+    BOUND = times((1, 2e-3), (2, 2e-3), (4, 2e-3), (8, 4e-3))
+    """Launches take the host 2 ms, and the device computes a sample in half a millisecond."""
+
+    def of(self, tp: int, size: int, **arguments: float) -> tuple[float, float]:
+        measured = [dataclasses.replace(time, tp=tp, backward_s=time.forward_s) for time in self.BOUND]
+        cost = interpolate(measured, micro_batch_size=size, isolation_s=0.0, **arguments)
+        assert cost is not None
+        return cost.forward_s, cost.backward_s
+
+    @pytest.mark.parametrize(("size", "seconds"), [(1, 2e-3), (4, 2e-3), (8, 4e-3)])
+    def test_alone_launches_hide_what_is_shorter(self, size: int, seconds: float) -> None:
+        assert self.of(1, size) == pytest.approx((seconds, seconds))
+
+    @pytest.mark.parametrize(("size", "device_s"), [(1, 0.5e-3), (4, 2e-3), (8, 4e-3)])
+    def test_in_a_group_launches_and_kernels_add_up(self, size: int, device_s: float) -> None:
+        assert self.of(2, size) == pytest.approx((math.hypot(device_s, 2e-3),) * 2)
+
+    def test_where_nothing_shows_launches_a_group_takes_what_was_measured(self) -> None:
+        costs = cost_model(MODEL, [profile(MODEL)])
+        assert costs.layer("block", device="A100-40", tp=4, micro_batch_size=2).forward_s == 0.5
+
+    def test_a_forward_may_have_more_of_them(self) -> None:
+        assert self.of(2, 8, more_host_s=1e-3) == pytest.approx((5e-3, math.hypot(4e-3, 2e-3)))
+
+    def test_isolation_is_off_before_a_device_that_never_rests_is_on(self) -> None:
+        measured = profile(MODEL, isolation_s=0.25, in_a_step=1.5)
+        cost = cost_model(MODEL, [measured]).layer("block", device="A100-40", tp=1, micro_batch_size=1)
+        assert (cost.forward_s, cost.backward_s) == pytest.approx((1.5 * 0.75, 1.5 * 1.75))
+        assert cost.confidence == Confidence.MEASURED
+
+
+UNFUSED = LayerImplementation()
+FLASH_WITH_DROPOUT = dataclasses.replace(HETERO_LAYERS, dropout=True)
+HERE: dict[str, Any] = {"device": "A100-40", "micro_batch_size": 1}
+
+
+def links(gb_per_s: float) -> tuple[GroupLink, ...]:
+    return (GroupLink(size=4, bus=Link(bandwidth_gb_per_s=gb_per_s, latency_us=0)),)
+
+
+class TestOtherLayersThanThoseProfiled:
+    """Times of 1 and 2 s, of layers of 4096, say what these kernels take; others take what the kernels' ratio says."""
+
+    def measured(self, **changes: Any) -> Profile:
+        return profile(LARGE, **{"seq_length": 2048, "implementation": UNFUSED, **changes})
+
+    def costs(self, measured: Profile, **arguments: Any) -> CostModel:
+        return cost_model(LARGE, [measured], **{"seq_length": 2048, **arguments})
+
+    def ratio(self, measured: Profile, compute_pass: ComputePass, here: LayerConfig) -> float:
+        sheet = SHIPPED_DEVICES.of("A100-40").data_sheet
+        assert sheet is not None
+        kernels = Kernels(SHIPPED_DEVICES.of("A100-40"), sheet, arithmetic="fp32")
+        found = fit([measured], kernels, kind="block", compute_pass=compute_pass)
+        assert found is not None
+        there = measured_config(measured, "block", tp=here.tp, micro_batch_size=here.micro_batch_size)
+        return found.device_s(here) / found.device_s(there)
+
+    def test_scores_that_nobody_writes_are_taken_off(self) -> None:
+        measured = self.measured()
+        cost = self.costs(measured).layer("block", tp=1, **HERE)
+        here = dataclasses.replace(
+            measured_config(measured, "block", tp=1, micro_batch_size=1), implementation=HETERO_LAYERS
+        )
+        forward, backward = (self.ratio(measured, each, here) for each in PASSES)
+        assert (cost.forward_s, cost.backward_s) == pytest.approx((forward, 2 * backward))
+        assert 0 < backward < forward < 1, "most of what moves is in the backward"
+        assert cost.confidence == Confidence.ESTIMATED
+
+    def test_a_runtime_that_runs_what_was_profiled_takes_what_was_measured(self) -> None:
+        cost = self.costs(self.measured(), runtime=DEEPSPEED).layer("block", tp=1, **HERE)
+        assert (cost.forward_s, cost.backward_s, cost.confidence) == (1.0, 2.0, Confidence.MEASURED)
+
+    @pytest.mark.parametrize("kind", ["embedding", "head"])
+    def test_the_ends_have_no_attention(self, kind: ModuleKind) -> None:
+        cost = self.costs(self.measured(ends_s=(0.25, 0.5))).layer(kind, tp=1, **HERE)
+        assert (cost.forward_s, cost.backward_s, cost.confidence) == (0.25, 0.5, Confidence.MEASURED)
+
+    def test_dropout_is_more(self) -> None:
+        with_dropout = dataclasses.replace(HETERO, implementation=FLASH_WITH_DROPOUT)
+        without, more = (
+            self.costs(self.measured(implementation=HETERO_LAYERS), runtime=runtime).layer("block", tp=1, **HERE)
+            for runtime in (HETERO, with_dropout)
+        )
+        assert more.forward_s > without.forward_s == 1.0
+        assert (without.confidence, more.confidence) == (Confidence.MEASURED, Confidence.ESTIMATED)
+
+    def test_halves_of_what_was_scaled_add_up_to_it(self) -> None:
+        costs = self.costs(self.measured())
+        block, attention, mlp = (costs.layer(kind, tp=2, **HERE) for kind in ("block", "attention", "mlp"))
+        assert attention.forward_s + mlp.forward_s == pytest.approx(block.forward_s)
+        assert attention.backward_s + mlp.backward_s == pytest.approx(block.backward_s)
+
+    def on_links(self, measured: Profile, gb_per_s: float | None) -> CostModel:
+        cluster = {"A100-40": links(gb_per_s)} if gb_per_s is not None else {}
+        store = ProfileStore([measured], all_reduce=cluster)
+        return CostModel(model=LARGE, seq_length=2048, precision="fp32", profiles=store)
+
+    def test_links_of_the_cluster_replace_those_of_the_profile(self) -> None:
+        measured = self.measured(implementation=HETERO_LAYERS, all_reduce=links(1.0))
+        cost = self.on_links(measured, 100.0).layer("block", tp=2, **HERE)
+        here = dataclasses.replace(
+            measured_config(measured, "block", tp=2, micro_batch_size=1), all_reduce=links(100.0)
+        )
+        assert cost.forward_s == pytest.approx(0.5 * self.ratio(measured, "forward", here))
+        assert cost.forward_s < 0.5
+        assert cost.confidence == Confidence.ESTIMATED
+        slower = self.on_links(measured, 0.1).layer("block", tp=2, **HERE)
+        assert slower.forward_s > 0.5 < slower.backward_s / 2
+
+    @pytest.mark.parametrize("gb_per_s", [None, 1.0])
+    def test_the_same_links_or_none_that_are_known_leave_it_measured(self, gb_per_s: float | None) -> None:
+        measured = self.measured(implementation=HETERO_LAYERS, all_reduce=links(1.0))
+        cost = self.on_links(measured, gb_per_s).layer("block", tp=2, **HERE)
+        assert (cost.forward_s, cost.confidence) == (0.5, Confidence.MEASURED)
+
+    def test_a_profile_that_says_nothing_of_links_is_taken_as_it_is(self) -> None:
+        measured = self.measured(implementation=HETERO_LAYERS)
+        cost = self.on_links(measured, 0.1).layer("block", tp=2, **HERE)
+        assert (cost.forward_s, cost.confidence) == (0.5, Confidence.MEASURED)
+
+    def test_a_sequence_that_is_split_takes_less_in_norms_and_sums(self) -> None:
+        costs = self.costs(self.measured(implementation=HETERO_LAYERS))
+        whole, cut = (costs.layer("block", tp=2, **HERE, sequence_parallel=each) for each in (False, True))
+        assert cut.forward_s < whole.forward_s == 0.5
+        assert cut.confidence == Confidence.ESTIMATED
+        assert costs.layer("block", tp=1, **HERE, sequence_parallel=True) == costs.layer("block", tp=1, **HERE)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hetero.cost.network import (
+    RING_SHARE,
     Topology,
     hierarchical_all_reduce_cost,
     ring_all_reduce_cost,
@@ -67,6 +68,21 @@ class TestTransfers:
         cost = transfer_cost([message(0, 1), message(0, 1)], topology, row_bytes=SECOND)
         assert cost.seconds == pytest.approx(2.001)
 
+    def test_parts_are_gathered_where_they_arrive(self) -> None:
+        """A GB each to ranks 2 and 3, a second on interfaces of their own; half a ring of both parts inside the node is
+        2 (2 - 1) / 2 times 2 GB, halved."""
+        topology = Topology(nodes(2, gpus_per_node=2, nics_per_node=2))
+        messages = [message(0, 2), message(1, 3)]
+        parts = transfer_cost(messages, topology, row_bytes=SECOND)
+        whole = transfer_cost(messages, topology, row_bytes=SECOND, gathers_over=2)
+        assert (parts.seconds, whole.seconds) == pytest.approx((1.0, 1.0 + 1.0))
+        assert (parts.ports, parts.num_bytes) == (whole.ports, whole.num_bytes), "the gather is not on the wire"
+
+    def test_a_host_that_waits_makes_it_later_but_no_longer(self) -> None:
+        cost = transfer_cost([message(0, 1)], Topology(nodes(2)), row_bytes=SECOND)
+        assert cost.later(0.5).seconds == pytest.approx(1.5)
+        assert cost.later(0.5).ports == cost.ports
+
     def test_the_slices_of_a_boundary(self) -> None:
         """One sample of 10 rows x 0.1 GB from each rank of dp 2 to one rank."""
         topology = Topology(nodes(3))
@@ -78,12 +94,9 @@ class TestTransfers:
 
 
 class TestSums:
-    HOST = 1e12
-    """Fast enough not to show."""
-
     def test_a_ring_inside_a_node(self) -> None:
         topology = Topology(nodes(1, gpus_per_node=4))
-        cost = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST)
+        cost = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology)
         assert cost.seconds == pytest.approx(2 * 3 / 4)
         assert cost.ports == ()
 
@@ -91,18 +104,14 @@ class TestSums:
         """Devices that share a bus are far slower together than two of them are."""
         slow = GroupLink(size=4, bus=Link(bandwidth_gb_per_s=0.1, latency_us=0))
         topology = Topology(nodes(1, gpus_per_node=4, all_reduce_inside_node=(slow,)))
-        assert ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST).seconds == pytest.approx(
-            15.0
-        )
-        assert ring_all_reduce_cost(SECOND, (0, 1), topology, host_gb_per_s=self.HOST).seconds == pytest.approx(10.0)
+        assert ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology).seconds == pytest.approx(15.0)
+        assert ring_all_reduce_cost(SECOND, (0, 1), topology).seconds == pytest.approx(10.0)
 
     def test_a_ring_between_nodes_uses_every_interface_that_all_nodes_have(self) -> None:
-        one = ring_all_reduce_cost(
-            SECOND, (0, 1, 2, 3), Topology(nodes(2, gpus_per_node=2, gb_per_s=100.0)), host_gb_per_s=self.HOST
-        )
+        one = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), Topology(nodes(2, gpus_per_node=2, gb_per_s=100.0)))
         cluster = nodes(2, gpus_per_node=2, gb_per_s=100.0, nics_per_node=2)
-        two = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), Topology(cluster), host_gb_per_s=self.HOST)
-        assert one.seconds == pytest.approx(0.015)
+        two = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), Topology(cluster))
+        assert one.seconds == pytest.approx(0.015 / RING_SHARE)
         assert two.ports[0][1] == pytest.approx(0.015), "the links inside the nodes are no faster"
         assert {port for port, _ in two.ports} == {
             (way, n, nic) for way in ("out", "in") for n in (0, 1) for nic in (0, 1)
@@ -115,56 +124,60 @@ class TestSums:
         one, two = dataclasses.replace(one, name="one"), dataclasses.replace(two, name="two")
         for node_types in ((one, two), (two, one)):
             topology = Topology(ClusterSpec(node_types=node_types, links=link))
-            cost = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology, host_gb_per_s=self.HOST)
-            assert cost.seconds == pytest.approx(2 * 3 / 4)
+            cost = ring_all_reduce_cost(SECOND, (0, 1, 2, 3), topology)
+            assert cost.seconds == pytest.approx(2 * 3 / 4 / RING_SHARE)
 
-    def test_between_nodes_every_byte_passes_the_link_and_the_host(self) -> None:
-        cost = ring_all_reduce_cost(SECOND, (0, 1), Topology(nodes(2)), host_gb_per_s=0.5)
-        assert cost.seconds == pytest.approx(1.0 + 2.0)
+    def test_between_nodes_a_ring_gets_a_share_of_what_a_message_gets(self) -> None:
+        between, inside = nodes(2), nodes(1, gpus_per_node=2)
+        assert ring_all_reduce_cost(SECOND, (0, 1), Topology(between)).seconds == pytest.approx(1.0 / RING_SHARE)
+        assert ring_all_reduce_cost(SECOND, (0, 1), Topology(inside)).seconds == pytest.approx(1.0)
 
     def test_latency_counts_for_every_step_of_the_ring(self) -> None:
-        cost = ring_all_reduce_cost(1, (0, 1, 2), Topology(nodes(3, latency_us=1000.0)), host_gb_per_s=self.HOST)
+        cost = ring_all_reduce_cost(1, (0, 1, 2), Topology(nodes(3, latency_us=1000.0)))
         assert cost.seconds == pytest.approx(0.004, rel=1e-3)
 
     @pytest.mark.parametrize(("num_bytes", "ranks"), [(SECOND, (0,)), (0, (0, 1))])
     def test_nothing_to_sum(self, num_bytes: int, ranks: tuple[int, ...]) -> None:
-        assert ring_all_reduce_cost(num_bytes, ranks, Topology(nodes(2)), host_gb_per_s=self.HOST).seconds == 0.0
+        assert ring_all_reduce_cost(num_bytes, ranks, Topology(nodes(2))).seconds == 0.0
 
 
 class TestHierarchicalSums:
-    HOST = 1e12
-
     def cluster(self, *, nics_per_node: int = 1, latency_us: float = 0.0) -> Topology:
-        """Two nodes of four devices: 10 GB/s inside, 1 GB/s per interface between them."""
+        """Two nodes of four devices: 10 GB/s inside, and per interface 1 GB/s of a ring between them."""
         inside = Link(bandwidth_gb_per_s=10.0, latency_us=0.0)
-        spec = nodes(2, gpus_per_node=4, latency_us=latency_us, inside_node=inside, nics_per_node=nics_per_node)
+        spec = nodes(
+            2,
+            gpus_per_node=4,
+            gb_per_s=1 / RING_SHARE,
+            latency_us=latency_us,
+            inside_node=inside,
+            nics_per_node=nics_per_node,
+        )
         return Topology(spec)
 
     def test_equal_domains(self) -> None:
         """Inside and back half a ring of four: 3/4 of a GB at 10 GB/s. Across, four rails of 1/4 GB, each a ring of
         two, 2 (2 - 1) / 2 of its bytes, take turns on one interface."""
-        cost = hierarchical_all_reduce_cost(
-            SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], self.cluster(), host_gb_per_s=self.HOST
-        )
+        cost = hierarchical_all_reduce_cost(SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], self.cluster())
         assert [phase.seconds for phase in cost.phases] == pytest.approx([0.075, 1.0, 0.075])
         assert dict(cost.phases[1].ports) == pytest.approx({(way, n, 0): 1.0 for way in ("in", "out") for n in (0, 1)})
         assert cost.phases[0].ports == ()
-        flat = ring_all_reduce_cost(SECOND, tuple(range(8)), self.cluster(), host_gb_per_s=self.HOST)
+        flat = ring_all_reduce_cost(SECOND, tuple(range(8)), self.cluster())
         assert flat.seconds == pytest.approx(2 * 7 / 8)
 
     def test_rails_on_interfaces_of_their_own_do_not_wait(self) -> None:
         topology = self.cluster(nics_per_node=2)
-        cost = hierarchical_all_reduce_cost(SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], topology, host_gb_per_s=self.HOST)
+        cost = hierarchical_all_reduce_cost(SECOND, [(0, 1, 2, 3), (4, 5, 6, 7)], topology)
         assert cost.phases[1].seconds == pytest.approx(0.5)
 
     def test_unequal_domains(self) -> None:
         """Two rails; the domain of four reduces instead of scattering, and all of its GB passes every link."""
-        cost = hierarchical_all_reduce_cost(SECOND, [(0, 1, 2, 3), (4, 5)], self.cluster(), host_gb_per_s=self.HOST)
+        cost = hierarchical_all_reduce_cost(SECOND, [(0, 1, 2, 3), (4, 5)], self.cluster())
         assert [phase.seconds for phase in cost.phases] == pytest.approx([0.1, 1.0, 0.1])
 
     def test_the_latency_of_the_slow_link_counts_twice_instead_of_at_every_step_of_a_ring(self) -> None:
         topology = self.cluster(latency_us=1000.0)
-        cost = hierarchical_all_reduce_cost(8, [(0, 1, 2, 3), (4, 5, 6, 7)], topology, host_gb_per_s=self.HOST)
+        cost = hierarchical_all_reduce_cost(8, [(0, 1, 2, 3), (4, 5, 6, 7)], topology)
         assert cost.seconds == pytest.approx(0.002, rel=1e-3)
-        flat = ring_all_reduce_cost(8, tuple(range(8)), topology, host_gb_per_s=self.HOST)
+        flat = ring_all_reduce_cost(8, tuple(range(8)), topology)
         assert flat.seconds == pytest.approx(0.014, rel=1e-3)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from hetero.cost.cost_model import StageCost
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.network import Topology, TransferCost
+from hetero.cost.network import RING_SHARE, Topology, TransferCost
 from hetero.cost.pipeline_period import steady_period_s
 from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.engine import Pipeline, Replay
@@ -24,7 +24,7 @@ from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage, with_every_replica
 from tests.helpers.strategies import legal_plans
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
-from tests.unit.cost.simulated import A100, BLOCK_S, FAST_HOST, MODEL, pipeline, run, split
+from tests.unit.cost.simulated import A100, BLOCK_S, MODEL, pipeline, run, split
 
 
 def data_parallel(count: int, *, num_samples: int = 2) -> Plan:
@@ -125,7 +125,7 @@ def test_a_split_stage_is_as_busy_and_holds_more() -> None:
 
 def test_gradients_of_a_split_stage_are_summed_after_its_last_weights_gradients() -> None:
     """Bucket by bucket beside the last W, from the last layer to the first."""
-    eager = dataclasses.replace(FAST_HOST, bucket_numel=1)
+    eager = dataclasses.replace(HETERO, bucket_numel=1)
     two = [replica(stage(layers=(0, 6), ranks=(r,), device=A100, depth=1, delay=0), num_samples=2) for r in range(2)]
     result = run(plan(MODEL, two), runtime=eager)
     last = max((span for span in result.spans_of(0) if span.kind == ActionKind.W), key=lambda span: span.end_s)
@@ -170,16 +170,16 @@ class TestGradients:
 
     def cluster(self, seconds: float) -> ClusterSpec:
         """Summing all gradients of two devices takes that long."""
-        return nodes(2, gb_per_s=4 * self.NUMEL / 1e9 / seconds)
+        return nodes(2, gb_per_s=4 * self.NUMEL / 1e9 / seconds / RING_SHARE)
 
     def test_their_sum_follows_the_backward_where_nothing_overlaps(self) -> None:
-        blocking = dataclasses.replace(FAST_HOST, overlaps_gradient_sync=False)
+        blocking = dataclasses.replace(HETERO, overlaps_gradient_sync=False)
         result = run(data_parallel(2), self.cluster(10.0), runtime=blocking)
         assert result.stages[0, 0].sync_s == pytest.approx(10.0)
         assert result.step_s == pytest.approx(2 * 18.0 + 10.0)
 
     def test_beside_the_last_backward_only_the_end_of_it_shows(self) -> None:
-        eager = dataclasses.replace(FAST_HOST, bucket_numel=1)
+        eager = dataclasses.replace(HETERO, bucket_numel=1)
         result = run(data_parallel(2), self.cluster(10.0), runtime=eager)
         last_layer_s = 10.0 * (8544 + 2 * 64 * 32) / self.NUMEL
         assert 0.0 < result.stages[0, 0].sync_s < last_layer_s * 1.1
@@ -203,8 +203,8 @@ class TestGradients:
         sum half a ring of two at each end and, one after the other, two rails with half of the gradients each."""
         gb_per_s = 4 * self.NUMEL / 1e9 / 8.0
         inside = Link(bandwidth_gb_per_s=100 * gb_per_s, latency_us=0)
-        cluster = nodes(2, gpus_per_node=2, gb_per_s=gb_per_s, inside_node=inside)
-        blocking = dataclasses.replace(FAST_HOST, overlaps_gradient_sync=False)
+        cluster = nodes(2, gpus_per_node=2, gb_per_s=gb_per_s / RING_SHARE, inside_node=inside)
+        blocking = dataclasses.replace(HETERO, overlaps_gradient_sync=False)
         flat = data_parallel(4)
         sync = GradientSyncPlan(domains=((0, 1), (2, 3)))
         assert run(flat, cluster, runtime=blocking).stages[0, 0].sync_s == pytest.approx(12.0)
@@ -213,7 +213,7 @@ class TestGradients:
 
     def test_only_the_sums_are_run_again_for_other_domains_and_buckets(self) -> None:
         cluster = nodes(2, gpus_per_node=2, gb_per_s=1e-5)
-        costs = cost_model(MODEL, [profile(MODEL, block_s=BLOCK_S)], runtime=FAST_HOST)
+        costs = cost_model(MODEL, [profile(MODEL, block_s=BLOCK_S)], runtime=HETERO)
         flat = data_parallel(4)
         sync = GradientSyncPlan(domains=((0, 1), (2, 3)), bucket_numel=5000)
         changed = with_gradient_sync(simulate(flat, cluster, costs), sync, Topology(cluster), costs)
@@ -244,7 +244,7 @@ class TestGradients:
         """Beside a replica of whole layers: each half when it has the gradient, layer 2's by holders of their own."""
         cut = (stage(layers=(0, 2.5), ranks=(1,), device=A100), stage(layers=(2.5, 6), ranks=(2,), device=A100))
         beside = plan(MODEL, [replica(stage(layers=(0, 6), ranks=(0,), device=A100)), replica(*cut)])
-        result = run(beside, runtime=dataclasses.replace(FAST_HOST, bucket_numel=1))
+        result = run(beside, runtime=dataclasses.replace(HETERO, bucket_numel=1))
         sums = {sync.bucket.position: sync for sync in result.syncs}
         assert list(sums) == sorted(sums, reverse=True)
         assert {position for position in sums if position % 1} == {layer + 0.5 for layer in range(6)}
@@ -254,7 +254,7 @@ class TestGradients:
     def test_where_nothing_is_shared_nothing_is_waited_for_but_the_norm(self) -> None:
         """The last stage ends its backwards first; only a runtime that agrees on the norm keeps it waiting."""
         described = pipeline(2, num_samples=4)
-        hasty = dataclasses.replace(FAST_HOST, waits_for_all_before_update=False)
+        hasty = dataclasses.replace(HETERO, waits_for_all_before_update=False)
         assert run(described).stages[0, 1].sync_s > 1.0
         assert run(described, runtime=hasty).stages[0, 1].sync_s == 0.0
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hetero.cost.network import Topology
+from hetero.cost.network import RING_SHARE, Topology
 from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.cost.simulation.engine import Span
 from hetero.cost.simulation.simulator import Simulation, simulate, with_gradient_sync
@@ -21,7 +21,7 @@ from tests.unit.cost.simulated import DEEPSPEED_FAST_HOST as DEEPSPEED
 
 MODEL = gpt2_model(tied_embeddings=False)
 A100 = "A100-40"
-RUNTIME = dataclasses.replace(HETERO, sync_host_gb_per_s=1e9, overlaps_gradient_sync=False)
+RUNTIME = dataclasses.replace(HETERO, overlaps_gradient_sync=False)
 NUMEL = 6 * 8544 + 2 * 64 * 32 + 64 * 32 + 2 * 32
 """Blocks, embedding and head, positions, final norm."""
 
@@ -43,7 +43,7 @@ def two_devices() -> Plan:
 
 def summing_in(seconds: float) -> ClusterSpec:
     """Two nodes that take so long to sum all gradients everywhere; to scatter sums, or to gather weights, is half."""
-    return nodes(2, gb_per_s=4 * NUMEL / 1e9 / seconds)
+    return nodes(2, gb_per_s=4 * NUMEL / 1e9 / seconds / RING_SHARE)
 
 
 def named(result: Simulation) -> dict[str, Span]:

@@ -21,15 +21,13 @@ def test_a_block_of_gpt3_does_24_b_s_h_h_and_4_b_s_s_h_operations() -> None:
     assert work.operations == 24 * b * s * h * h + 4 * b * s * s * h
     assert work.attention_operations == 4 * b * s * s * h
     assert work.score_bytes == 4 * b * 4 * s * s
-    assert (work.num_all_reduces, work.all_reduce_bytes) == (0, 4 * b * s * h)
 
 
-def test_tensor_parallelism_divides_the_products_and_adds_two_sums() -> None:
+def test_tensor_parallelism_divides_the_products() -> None:
     shape = LayerShape.of(gpt2_model())
     alone = layer_work("block", shape, tp=1, micro_batch_size=1, seq_length=16, element_bytes=4)
     four = layer_work("block", shape, tp=4, micro_batch_size=1, seq_length=16, element_bytes=4)
     assert four.operations == alone.operations / 4
-    assert four.num_all_reduces == 2
     assert alone.row_bytes / 4 < four.row_bytes < alone.row_bytes, "norms and residuals are repeated"
 
 
@@ -40,9 +38,8 @@ def test_attention_and_mlp_are_a_block(model: ModelSpec, tp: int) -> None:
         layer_work(part, LayerShape.of(model), tp=tp, micro_batch_size=2, seq_length=16, element_bytes=4)
         for part in PARTS
     )
-    for name in ("operations", "attention_operations", "score_bytes", "row_bytes", "num_all_reduces"):
+    for name in ("operations", "attention_operations", "score_bytes", "row_bytes"):
         assert getattr(attention, name) + getattr(mlp, name) == getattr(block, name), name
-    assert attention.all_reduce_bytes == mlp.all_reduce_bytes == block.all_reduce_bytes
     assert mlp.attention_operations == mlp.score_bytes == 0
 
 

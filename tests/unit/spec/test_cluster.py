@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import ConfigError
 from hetero.serialization import from_json, load, to_json
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodePair, NodeType, ZonePair
+from hetero.spec.cluster import ClusterSpec, GroupLink, Link, Links, NodePair, NodeType, ZonePair
 from hetero.spec.devices import DeviceType
 
 PRESETS = sorted((Path(__file__).parents[3] / "scripts" / "presets" / "clusters").glob("*.yaml"))
@@ -254,6 +254,22 @@ def test_presets_describe_every_link(path: Path) -> None:
 
 def test_there_are_presets() -> None:
     assert {path.stem for path in PRESETS} >= {"a100_v100", "two_zones"}
+
+
+def test_all_reduces_inside_nodes_by_device() -> None:
+    """Measured ones, else a ring over the links of all devices; nothing of nodes with one device or unknown links."""
+    measured = (GroupLink(size=2, bus=MIXED), GroupLink(size=4, bus=PCIE))
+    nodes = (
+        FAST,
+        NodeType(name="later", device="A100-40", gpus_per_node=8, inside_node=PCIE),
+        NodeType(
+            name="measured", device="V100-16", gpus_per_node=4, inside_node=NVLINK, all_reduce_inside_node=measured
+        ),
+        FAR,
+        NodeType(name="alone", device="T4", gpus_per_node=1, inside_node=PCIE),
+    )
+    found = ClusterSpec(node_types=nodes, links=Links(between_nodes=ETHERNET)).all_reduce_of_devices
+    assert found == {"A100-40": (GroupLink(size=2, bus=NVLINK),), "V100-16": measured}
 
 
 def test_more_devices_than_can_be_counted_are_refused() -> None:

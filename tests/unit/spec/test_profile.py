@@ -8,6 +8,7 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.serialization import from_json, to_json
+from hetero.spec.cluster import GroupLink, Link
 from hetero.spec.devices import DeviceType
 from hetero.spec.profile import LayerShape, LayerTime, Profile, ProfileStore, UpdateTime
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
@@ -42,6 +43,7 @@ def test_unknown_keys_are_refused_with_the_near_match() -> None:
     [
         ({"seq_length": 0}, "profile of synthetic on A100-40: seq_length is 0, must be at least 1"),
         ({"isolation_s": -1.0}, "isolation_s is -1.0, must be at least 0"),
+        ({"in_a_step": 0.0}, "in_a_step is 0.0, must be above 0"),
         ({"times": ()}, "times is empty, so it says nothing; measure a block at least"),
     ],
 )
@@ -119,6 +121,16 @@ class TestStore:
             ProfileStore([strange])
         described = SHIPPED_DEVICES.plus([DeviceType(name="A100_40", memory_gib=40)])
         assert ProfileStore([strange], device_types=described).of_device("A100_40") == (strange,)
+
+    def test_links_of_the_cluster_come_before_those_of_profiles(self) -> None:
+        ours, theirs = ((GroupLink(size=2, bus=Link(bandwidth_gb_per_s=n, latency_us=0)),) for n in (1.0, 2.0))
+        measured = profile(MODEL, device="V100-16", all_reduce=theirs)
+        store = ProfileStore([self.ON_A100, measured], all_reduce={"H100": ours})
+        assert store.all_reduce_of("V100-16") == theirs
+        assert store.all_reduce_of("H100") == ours
+        assert store.all_reduce_of("A100-40") == store.all_reduce_of("T4") == ()
+        both = ProfileStore([measured], all_reduce={"V100-16": ours})
+        assert both.all_reduce_of("V100-16") == both.plus([self.ON_A100]).all_reduce_of("V100-16") == ours
 
     def test_a_device_that_does_not_exist(self) -> None:
         with pytest.raises(ConfigError, match="unknown device type 'B52'"):
