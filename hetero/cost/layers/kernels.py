@@ -89,6 +89,11 @@ OTHER_RATES = AchievedRates(0.6, 0.30, 0.25)
 """Of devices without CUDA that nobody measured."""
 
 
+MEMORY_EFFICIENT = (0.25, 0.20)
+"""Shares of the peak, forward and backward, of torch's memory-efficient attention, which is what there is without scores
+beside bf16 and fp16. A heuristic."""
+
+
 def achieved_rates(device: DeviceType) -> AchievedRates:
     """What ``device`` reaches of its peak."""
     if device.name in MEASURED_RATES:
@@ -112,8 +117,8 @@ class Kernels:
         # Where TF32 falls back to fp32 there is no tensor core for it.
         on_tensor_cores = arithmetic in TENSOR_ARITHMETICS and peak > sheet.flops_per_s("fp32")
         self._products_per_s = peak * (SUSTAINED * rates.products if on_tensor_cores else SIMT_SHARE)
-        self._flash_forward_per_s = peak * rates.flash_forward
-        self._flash_backward_per_s = peak * rates.flash_backward
+        flash = (rates.flash_forward, rates.flash_backward) if arithmetic in ("bf16", "fp16") else MEMORY_EFFICIENT
+        self._flash_forward_per_s, self._flash_backward_per_s = (peak * share for share in flash)
         self._bytes_per_s = sheet.memory_gb_per_s * GB * MEMORY_SHARE
         self._multiprocessors = sheet.multiprocessors
         self._on_tensor_cores = on_tensor_cores
