@@ -1,7 +1,7 @@
 """Seconds of single kernels on a device: matrix products, attention, and whatever is bound by memory.
 
-A device reaches a share of its data sheet's peak figures. The shares are measured where somebody published them and
-otherwise those of the generation (:data:`GENERATION_RATES`); the device that the tables name is what they were measured on.
+A device reaches a share of its data sheet's peak figures. The shares are measured where somebody published them
+(:data:`MEASURED_RATES`) and otherwise those of the generation (:data:`GENERATION_RATES`).
 
 A matrix product of m x n outputs over k is computed in tiles, each by one multiprocessor, in waves of as many tiles as
 there are multiprocessors (NVIDIA, "Matrix multiplication background user's guide", on tile and wave quantization):
@@ -9,8 +9,8 @@ there are multiprocessors (NVIDIA, "Matrix multiplication background user's guid
     waves = ceil(batch  ceil(m / tile_m)  ceil(n / tile_n) / multiprocessors)
     seconds = max( waves  2 tile_m tile_n (k + PROLOGUE)  multiprocessors / (share  peak),  bytes / bandwidth )
 
-with the tile that takes least; a small tile reuses less of what it reads and reaches less of the peak. That is for tensor
-cores. Products in fp32 or fp64 without them have small tiles, many on each multiprocessor at a time, and take
+with the tile that takes least; a small tile reuses less of what it reads and reaches less of the peak. That is for
+tensor cores. Products in fp32 or fp64 without them have small tiles, many on each multiprocessor at a time, and take
 
     seconds = max( 2 batch m n k / (SIMT_SHARE  peak),  bytes / bandwidth )
 """
@@ -90,8 +90,8 @@ OTHER_RATES = AchievedRates(0.6, 0.30, 0.25)
 
 
 MEMORY_EFFICIENT = (0.25, 0.20)
-"""Shares of the peak, forward and backward, of torch's memory-efficient attention, which is what there is without scores
-beside bf16 and fp16. A heuristic."""
+"""Shares of the peak, forward and backward, of torch's memory-efficient attention, which is what there is without
+scores beside bf16 and fp16. A heuristic."""
 
 
 def achieved_rates(device: DeviceType) -> AchievedRates:
