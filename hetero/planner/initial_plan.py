@@ -68,7 +68,7 @@ def initial_plans(
         uniform = best_plan(
             itertools.chain.from_iterable(every_uniform(problem, stage_options).values()),
             problem,
-            TimeShare.INITIAL_PLAN.of(deadline) if best is None else enough,
+            TimeShare.INITIAL_PLAN.of(deadline),
         )
         best = better_of(best, uniform, problem)
     return InitialPlans(best, uniform)

@@ -136,8 +136,9 @@ def recompute_of(stage: Stage) -> str:
 
 
 def range_of(step: StepRange) -> str:
-    """``1.1 to 1.4``: the seconds between which nine of ten such steps were measured."""
-    return f"{step.low_s:.3g} to {step.high_s:.3g}"
+    """``1.10 to 1.38``: the seconds between which nine of ten such steps were measured."""
+    low, high = (f"{seconds:#.3g}".removesuffix(".") for seconds in (step.low_s, step.high_s))
+    return f"{low} to {high}"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -197,7 +197,7 @@ GPU_FAULTS = (
         file="megatron/training/launch.py",
         find="            detector.transport_error = str\n",
         replace="",
-        hints=("tests/e2e/test_leaving.py",),
+        hints=("tests/unit/training/test_launch.py",),
     ),
     Fault(
         name="megatron-core keeps groups alive that are destroyed",

@@ -68,7 +68,14 @@ def _least(node_type: PlannerNodeType, problem: Problem, stage_options: StageOpt
             if 1 <= size <= largest:
                 option = stage_options.option(slot, size, "none")
                 attention, mlp = (
-                    problem.costs.layer(half, device=node_type.device, tp=tp, micro_batch_size=size, fp8=option.fp8)
+                    problem.costs.layer(
+                        half,
+                        device=node_type.device,
+                        tp=tp,
+                        micro_batch_size=size,
+                        sequence_parallel=problem.splits_sequence(tp),
+                        fp8=option.fp8,
+                    )
                     for half in HALVES
                 )
                 attentions_s.append(tp * (attention.forward_s + attention.backward_s) / size)

@@ -170,6 +170,7 @@ class _GridPlan:
                     end_layer=end,
                     tp=self.tp,
                     micro_batch_size=self.micro_batch_size,
+                    sequence_parallel=self.problem.splits_sequence(self.tp),
                     recompute=self.recompute,
                     fp8=self._fp8(group),
                 )

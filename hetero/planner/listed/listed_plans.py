@@ -28,7 +28,11 @@ Listing = Iterator[EstimatedPlan | None]
 
 def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Find the best of the listed plans by the simulator: half of the time lists them, half simulates the best by the
-    formula; ``None`` if none fits."""
+    formula; ``None`` if none fits.
+
+    The very best by the formula may take what is left of the time that ``deadline`` is a part of: a deep pipeline takes
+    seconds to simulate, and nothing else says whether all that comes later has to be better.
+    """
     if deadline.is_over():
         return None
     until = TimeShare.LISTING.of(deadline)
@@ -43,7 +47,8 @@ def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadlin
             break
         try:
             plan = candidate.make()
-            found = score_plan(plan, problem, deadline) or score_with_smaller_depths(plan, problem, deadline)
+            within = deadline if simulated else deadline.whole or deadline
+            found = score_plan(plan, problem, within) or score_with_smaller_depths(plan, problem, within)
         except (PlanError, ConfigError):
             continue  # A grid that tears a tensor-parallel group apart, for instance.
         if found is not None:

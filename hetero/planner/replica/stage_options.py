@@ -147,15 +147,24 @@ class StageOptionTable:
     def _priced(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
         node_type = self._problem.node_types[slot.node_type]
         costs = self._problem.costs
+        splits_sequence = self._problem.splits_sequence(slot.tp)
         embedding, head = (
-            costs.layer(part, device=node_type.device, tp=slot.tp, micro_batch_size=micro_batch_size)
+            costs.layer(
+                part,
+                device=node_type.device,
+                tp=slot.tp,
+                micro_batch_size=micro_batch_size,
+                sequence_parallel=splits_sequence,
+            )
             for part in ("embedding", "head")
         )
         embedding_s = embedding.forward_s + embedding.backward_s
         head_s = head.forward_s + head.backward_s
         # The first layer alone; in a model of one layer the head is with it.
         fp8 = self._problem.computes_in_fp8(node_type.device, tp=slot.tp, micro_batch_size=micro_batch_size)
-        config = StageConfig(node_type.device, 0, 1, slot.tp, micro_batch_size, recompute=recompute, fp8=fp8)
+        config = StageConfig(
+            node_type.device, 0, 1, slot.tp, micro_batch_size, splits_sequence, recompute=recompute, fp8=fp8
+        )
         first = costs.stage(config)
         return StageOption(
             micro_batch_size=micro_batch_size,

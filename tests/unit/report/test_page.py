@@ -1,5 +1,6 @@
 """The page: well-formed, complete, of one piece, and the same every time."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -7,10 +8,19 @@ from html.parser import HTMLParser
 
 import pytest
 
+from hetero.cost.memory import plan_memory
+from hetero.cost.simulation.simulator import simulate
 from hetero.cost.stage_memory import MemoryBreakdown
+from hetero.planner.certainty import Rival
+from hetero.planner.reference.yardsticks import Yardstick
 from hetero.report.content import Report
 from hetero.report.page.html_page import html_page
+from hetero.report.plan_wording import range_of
+from tests.helpers.models import llama_model
+from tests.helpers.plans import plan, replica, stage
+from tests.helpers.synthetic_profiles import cost_model, profile
 from tests.unit.report.samples import (
+    cluster,
     compared_report,
     cpu_report,
     fleet_report,
@@ -166,6 +176,51 @@ def test_the_comparison_has_every_yardstick() -> None:
         ("this plan", "1.00 ×"), ("uniform", "3.00 ×"), ("uniform, fast", "2.00 ×"),
     ]  # fmt: skip
     assert rows[3] == ["harp", "does not fit"]
+
+
+def test_the_page_says_how_far_the_step_may_be_off() -> None:
+    """And what the devices make of their peak, which other plans it was compared with, and what to measure."""
+    report = mixed_report()
+    rival = Rival("a uniform plan", 1.02, 1.08)
+    certainty = dataclasses.replace(report.certainty, rivals=(rival,))
+    text = " ".join(read(html_page(mixed_report(certainty=certainty))).text)
+    step = certainty.step
+    assert f"nine of ten such steps take {range_of(step)} s" in text
+    assert "Model FLOPs utilization" in text
+    assert "A100-40 " in text
+    assert "Against a uniform plan: 1.020x, which cannot be told apart below 1.080x" in text
+    assert "What would narrow that most:" in text
+    assert certainty.measurements
+    for measurement in certainty.measurements:
+        assert measurement.what in text
+
+
+def test_an_order_that_is_not_certain_has_a_question_mark() -> None:
+    rivals = (Rival("uniform", 3.0, 1.1), Rival("uniform, fast", 2.0, 2.5))
+    reader = read(html_page(compared_report(rivals=rivals)))
+    assert [row[3] for row in cells(reader, "comparison")[:3]] == ["1.00 ×", "3.00 ×", "2.00 × ?"]
+    assert "? is for an order that the error of the prediction may turn round." in " ".join(reader.text)
+    assert "may turn round" not in " ".join(read(html_page(compared_report(rivals=rivals[:1]))).text)
+
+
+def test_a_yardstick_that_ran_out_of_time_is_not_said_not_to_fit() -> None:
+    late = Yardstick(name="harp", best=None, timed_out=True)
+    assert cells(read(html_page(mixed_report(others=(late,)))), "comparison")[1] == ["harp", "not found in time"]
+
+
+def test_nonsense_in_a_price_is_told() -> None:
+    """Far faster than anybody has seen a V100."""
+    model = llama_model(hidden_size=4096, kv_channels=512)
+    costs = cost_model(model, [profile(model, device="V100-16", block_s=(1e-6, 2e-6))])
+    spec = cluster(("slow", "V100-16", 1, 1))
+    made = plan(model, [replica(stage(layers=(0, 6), ranks=(0,), device="V100-16"))])
+    simulation = simulate(made, spec, costs)
+    nonsense = dataclasses.replace(mixed_report(), simulation=simulation, costs=costs, cluster=spec)
+    nonsense = dataclasses.replace(nonsense, memory=plan_memory(made, costs))
+    text = " ".join(read(html_page(nonsense)).text)
+    assert re.search(
+        r"V100-16 in fp32 computes at \d+% of its peak, above the 30% to 82% which was measured there", text
+    )
 
 
 def test_a_plan_from_elsewhere_has_no_bound_and_no_comparison() -> None:

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hetero.cost.memory import device_memory
+from hetero.cost.prediction_range import StepRange
 from hetero.plan.ir import GradientSyncPlan, Plan
-from hetero.report.plan_wording import orders_of, shape_of
+from hetero.report.plan_wording import orders_of, range_of, shape_of
 from hetero.report.tables.measurement import measurement_table
 from hetero.report.tables.plan import PICTURE_COLUMNS, plan_picture, plan_table
 from hetero.report.tables.prediction import fullest, prediction_table
@@ -47,6 +48,14 @@ def uneven_plan() -> Plan:
 def rows(table: Table) -> list[list[str]]:
     """Cells as text, one list per row."""
     return [list(cells) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+@pytest.mark.parametrize("step_s", [0.0123, 1.0, 10.0, 123.0])
+def test_a_range_has_three_digits(step_s: float) -> None:
+    found = StepRange(step_s, {})
+    shown = range_of(found).split(" to ")
+    assert [float(each) for each in shown] == pytest.approx([found.low_s, found.high_s], rel=5e-3)
+    assert all(len(each.lstrip("0.").replace(".", "")) == 3 and not each.endswith(".") for each in shown)
 
 
 def test_the_table_has_a_row_per_stage() -> None:

@@ -187,3 +187,19 @@ def test_the_failure_detector_asks_the_watchdogs_of_all_groups(monkeypatch: pyte
     with pytest.raises(LayersError):
         training._pretrain(config, torch.device("cpu"), detector, training.Stop(config.run))  # type: ignore[arg-type]
     assert detector.transport_error() == "lost by one and two"
+
+
+def test_nobody_asks_the_groups_once_they_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure detector's thread goes on for a while, and would keep them alive."""
+    asked: list[str] = []
+    leave_world = launch.leave_world
+
+    def leave(*, failed: bool) -> None:
+        asked.append(detector.transport_error())
+        leave_world(failed=failed)
+
+    monkeypatch.setattr(launch, "leave_world", leave)
+    parallel = parse("--distributed-backend gloo --hetero-heartbeat-timeout 7").parallel
+    with joined(Launch(rank=0, world_size=1, local_rank=0), parallel) as (_, detector):
+        detector.transport_error = lambda: "what their watchdogs have seen"
+    assert asked == [""]
