@@ -40,4 +40,11 @@ def share_of_forward(costs: CostModel, stage: Stage, position: float) -> float:
 
 
 def _layer(costs: CostModel, stage: Stage, kind: LayerKind) -> LayerCost:
-    return costs.layer(kind, device=stage.device, tp=stage.tp, micro_batch_size=stage.micro_batch_size, sequence_parallel=stage.splits_sequence, fp8=stage.fp8)
+    return costs.layer(
+        kind,
+        device=stage.device,
+        tp=stage.tp,
+        micro_batch_size=stage.micro_batch_size,
+        sequence_parallel=stage.splits_sequence,
+        fp8=stage.fp8,
+    )
