@@ -1,7 +1,7 @@
 """Seconds of single kernels on a device: matrix products, attention, and whatever is bound by memory.
 
 A device reaches a share of its data sheet's peak figures. The shares are measured where somebody published them and
-otherwise those of the generation (:data:`RATES`); the device that the tables name is what they were measured on.
+otherwise those of the generation (:data:`GENERATION_RATES`); the device that the tables name is what they were measured on.
 
 A matrix product of m x n outputs over k is computed in tiles, each by one multiprocessor, in waves of as many tiles as
 there are multiprocessors (NVIDIA, "Matrix multiplication background user's guide", on tile and wave quantization):
@@ -9,7 +9,10 @@ there are multiprocessors (NVIDIA, "Matrix multiplication background user's guid
     waves = ceil(batch  ceil(m / tile_m)  ceil(n / tile_n) / multiprocessors)
     seconds = max( waves  2 tile_m tile_n (k + PROLOGUE)  multiprocessors / (share  peak),  bytes / bandwidth )
 
-with the tile that takes least; a small tile reuses less of what it reads and reaches less of the peak.
+with the tile that takes least; a small tile reuses less of what it reads and reaches less of the peak. That is for tensor
+cores. Products in fp32 or fp64 without them have small tiles, many on each multiprocessor at a time, and take
+
+    seconds = max( 2 batch m n k / (SIMT_SHARE  peak),  bytes / bandwidth )
 """
 
 import math
@@ -113,10 +116,13 @@ class Kernels:
         self._flash_backward_per_s = peak * rates.flash_backward
         self._bytes_per_s = sheet.memory_gb_per_s * GB * MEMORY_SHARE
         self._multiprocessors = sheet.multiprocessors
+        self._on_tensor_cores = on_tensor_cores
 
     def product_s(self, m: int, n: int, k: int, *, element_bytes: int, batch: float = 1) -> float:
         """Seconds of ``batch`` products of m x k and k x n matrices."""
         moved_s = self.moved_s(batch * (m * k + k * n + m * n) * element_bytes)
+        if not self._on_tensor_cores:
+            return max(moved_s, 2 * batch * m * n * k / self._products_per_s)
         if self._multiprocessors is None:
             return max(moved_s, 2 * batch * m * n * (k + PROLOGUE) / self._products_per_s)
         least_s = math.inf
