@@ -35,7 +35,7 @@ cluster = ClusterSpec(
 
 # What a layer costs on a device: measured profiles that ship with the package, by model shape and device type.
 model = load_model(PRESETS / "models/gpt-200m.yaml")
-costs = model_costs(model, seq_length=2048, precision="fp32")
+costs = model_costs(model, seq_length=2048, precision="fp32", where=cluster)
 
 problem = Problem(cluster=cluster, costs=costs, global_batch_size=64, time_limit_s=5)
 result = plan_cluster(problem)

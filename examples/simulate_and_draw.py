@@ -30,7 +30,7 @@ cluster = ClusterSpec(
     node_types=tuple(NodeType(name=device, device=device, gpus_per_node=1) for device in ("V100-16", "A100-40")),
     links=Links(between_nodes=Link(bandwidth_gb_per_s=1.2, latency_us=30)),
 )
-costs = model_costs(model, seq_length=2048, precision="fp32")
+costs = model_costs(model, seq_length=2048, precision="fp32", where=cluster)
 
 
 def cut_at(layer: int) -> Plan:
