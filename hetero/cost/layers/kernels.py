@@ -42,6 +42,9 @@ SIMT_SHARE = 0.95
 """Share of the fp32 and fp64 peak of products that no tensor core computes, about what the shipped profiles of V100
 show (OPT-30B: 14.6 of 15.7 TFLOP/s)."""
 
+HOPPER = 9
+"""Major number of the compute capability."""
+
 TENSOR_ARITHMETICS = ("tf32", "bf16", "fp16")
 
 
@@ -89,9 +92,14 @@ OTHER_RATES = AchievedRates(0.6, 0.30, 0.25)
 """Of devices without CUDA that nobody measured."""
 
 
-MEMORY_EFFICIENT = (0.25, 0.20)
-"""Shares of the peak, forward and backward, of torch's memory-efficient attention, which is what there is without
-scores beside bf16 and fp16. A heuristic."""
+TF32_ACROSS = 0.65
+"""Of their rate, what TF32 products reach on Hopper that are not of rows by rows: its matrix units take TF32 operands
+in that layout only (PTX ISA, wgmma), so that all products of a backward have to copy them or take older instructions.
+About what the profiles of GH200 show."""
+
+MEMORY_EFFICIENT = {True: (0.25, 0.20), False: (0.5, 0.4)}
+"""Shares of the peak, forward and backward, of torch's memory-efficient attention, on tensor cores and without: what
+there is without scores beside bf16 and fp16. A heuristic."""
 
 
 def achieved_rates(device: DeviceType) -> AchievedRates:
@@ -117,25 +125,33 @@ class Kernels:
         # Where TF32 falls back to fp32 there is no tensor core for it.
         on_tensor_cores = arithmetic in TENSOR_ARITHMETICS and peak > sheet.flops_per_s("fp32")
         self._products_per_s = peak * (SUSTAINED * rates.products if on_tensor_cores else SIMT_SHARE)
-        flash = (rates.flash_forward, rates.flash_backward) if arithmetic in ("bf16", "fp16") else MEMORY_EFFICIENT
+        flash = rates.flash_forward, rates.flash_backward
+        if arithmetic not in ("bf16", "fp16"):
+            flash = MEMORY_EFFICIENT[on_tensor_cores]
         self._flash_forward_per_s, self._flash_backward_per_s = (peak * share for share in flash)
         self._bytes_per_s = sheet.memory_gb_per_s * GB * MEMORY_SHARE
         self._multiprocessors = sheet.multiprocessors
         self._on_tensor_cores = on_tensor_cores
+        is_hopper = device.compute_capability is not None and device.compute_capability[0] == HOPPER
+        self._across = TF32_ACROSS if is_hopper and arithmetic == "tf32" else 1.0
 
-    def product_s(self, m: int, n: int, k: int, *, element_bytes: int, batch: float = 1) -> float:
-        """Seconds of ``batch`` products of m x k and k x n matrices."""
+    def product_s(self, m: int, n: int, k: int, *, element_bytes: int, batch: float = 1, across: bool = False) -> float:
+        """Seconds of ``batch`` products of m x k and k x n matrices.
+
+        across: not rows by rows, as x W^T of a linear layer is and none of the products of its backward.
+        """
+        products_per_s = self._products_per_s * (self._across if across else 1.0)
         moved_s = self.moved_s(batch * (m * k + k * n + m * n) * element_bytes)
         if not self._on_tensor_cores:
-            return max(moved_s, 2 * batch * m * n * k / self._products_per_s)
+            return max(moved_s, 2 * batch * m * n * k / products_per_s)
         if self._multiprocessors is None:
-            return max(moved_s, 2 * batch * m * n * (k + PROLOGUE) / self._products_per_s)
+            return max(moved_s, 2 * batch * m * n * (k + PROLOGUE) / products_per_s)
         least_s = math.inf
         for (tile_m, tile_n), share in TILES.items():
             tiles = batch * math.ceil(m / tile_m) * math.ceil(n / tile_n)
             waves = math.ceil(tiles / self._multiprocessors)
             operations = waves * self._multiprocessors * 2 * tile_m * tile_n * (k + PROLOGUE)
-            least_s = min(least_s, operations / (share * self._products_per_s))
+            least_s = min(least_s, operations / (share * products_per_s))
         return max(moved_s, least_s)
 
     def flash_s(self, operations: float, *, backward: bool) -> float:

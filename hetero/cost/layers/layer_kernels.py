@@ -9,7 +9,7 @@ b samples of s tokens with e bytes per element, hidden size h, q and kv channels
     scores      a / t batches of b products s x s x (q / a), twice in a forward, four times in a backward; beside them a
                 forward moves the scores (e a s^2 b / t bytes) so many times, with p = 2 + 1 / e for dropout:
                     fused softmax (scale, mask, softmax)     2 (+ p)         backward  3 (+ p)
-                    Megatron-LM's in fp32, one by one        6 (+ p)         backward  7 (+ p)
+                    Megatron-LM's in fp32, one by one        6 (+ p)         backward  9 (+ p)
                     unfused, as in the shipped profiles      6 (+ p)         backward  18 (+ p)
     flash       2 s^2 b q / t operations with a causal mask, 2.5 times as many in a backward
     rows        e T h / t' bytes for each read and write by two norms (2 each), two residual sums (3 each, and a mask);
@@ -37,7 +37,7 @@ from hetero.units import US_PER_S
 ComputePass = Literal["forward", "backward"]
 
 UNFUSED_MOVES: dict[ComputePass, int] = {"forward": 6, "backward": 18}
-MEGATRON_FP32_MOVES: dict[ComputePass, int] = {"forward": 6, "backward": 7}
+MEGATRON_FP32_MOVES: dict[ComputePass, int] = {"forward": 6, "backward": 9}
 FUSED_SOFTMAX_MOVES: dict[ComputePass, int] = {"forward": 2, "backward": 3}
 """Times that attention moves its scores through memory beside its products, as above."""
 
@@ -157,8 +157,8 @@ def _half(
     inputs_s = sum(kernels.product_s(m, n, k, element_bytes=element) for m, n, k in products)
     weights_s = 0.0
     if compute_pass == "backward":
-        inputs_s = sum(kernels.product_s(m, k, n, element_bytes=element) for m, n, k in products)
-        weights_s = sum(kernels.product_s(n, k, m, element_bytes=element) for m, n, k in products)
+        inputs_s = sum(kernels.product_s(m, k, n, element_bytes=element, across=True) for m, n, k in products)
+        weights_s = sum(kernels.product_s(n, k, m, element_bytes=element, across=True) for m, n, k in products)
     return KernelSeconds(
         linear_s=inputs_s + weights_s,
         weight_gradients_s=weights_s,
@@ -175,8 +175,8 @@ def _core_attention_s(kernels: Kernels, layer: LayerConfig, compute_pass: Comput
         operations = 2 * heads * length**2 * shape.kv_channels
         return kernels.flash_s(operations * (FLASH_BACKWARD if backward else 1), backward=backward)
     channels, element = shape.kv_channels, layer.element_bytes
-    to_scores_s = kernels.product_s(length, length, channels, element_bytes=element, batch=heads)
-    from_scores_s = kernels.product_s(length, channels, length, element_bytes=element, batch=heads)
+    to_scores_s = kernels.product_s(length, length, channels, element_bytes=element, batch=heads, across=backward)
+    from_scores_s = kernels.product_s(length, channels, length, element_bytes=element, batch=heads, across=True)
     if implementation.attention == "unfused":
         moves = float(UNFUSED_MOVES[compute_pass])
     else:
@@ -192,8 +192,8 @@ def _head(kernels: Kernels, layer: LayerConfig, compute_pass: ComputePass) -> Ke
     linear_s = kernels.product_s(tokens, rows, shape.hidden, element_bytes=element)
     weights_s = 0.0
     if compute_pass == "backward":
-        linear_s = kernels.product_s(tokens, shape.hidden, rows, element_bytes=element)
-        weights_s = kernels.product_s(rows, shape.hidden, tokens, element_bytes=element)
+        linear_s = kernels.product_s(tokens, shape.hidden, rows, element_bytes=element, across=True)
+        weights_s = kernels.product_s(rows, shape.hidden, tokens, element_bytes=element, across=True)
     cast = (element + 4) * (element < 4)
     loss_bytes = tokens * rows * (4 * LOSS_MOVES[compute_pass] + cast)
     norm_bytes = 2 * element * tokens * shape.hidden

@@ -1,6 +1,7 @@
 """Seconds of single kernels: products in tiles and waves, attention without scores, bytes."""
 
 import dataclasses
+import math
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from hetero.cost.layers.kernels import (
     PROLOGUE,
     SIMT_SHARE,
     SUSTAINED,
+    TF32_ACROSS,
     Kernels,
     achieved_rates,
 )
@@ -84,7 +86,8 @@ class TestProducts:
 
 class TestRates:
     def test_fp32_without_tensor_cores_reaches_nearly_its_peak(self) -> None:
-        """V100 has none for fp32, nor for TF32, which falls back to it; of fp16 it reaches what its generation does."""
+        """V100 has none for fp32, nor for TF32, which falls back to it; there are no waves to speak of. Of fp16 it
+        reaches what its generation does."""
         shape = (128 * 80, 256, 4096)
         fp32, tf32, fp16 = (
             kernels("V100-16", arithmetic).product_s(*shape, element_bytes=2) for arithmetic in ("fp32", "tf32", "fp16")
@@ -92,9 +95,22 @@ class TestRates:
         sheet = SHIPPED_DEVICES.of("V100-16").data_sheet
         assert sheet is not None
         operations = 80 * 2 * 128 * 256 * (4096 + PROLOGUE)
-        assert fp32 == tf32 == pytest.approx(operations / (SIMT_SHARE * sheet.flops_per_s("fp32")))
+        assert fp32 == tf32 == pytest.approx(2 * math.prod(shape) / (SIMT_SHARE * sheet.flops_per_s("fp32")))
         share = SUSTAINED * GENERATION_RATES[7].products
         assert fp16 == pytest.approx(operations / (share * sheet.flops_per_s("fp16")))
+
+    def test_tf32_across_is_slower_on_hopper_alone(self) -> None:
+        """wgmma takes TF32 operands rows by rows only; bf16 in any layout, as Ampere does both."""
+        shape, slower = (4096, 4096, 4096), {}
+        for device, arithmetic in (("GH200", "tf32"), ("GH200", "bf16"), ("A100-40", "tf32")):
+            own = kernels(device, arithmetic)
+            across, along = (own.product_s(*shape, element_bytes=4, across=each) for each in (True, False))
+            slower[device, arithmetic] = across / along
+        assert slower == {
+            ("GH200", "tf32"): pytest.approx(1 / TF32_ACROSS),
+            ("GH200", "bf16"): 1.0,
+            ("A100-40", "tf32"): 1.0,
+        }
 
     def test_measured_devices_say_who_measured(self) -> None:
         assert all(rates.source for rates in MEASURED_RATES.values())

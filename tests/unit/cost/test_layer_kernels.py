@@ -133,9 +133,9 @@ class TestByHand:
         [
             ("fused-softmax", False, 2, 2, 3),
             ("fused-softmax", True, 2, 2 + 2.5, 3 + 2.5),
-            ("fused-softmax", False, 4, 6, 7),
-            ("fused-softmax", True, 4, 6 + 2.25, 7 + 2.25),
-            ("unfused", False, 4, 6, 24),
+            ("fused-softmax", False, 4, 6, 9),
+            ("fused-softmax", True, 4, 6 + 2.25, 9 + 2.25),
+            ("unfused", False, 4, 6, 18),
         ],
     )
     def test_scores_move(

@@ -239,7 +239,8 @@ class TestOtherLayersThanThoseProfiled:
         )
         forward, backward = (self.ratio(measured, each, here) for each in PASSES)
         assert (cost.forward_s, cost.backward_s) == pytest.approx((forward, 2 * backward))
-        assert 0 < backward < forward < 1, "most of what moves is in the backward"
+        assert 0 < forward < 1
+        assert 0 < backward < 1, "computing the scores again takes less than moving them"
         assert cost.confidence == Confidence.ESTIMATED
 
     def test_a_runtime_that_runs_what_was_profiled_takes_what_was_measured(self) -> None:
