@@ -65,8 +65,8 @@ GPU_FAULTS = (
         name="the memory model counts scores that nobody keeps",
         kind="memory formula",
         file="hetero/cost/runtime_model.py",
-        find="    runs_profiled_layers=False,\n    flash_attention=True,",
-        replace="    runs_profiled_layers=False,\n    flash_attention=False,",
+        find='HETERO_LAYERS = LayerImplementation(attention="flash"',
+        replace='HETERO_LAYERS = LayerImplementation(attention="fused-softmax"',
         hints=("tests/dist/test_activation_memory.py",),
     ),
     Fault(
