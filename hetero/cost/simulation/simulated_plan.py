@@ -1,13 +1,14 @@
 """A plan as the simulator needs it: device groups with their rows, lanes, seconds and points of collectives."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from hetero.cost.cost_model import CostModel, StageCost
+from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.network import Topology, transfer_cost
 from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.engine import LaneStart, Pipeline, Slice
@@ -64,6 +65,7 @@ class SimulatedPlan:
         self.stage_costs: dict[StageKey, StageCost] = {(r, s): costs.of(stage) for r, s, stage in plan.stages()}
         self.groups: list[list[DeviceGroup]] = []
         self.lane_of_rank: dict[int, LaneKey] = {}
+        self._owned = owned_parameters(plan) if plan.distributed_optimizer else None
         self._rows: dict[object, Schedule] = {}
         self._points: dict[object, CollectivePoints] = {}
         for r, replica in enumerate(plan.replicas):
@@ -95,7 +97,7 @@ class SimulatedPlan:
             cuts = order, numbers, kind, tuple((stages[s].start, stages[s].end) for s in numbers)
             if cuts not in self._points:
                 self._points[cuts] = CollectivePoints(replica, numbers, row, _options(runtime))
-            update_s = sum(self.stage_costs[r, s].update_s for s in numbers)
+            update_s = max(self._update_s(r, numbers, rank) for rank in first.ranks)
             groups.append(
                 DeviceGroup(stages=numbers, row=row, lanes=lanes, update_s=update_s, points=self._points[cuts])
             )
@@ -103,6 +105,19 @@ class SimulatedPlan:
             for i, rank in enumerate(first.ranks):
                 self.lane_of_rank[rank] = keys[lanes[i // first.tp]]
         self.groups.append(groups)
+
+    def _update_s(self, r: int, numbers: Sequence[int], rank: int) -> float:
+        """Seconds of the update of these stages on ``rank``: of all that it holds, or of what it owns of that."""
+        seconds = 0.0
+        for s in numbers:
+            stage, update_s = self.plan.replicas[r].stages[s], self.stage_costs[r, s].update_s
+            if self._owned is not None:
+                held = self.costs.parameters_per_rank(
+                    device=stage.device, first_layer=stage.start, end_layer=stage.end, tp=stage.tp
+                )
+                update_s *= self._owned[rank][s] / held
+            seconds += update_s
+        return seconds
 
     def stage_of(self, lane: LaneKey, point: Point) -> Stage:
         """The stage whose compute ``point`` lies in, of the replica of ``lane``."""

@@ -47,7 +47,8 @@ def lower_bound_s(problem: Problem, stage_options: StageOptionTable) -> float:
     per_layer = {index: min(each.attention_s / share, each.mlp_s / (1 - share)) for index, each in least.items()}
     ratio = min(each.ends_s / per_layer[index] for index, each in least.items())
     layers = problem.global_batch_size * (problem.model.num_layers + ratio)
-    update_s = min(each.update_s for each in least.values())
+    # How little of an update one of many ranks may be left with, nobody knows.
+    update_s = 0.0 if problem.distributed_optimizer else min(each.update_s for each in least.values())
     return update_s + layers / sum(problem.node_types[k].num_devices / each for k, each in per_layer.items())
 
 

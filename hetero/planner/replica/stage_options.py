@@ -84,7 +84,7 @@ class StageOptionTable:
     def __init__(self, problem: Problem, *, num_gradient_groups: int = 3, optimizer_ways: int | None = None) -> None:
         self._problem = problem
         self._footprints = Footprints(problem, num_gradient_groups=num_gradient_groups, optimizer_ways=optimizer_ways)
-        self._known_updates: dict[tuple[str, int], tuple[float, float, float]] = {}
+        self._known_updates: dict[tuple[str, int, int], tuple[float, float, float]] = {}
         self._single: dict[tuple[Slot, int, Recompute], StageOption] = {}
         self._options: dict[tuple[Slot, int], tuple[StageOption, ...]] = {}
 
@@ -129,13 +129,16 @@ class StageOptionTable:
             self._options[key] = tuple(sorted(found, key=lambda option: option.layer_s))
         return self._options[key]
 
-    def _updates(self, device: str, tp: int) -> tuple[float, float, float]:
-        if (device, tp) not in self._known_updates:
+    def _updates(self, device: str, slot: Slot) -> tuple[float, float, float]:
+        """Of a block, the embedding and the head; what other replicas update of it is not known here."""
+        key = device, slot.tp, slot.dp if self._problem.distributed_optimizer else 1
+        if key not in self._known_updates:
             block, embedding, head = (
-                self._problem.costs.update(part, device=device, tp=tp)[0] for part in ("block", "embedding", "head")
+                self._problem.costs.update(part, device=device, tp=slot.tp)[0] / key[2]
+                for part in ("block", "embedding", "head")
             )
-            self._known_updates[device, tp] = block, embedding, head
-        return self._known_updates[device, tp]
+            self._known_updates[key] = block, embedding, head
+        return self._known_updates[key]
 
     def option(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
         """One option by itself, dominated or not."""
@@ -178,7 +181,7 @@ class StageOptionTable:
                 embedding.backward_s,
                 head.backward_s,
             ),
-            updates_s=self._updates(node_type.device, slot.tp),
+            updates_s=self._updates(node_type.device, slot),
             memory=self._footprints.of(
                 device=node_type.device,
                 tp=slot.tp,

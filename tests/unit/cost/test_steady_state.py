@@ -52,16 +52,25 @@ def named(result: Simulation) -> dict[str, Span]:
 
 class TestGathers:
     def test_all_weights_come_before_the_first_forward(self) -> None:
-        """Update 4 s, gathers 5 s, forward 6 s, backward 12 s, sums 5 s: each shard has one owner."""
+        """Update 2 s, half of what all weights take, gathers 5 s, forward 6 s, backward 12 s, sums 5 s: each shard has
+        one owner."""
         result = run(two_devices(), summing_in(10.0), update_s=0.5)
         (gather,) = result.gathers
         assert (gather.start_s, gather.end_s) == pytest.approx((0.0, 5.0))
         assert gather.bucket.ranks == (0, 1)
         assert named(result)["0F0"].start_s == pytest.approx(5.0)
-        assert result.step_s == pytest.approx(4.0 + 5.0 + 18.0 + 5.0)
+        assert result.step_s == pytest.approx(2.0 + 5.0 + 18.0 + 5.0)
         times = result.stages[0, 0]
-        assert (times.busy_s, times.bubble_s, times.sync_s, times.update_s) == pytest.approx((18.0, 5.0, 5.0, 4.0))
+        assert (times.busy_s, times.bubble_s, times.sync_s, times.update_s) == pytest.approx((18.0, 5.0, 5.0, 2.0))
         assert times.rest_s == pytest.approx(0.0, abs=1e-9)
+
+    def test_who_owns_more_updates_longer(self) -> None:
+        """Shares of 3 and 1: three quarters of the 4 s, and a quarter."""
+        shared = two_devices()
+        first, second = shared.replicas
+        uneven = dataclasses.replace(shared, replicas=(first.with_stage(0, optimizer_share=3), second))
+        result = run(uneven, update_s=0.5)
+        assert [result.stages[r, 0].update_s for r in (0, 1)] == pytest.approx([3.0, 1.0])
 
     def test_a_forward_stands_still_in_the_middle_for_the_weights_of_its_next_layer(self) -> None:
         """The embedding first, then layer by layer, each 1 s of forward, as long as its weights are there."""
