@@ -33,9 +33,9 @@ cluster = ClusterSpec(
     links=Links(between_nodes=Link(bandwidth_gb_per_s=2.9, latency_us=30)),
 )
 
-# What a layer costs on a device: measured profiles that ship with the package, by model shape and device type.
-model = load_model(PRESETS / "models/gpt-200m.yaml")
-costs = model_costs(model, seq_length=2048, precision="fp32", where=cluster)
+# What a layer costs on a device in fp16: what was published of its kernels. In fp32, measured profiles of this model ship.
+model = load_model(PRESETS / "models/opt-350m.yaml")
+costs = model_costs(model, seq_length=2048, precision="fp16", where=cluster)
 
 problem = Problem(cluster=cluster, costs=costs, global_batch_size=64, time_limit_s=5)
 result = plan_cluster(problem)

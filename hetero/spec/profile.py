@@ -11,7 +11,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
@@ -265,11 +264,11 @@ class ProfileStore:
         profiles: Iterable[Profile],
         *,
         device_types: DeviceCatalogue = SHIPPED_DEVICES,
-        all_reduce: Mapping[str, tuple[GroupLink, ...]] = MappingProxyType({}),
+        all_reduce: Mapping[str, tuple[GroupLink, ...]] | None = None,
     ) -> None:
         self._profiles = tuple(profiles)
         self.device_types = device_types
-        self._all_reduce = all_reduce
+        self._all_reduce = dict(all_reduce or {})
         for profile in self._profiles:
             try:
                 device_types.of(profile.device)

@@ -190,7 +190,7 @@ sys.exit(pretrain_gpt.main(sys.argv[1:]))
 
 
 def test_saves_are_no_steps(tmp_path: Path) -> None:
-    """A save takes two seconds here, a step some milliseconds."""
+    """A save takes two seconds here, so that a step with one in it would take more; a step takes some milliseconds."""
     done = subprocess.run(
         [sys.executable, "-c", SLOW_SAVES, *command_line(micro_batch_size="1")],
         cwd=ROOT,
@@ -201,4 +201,4 @@ def test_saves_are_no_steps(tmp_path: Path) -> None:
         check=False,
     )
     lines = log_lines(Finished(done.returncode, done.stdout, done.stderr))
-    assert max(float(line["ms"]) for line in lines[1:]) < 1000
+    assert max(float(line["ms"]) for line in lines[1:]) < 2000
