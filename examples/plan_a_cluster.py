@@ -33,7 +33,7 @@ cluster = ClusterSpec(
     links=Links(between_nodes=Link(bandwidth_gb_per_s=2.9, latency_us=30)),
 )
 
-# What a layer costs on a device in fp16: what was published of its kernels. In fp32, measured profiles of this model ship.
+# What a layer costs on a device in fp16: what was published of its kernels. In fp32 there are measured profiles of it.
 model = load_model(PRESETS / "models/opt-350m.yaml")
 costs = model_costs(model, seq_length=2048, precision="fp16", where=cluster)
 
