@@ -44,10 +44,18 @@ def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> Sc
                 continue
             found = _with_depths(start, v, problem, deadline)
             if found is None or goal_value(found, problem) >= goal_value(start, problem):
-                break  # More stages would take more memory, and more of the links.
+                if _divides_evenly(start.plan, v):
+                    break  # More stages would take more memory, and more of the links.
+                continue  # The smaller stages wait for the larger ones; another number may divide evenly.
             if is_better(found, shortlist.best, problem):
                 best = min(best, found, key=lambda each: goal_value(each, problem))
     return best
+
+
+def _divides_evenly(plan: Plan, v: int) -> bool:
+    """Whether ``v`` stages per device group would have equally many layers, or halves of one where there are halves."""
+    unit = HALF if any(stage.ends_with_attention for _, _, stage in plan.stages()) else 1
+    return all(stage.num_layers / unit % v == 0 for _, _, stage in plan.stages())
 
 
 def _with_depths(start: ScoredPlan, v: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
