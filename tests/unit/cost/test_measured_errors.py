@@ -24,10 +24,12 @@ def test_every_sort_of_basis_has_a_figure() -> None:
     assert factors == sorted(factors), "what is less measured is not more certain"
 
 
+@pytest.mark.slow
 def test_figures_of_layers_are_the_computed_ones() -> None:
     assert layer_factors() == {confidence: error.factor for confidence, error in LAYER_ERRORS.items()}, FILL_IN
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_figures_of_runs_are_the_computed_ones() -> None:
     runs = predicted_runs()
@@ -35,6 +37,7 @@ def test_figures_of_runs_are_the_computed_ones() -> None:
     assert (RUN_ERROR.factor, ORDER_ERROR.factor) == computed, FILL_IN
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_as_many_runs_as_promised_are_within_their_range() -> None:
     runs = predicted_runs()

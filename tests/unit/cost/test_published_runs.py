@@ -111,6 +111,7 @@ def test_every_plan_is_legal(quick: bool) -> None:
         validate(run.plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_errors_are_no_larger_than_reached(families: dict[str, list[Comparison]], family: str) -> None:
     found = {quantity: ErrorSummary.of(errors) for quantity, errors in errors_of(families[family]).items()}
@@ -123,14 +124,17 @@ def test_errors_are_no_larger_than_reached(families: dict[str, list[Comparison]]
     assert above == {}
 
 
+@pytest.mark.slow
 def test_plans_of_one_question_are_in_the_measured_order(comparisons: list[Comparison]) -> None:
     assert [(a.run.label, b.run.label) for a, b in wrong_pairs(comparisons)] == []
 
 
+@pytest.mark.slow
 def test_no_run_that_ran_is_rejected(comparisons: list[Comparison]) -> None:
     assert {each.run.label: each.verdict for each in comparisons if each.verdict is not None} == {}
 
 
+@pytest.mark.slow
 def test_the_tables_in_the_docs_are_these(comparisons: list[Comparison]) -> None:
     expected = page = PAGE.read_text(encoding="utf-8")
     for name, table in (
@@ -144,6 +148,7 @@ def test_the_tables_in_the_docs_are_these(comparisons: list[Comparison]) -> None
     assert page == expected, "run tests/bench/bench_cost_model.py --write docs/cost_model.md"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decides", "place"), [("time", 0), ("memory", -1)])
 def test_calibration_finds_a_constant_again(decides: Decides, place: int) -> None:
     """From runs that took what is predicted with another value of it, which is put back afterwards."""
