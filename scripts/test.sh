@@ -2,7 +2,7 @@
 # All checks on a fresh machine: lint, types, unit, distributed and end-to-end tests. docs/testing.md says how they work.
 #
 #   bash scripts/test.sh                     of the cases that rotate, those whose turn it is; all others
-#   bash scripts/test.sh --fast              without the tests marked slow, in under three minutes
+#   bash scripts/test.sh --fast              without the tests marked slow
 #   bash scripts/test.sh --all               every case
 #   bash scripts/test.sh --rotation 7        the cases of another run again
 set -euo pipefail
