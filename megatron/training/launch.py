@@ -357,9 +357,10 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
 
 
 def _check_dropout(plan: Plan, options: StageOptions) -> None:
-    """
+    """Refuse a plan that was made for another dropout than the flags give, which keeps more or less.
+
     Raises:
-        PlanError: the plan was made for another dropout than the flags give, which keeps more or less.
+        PlanError: it was.
     """
     for name in ("hidden_dropout", "attention_dropout"):
         planned, given = getattr(plan, name), getattr(options, name)

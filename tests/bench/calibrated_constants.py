@@ -110,7 +110,7 @@ CONSTANTS = (
     ),
     CalibratedConstant(
         name="GENERATOR_S",
-        what="s of the host around the dropouts of a tensor-parallel block of Megatron-LM",
+        what="s of the host around the dropout of a tensor-parallel block of Megatron-LM",
         decides="time",
         grid=[0.0, 2e-4, 4e-4, 6e-4, 8e-4],
         module=throughput_fit,

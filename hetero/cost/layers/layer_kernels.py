@@ -49,7 +49,7 @@ LOSS_MOVES: dict[ComputePass, int] = {"forward": 8, "backward": 3}
 
 CONTENTION = 0.5
 """Share of a collective's seconds that it costs although products run beside it: it takes multiprocessors and memory
-bandwidth from them. Calibrated on the backward of a layer of the 22B model in arXiv 2205.05198, table 4."""
+bandwidth from them. A heuristic: the published runs hardly determine it (docs/cost_model.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +89,6 @@ class KernelSeconds:
     attention_s: float = 0.0
     rows_s: float = 0.0
     collectives_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        return self.linear_s + self.attention_s + self.rows_s + self.collectives_s
 
     def __add__(self, other: "KernelSeconds") -> "KernelSeconds":
         return KernelSeconds(

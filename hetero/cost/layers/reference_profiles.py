@@ -19,8 +19,8 @@ from hetero.spec.profile import Arithmetic, LayerKind, Profile, ProfileStore
 from hetero.units import GB
 
 UPDATE_BYTES: Mapping[Precision, float] = {"fp64": 280, "fp32": 140, "bf16": 61, "fp16": 61}
-"""Bytes per parameter that an update would move at the data sheet's bandwidth. In fp32 what the profiles of V100, A100
-and GH200 show (134 to 188), which were made without a fused Adam. In half precision counted: a fused Adam reads fp32
+"""Bytes per parameter that an update would move at the data sheet's bandwidth. In fp32 about what the shipped profiles
+show (medians of 133 to 184), which were made without a fused Adam. In half precision counted: a fused Adam reads fp32
 weight, gradient and two moments and writes all but the gradient (28), norm and clipping read the gradient twice and
 write it (12), the half-precision copy is written from the weight (6); at three quarters of the bandwidth."""
 

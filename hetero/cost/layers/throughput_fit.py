@@ -49,8 +49,8 @@ bus. A heuristic."""
 
 GENERATOR_S = 4e-4
 """Seconds in which Megatron-LM exchanges the state of the CUDA generator for that of its tensor-parallel rank and back,
-around every dropout of a block (``CudaRNGStatesTracker.fork``). Calibrated on its runs on GH200 with microbatches of
-one sample, which are bound by launches."""
+around the dropout of a block's attention (``CudaRNGStatesTracker.fork``). Calibrated on its runs on GH200 with
+microbatches of one sample, which are bound by launches."""
 
 LAUNCH_BOUND = 1.2
 """A series is bound by launches at its smallest microbatch if that takes so many times the seconds that its samples

@@ -7,6 +7,7 @@ from hetero.cost.runtime_model import RuntimeModel
 from hetero.plan.ir import Recompute
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.spec.model import ModelSpec
+from tests.helpers.models import gpt2_model
 from tests.helpers.published_runs import clusters
 from tests.helpers.published_runs.published_run import CsvRow, PublishedRun, csv_rows, integers, label_of
 
@@ -22,7 +23,7 @@ RECOMPUTE: dict[str, Recompute] = {"full": "full", "selective": "selective"}
 def gpt_model(row: CsvRow) -> ModelSpec:
     """The model of a row, with Megatron-LM's defaults for what the table does not say."""
     hidden, heads, layers, seq, vocab = integers(row, "hidden", "heads", "layers", "seq", "vocab")
-    return ModelSpec(
+    return gpt2_model(
         num_layers=layers,
         hidden_size=hidden,
         num_attention_heads=heads,
@@ -32,12 +33,6 @@ def gpt_model(row: CsvRow) -> ModelSpec:
         vocab_size=vocab,
         padded_vocab_size=vocab,
         max_position_embeddings=seq,
-        position_embedding="learned_absolute",
-        normalization="LayerNorm",
-        activation="gelu",
-        linear_bias=True,
-        qkv_bias=True,
-        tied_embeddings=True,
     )
 
 

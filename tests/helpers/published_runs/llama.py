@@ -4,14 +4,14 @@ from pathlib import Path
 
 from hetero.cost.other_runtimes.megatron_lm import MEGATRON_CORE
 from hetero.plan.uniform import UniformLayout, uniform_plan
-from hetero.spec.model import ModelSpec
 from hetero.units import GIB
+from tests.helpers.models import llama_model
 from tests.helpers.published_runs import clusters
 from tests.helpers.published_runs.published_run import CsvRow, PublishedRun, csv_rows, integers, label_of
 
 A100 = "Llama-3-8B, A100, megatron-core"
 
-LLAMA_3_8B = ModelSpec(
+LLAMA_3_8B = llama_model(
     num_layers=32,
     hidden_size=4096,
     num_attention_heads=32,
@@ -21,12 +21,7 @@ LLAMA_3_8B = ModelSpec(
     vocab_size=128_256,
     padded_vocab_size=128_256,
     max_position_embeddings=8192,
-    position_embedding="rope",
     rotary_base=500_000,
-    normalization="RMSNorm",
-    activation="swiglu",
-    linear_bias=False,
-    qkv_bias=False,
     tied_embeddings=True,
 )
 """As Llama-3-8B is, but for the head, which is the embedding."""

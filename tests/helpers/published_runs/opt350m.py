@@ -13,6 +13,7 @@ from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.spec.model import ModelSpec
 from hetero.units import MIB
+from tests.helpers.models import gpt2_model
 from tests.helpers.published_runs import clusters
 from tests.helpers.published_runs.published_run import (
     CsvRow,
@@ -33,7 +34,7 @@ SEQ_LENGTH = 2048
 def published_model(name: str) -> ModelSpec:
     """The model that a table calls ``name``, with an output layer of its own."""
     _, shape, num_layers = MODELS[name]
-    return ModelSpec(
+    return gpt2_model(
         num_layers=num_layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -43,11 +44,6 @@ def published_model(name: str) -> ModelSpec:
         vocab_size=shape.vocabulary,
         padded_vocab_size=shape.vocabulary,
         max_position_embeddings=SEQ_LENGTH,
-        position_embedding="learned_absolute",
-        normalization="LayerNorm",
-        activation="gelu",
-        linear_bias=True,
-        qkv_bias=True,
         tied_embeddings=False,
     )
 

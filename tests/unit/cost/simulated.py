@@ -50,3 +50,12 @@ def split(whole: Plan, delays: Sequence[int | None]) -> Plan:
     """The plan of one replica with other delays."""
     (one,) = whole.replicas
     return whole.with_replica(0, one.with_each_stage(wgrad_delay=delays))
+
+
+def unequal_microbatches() -> Plan:
+    """Two stages that count 2 and 4 microbatches."""
+    stages = (
+        stage(layers=(0, 3), ranks=(0,), device=A100, mbs=2, depth=2),
+        stage(layers=(3, 6), ranks=(1,), device=A100, mbs=1, depth=1),
+    )
+    return plan(MODEL, [replica(*stages, num_samples=4)])

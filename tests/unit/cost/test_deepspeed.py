@@ -10,7 +10,7 @@ from hetero.schedule.actions import format_schedule
 from hetero.spec.cluster import Link
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import nodes
-from tests.unit.cost.simulated import A100, DEEPSPEED_FAST_HOST, MODEL, pipeline, run, split
+from tests.unit.cost.simulated import A100, DEEPSPEED_FAST_HOST, MODEL, pipeline, run, split, unequal_microbatches
 
 
 def test_deepspeed_1f1b_is_its_train_schedule() -> None:
@@ -69,18 +69,8 @@ def test_the_host_waits_for_the_device_around_each_transfer() -> None:
 
 
 def test_stages_count_the_same_microbatches() -> None:
-    uneven = plan(
-        MODEL,
-        [
-            replica(
-                stage(layers=(0, 3), ranks=(0,), device=A100, mbs=2, depth=2),
-                stage(layers=(3, 6), ranks=(1,), device=A100, mbs=1, depth=1),
-                num_samples=4,
-            )
-        ],
-    )
     with pytest.raises(PlanError, match=r"deepspeed-1f1b: stages count \[2, 4\] microbatches"):
-        run(uneven, runtime=DEEPSPEED_FAST_HOST)
+        run(unequal_microbatches(), runtime=DEEPSPEED_FAST_HOST)
 
 
 def test_blocking_transfers_have_no_split_backwards() -> None:

@@ -19,7 +19,7 @@ from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
 from tests.unit.cost.replays import cost, times
 from tests.unit.cost.replays import pipeline as replayed
-from tests.unit.cost.simulated import A100, MODEL, pipeline, run, split
+from tests.unit.cost.simulated import A100, MODEL, pipeline, run, split, unequal_microbatches
 
 AS_PROFILED, OURS_AS_PROFILED = (dataclasses.replace(each, implementation=None) for each in (MEGATRON_LM, HETERO))
 """Layers as they were measured, so that seconds are those of the profile."""
@@ -135,18 +135,8 @@ def test_half_precision_gradients_are_half_the_bytes() -> None:
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    uneven = plan(
-        MODEL,
-        [
-            replica(
-                stage(layers=(0, 3), ranks=(0,), device=A100, mbs=2, depth=2),
-                stage(layers=(3, 6), ranks=(1,), device=A100, mbs=1, depth=1),
-                num_samples=4,
-            )
-        ],
-    )
     with pytest.raises(PlanError, match=r"megatron-lm: stages count \[2, 4\] microbatches"):
-        run(uneven, runtime=MEGATRON_LM)
+        run(unequal_microbatches(), runtime=MEGATRON_LM)
     with pytest.raises(PlanError, match=r"megatron-lm: this runtime does not split backwards; set wgrad_delay"):
         run(split(pipeline(2, num_samples=2), [0, None]), runtime=MEGATRON_LM)
     with pytest.raises(PlanError, match=r"megatron-lm: in_flight \[4, 1\], this runtime keeps \[2, 1\]"):

@@ -7,11 +7,12 @@ from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.spec.cluster import ClusterSpec, Links, NodePair
 from hetero.spec.model import ModelSpec
+from tests.helpers.models import gpt2_model
 
 
 def opt_model(num_layers: int, hidden: int, heads: int) -> ModelSpec:
     """The shapes of the shipped profiles: OPT-350M is (24, 1024, 16), GPT-Neo-2.7B (32, 2560, 20)."""
-    return ModelSpec(
+    return gpt2_model(
         num_layers=num_layers,
         hidden_size=hidden,
         num_attention_heads=heads,
@@ -21,12 +22,6 @@ def opt_model(num_layers: int, hidden: int, heads: int) -> ModelSpec:
         vocab_size=50272,
         padded_vocab_size=50304,
         max_position_embeddings=2048,
-        position_embedding="learned_absolute",
-        normalization="LayerNorm",
-        activation="gelu",
-        linear_bias=True,
-        qkv_bias=True,
-        tied_embeddings=True,
     )
 
 
