@@ -10,6 +10,7 @@ names it.
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import os
@@ -50,8 +51,6 @@ _MAX_SHOWN = 80
 
 _MAX_PROBLEMS = 5
 """That a message lists; the rest are counted."""
-
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """Assign to ``__pydantic_config__`` of every dataclass that is read from a file."""
@@ -160,6 +159,11 @@ def _too_deep() -> str:
 def to_json(value: Any) -> str:
     """Formats a dataclass as JSON: keys in field order, two spaces of indent, lists of numbers on one line."""
     return _indent(_adapter(type(value)).dump_python(value, mode="json")) + "\n"
+
+
+def to_compact_json(value: Any) -> bytes:
+    """Formats a dataclass as JSON for machines alone, many times faster than :func:`to_json`."""
+    return _adapter(type(value)).dump_json(value)
 
 
 def parse_json(text: str, *, source: str, allow_nan: bool = False) -> Any:
@@ -415,9 +419,14 @@ def near_match(word: str, known: list[str]) -> str:
 
 
 def _adapter(cls: type[T]) -> TypeAdapter[T]:
-    if cls not in _ADAPTERS:
-        _ADAPTERS[cls] = TypeAdapter(cls)
-    return _ADAPTERS[cls]
+    key: Any = cls
+    return _made_adapter(key)
+
+
+@functools.cache
+def _made_adapter(cls: Any) -> TypeAdapter[Any]:
+    """It takes tens of milliseconds for a record with a plan in it."""
+    return TypeAdapter(cls)
 
 
 def _validated(cls: type[T], text: str, data: Any, source: str) -> T:

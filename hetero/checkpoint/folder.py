@@ -5,6 +5,7 @@
         manifest.json                blocks and their checksums, see :mod:`hetero.checkpoint.manifest`
         SHA256SUMS                   of the two, as ``sha256sum --check`` reads it
         rank_00000.safetensors ...   tensors
+        UPLOADING                    unless SHA256SUMS is there as well, an upload is under way (:mod:`hetero.elastic`)
     FOLDER/.step_00000200.partial/   being written, or what a killed run left
     FOLDER/.step_00000050.deleted/   being deleted
 
@@ -16,23 +17,33 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from hetero.checkpoint.manifest import Manifest, check_manifest
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError, ConfigError
-from hetero.serialization import MAX_FILE_BYTES, T, from_json, read_bytes, to_json
+from hetero.serialization import MAX_FILE_BYTES, T, from_json, read_bytes, to_compact_json, to_json
 
 _PUBLISHED = re.compile(r"step_(\d{8,})")
 _LEFT_OVER = re.compile(r"\.step_\d{8,}\.(partial|deleted)")
-_STATE, _MANIFEST, _SUMS = "state.json", "manifest.json", "SHA256SUMS"
+_STATE, _MANIFEST = "state.json", "manifest.json"
+
+SUMS = "SHA256SUMS"
+"""The file of a checkpoint that says what its other ones are."""
+
+UPLOADING = "UPLOADING"
+"""Lies in the folder of a step that is being uploaded file by file, or was until the upload was killed."""
+
+
+def step_name(step: int) -> str:
+    """What the folder of a published checkpoint is called."""
+    return f"step_{step:08d}"
 
 
 def step_folder(folder: Path, step: int) -> Path:
     """Where the checkpoint of ``step`` is once it is published."""
-    return folder / f"step_{step:08d}"
+    return folder / step_name(step)
 
 
 def partial_folder(folder: Path, step: int) -> Path:
@@ -44,8 +55,15 @@ def published_steps(folder: Path) -> list[int]:
     """The steps of all published checkpoints, ascending; none if there is no such folder."""
     if not folder.is_dir():
         return []
-    matches = (_PUBLISHED.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    matches = (
+        _PUBLISHED.fullmatch(path.name) for path in folder.iterdir() if path.is_dir() and not _is_being_uploaded(path)
+    )
     return sorted(int(match[1]) for match in matches if match)
+
+
+def _is_being_uploaded(path: Path) -> bool:
+    """Whether an object store in this folder is still being filled."""
+    return (path / UPLOADING).exists() and not (path / SUMS).exists()
 
 
 def latest_step(folder: Path) -> int | None:
@@ -53,15 +71,18 @@ def latest_step(folder: Path) -> int | None:
     return max(published_steps(folder), default=None)
 
 
-def prepare(folder: Path, *, start_step: int) -> None:
+def prepare(folder: Path, *, start_step: int | None) -> None:
     """Make ``folder`` ready for a run that starts at ``start_step``: create it, delete what killed runs left.
+
+    Args:
+        start_step: ``None`` if later checkpoints are the run's own.
 
     Raises:
         CheckpointError: it holds checkpoints of later steps, which would be mixed up with this run's; or it cannot
             be written.
     """
     newest = latest_step(folder)
-    if newest is not None and newest > start_step:
+    if newest is not None and start_step is not None and newest > start_step:
         raise CheckpointError(
             f"{folder}: it has a checkpoint of step {newest}, later than step {start_step} where this run starts; "
             "continue from that one (--load), save to another folder, or move the later ones away"
@@ -91,22 +112,33 @@ def publish(folder: Path, *, step: int, state: CheckpointState, manifest: Manife
                 f"{path}: rank {shard.rank} wrote it, but it cannot be seen here; checkpoints have to be saved to a "
                 "file system that all hosts see"
             )
-    # A quarter of a million blocks take 7 s to indent, which a training step would feel, and 0.2 s as they are.
-    texts = {_STATE: to_json(state).encode(), _MANIFEST: TypeAdapter(Manifest).dump_json(manifest)}
-    sums = ""
-    for name, text in texts.items():
-        if len(text) > MAX_FILE_BYTES:
-            raise CheckpointError(
-                f"{partial / name}: {len(text):,} bytes, and no more than {MAX_FILE_BYTES:,} are read"
-            )
+    for name, text in index_files(state, manifest, source=str(partial)).items():
         _write_to_disk(partial / name, text)
-        sums += f"{hashlib.sha256(text).hexdigest()}  {name}\n"
-    _write_to_disk(partial / _SUMS, sums.encode())
     fsync(partial)
     published = step_folder(folder, step)
     partial.rename(published)
     fsync(folder)
     return published
+
+
+def index_files(
+    state: CheckpointState, manifest: Manifest, *, source: str, more: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """By name, the files of a checkpoint beside its shards: the last one has the checksums of the others.
+
+    Args:
+        more: other small files of the same folder.
+
+    Raises:
+        CheckpointError: one is too large to be read again. ``source`` names the checkpoint.
+    """
+    # A quarter of a million blocks take 7 s to indent, which a training step would feel, and 0.2 s as they are.
+    texts = {_STATE: to_json(state).encode(), _MANIFEST: to_compact_json(manifest), **(more or {})}
+    for name, text in texts.items():
+        if len(text) > MAX_FILE_BYTES:
+            raise CheckpointError(f"{source}/{name}: {len(text):,} bytes, and no more than {MAX_FILE_BYTES:,} are read")
+    sums = "".join(f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in texts.items())
+    return {**texts, SUMS: sums.encode()}
 
 
 def keep_newest(folder: Path, keep_last: int, *, protected_step: int | None) -> None:
@@ -147,12 +179,7 @@ def read_state(checkpoint: Path) -> CheckpointState:
     Raises:
         CheckpointError: damaged or missing.
     """
-    state = _read_verified(CheckpointState, checkpoint, _STATE)
-    if checkpoint != step_folder(checkpoint.parent, state.step):
-        raise CheckpointError(
-            f"{checkpoint / _STATE}: it is of step {state.step}, its folder is not; give the folder its own name"
-        )
-    return state
+    return state_in(_local_files(checkpoint), where=str(checkpoint))
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -161,23 +188,61 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         CheckpointError: damaged or missing, or it does not describe whole tensors in this folder.
     """
-    manifest = _read_verified(Manifest, checkpoint, _MANIFEST)
-    check_manifest(manifest, source=str(checkpoint / _MANIFEST))
+    return manifest_in(_local_files(checkpoint), where=str(checkpoint))
+
+
+def state_in(read: Callable[[str], bytes], *, where: str) -> CheckpointState:
+    """The scalars of a checkpoint, wherever it lies.
+
+    Args:
+        read: gives the content of a file by its name.
+        where: the folder or address of the checkpoint, which ends in the name of its step.
+
+    Raises:
+        CheckpointError: as ``read`` does, or damaged.
+    """
+    state = verified(CheckpointState, _STATE, read, where=where)
+    if where.rpartition("/")[2] != step_name(state.step):
+        raise CheckpointError(
+            f"{where}/{_STATE}: it is of step {state.step}, its folder is not; give the folder its own name"
+        )
+    return state
+
+
+def manifest_in(read: Callable[[str], bytes], *, where: str) -> Manifest:
+    """The manifest of a checkpoint, wherever it lies, checked; arguments as of :func:`state_in`.
+
+    Raises:
+        CheckpointError: as ``read`` does, or damaged, or it does not describe whole tensors.
+    """
+    manifest = verified(Manifest, _MANIFEST, read, where=where)
+    check_manifest(manifest, source=f"{where}/{_MANIFEST}")
     return manifest
 
 
-def _read_verified(cls: type[T], checkpoint: Path, name: str) -> T:
-    path = checkpoint / name
-    try:
-        sums, text = read_bytes(checkpoint / _SUMS), read_bytes(path)
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint}: damaged checkpoint: {error}; load another step") from None
+def verified(cls: type[T], name: str, read: Callable[[str], bytes], *, where: str) -> T:
+    """A small file of a checkpoint, by its checksum; arguments as of :func:`state_in`.
+
+    Raises:
+        CheckpointError: as ``read`` does, or damaged.
+    """
+    sums, text = read(SUMS), read(name)
     if f"{hashlib.sha256(text).hexdigest()}  {name}\n".encode() not in sums:
-        raise CheckpointError(f"{path}: its checksum is not the one in {_SUMS}: one of them is damaged")
+        raise CheckpointError(f"{where}/{name}: its checksum is not the one in {SUMS}: one of them is damaged")
     try:
-        return from_json(cls, text.decode(), source=str(path))
+        return from_json(cls, text.decode(), source=f"{where}/{name}")
     except (ConfigError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: not a file of this version of the format: {error}") from None
+        raise CheckpointError(f"{where}/{name}: not a file of this version of the format: {error}") from None
+
+
+def _local_files(checkpoint: Path) -> Callable[[str], bytes]:
+    def read(name: str) -> bytes:
+        try:
+            return read_bytes(checkpoint / name)
+        except ConfigError as error:
+            raise CheckpointError(f"{checkpoint}: damaged checkpoint: {error}; load another step") from None
+
+    return read
 
 
 def _write_to_disk(path: Path, content: bytes) -> None:

@@ -21,6 +21,8 @@ from pydantic import ConfigDict
 
 from hetero.errors import CheckpointError
 from hetero.serialization import STRICT
+from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import parameters
 
 FloatType = Literal["float64", "float32", "bfloat16", "float16"]
 
@@ -129,6 +131,28 @@ class Manifest:
         for shard in self.shards:
             for block in shard.boxes:
                 yield shard, block
+
+
+def merge(written: Sequence[tuple[Shard, dict[str, TensorInfo]]], model: ModelSpec) -> Manifest:
+    """The manifest of shards that together hold, of each kind that they hold, every parameter of ``model``.
+
+    Raises:
+        CheckpointError: a parameter is missing or has another shape, or ranks disagree about a tensor.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for shard, infos in written:
+        for name, info in infos.items():
+            if tensors.setdefault(name, info) != info:
+                raise CheckpointError(
+                    f"{name}: rank {shard.rank} saves it as {info}, an earlier rank as {tensors[name]}"
+                )
+    for kind in sorted({name.partition("/")[0] for name in tensors} | {"weights"}):
+        for parameter in parameters(model):
+            name = f"{kind}/{parameter.name}"
+            found = tensors[name].shape if name in tensors else None
+            if found != parameter.shape:
+                raise CheckpointError(f"{name}: the model has shape {parameter.shape}, the ranks saved {found}")
+    return Manifest(tensors=tensors, shards=tuple(shard for shard, _ in written))
 
 
 def overlap(first: HasEdges, second: HasEdges) -> tuple[tuple[int, int], ...] | None:

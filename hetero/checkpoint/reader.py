@@ -1,22 +1,31 @@
 """Loads a checkpoint into the slices of any plan."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from hetero.checkpoint.folder import find_checkpoint, read_manifest, read_state
 from hetero.checkpoint.manifest import Manifest, Region, SavedBlock, Shard, index_within, overlap
-from hetero.checkpoint.shards import DTYPE_OF, check_shard, read_blocks, read_rank_state
+from hetero.checkpoint.shard_files import LocalShardFile, ShardFile
+from hetero.checkpoint.shards import DTYPE_OF, ShardReader
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
 from hetero.plan.ir import Plan
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.model import ModelSpec, differing_fields
 
+T = TypeVar("T")
+
 _WEIGHT_KINDS = ("weights", "master")
+
+_FILES_AT_ONCE = 4
+"""That are read side by side: one thread gets less than a GiB/s out of a socket, and files lie on several nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,19 +87,48 @@ def load_checkpoint(
     return LoadedCheckpoint(path=path, state=state, rank_state=rank_state, notes=notes)
 
 
-class SavedTensors:
-    """The tensors of a published checkpoint.
+@dataclass(frozen=True, slots=True)
+class ShardSource:
+    """A place that has a shard.
 
-    Raises:
-        CheckpointError: its manifest is damaged.
+    shard: as this place describes it. All places of a shard have the same blocks; their checksums may differ where
+        several ranks of unlike devices have computed them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._manifest = read_manifest(path)
-        self._checked: set[str] = set()
+    shard: Shard
+    file: ShardFile
+
+
+def _nobody_is_told(source: ShardSource, error: CheckpointError) -> None:
+    pass
+
+
+class ShardedTensors:
+    """Tensors whose blocks lie in shards, each of which may be had from several places.
+
+    Args:
+        where: names all of it for messages.
+        sources: by file name of each shard its places, in the order in which they are asked. What one of them does not
+            have, or has damaged, is taken from the next.
+        discarded: is told of every place that is given up. Like the places themselves, it is called by several threads,
+            of which no two read the same shard at a time.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        manifest: Manifest,
+        sources: Mapping[str, Iterable[ShardSource]],
+        *,
+        discarded: Callable[[ShardSource, CheckpointError], None] = _nobody_is_told,
+    ) -> None:
+        self._where = where
+        self._manifest = manifest
+        self._discarded = discarded
+        self._sources = {shard.file: iter(sources[shard.file]) for shard in manifest.shards}
+        self._readers: dict[str, tuple[ShardSource, ShardReader]] = {}
         self._blocks_of: dict[str, list[tuple[Shard, SavedBlock]]] = {}
-        for shard, block in self._manifest.blocks():
+        for shard, block in manifest.blocks():
             self._blocks_of.setdefault(block.name, []).append((shard, block))
 
     def dtype(self, name: str) -> torch.dtype:
@@ -100,7 +138,7 @@ class SavedTensors:
             CheckpointError: there is no such tensor.
         """
         if name not in self._manifest.tensors:
-            raise CheckpointError(f"{self._path}: its manifest has no tensor {name}; load another step")
+            raise CheckpointError(f"{self._where}: its manifest has no tensor {name}; load another step")
         return DTYPE_OF[self._manifest.tensors[name].dtype]
 
     def check_weights(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -115,32 +153,24 @@ class SavedTensors:
         for name, shape in shapes.items():
             saved = [each for kind in _WEIGHT_KINDS if (each := f"{kind}/{name}") in self._manifest.tensors]
             if not saved:
-                raise CheckpointError(f"{self._path}: its manifest has no tensor weights/{name}; load another step")
+                raise CheckpointError(f"{self._where}: its manifest has no tensor weights/{name}; load another step")
             for each in saved:
                 self._check_shape(each, shape)
                 for shard, _ in self._blocks_of.get(each, ()):
-                    self._check(shard)
+                    self._check(shard.file)
 
     def fill(self, slices: Sequence[TensorSlice]) -> None:
-        """Read what ``slices`` want; every block once, verified before it is copied.
+        """Read what ``slices`` want, some files at a time; every block once, verified before it is copied.
 
         Raises:
             CheckpointError: a tensor is missing, or a shard is missing or damaged.
         """
         copies = self._copies(slices)
-        shards = [shard for shard in self._manifest.shards if shard.file in copies]
-        for shard in shards:
-            self._check(shard)
-        for shard in shards:
-            needed = copies[shard.file]
-            for block, tensor in read_blocks(self._path, shard, list(needed)):
-                if tensor.dtype != self.dtype(block.name):
-                    raise CheckpointError(
-                        f"{self._path / shard.file}: {block.key} is {tensor.dtype}, its manifest says "
-                        f"{self._manifest.tensors[block.name].dtype}: damaged; load another step"
-                    )
-                for copy in needed[block]:
-                    copy.target.copy_(tensor[copy.source])
+        files = [shard.file for shard in self._manifest.shards if shard.file in copies]
+        with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="shard-reader") as readers:
+            # A pass that fails is told of by its first file.
+            list(readers.map(self._check, files))
+            list(readers.map(lambda file: self._fill_from(file, dict(copies[file])), files))
 
     def rank_state(self, rank: int) -> dict[str, torch.Tensor] | None:
         """What ``rank`` saved of its own.
@@ -148,21 +178,60 @@ class SavedTensors:
         Raises:
             CheckpointError: its shard is missing or damaged.
         """
-        own = next((shard for shard in self._manifest.shards if shard.rank == rank), None)
-        if own is None:
+        own = [shard for shard in self._manifest.shards if shard.rank == rank]
+        if not own:
             return None
-        self._check(own)
-        return read_rank_state(self._path, own)
+        found: dict[str, torch.Tensor] = {}
+        for shard in (each for each in own if each.rank_state):
+            found |= self._from_first_good(shard.file, lambda source, reader: reader.rank_state())
+        return found
 
-    def _check(self, shard: Shard) -> None:
-        if shard.file not in self._checked:
-            check_shard(self._path, shard)
-            self._checked.add(shard.file)
+    def _fill_from(self, file: str, needed: dict[SavedBlock, list[_Copy]]) -> None:
+        self._from_first_good(file, partial(self._copy_blocks, needed))
+
+    def _check(self, file: str) -> None:
+        self._from_first_good(file, lambda source, reader: reader.check())
+
+    def _from_first_good(self, file: str, read: Callable[[ShardSource, ShardReader], T]) -> T:
+        """Let ``read`` have a shard from one place after the other until one has it whole.
+
+        Raises:
+            CheckpointError: none has.
+        """
+        errors: list[str] = []
+        while True:
+            if file not in self._readers:
+                source = next(self._sources[file], None)
+                if source is None:
+                    raise CheckpointError("; ".join(errors) or f"{self._where}: nobody has {file}; load another step")
+                self._readers[file] = source, ShardReader(source.file, source.shard)
+            source, reader = self._readers[file]
+            try:
+                return read(source, reader)
+            except CheckpointError as error:
+                errors.append(str(error))
+                del self._readers[file]
+                self._discarded(source, error)
+
+    def _copy_blocks(self, needed: dict[SavedBlock, list[_Copy]], source: ShardSource, reader: ShardReader) -> None:
+        """Copy what is needed of a shard, and take it out of ``needed`` as soon as it is there."""
+        by_key = {block.key: block for block in needed}
+        for described, tensor in reader.blocks([each for each in source.shard.boxes if each.key in by_key]):
+            block = by_key.pop(described.key)
+            if tensor.dtype != self.dtype(block.name):
+                raise CheckpointError(
+                    f"{source.file.where}: {block.key} is {tensor.dtype}, its manifest says "
+                    f"{self._manifest.tensors[block.name].dtype}: damaged; load another step"
+                )
+            for copy in needed.pop(block):
+                copy.target.copy_(tensor[copy.source])
+        if by_key:
+            raise CheckpointError(f"{source.file.where}: it has no {next(iter(by_key))}; load another step")
 
     def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
         shape = self._manifest.tensors[name].shape
         if shape != wanted:
-            raise CheckpointError(f"{self._path}: {name} has shape {list(shape)}, the model needs {list(wanted)}")
+            raise CheckpointError(f"{self._where}: {name} has shape {list(shape)}, the model needs {list(wanted)}")
 
     def _copies(self, slices: Sequence[TensorSlice]) -> dict[str, dict[SavedBlock, list[_Copy]]]:
         """What to copy from each block of each shard file."""
@@ -186,8 +255,21 @@ class SavedTensors:
                 )
             assert num_found == each.tensor.numel(), (each.name, each.offsets, each.tensor.shape)
         if missing:
-            raise CheckpointError(_describe_missing(self._path, self._manifest, missing))
+            raise CheckpointError(_describe_missing(self._where, self._manifest, missing))
         return copies
+
+
+class SavedTensors(ShardedTensors):
+    """The tensors of a published checkpoint.
+
+    Raises:
+        CheckpointError: its manifest is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        manifest = read_manifest(path)
+        files = {shard.file: [ShardSource(shard, LocalShardFile(path / shard.file))] for shard in manifest.shards}
+        super().__init__(str(path), manifest, files)
 
 
 def _check_model(path: Path, *, saved: ModelSpec, wanted: ModelSpec) -> None:
@@ -217,7 +299,7 @@ def _source(manifest: Manifest, wanted: TensorSlice) -> str | None:
     return next((each for each in order if each in manifest.tensors), None)
 
 
-def _describe_missing(path: Path, manifest: Manifest, missing: Sequence[str]) -> str:
+def _describe_missing(path: str, manifest: Manifest, missing: Sequence[str]) -> str:
     kinds = sorted({name.partition("/")[0] for name in manifest.tensors})
     examples = ", ".join(missing[:2]) + (f" and {len(missing) - 2} more" if len(missing) > 2 else "")
     return (

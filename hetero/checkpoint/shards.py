@@ -1,26 +1,46 @@
-"""Writes and reads shard files: safetensors, of which every block is checked by its checksum."""
+"""Writes and reads shard files: safetensors, of which every block is checked by its checksum.
 
-import zlib
+Where their files lie, and what is in them, :mod:`.shard_files` knows.
+"""
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
+from isal import isal_zlib
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hetero.checkpoint.folder import fsync
 from hetero.checkpoint.manifest import FloatType, RankTensor, SavedBlock, Shard, TensorInfo
+from hetero.checkpoint.shard_files import LocalShardFile, Place, ShardFile, checked_places, read_header
 from hetero.errors import CheckpointError
 from hetero.runtime.sharded_state import TensorSlice
+from hetero.units import MIB
 
 DTYPE_OF: dict[FloatType, torch.dtype] = {name: getattr(torch, name) for name in get_args(FloatType)}
 """Manifests have torch's own names."""
 
 _FLOAT_TYPE_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 
-_MAX_HEADER_BYTES = 100_000_000
-"""What the safetensors library reads at most."""
+DTYPE_CODES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+}
+"""What safetensors calls the types of training state."""
+
+_DTYPE_OF_CODE = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+_MAX_RUN_BYTES = 32 * MIB
+"""Blocks that lie behind one another are read at once, up to so much: more makes a request no cheaper."""
+
+_MAX_GAP_BYTES = MIB // 16
+"""Of bytes between two blocks that are read although nobody wants them: another request takes longer."""
 
 
 def write_shard(
@@ -55,7 +75,7 @@ def write_shard(
         return Shard(
             file=path.name,
             size_bytes=path.stat().st_size,
-            header_crc32=_header_crc32(path),
+            header_crc32=isal_zlib.crc32(read_header(LocalShardFile(path), path.stat().st_size)),
             boxes=tuple(blocks),
             rank=rank,
             rank_state=tuple(rank_tensors),
@@ -69,83 +89,94 @@ def tensor_infos(slices: Iterable[TensorSlice]) -> dict[str, TensorInfo]:
     return {each.name: TensorInfo(shape=each.shape, dtype=_FLOAT_TYPE_OF[each.tensor.dtype]) for each in slices}
 
 
-def check_shard(checkpoint: Path, shard: Shard) -> None:
-    """Check that a shard is there, has its whole length, and an undamaged header.
+class ShardReader:
+    """Reads blocks of one shard, wherever its file lies; what it hands out has been verified.
 
-    Raises:
-        CheckpointError: it is missing, truncated or damaged.
+    Args:
+        shard: what the file should be.
     """
-    path = checkpoint / shard.file
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: shard missing; the folder has to be on a file system that all hosts see, with all its files"
-        )
-    try:
-        size_bytes = path.stat().st_size
-        header_crc32 = _header_crc32(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    if size_bytes != shard.size_bytes:
-        raise CheckpointError(f"{path}: it has {size_bytes} bytes, not {shard.size_bytes}: damaged; load another step")
-    if header_crc32 != shard.header_crc32:
-        raise CheckpointError(f"{path}: the checksum of its header is wrong: damaged; load another step")
 
+    def __init__(self, file: ShardFile, shard: Shard) -> None:
+        self._file = file
+        self._shard = shard
+        self._places: Mapping[str, Place] | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
-def read_blocks(
-    checkpoint: Path, shard: Shard, blocks: Sequence[SavedBlock]
-) -> Iterator[tuple[SavedBlock, torch.Tensor]]:
-    """Some blocks of a shard, one at a time, each verified before it is handed out.
+    def check(self) -> None:
+        """Check that the file is there, has its whole length, and an undamaged header.
 
-    Call :func:`check_shard` first.
+        Raises:
+            CheckpointError: it is missing, truncated or damaged.
+        """
+        if self._places is None:
+            self._places = checked_places(self._file, self._shard)
 
-    Raises:
-        CheckpointError: a block is damaged.
-    """
-    with _open(checkpoint, shard) as file:
-        for block in blocks:
-            tensor = _verified(checkpoint / shard.file, file, block.key, block.crc32)
+    def blocks(self, blocks: Sequence[SavedBlock]) -> Iterator[tuple[SavedBlock, torch.Tensor]]:
+        """Read some blocks, one at a time; each tensor is good until the next is asked for.
+
+        Raises:
+            CheckpointError: the file, or a block of it, is missing or damaged.
+        """
+        by_key = {block.key: block for block in blocks}
+        for key, tensor in self._tensors({key: block.crc32 for key, block in by_key.items()}):
+            block = by_key[key]
             if tuple(tensor.shape) != block.shape:
-                raise CheckpointError(f"{checkpoint / shard.file}: {block.key} has shape {list(tensor.shape)}")
+                raise CheckpointError(f"{self._file.where}: {key} has shape {list(tensor.shape)}")
             yield block, tensor
 
+    def rank_state(self) -> dict[str, torch.Tensor]:
+        """Read what belongs to the rank that wrote the shard.
 
-def read_rank_state(checkpoint: Path, shard: Shard) -> dict[str, torch.Tensor]:
-    """What belongs to the rank that wrote the shard. Call :func:`check_shard` first.
+        Raises:
+            CheckpointError: the file is missing or damaged.
+        """
+        names = {each.key: each.name for each in self._shard.rank_state}
+        found = self._tensors({each.key: each.crc32 for each in self._shard.rank_state})
+        return {names[key]: tensor.clone() for key, tensor in found}
 
-    Raises:
-        CheckpointError: it is damaged.
-    """
-    with _open(checkpoint, shard) as file:
-        return {
-            each.name: _verified(checkpoint / shard.file, file, each.key, each.crc32).clone()
-            for each in shard.rank_state
-        }
+    def _tensors(self, crc32_of: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read the tensors of these keys, verified by their checksums, in the order of the file."""
+        self.check()
+        assert self._places is not None, "checked"
+        places = []
+        for key in crc32_of:
+            if key not in self._places:
+                raise CheckpointError(f"{self._file.where}: {key} cannot be read: the file has no tensor of that name")
+            places.append((key, self._places[key]))
+        for run in _runs(sorted(places, key=lambda each: each[1].start)):
+            start = run[0][1].start
+            buffer = self._read(start, run[-1][1].end)
+            for key, place in run:
+                values = buffer[place.start - start : place.end - start]
+                if _crc32(values) != crc32_of[key]:
+                    raise CheckpointError(
+                        f"{self._file.where}: the checksum of {key} is wrong: damaged; load another step"
+                    )
+                yield key, values.view(_DTYPE_OF_CODE[place.code]).view(place.shape)
+
+    def _read(self, start: int, end: int) -> torch.Tensor:
+        """Read bytes of the file into a buffer that the next read uses again."""
+        if self._buffer.numel() < end - start:
+            self._buffer = torch.empty(end - start, dtype=torch.uint8)
+        buffer = self._buffer[: end - start]
+        self._file.read_into(buffer.numpy().data, start=start)
+        return buffer
 
 
-def _open(checkpoint: Path, shard: Shard) -> safe_open:
-    path = checkpoint / shard.file
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
-
-
-def _verified(path: Path, file: safe_open, key: str, crc32: int) -> torch.Tensor:
-    try:
-        tensor: torch.Tensor = file.get_tensor(key)
-    except (SafetensorError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {key} cannot be read: {error}") from None
-    if _crc32(tensor) != crc32:
-        raise CheckpointError(f"{path}: the checksum of {key} is wrong: damaged; load another step")
-    return tensor
+def _runs(places: Sequence[tuple[str, Place]]) -> Iterator[list[tuple[str, Place]]]:
+    """Group places, in ascending order, into stretches of the file that are read at once."""
+    run: list[tuple[str, Place]] = []
+    for key, place in places:
+        if run:
+            start, end = run[0][1].start, run[-1][1].end
+            is_near = end <= place.start <= end + _MAX_GAP_BYTES and place.end - start <= _MAX_RUN_BYTES
+            if not is_near or (place.start - start) % place.item_bytes:
+                yield run
+                run = []
+        run.append((key, place))
+    if run:
+        yield run
 
 
 def _crc32(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.detach().flatten().view(torch.uint8).numpy().data)
-
-
-def _header_crc32(path: Path) -> int:
-    with path.open("rb") as file:
-        length = file.read(8)
-        # A length that is not to be trusted reads no further than a header can reach.
-        return zlib.crc32(file.read(min(int.from_bytes(length, "little"), _MAX_HEADER_BYTES)), zlib.crc32(length))
+    return isal_zlib.crc32(tensor.detach().flatten().view(torch.uint8).numpy().data)

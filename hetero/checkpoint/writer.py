@@ -11,13 +11,11 @@ import torch
 import torch.distributed as dist
 
 from hetero.checkpoint import folder as folders
-from hetero.checkpoint.manifest import Manifest, Shard, TensorInfo, block_key
+from hetero.checkpoint.manifest import Shard, TensorInfo, block_key, merge
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
 from hetero.runtime.sharded_state import TensorSlice
-from hetero.spec.model import ModelSpec
-from hetero.spec.parameters import parameters
 
 T = TypeVar("T")
 
@@ -35,6 +33,8 @@ class CheckpointWriter:
     Args:
         start_step: where this run starts; its checkpoint, if there is one, is never deleted by this writer.
         keep_last: how many of the newest checkpoints to keep besides, ``None`` for all.
+        keeps_later: checkpoints of later steps than ``start_step`` are this run's own, which has lost those steps:
+            they stay, and are not saved again.
         asynchronous: return from :meth:`save` once the state has been copied. The copies stay allocated (pinned, for
             a GPU's): host memory for this rank's state once more.
 
@@ -45,7 +45,14 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: Path, *, world: dist.ProcessGroup, start_step: int, keep_last: int | None, asynchronous: bool
+        self,
+        folder: Path,
+        *,
+        world: dist.ProcessGroup,
+        start_step: int,
+        keep_last: int | None,
+        asynchronous: bool,
+        keeps_later: bool = False,
     ) -> None:
         assert keep_last is None or keep_last >= 1, keep_last
         self._folder = folder
@@ -57,10 +64,10 @@ class CheckpointWriter:
         self._rank = self._group.rank()
         self._background: _Background | None = None
         self._buffers: dict[str, torch.Tensor] = {}
-        _on_rank_0(self._group, lambda: folders.prepare(folder, start_step=start_step))
-        exists = _from_rank_0(self._group, start_step in folders.published_steps(folder))
+        _on_rank_0(self._group, lambda: folders.prepare(folder, start_step=None if keeps_later else start_step))
+        self._published = frozenset(_from_rank_0(self._group, folders.published_steps(folder)))
         self._start_step = start_step
-        self._last_step = start_step if exists else start_step - 1
+        self._last_step = start_step - 1
 
     def save(
         self,
@@ -84,7 +91,7 @@ class CheckpointWriter:
         """
         self.wait()
         assert state.step == step >= self._last_step, (step, state.step, self._last_step)
-        if step == self._last_step:
+        if step == self._last_step or step in self._published:
             return
         staged = self._staged(slices)
         extras = {
@@ -156,28 +163,6 @@ class CheckpointWriter:
             raise
         if self._keep_last is not None:
             folders.keep_newest(self._folder, self._keep_last, protected_step=self._start_step)
-
-
-def merge(written: Sequence[tuple[Shard, dict[str, TensorInfo]]], model: ModelSpec) -> Manifest:
-    """The manifest of shards that together hold, of each kind that they hold, every parameter of ``model``.
-
-    Raises:
-        CheckpointError: a parameter is missing or has another shape, or ranks disagree about a tensor.
-    """
-    tensors: dict[str, TensorInfo] = {}
-    for shard, infos in written:
-        for name, info in infos.items():
-            if tensors.setdefault(name, info) != info:
-                raise CheckpointError(
-                    f"{name}: rank {shard.rank} saves it as {info}, an earlier rank as {tensors[name]}"
-                )
-    for kind in sorted({name.partition("/")[0] for name in tensors} | {"weights"}):
-        for parameter in parameters(model):
-            name = f"{kind}/{parameter.name}"
-            found = tensors[name].shape if name in tensors else None
-            if found != parameter.shape:
-                raise CheckpointError(f"{name}: the model has shape {parameter.shape}, the ranks saved {found}")
-    return Manifest(tensors=tensors, shards=tuple(shard for shard, _ in written))
 
 
 class _Background:

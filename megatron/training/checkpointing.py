@@ -1,9 +1,10 @@
 """Saves and loads a training run with :mod:`hetero.checkpoint`, as ``--save`` and ``--load`` ask for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from hetero.checkpoint.folder import find_checkpoint, latest_step, read_state
@@ -43,7 +44,7 @@ def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, sch
     if wanted.finetune:
         _say(context, f"loaded the weights of {loaded.path}; training starts at step 1")
         return 0
-    _restore(loaded, context, trainer, scheduler)
+    restore_scalars(loaded.state, loaded.rank_state, context, trainer, scheduler)
     _say(context, f"loaded {loaded.path}; training goes on after step {step}")
     return step
 
@@ -78,28 +79,35 @@ class Saver:
         with self._context.timing.outside_steps():
             self._writer.save(
                 step=step,
-                slices=self._trainer.optimizer.state(owned=True),
-                state=self._state(step),
+                slices=self._trainer.optimizer.state(owner=self._context.rank),
+                state=run_state(self._config, self._context, self._trainer, self._scheduler, step=step),
                 rank_state=dropout_state() if self._context.work is not None else None,
             )
 
-    def _state(self, step: int) -> CheckpointState:
-        plan, scaler = self._context.plan, self._trainer.scaler
-        return CheckpointState(
-            step=step,
-            model=plan.model,
-            precision=plan.precision,
-            plan=plan,
-            consumed_samples=step * plan.global_batch_size,
-            adam_step=self._scheduler.num_steps,
-            train_samples=self._config.run.train_iters * plan.global_batch_size,
-            seed=self._config.run.seed,
-            loss_scaler=None
-            if scaler is None
-            else LossScalerState(
-                scale=scaler.scale, growth_tracker=scaler.clean_steps, hysteresis=scaler.overflows_left
-            ),
-        )
+
+def run_state(
+    config: PretrainConfig,
+    context: ParallelContext,
+    trainer: Trainer,
+    scheduler: OptimizerParamScheduler,
+    *,
+    step: int,
+) -> CheckpointState:
+    """The scalars of a run after ``step``."""
+    plan, scaler = context.plan, trainer.scaler
+    return CheckpointState(
+        step=step,
+        model=plan.model,
+        precision=plan.precision,
+        plan=plan,
+        consumed_samples=step * plan.global_batch_size,
+        adam_step=scheduler.num_steps,
+        train_samples=config.run.train_iters * plan.global_batch_size,
+        seed=config.run.seed,
+        loss_scaler=None
+        if scaler is None
+        else LossScalerState(scale=scaler.scale, growth_tracker=scaler.clean_steps, hysteresis=scaler.overflows_left),
+    )
 
 
 @contextmanager
@@ -110,10 +118,14 @@ def saving(
     scheduler: OptimizerParamScheduler,
     *,
     start_step: int,
+    was_here_before: bool = False,
 ) -> Iterator[Saver]:
     """Open the folder of ``--save``, and publish the last save when the block ends, be it with an error of all ranks.
 
     Collective over the world at both ends.
+
+    Args:
+        was_here_before: later checkpoints in the folder are this run's own, which has lost their steps since.
 
     Raises:
         CheckpointError: the folder cannot be written, or holds later checkpoints than ``start_step``.
@@ -126,6 +138,7 @@ def saving(
             start_step=start_step,
             keep_last=wanted.keep_last,
             asynchronous=wanted.asynchronous,
+            keeps_later=was_here_before,
         )
     try:
         yield Saver(config, context, trainer, scheduler, writer)
@@ -162,7 +175,7 @@ def _fill(config: PretrainConfig, context: ParallelContext, trainer: Trainer, st
     return load_checkpoint(
         wanted.load,
         step=step,
-        slices=trainer.optimizer.state(owned=False),
+        slices=trainer.optimizer.state(owner=None),
         plan=context.plan,
         rank=context.rank,
         only_weights=wanted.finetune,
@@ -195,17 +208,21 @@ def _notes(state: CheckpointState, config: PretrainConfig) -> list[str]:
     ]
 
 
-def _restore(
-    loaded: LoadedCheckpoint, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler
+def restore_scalars(
+    state: CheckpointState,
+    rank_state: Mapping[str, torch.Tensor] | None,
+    context: ParallelContext,
+    trainer: Trainer,
+    scheduler: OptimizerParamScheduler,
 ) -> None:
-    state = loaded.state
+    """Put schedule, loss scale and, if the plan is the same, dropout where they were."""
     scheduler.step(increment=state.adam_step)
     if trainer.scaler is not None and trainer.scaler.options.constant is None and state.loss_scaler is not None:
         trainer.scaler.scale = state.loss_scaler.scale
         trainer.scaler.clean_steps = state.loss_scaler.growth_tracker
         trainer.scaler.overflows_left = state.loss_scaler.hysteresis
-    if loaded.rank_state and context.work is not None:
-        restore_dropout_state(loaded.rank_state)
+    if rank_state and context.work is not None:
+        restore_dropout_state(rank_state)
 
 
 def _say(context: ParallelContext, message: str) -> None:

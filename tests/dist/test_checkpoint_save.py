@@ -211,3 +211,23 @@ def test_all_ranks_refuse_a_folder_of_a_later_run(tmp_path: Path) -> None:
     assert errors[0] is not None
     assert "step 9, later than step 3" in errors[0]
     assert errors[0] == errors[1]
+
+
+def save_what_was_lost(rank: int, folder: Path) -> str | None:
+    """Steps 1 to 3 are saved; a run that lost the last two makes them again, and one more."""
+    writer = create_writer(folder, asynchronous=False)
+    for step in (1, 2, 3):
+        save(writer, rank, step)
+    refused = error_of(lambda: create_writer(folder, start_step=1))
+    again = create_writer(folder, start_step=1, keeps_later=True, asynchronous=False)
+    for step in (1, 2, 3, 4):
+        save(again, rank, step)
+    return refused
+
+
+def test_a_run_that_lost_steps_keeps_its_own_later_checkpoints(tmp_path: Path) -> None:
+    refused = run_ranks(save_what_was_lost, 2, tmp_path)
+    assert all("later than step 1 where this run starts" in str(each) for each in refused)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"step_{step:08d}" for step in (1, 2, 3, 4)]
+    for step in (1, 2, 3, 4):
+        assert_holds(tmp_path, step)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from hetero.checkpoint import folder as folders
+from hetero.checkpoint.manifest import merge
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
-from hetero.checkpoint.writer import merge
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.sharded_state import TensorSlice

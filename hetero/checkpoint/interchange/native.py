@@ -7,10 +7,10 @@ import torch
 
 from hetero.checkpoint.folder import find_checkpoint, partial_folder, prepare, publish, published_steps, read_state
 from hetero.checkpoint.interchange.weights import WeightSource, in_groups
+from hetero.checkpoint.manifest import merge
 from hetero.checkpoint.reader import SavedTensors
 from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.checkpoint.state import CheckpointState
-from hetero.checkpoint.writer import merge
 from hetero.errors import CheckpointError
 from hetero.runtime.dtypes import PRECISIONS
 from hetero.runtime.sharded_state import TensorSlice
