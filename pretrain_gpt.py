@@ -10,6 +10,7 @@ parallelism give the uniform one.
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 
 from hetero.distributed.environment import set_cuda_environment
 from hetero.extras import exit_without
@@ -34,19 +35,27 @@ def load_kernels_at_start(argv: Sequence[str], environment: MutableMapping[str, 
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 2 for wrong input or a loss that is no number, 3 if a rank was lost or ran out of memory."""
+    """Exit code 0, 2 for wrong input or a loss that is no number, 3 if a rank was lost or ran out of memory.
+
+    Where an agent of elastic training asks for it, this writes down what there is to plan, and trains nothing.
+    """
     # Before anyone asks CUDA for anything.
     load_kernels_at_start(argv, os.environ)
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
+    from hetero.elastic.records import DESCRIBE_VARIABLE  # noqa: PLC0415
     from hetero.runtime.layer_choice import check_attention_variables  # noqa: PLC0415
     from megatron.training.cli.arguments import parse_args  # noqa: PLC0415
+    from megatron.training.elastic import describe  # noqa: PLC0415
     from megatron.training.launch import exit_code, launch_from  # noqa: PLC0415
     from megatron.training.training import pretrain  # noqa: PLC0415
 
     try:
         config = parse_args(argv)
         check_attention_variables(config.stage, os.environ)
+        if (path := os.environ.get(DESCRIBE_VARIABLE)) is not None:
+            describe(config, Path(path))
+            return 0
         pretrain(config, launch_from(os.environ))
     except HeteroError as error:
         return exit_code(error, os.environ)

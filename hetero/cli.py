@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hetero.commands.devices import add_devices
 from hetero.commands.doctor import add_doctor
+from hetero.commands.elastic import add_elastic
 from hetero.commands.plan import add_plan, add_simulate
 from hetero.commands.profile import add_profile
 from hetero.commands.show import add_show, add_validate
@@ -22,7 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="hetero", description="Plans for training on GPUs that are not alike.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_command in (add_plan, add_simulate, add_show, add_validate, add_profile, add_devices, add_doctor):
+    for add_command in (
+        add_plan,
+        add_simulate,
+        add_show,
+        add_validate,
+        add_profile,
+        add_devices,
+        add_doctor,
+        add_elastic,
+    ):
         add_command(commands)
     args = parser.parse_args(argv)
     try:

@@ -28,8 +28,20 @@ class MembershipError(HeteroError, RuntimeError):
     """A rank died or stopped answering while others waited for it."""
 
 
+class MembershipStoreError(HeteroError, RuntimeError):
+    """The etcd that the agents of an elastic job meet in does not answer, or refuses a request."""
+
+
 class CheckpointError(HeteroError, ValueError):
     """A checkpoint is damaged, incomplete, unsafe to read, or of another model."""
+
+
+class SourceLostError(CheckpointError):
+    """A place that has a part of a checkpoint cannot be reached; nothing is known to be wrong with what it has."""
+
+
+class ObjectStoreError(HeteroError, RuntimeError):
+    """The object store of an elastic job does not answer, refuses a request, or is claimed by another leader."""
 
 
 class DeviceMemoryError(HeteroError, RuntimeError):

@@ -13,9 +13,10 @@ from hetero.errors import ConfigError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "train": ("torch", "megatron.core", "safetensors"),
+        "train": ("torch", "megatron.core", "safetensors", "isal"),
         "tokenizers": ("tokenizers",),
         "tensorboard": ("tensorboard",),
+        "elastic": ("torch", "megatron.core", "safetensors", "isal", "aiohttp", "etcd3gw", "obstore", "requests"),
         "transformer-engine": ("transformer_engine",),
     }
 )

@@ -114,7 +114,7 @@ def _run(config: PretrainConfig, device: torch.device, detector: FailureDetector
     """Train the steps of ``config``; collective over the world."""
     detector.doing = f"racing {config.parallel.hetero_plan}"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
-    emulation = start_emulation(config, plan, tokenizer)
+    emulation = start_emulation(config, plan, tokenizer, present=lambda cluster: cluster)
     config = emulated_config(config, emulation)
     dataset, _ = build_datasets(config, emulation.plan, tokenizer)
     context = create_groups(emulation.plan, device=device, timing=emulation.timing)

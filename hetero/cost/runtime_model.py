@@ -7,10 +7,14 @@ held against measurements of somebody else's runtime (:mod:`hetero.cost.other_ru
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import Schedule
+from hetero.serialization import STRICT
 from hetero.spec.profile import LayerImplementation
 from hetero.units import GIB, MIB
 
@@ -149,3 +153,36 @@ HETERO = RuntimeModel(
 )
 """Our own runtime: asynchronous transfers, gradients reduced beside the last backward, attention without scores: it is
 TransformerEngine's or torch's (:mod:`hetero.runtime.attention`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchedRuntime:
+    """What the flags of a launch choose of :data:`HETERO`; data, which may be written and read elsewhere.
+
+    bucket_numel, overlaps_gradient_sync, overlaps_param_gather: as of :class:`RuntimeModel`.
+    fuses_attention: attention keeps no scores.
+    hidden_dropout, attention_dropout: shares that are dropped.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    bucket_numel: int = BUCKET_NUMEL
+    overlaps_gradient_sync: bool = True
+    overlaps_param_gather: bool = False
+    fuses_attention: bool = True
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    def model(self) -> RuntimeModel:
+        """The runtime as the cost model knows it."""
+        implementation = HETERO_LAYERS
+        if not self.fuses_attention:
+            implementation = dataclasses.replace(implementation, attention="fused-softmax")
+        runtime = dataclasses.replace(
+            HETERO,
+            bucket_numel=self.bucket_numel,
+            overlaps_gradient_sync=self.overlaps_gradient_sync,
+            overlaps_param_gather=self.overlaps_param_gather,
+            implementation=implementation,
+        )
+        return runtime.with_dropout(hidden=self.hidden_dropout, attention=self.attention_dropout)

@@ -19,14 +19,14 @@ def model_costs(
     *,
     seq_length: int,
     precision: Precision,
-    profiles: Iterable[Path] = (),
+    profiles: Iterable[Path | Profile] = (),
     data_sheets: bool = False,
     runtime: RuntimeModel = HETERO,
     where: ClusterSpec | Plan | None = None,
 ) -> CostModel:
     """The cost model of ``model``.
 
-    profiles: files of profiles beside the shipped ones.
+    profiles: profiles beside the shipped ones, or their files.
     data_sheets: price devices without any profile by their data sheets, instead of refusing them.
     where: the cluster, whose links carry the collectives of tensor parallelism, or the plan; device types that they
         describe may have profiles.
@@ -34,7 +34,7 @@ def model_costs(
     Raises:
         ConfigError: a file is missing or malformed, or a profile is of a device type that is not known.
     """
-    own = [load(Profile, path) for path in profiles]
+    own = [each if isinstance(each, Profile) else load(Profile, each) for each in profiles]
     store = ProfileStore(
         (*own, *shipped_profiles()),
         device_types=where.device_types if where is not None else SHIPPED_DEVICES,

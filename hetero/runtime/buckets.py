@@ -96,6 +96,14 @@ class LocalBucket:
         """The part that has the sums of the gradients, and that this rank updates."""
         return self.collectives.summed
 
+    def updated_of(self, owner: int) -> slice:
+        """The part of the shard of ``owner`` that this rank updates; empty if ``owner`` does not hold the bucket."""
+        if owner not in self.bucket.ranks:
+            return slice(0, 0)
+        shard, summed = self.bucket.shard_of(owner), self.summed
+        start = max(shard.start, summed.start)
+        return slice(start, max(start, min(shard.stop, summed.stop)))
+
     def collect_gradients(self) -> None:
         """Bring this rank's gradients into the buffer, as what it adds to the sum."""
         for segment in self.segments:

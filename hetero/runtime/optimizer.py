@@ -37,6 +37,7 @@ class StepResult:
     skipped: the norm was not finite, and no rank changed a weight.
     loss_scale: by which this step's loss was multiplied; 1 unless training is fp16.
     stop: some rank has been told to end.
+    votes: sums over all ranks of what each had to say beside.
     """
 
     loss: float
@@ -45,6 +46,7 @@ class StepResult:
     skipped: bool
     loss_scale: float = 1.0
     stop: bool = False
+    votes: tuple[float, ...] = ()
 
     @property
     def is_finite(self) -> bool:
@@ -102,7 +104,14 @@ class Optimizer:
         self.torch_optimizer = _adamw(self._ranges, options)
 
     @torch.no_grad()
-    def agree(self, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor, wants_stop: bool = False) -> StepResult:
+    def agree(
+        self,
+        *,
+        loss_sum: torch.Tensor,
+        num_tokens: torch.Tensor,
+        wants_stop: bool = False,
+        votes: Sequence[float] = (),
+    ) -> StepResult:
         """What all ranks make of the finished gradient sums: their norm, and whether there is an update.
 
         One all-reduce (sum) over the world carries the squared norm, the loss, its token count, and who wants to
@@ -112,18 +121,19 @@ class Optimizer:
         Args:
             loss_sum: sum of the token losses that this rank counts, in float64; 0 on all but one rank per sample.
             num_tokens: how many tokens those are, in float64.
+            votes: numbers that are summed up beside, as many on every rank.
         """
-        stop_votes = torch.full_like(num_tokens, float(wants_stop))
-        totals = torch.stack([self._owned_squares(), loss_sum, num_tokens, stop_votes])
+        beside = [torch.full_like(num_tokens, each) for each in (float(wants_stop), *votes)]
+        totals = torch.stack([self._owned_squares(), loss_sum, num_tokens, *beside])
         dist.all_reduce(totals, group=self._context.world)
         self._context.timing.meet()
-        squares, loss, tokens, votes = totals.tolist()
+        squares, loss, tokens, stop, *sums = totals.tolist()
         scale = self._scaler.scale if self._scaler is not None else 1.0
         norm = squares**0.5 / scale
         skipped = not math.isfinite(squares)
         if self._scaler is not None:
             self._scaler.update(overflow=skipped)
-        return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale, votes > 0)
+        return StepResult(loss / tokens if tokens else 0.0, int(tokens), norm, skipped, scale, stop > 0, tuple(sums))
 
     @torch.no_grad()
     def apply(self, result: StepResult) -> None:
@@ -132,18 +142,22 @@ class Optimizer:
         self.torch_optimizer.step()
         self._set_weights()
 
-    def state(self, *, owned: bool) -> list[TensorSlice]:
-        """Weights, their master copy and Adam's moments.
+    def state(self, *, owner: int | None) -> list[TensorSlice]:
+        """Weights, their master copy and Adam's moments, as far as this rank updates them.
+
+        What others own of the weights is gathered after it has been loaded, as after an update.
 
         Args:
-            owned: what this rank owns, to be saved; else everything that it has, to be loaded.
+            owner: of this only what that rank owns, to be saved: itself, or one that updates the same as this rank;
+                ``None`` for all, to be loaded.
         """
         slices: list[TensorSlice] = []
         for local in self._buckets:
-            slices += local.slices("weights", local.weights, first=0, within=local.owned if owned else local.whole)
+            within = local.summed if owner is None else local.updated_of(owner)
+            slices += local.slices("weights", local.weights, first=0, within=within)
         for updated in self._ranges:
             local = updated.local
-            within = local.owned if owned else local.whole
+            within = local.whole if owner is None else local.updated_of(owner)
             moments = self.torch_optimizer.state[updated.main]
             kinds = {"exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
             if updated.has_master:

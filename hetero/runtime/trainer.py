@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,19 @@ from hetero.runtime.stage_runner import StageRunner
 from hetero.runtime.warm_up import warm_up
 from hetero.runtime.weight_gather import WeightGather
 from hetero.schedule.actions import ActionKind
+
+
+class BackgroundCopies(Protocol):
+    """Copies the state after a step while the next one runs, which does not change it before its update."""
+
+    def votes(self) -> Sequence[float]:
+        """What this rank has to say in the all-reduce of a step, as many numbers on every rank and in every step."""
+
+    def decided(self, sums: Sequence[float]) -> None:
+        """The sums of all ranks' votes, the same on every rank."""
+
+    def wait_until_read(self) -> None:
+        """Come back when the state may change: all of it has been read that was to be copied."""
 
 
 class Trainer:
@@ -84,6 +98,7 @@ class Trainer:
             for each in (program, evaluation_program(plan, context.rank))
         )
         self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler)
+        self._background: BackgroundCopies | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
         if runs_cuda(context.device) if warms_up is None else warms_up:
@@ -95,6 +110,10 @@ class Trainer:
                 loss_scale=self._loss_scale_of,
                 forwards_again=any(step.action.kind == ActionKind.R for step in program.queues["compute"]),
             )
+
+    def attach(self, background: BackgroundCopies) -> None:
+        """Let ``background`` copy the state beside the steps that follow."""
+        self._background = background
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
@@ -174,11 +193,24 @@ class Trainer:
 
     def update(self, *, wants_stop: bool = False) -> StepResult:
         """Clip, and step the optimizer, or skip on all ranks; collective over the world."""
-        result = self.optimizer.agree(loss_sum=self._loss_sum, num_tokens=self._num_tokens, wants_stop=wants_stop)
+        background = self._background
+        result = self.optimizer.agree(
+            loss_sum=self._loss_sum,
+            num_tokens=self._num_tokens,
+            wants_stop=wants_stop,
+            votes=background.votes() if background is not None else (),
+        )
+        if background is not None:
+            background.decided(result.votes)
         if not result.skipped:
             # A rank that owns nothing still gathers what the others have updated.
-            self._executor.update(partial(self.optimizer.apply, result))
+            self._executor.update(partial(self._apply, result))
         return result
+
+    def _apply(self, result: StepResult) -> None:
+        if self._background is not None:
+            self._background.wait_until_read()
+        self.optimizer.apply(result)
 
     @property
     def _reports_loss(self) -> bool:

@@ -176,6 +176,8 @@ def microbatches(
         worker_init_fn=partial(_start_reader, os.getpid()),
         num_workers=num_workers,
         prefetch_factor=math.ceil(per_step / num_workers) + 1 if num_workers else None,
+        # A rank that a fork server started would start its readers by another one, which imports everything anew.
+        multiprocessing_context="fork" if num_workers else None,
         # A loader draws a seed for its workers. From the global generator, that would shift the random numbers of
         # the ranks that read data against those that do not.
         generator=torch.Generator(),

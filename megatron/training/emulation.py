@@ -1,6 +1,7 @@
 """Runs ``--hetero-emulate``: a launch for a described cluster, with its times and memory, on this machine's CPU."""
 
 import dataclasses
+from collections.abc import Callable
 
 from hetero.cost.cost_model import CostModel
 from hetero.data.cost_models import plan_costs
@@ -18,8 +19,13 @@ CHECKPOINTS = "emulated"
 """Folder of the small model's checkpoints, in that of the real ones."""
 
 
-def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> Emulation:
+def start_emulation(
+    config: PretrainConfig, plan: Plan, tokenizer: Tokenizer, *, present: Callable[[ClusterSpec], ClusterSpec]
+) -> Emulation:
     """Make the small model's plan and this rank's emulated timing; collective over the world.
+
+    Args:
+        present: takes the cluster of the file, and returns what is there of it, for which ``plan`` is.
 
     Raises:
         ConfigError: a device has no profile, the ranks sit on several machines, or the small model does not fit the
@@ -27,7 +33,7 @@ def start_emulation(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) ->
     """
     emulation = config.emulation
     assert emulation is not None, "nothing is emulated"
-    cluster, costs = on_all_ranks(lambda: (load(ClusterSpec, emulation.cluster), emulated_costs(config, plan)))
+    cluster, costs = on_all_ranks(lambda: (present(load(ClusterSpec, emulation.cluster)), emulated_costs(config, plan)))
     return emulate(
         plan,
         cluster,
@@ -75,5 +81,5 @@ def emulated_costs(config: PretrainConfig, plan: Plan) -> CostModel:
         plan,
         profiles=emulation.profiles,
         data_sheets=emulation.data_sheets,
-        runtime=launched_runtime(config),
+        runtime=launched_runtime(config).model(),
     )

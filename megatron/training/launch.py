@@ -21,6 +21,7 @@ from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.distributed.runtime_versions import check_kernels, check_versions
 from hetero.distributed.shutdown import leave_world
+from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankAssignment
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -59,6 +60,7 @@ class Launch:
     """Holds what the launcher says of this process. ``store`` is ``None`` if it is the only one.
 
     cuda_environment: for the log, what CUDA, torch and NCCL are told.
+    elastic: what the agent of this rank has told it, ``None`` where none has started it.
     """
 
     rank: int
@@ -66,13 +68,14 @@ class Launch:
     local_rank: int
     store: StoreAddress | None = None
     cuda_environment: str = ""
+    elastic: RankAssignment | None = None
 
 
 def launch_from(environment: Mapping[str, str]) -> Launch:
     """Read torchrun's variables; without them this is the only process.
 
     Raises:
-        ConfigError: some are set and others not, or one is no number.
+        ConfigError: some are set and others not, or one is no number; or the file of an elastic agent cannot be read.
     """
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     given = [name for name in numbers if name in environment]
@@ -103,7 +106,27 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
         local_rank=local_rank,
         store=store,
         cuda_environment=describe_cuda_environment(environment),
+        elastic=_assignment(environment, world_size=world_size),
     )
+
+
+def _assignment(environment: Mapping[str, str], *, world_size: int) -> RankAssignment | None:
+    """What an elastic agent has written for its ranks.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of a launch of another size.
+    """
+    path = environment.get(ASSIGNMENT_VARIABLE)
+    if path is None:
+        return None
+    assignment = load(RankAssignment, Path(path))
+    planned = assignment.epoch.plan.world_size
+    if planned != world_size:
+        raise ConfigError(
+            f"{path}: its plan is for {planned} ranks, WORLD_SIZE is {world_size}; unset {ASSIGNMENT_VARIABLE}, which "
+            "only an agent ('hetero elastic agent') sets"
+        )
+    return assignment
 
 
 def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
@@ -241,10 +264,13 @@ def _device(backend: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device) -> Plan:
+def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device, *, given: Plan | None = None) -> Plan:
     """Get the plan of this launch, the same on every rank: the file's, the planner's, or the uniform one of the flags.
 
     Collective over the world.
+
+    Args:
+        given: the plan, whatever the flags say of it; it was made for the nodes that are there.
 
     Raises:
         ConfigError: a rank cannot read it, it breaks a rule, or ranks have different flags or files.
@@ -253,10 +279,12 @@ def agree_on_plan(config: PretrainConfig, model: ModelSpec, device: torch.device
     check_same_everywhere("flags", repr(config), fix="launch every rank with the same command line")
     found = [found_device(device)] * dist.get_world_size()
     dist.all_gather_object(found, found[dist.get_rank()])
-    cluster = on_all_ranks(lambda: _described_cluster(config))
+    cluster = on_all_ranks(lambda: _described_cluster(config)) if given is None else None
     devices = _devices(config, cluster, found)
-    planned = plan_on_rank_0(config, planner, model) if (planner := config.parallel.planner) is not None else None
-    plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model))
+    planned = given
+    if planned is None and (planner := config.parallel.planner) is not None:
+        planned = plan_on_rank_0(config, planner, model)
+    plan = on_all_ranks(lambda: _checked(planned or _local_plan(config, model, devices), config, model, cluster))
     check_same_everywhere("plan", to_json(plan), fix="give every host the same --hetero-plan file")
     if config.emulation is not None:
         return plan
@@ -334,7 +362,7 @@ def _local_plan(config: PretrainConfig, model: ModelSpec, devices: Sequence[Devi
     return _plan_of_flags(config, model, devices)
 
 
-def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
+def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec, cluster: ClusterSpec | None) -> Plan:
     parallel = config.parallel
     validate_launch(
         plan,
@@ -343,8 +371,8 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec) -> Plan:
         seq_length=config.data.seq_length,
         global_batch_size=parallel.global_batch_size,
     )
-    if parallel.hetero_cluster is not None:
-        check_plan_on_cluster(plan, load(ClusterSpec, parallel.hetero_cluster))
+    if parallel.hetero_cluster is not None and cluster is not None:
+        check_plan_on_cluster(plan, cluster)
     if parallel.precision is not None and plan.precision != parallel.precision:
         raise PlanError(
             f"plan: precision is {plan.precision}, but --{parallel.precision} is given; leave that out or make a plan "

@@ -34,6 +34,7 @@ from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.model_config import model_spec
 from megatron.training.cli.training_config import OptimizerConfig
 from megatron.training.data import SampleDataset, build_dataset, microbatches
+from megatron.training.elastic import ElasticRank
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.launch import Launch, agree_on_plan, joined
@@ -54,22 +55,33 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         PlanError: the plan does not fit the devices.
         MembershipError: another rank was lost on the way.
     """
-    stop = Stop(config.run)
-    with joined(launch, config.parallel) as (device, detector), memory_errors(detector, launch.rank):
-        _pretrain(config, device, detector, stop)
+    stop, elastic = Stop(config.run), ElasticRank(launch.elastic, config, rank=launch.rank)
+    with (
+        elastic.failures(),
+        joined(launch, config.parallel) as (device, detector),
+        memory_errors(detector, launch.rank),
+        elastic.failures(),
+    ):
+        elastic.report("joined")
+        _pretrain(config, device, detector, stop, elastic)
 
 
-def _pretrain(config: PretrainConfig, device: torch.device, detector: FailureDetector, stop: Stop) -> None:
+def _pretrain(
+    config: PretrainConfig, device: torch.device, detector: FailureDetector, stop: Stop, elastic: ElasticRank
+) -> None:
     detector.doing = "agreeing on the plan"
-    plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
+    plan, tokenizer = agree_on_plan_and_tokenizer(config, device, given=elastic.plan)
     detector.describe = functools.partial(describe_rank, plan)
-    emulation = start_emulation(config, plan, tokenizer) if config.emulation is not None else None
-    if emulation is not None:
+    emulation = None
+    if config.emulation is not None:
+        emulation = start_emulation(config, plan, tokenizer, present=elastic.present)
         config, plan = emulated_config(config, emulation), emulation.plan
     detector.doing = "building the dataset"
     dataset, evaluations = build_datasets(config, plan, tokenizer)
     detector.doing = "making process groups"
-    context = create_groups(plan, device=device, timing=emulation.timing if emulation is not None else None)
+    context = create_groups(
+        plan, device=device, timing=emulation.timing if emulation is not None else elastic.timing(device)
+    )
     detector.transport_error = functools.partial(nccl_error, context.groups)
     layers = layers_of_ranks(config, context)
     detector.doing = "building the model"
@@ -77,12 +89,27 @@ def _pretrain(config: PretrainConfig, device: torch.device, detector: FailureDet
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     described = emulation.described if emulation is not None else plan
     with _metrics(config, context, trainer, described, layers) as metrics:
+        elastic.report("built")
         detector.doing = "loading a checkpoint"
-        start_step = load(config, context, trainer, scheduler)
+        if elastic.goes_on_from_copies:
+            start_step = elastic.restore(context, trainer, scheduler)
+        else:
+            start_step = load(config, context, trainer, scheduler)
         session = build_session(config, context, trainer, scheduler, dataset, start_step=start_step)
         # A second signal must not end the last save, which may still be written when the loop is over.
-        with stop_on_sigterm(stop), saving(config, context, trainer, scheduler, start_step=start_step) as saver:
-            _Run(config, context, session, evaluations, saver, stop, metrics, detector).train()
+        with (
+            stop_on_sigterm(stop),
+            elastic.copying(context, trainer, scheduler, start_step=start_step),
+            saving(
+                config,
+                context,
+                trainer,
+                scheduler,
+                start_step=start_step,
+                was_here_before=elastic.is_later_epoch,
+            ) as saver,
+        ):
+            _Run(config, context, session, evaluations, saver, stop, metrics, detector, elastic).train()
     detector.doing = "leaving"
 
 
@@ -100,8 +127,13 @@ def memory_errors(detector: FailureDetector, rank: int) -> Iterator[None]:
         raise DeviceMemoryError.of(detector.describe(rank), doing=detector.doing, detail=detail) from error
 
 
-def agree_on_plan_and_tokenizer(config: PretrainConfig, device: torch.device) -> tuple[Plan, Tokenizer]:
+def agree_on_plan_and_tokenizer(
+    config: PretrainConfig, device: torch.device, *, given: Plan | None = None
+) -> tuple[Plan, Tokenizer]:
     """Get the plan of this launch and its tokenizer, the same everywhere; collective over the world.
+
+    Args:
+        given: see :func:`megatron.training.launch.agree_on_plan`.
 
     Raises:
         ConfigError: some rank's tokenizer or plan is wrong; on every rank.
@@ -117,7 +149,7 @@ def agree_on_plan_and_tokenizer(config: PretrainConfig, device: torch.device) ->
         )
     )
     model = on_all_ranks(lambda: model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size))
-    return agree_on_plan(config, model, device), tokenizer
+    return agree_on_plan(config, model, device, given=given), tokenizer
 
 
 def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> tuple[SampleDataset, list[Evaluation]]:
@@ -285,6 +317,7 @@ class _Run:
     stop: Stop
     metrics: Metrics | None
     detector: FailureDetector
+    elastic: ElasticRank
 
     def train(self) -> None:
         """Run the steps that are left; collective over the world."""
@@ -301,9 +334,10 @@ class _Run:
             if self.metrics is not None:
                 self.metrics.record(step, result, lr=lr)
             last = result.stop or self.stop.is_last(step)
+            self.elastic.after_step(step, result, is_end=self.stop.is_last(step))
             with self._outside_steps():
                 self.detector.doing = f"saving step {step}"
-                self.saver.after(step, last=last)
+                self.saver.after(step, last=last and not self.elastic.goes_on_elsewhere)
                 # Who sent a signal does not wait for long.
                 if not result.stop:
                     self._evaluate(step, last=last)

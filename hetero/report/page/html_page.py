@@ -2,10 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from hetero.cost.capacity import memory_error
@@ -21,6 +19,7 @@ from hetero.report.figures.canvas import inline_svg
 from hetero.report.figures.catalogue import DRAWINGS
 from hetero.report.figures.colours import BACKWARD, COLOURS, UPDATE, WAIT, hue_of, shade
 from hetero.report.figures.timeline import is_cut
+from hetero.report.page.template import rendered
 from hetero.report.plan_wording import (
     depth_of,
     depth_title,
@@ -38,8 +37,6 @@ from hetero.report.tables.prediction import UNKNOWN, fullest
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
 from hetero.units import GIB
-
-REPORT_FORMAT = 1
 
 MOST_TABLE_ROWS = 200
 
@@ -63,10 +60,9 @@ SHARES = (
 
 def html_page(report: Report) -> str:
     """The HTML of a report's page. The same report gives the same text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("hetero.report.page").joinpath("page.html.j2").read_text(encoding="utf-8"))
     rows = report.rows[:MOST_TABLE_ROWS]
-    return template.render(
+    return rendered(
+        "page.html.j2",
         depth_title=depth_title(report.plan).split("\n"),
         title=f"{report.model_name} on {report.cluster_name}",
         lede=_lede(report),
@@ -90,7 +86,6 @@ def html_page(report: Report) -> str:
         has_uncertain=any(not rival.is_certain for rival in report.rivals),
         origin=_origin(report),
         plan_format=report.plan.format_version,
-        report_format=REPORT_FORMAT,
     )
 
 

@@ -240,6 +240,7 @@ class CheckpointConfig:
     keep_last: checkpoints that stay; ``None`` keeps all.
     load_step: ``None`` is the newest.
     finetune: load weights alone, and begin at step 1 with fresh moments, schedule and data.
+    copy_every: steps; ``None`` chooses by what copies take.
     """
 
     save: Path | None = flag(
@@ -273,6 +274,13 @@ class CheckpointConfig:
     )
     finetune: bool = flag(
         "With --load: weights alone; steps, moments and data begin anew.", default=False, relations=_OF_LOAD
+    )
+    copy_every: int | None = flag(
+        "In elastic training: steps from one copy on other nodes to the next; without it, as few as the network and "
+        "the step allow.",
+        COUNT,
+        name="--hetero-elastic-copy-every",
+        default=None,
     )
 
 

@@ -1,0 +1,403 @@
+"""``hetero elastic``: training that goes on while nodes come and go. One agent per node; they meet in etcd."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from hetero.commands.console import console
+from hetero.commands.elastic_report import add_report
+from hetero.errors import ConfigError
+from hetero.extras import require
+
+if TYPE_CHECKING:
+    from hetero.elastic.agent_options import AgentOptions
+    from hetero.elastic.etcd import EtcdAddress
+    from hetero.elastic.membership import JobState
+    from hetero.elastic.stragglers import StragglerSettings
+
+DEFAULT_ETCD = "http://127.0.0.1:2379"
+
+DEFAULT_UPLOAD_EVERY = "10m"
+"""A choice: what is lost at most if all nodes are lost at once, where an upload takes no longer than that."""
+
+_PACKAGES = ("megatron-hetero", "torch", "megatron-core")
+"""That have to be the same on all nodes."""
+
+
+def add_elastic(commands: Any) -> None:
+    """Add the parsers of ``hetero elastic`` and its commands."""
+    parser = commands.add_parser(
+        "elastic",
+        help="train on while nodes come and go",
+        description="Training that goes on while nodes come and go, each with an agent; docs/elastic.md tells how.",
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    _add_agent(actions)
+    _add_store(actions)
+    _add_status(actions)
+    _add_leave(actions)
+    _add_run(actions)
+    add_report(actions)
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Which job is meant, and where its etcd is."""
+    group = parser.add_argument_group("job")
+    group.add_argument("--job", default="hetero", metavar="NAME", help="name of the job (default: %(default)s)")
+    group.add_argument(
+        "--etcd",
+        default=DEFAULT_ETCD,
+        metavar="URL[,URL...]",
+        help="where etcd listens, each member of it (default: %(default)s)",
+    )
+    group.add_argument("--etcd-ca", metavar="PEM", help="authority that has signed etcd's certificate")
+    group.add_argument("--etcd-cert", metavar="PEM", help="certificate that this client shows etcd")
+    group.add_argument("--etcd-key", metavar="PEM", help="its key")
+
+
+def add_leader_options(parser: argparse.ArgumentParser) -> None:
+    """How patient a job is; the leader's count."""
+    group = parser.add_argument_group("patience")
+    group.add_argument("--lease", type=int, default=10, metavar="S", help="seconds after which a silent node is lost")
+    group.add_argument("--min-nodes", type=int, default=1, metavar="N", help="that have to be there before it begins")
+    group.add_argument(
+        "--wait-for-nodes", type=float, default=600.0, metavar="S", help="seconds to wait for nodes enough, then leave"
+    )
+    group.add_argument(
+        "--dwell", type=float, default=60.0, metavar="S", help="seconds that an epoch lasts before a node may join"
+    )
+    group.add_argument(
+        "--min-gain", type=float, default=0.05, metavar="SHARE", help="by which a join has to shorten the step"
+    )
+    group.add_argument(
+        "--straggler-threshold",
+        type=float,
+        default=1.3,
+        metavar="TIMES",
+        help="a node that computes so many times as slowly as it should, beside the others, is planned for as a slower "
+        "one; inf for none (default: %(default)s)",
+    )
+    group.add_argument(
+        "--straggler-after",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for which it has to, and to be as fast as its type again (default: %(default)s)",
+    )
+    group.add_argument(
+        "--leave-within", type=float, default=30.0, metavar="S", help="seconds that a node is there after SIGTERM"
+    )
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    """What goes to an object store."""
+    group = parser.add_argument_group("object store")
+    group.add_argument("--object-store", metavar="URL", help="where steps go: s3://..., gs://..., az://..., file://...")
+    group.add_argument(
+        "--upload-every",
+        default=DEFAULT_UPLOAD_EVERY,
+        metavar="STEPS|TIME",
+        help="a committed step goes there, e.g. after 500 steps, 90s, 10m or 2h (default: %(default)s)",
+    )
+    group.add_argument(
+        "--keep-uploads", type=int, default=2, metavar="N", help="steps that stay (default: %(default)s)"
+    )
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """What ranks run."""
+    parser.add_argument("program", nargs="+", metavar="-- PROGRAM FLAGS", help="e.g. -- pretrain_gpt.py --lr 1e-3 ...")
+
+
+def etcd_address(args: argparse.Namespace) -> "EtcdAddress":
+    """Where the flags say that etcd is.
+
+    Raises:
+        ConfigError: they name no address, or half of a certificate.
+    """
+    from hetero.elastic.etcd import EtcdAddress
+
+    urls = tuple(url.rstrip("/") for url in args.etcd.split(",") if url)
+    return EtcdAddress(urls=urls, ca=args.etcd_ca, certificate=args.etcd_cert, key=args.etcd_key)
+
+
+def _add_agent(actions: Any) -> None:
+    parser = actions.add_parser("agent", help="stand for this node: start, watch and replace its ranks")
+    add_job_options(parser)
+    node = parser.add_argument_group("node")
+    node.add_argument("--node-type", required=True, metavar="TYPE", help="of the cluster file")
+    node.add_argument("--node-name", default=socket.gethostname(), metavar="NAME", help="(default: the host's)")
+    node.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="by which others reach this node (default: %(default)s)"
+    )
+    node.add_argument("--port", type=int, default=0, help="to serve copies on (default: a free one)")
+    node.add_argument("--failure-domain", metavar="NAME", help="nodes of one are lost together (default: the node's)")
+    node.add_argument("--copies", type=Path, metavar="FOLDER", help="default: /dev/shm/hetero-JOB-NODE")
+    node.add_argument("--logs", type=Path, metavar="FOLDER", help="default: elastic-logs/JOB")
+    node.add_argument("--tls-cert", type=Path, metavar="PEM", help="serve copies by TLS; the same on all nodes")
+    node.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
+    node.add_argument("--metadata", metavar="CLOUD", help="ask its metadata server for notices: aws, gcp or azure")
+    node.add_argument("--metadata-url", metavar="URL", help="where that server is, if not at its own address")
+    add_leader_options(parser)
+    add_store_options(parser)
+    add_program(parser)
+    parser.set_defaults(run=_run_agent)
+
+
+def _run_agent(args: argparse.Namespace) -> int:
+    require("elastic", asked_by="hetero elastic")
+    from hetero.elastic.agent import run_agent
+
+    return run_agent(agent_options(args))
+
+
+def agent_options(args: argparse.Namespace) -> "AgentOptions":
+    """What the flags say.
+
+    Raises:
+        ConfigError: a flag is wrong, or the program is not there.
+    """
+    from hetero.elastic.agent_options import AgentOptions
+    from hetero.elastic.leadership import LeaderSettings
+    from hetero.elastic.notices import metadata_source
+    from hetero.elastic.uploads import upload_schedule
+
+    if args.lease < 1 or args.min_nodes < 1 or args.keep_uploads < 1:
+        raise ConfigError(
+            f"--lease {args.lease}, --min-nodes {args.min_nodes}, --keep-uploads {args.keep_uploads}: take at least 1"
+        )
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key: give both or neither")
+    if args.metadata_url is not None and args.metadata is None:
+        raise ConfigError("--metadata-url: name the cloud whose answers are expected there, with --metadata")
+    name = args.node_name
+    if not all(each.isalnum() or each in "-_." for each in name):
+        raise ConfigError(f"--node-name {name!r}: takes letters, digits, '-', '_' and '.' only")
+    return AgentOptions(
+        job=args.job,
+        etcd=etcd_address(args),
+        lease_s=args.lease,
+        name=name,
+        node_type=args.node_type,
+        host=args.host,
+        port=args.port,
+        failure_domain=args.failure_domain or name,
+        folder=args.copies or copies_folder(args.job, name),
+        logs=args.logs or Path("elastic-logs") / args.job,
+        settings=job_settings(args),
+        leave_within_s=args.leave_within,
+        leader=LeaderSettings(
+            min_nodes=args.min_nodes,
+            missing_s=args.wait_for_nodes,
+            dwell_s=args.dwell,
+            min_gain=args.min_gain,
+        ),
+        stragglers=straggler_settings(args),
+        metadata=None if args.metadata is None else metadata_source(args.metadata, url=args.metadata_url),
+        object_store=args.object_store,
+        uploads=upload_schedule(args.upload_every),
+        keep_uploads=args.keep_uploads,
+        tls_certificate=args.tls_cert,
+        tls_key=args.tls_key,
+    )
+
+
+def straggler_settings(args: argparse.Namespace) -> "StragglerSettings":
+    """When the flags say that a node is a straggler.
+
+    Raises:
+        ConfigError: a threshold below which a node has recovered already, or a negative time.
+    """
+    from hetero.elastic.stragglers import StragglerSettings
+
+    recovered = StragglerSettings().recovered
+    if not args.straggler_threshold > recovered or not args.straggler_after >= 0:
+        raise ConfigError(
+            f"--straggler-threshold {args.straggler_threshold:g}, --straggler-after {args.straggler_after:g}: take "
+            f"more than {recovered:g} times, below which a node counts as fast again, and no negative seconds"
+        )
+    return StragglerSettings(threshold=args.straggler_threshold, for_s=args.straggler_after)
+
+
+def copies_folder(job: str, node: str) -> Path:
+    """Where a node keeps its copies unless it is told otherwise."""
+    return Path(f"/dev/shm/hetero-{job}-{node}")
+
+
+def job_settings(args: argparse.Namespace) -> Any:
+    """The settings of a job as the flags say.
+
+    Raises:
+        ConfigError: the program is not there.
+    """
+    from hetero.elastic.records import JobSettings
+
+    program, *flags = args.program
+    if not Path(program).is_file():
+        raise ConfigError(f"{program}: no such program; after -- comes a Python file and its flags")
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return JobSettings(
+        program=program,
+        flags=tuple(flags),
+        versions={"python": platform.python_version(), **versions},
+        object_store=args.object_store,
+        upload_every=args.upload_every if args.object_store is not None else "",
+    )
+
+
+def _add_store(actions: Any) -> None:
+    parser = actions.add_parser("store", help="run an etcd for jobs on this machine, in the foreground")
+    parser.add_argument("--data", type=Path, default=Path("elastic-store"), help="its folder (default: %(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on, reached by agents (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=2379, help="for agents; the next one is etcd's own")
+    parser.set_defaults(run=_run_store)
+
+
+def _run_store(args: argparse.Namespace) -> int:
+    words = etcd_command(data=args.data, host=args.host, port=args.port, peer_port=args.port + 1)
+    print(f"etcd listens on http://{args.host}:{args.port}; end it with Ctrl-C", flush=True)
+    os.execvp(words[0], words)
+
+
+def etcd_command(*, data: Path, host: str, port: int, peer_port: int) -> list[str]:
+    """The command line of an etcd of one member.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    etcd = shutil.which("etcd")
+    if etcd is None:
+        raise ConfigError("etcd is not installed; Debian has it as etcd-server: apt-get install etcd-server")
+    url, peer = f"http://{host}:{port}", f"http://127.0.0.1:{peer_port}"
+    options = {
+        "data-dir": str(data),
+        "listen-client-urls": url,
+        "advertise-client-urls": url,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+        "logger": "zap",
+        "log-level": "error",
+        # Old revisions are of no use: keys are few and written often.
+        "auto-compaction-mode": "revision",
+        "auto-compaction-retention": "1000",
+    }
+    return [etcd, *(f"--{name}={value}" for name, value in options.items())]
+
+
+def _add_status(actions: Any) -> None:
+    parser = actions.add_parser("status", help="show who is in a job, and what they do")
+    add_job_options(parser)
+    parser.set_defaults(run=_run_status)
+
+
+def _run_status(args: argparse.Namespace) -> int:
+    require("elastic", asked_by="hetero elastic")
+    from hetero.elastic.membership import JobStore
+
+    state = JobStore(etcd_address(args), args.job).read()
+    if state.token is None:
+        raise ConfigError(f"etcd at {args.etcd} knows no job {args.job}; give the --job that its agents were given")
+    console().print(_status_table(args.job, state))
+    return 0
+
+
+def _status_table(job: str, state: "JobState") -> Table:
+    """One row per node; what all share above it."""
+    from hetero.elastic.stragglers import slower_type
+
+    title = f"job {job}: "
+    if state.outcome is not None:
+        title += f"over with exit code {state.outcome.exit_code}: {state.outcome.reason}"
+    elif state.epoch is None:
+        title += "waiting for nodes"
+    else:
+        title += f"epoch {state.epoch.number} from step {state.epoch.start.step}: {state.epoch.reason}"
+        if over := state.broken or state.stop:
+            title += f"; ends: {over}"
+    table = Table(title=title, title_justify="left")
+    for name in (
+        "node",
+        "type",
+        "address",
+        "domain",
+        "ranks",
+        "phase",
+        "step",
+        "committed",
+        "step time",
+        "computing",
+        "notice",
+    ):
+        table.add_column(name)
+    members = {} if state.epoch is None else {each.node.name: each.ranks for each in state.epoch.nodes}
+    slower = {} if state.epoch is None else state.epoch.slower
+    for name, node in state.nodes.items():
+        report = state.reports.get(name)
+        ranks = () if report is None else report.ranks
+        table.add_row(
+            f"{name} (leads)" if node.incarnation == state.leader else name,
+            slower_type(node.node_type, slower.get(name, 1.0)),
+            f"{node.host}:{node.port}",
+            node.failure_domain,
+            " ".join(map(str, members.get(name, ()))) or "-",
+            ", ".join(sorted({rank.phase for rank in ranks})) or "-",
+            str(max((rank.step for rank in ranks), default=0)),
+            str(max((rank.committed for rank in ranks), default=0)),
+            _milliseconds(max((rank.step_s for rank in ranks), default=0.0)),
+            _milliseconds(max((rank.compute_s for rank in ranks), default=0.0)),
+            notice.reason if (notice := state.notices.get(name)) is not None else "",
+        )
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds else "-"
+
+
+def _add_leave(actions: Any) -> None:
+    parser = actions.add_parser("leave", help="have a node leave its job once the step in hand is committed")
+    add_job_options(parser)
+    parser.add_argument("node", metavar="NODE")
+    parser.set_defaults(run=_run_leave)
+
+
+def _run_leave(args: argparse.Namespace) -> int:
+    require("elastic", asked_by="hetero elastic")
+    from hetero.elastic.membership import JobStore
+    from hetero.elastic.records import Notice
+
+    store = JobStore(etcd_address(args), args.job)
+    nodes = store.read().nodes
+    if args.node not in nodes:
+        raise ConfigError(f"job {args.job} has no node {args.node!r}; it has {', '.join(nodes) or 'none'}")
+    store.put_notice(Notice(node=args.node, reason="hetero elastic leave"))
+    print(f"node {args.node} leaves once the step in hand is committed")
+    return 0
+
+
+def _add_run(actions: Any) -> None:
+    parser = actions.add_parser("run", help="a whole job on this machine: etcd and some agents, to try things out")
+    parser.add_argument("--job", default="hetero", metavar="NAME", help="name of the job (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="the first N of the cluster file")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="default: elastic-logs/JOB")
+    add_leader_options(parser)
+    add_store_options(parser)
+    add_program(parser)
+    parser.set_defaults(run=_run_all)
+
+
+def _run_all(args: argparse.Namespace) -> int:
+    require("elastic", asked_by="hetero elastic")
+    from hetero.commands.elastic_run import run_on_this_machine
+
+    return run_on_this_machine(args)

@@ -1,0 +1,225 @@
+"""Reads the copies of another node from its server, straight into the memory where they are wanted."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from hetero.elastic.records import Copy, Inventory, NodeInfo
+from hetero.errors import CheckpointError, ConfigError, SourceLostError
+from hetero.serialization import from_json
+
+T = TypeVar("T")
+
+_SILENCE_S = 10.0
+"""After which a node that does not answer is given up."""
+
+_MAX_JSON_BYTES = 256 * 2**20
+_PREFIX_BYTES = 2**16
+"""Of a file that come with the question how long it is: most headers."""
+
+
+class CopyClient:
+    """A connection to one node's server of copies, over which threads ask one after the other.
+
+    Args:
+        tls_certificate: PEM file with the certificate that the server has to show; ``None`` without TLS.
+    """
+
+    def __init__(self, node: NodeInfo, *, job: str, token: str, tls_certificate: str | None = None) -> None:
+        self._node = node
+        self._job = job
+        self._token = token
+        self._certificate = tls_certificate
+        self._connection: http.client.HTTPConnection | None = None
+        self._in_use = threading.Lock()
+
+    @property
+    def where(self) -> str:
+        """Names the node for messages."""
+        return f"node {self._node.name} ({self._node.host}:{self._node.port})"
+
+    def copy(self, *, epoch: int, step: int, unit: str, wait_s: float = 0.0) -> Copy | None:
+        """What the node has of a unit after a step, ``None`` if it has not by ``wait_s`` seconds.
+
+        Raises:
+            CheckpointError: the node cannot be reached, or answers with something else.
+        """
+        return self._json(Copy, f"copies/{epoch}/{step}/{unit}?wait={wait_s:g}", silence_s=_SILENCE_S + wait_s)
+
+    def inventory(self) -> Inventory:
+        """What the node has.
+
+        Raises:
+            CheckpointError: the node cannot be reached, or does not know this job.
+        """
+        found = self._json(Inventory, "inventory", silence_s=_SILENCE_S)
+        if found is None:
+            raise CheckpointError(
+                f"{self.where}: it does not serve job {self._job} to the token of this run; end its agent, which is of "
+                "another run or of the time before etcd lost its data, and start it again"
+            )
+        return found
+
+    def file(self, copy: Copy) -> "PeerShardFile":
+        """The file of a copy that the node has."""
+        return PeerShardFile(self, copy)
+
+    def read_range(self, path: str, buffer: memoryview, *, start: int) -> int:
+        """Fill ``buffer`` from ``start`` of what ``path`` names, and return how many bytes that has in all.
+
+        Raises:
+            CheckpointError: it has not so many, or the node cannot be reached.
+        """
+        with self._in_use:
+            return self._read_range(path, buffer, start=start)
+
+    def _read_range(self, path: str, buffer: memoryview, *, start: int) -> int:
+        response = self._ask(path, {"Range": f"bytes={start}-{start + len(buffer) - 1}"}, silence_s=_SILENCE_S)
+        _, _, total = response.headers.get("Content-Range", "").partition("/")
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT or not total.isdecimal():
+            self._drop()
+            raise CheckpointError(f"{self.where}: it has no bytes {start} to {start + len(buffer)} of {path}")
+        done = 0
+        try:
+            while done < len(buffer):
+                if not (read := response.readinto(buffer[done:])):
+                    raise ConnectionError("the answer ended early")
+                done += read
+            response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._drop()
+            raise self._lost(error) from None
+        return int(total)
+
+    def interrupt(self) -> None:
+        """From another thread: let whoever waits for an answer hear that there will be none."""
+        connection = self._connection
+        if connection is not None and (sock := connection.sock) is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._drop()
+
+    def _json(self, cls: type[T], path: str, *, silence_s: float) -> T | None:
+        with self._in_use:
+            response = self._ask(path, {}, silence_s=silence_s)
+            try:
+                text = response.read(_MAX_JSON_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                self._drop()
+                raise self._lost(error) from None
+        if response.status != http.HTTPStatus.OK:
+            return None
+        try:
+            return from_json(cls, text.decode(), source=f"{self.where}: {path}")
+        except (ConfigError, UnicodeDecodeError) as error:
+            with self._in_use:
+                self._drop()
+            raise CheckpointError(f"{self.where}: an answer that is none: {error}") from None
+
+    def _ask(self, path: str, headers: Mapping[str, str], *, silence_s: float) -> http.client.HTTPResponse:
+        """Send a request and read the head of its answer.
+
+        A server closes a connection that has been idle for long: of a second try on a fresh one that is no excuse.
+        """
+        for is_last in (self._connection is None, True):
+            connection = self._connected(silence_s)
+            try:
+                connection.request(
+                    "GET", f"/{self._job}/{path}", headers={"Authorization": f"Bearer {self._token}", **headers}
+                )
+                return connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                self._drop()
+                if is_last or isinstance(error, TimeoutError):
+                    raise self._lost(error) from None
+        raise AssertionError("the second try is the last")
+
+    def _connected(self, silence_s: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            host, port = self._node.host, self._node.port
+            if self._certificate is None:
+                self._connection = http.client.HTTPConnection(host, port, timeout=silence_s)
+            else:
+                context = pinned_tls(Path(self._certificate))
+                self._connection = http.client.HTTPSConnection(host, port, timeout=silence_s, context=context)
+            try:
+                self._connection.connect()
+            except OSError as error:
+                self._drop()
+                raise self._lost(error) from None
+            self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.sock.settimeout(silence_s)
+        return self._connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _lost(self, error: Exception) -> SourceLostError:
+        return SourceLostError(f"{self.where}: does not serve copies: {error or type(error).__name__}; is it there?")
+
+
+class PeerShardFile:
+    """A shard file that another node serves."""
+
+    def __init__(self, client: CopyClient, copy: Copy) -> None:
+        self._client = client
+        self._path = f"files/{copy.epoch}/{copy.step}/{copy.unit}"
+        self._expected_bytes = copy.shard.size_bytes
+        self._prefix = memoryview(b"")
+
+    @property
+    def where(self) -> str:
+        """Names node, epoch, step and unit."""
+        return f"{self._client.where}, {self._path}"
+
+    def size_bytes(self) -> int:
+        """Tell how long it is.
+
+        Raises:
+            CheckpointError: it is shorter than it was announced, or cannot be reached.
+        """
+        prefix = memoryview(bytearray(min(_PREFIX_BYTES, self._expected_bytes)))
+        total = self._client.read_range(self._path, prefix, start=0)
+        self._prefix = prefix
+        return total
+
+    def read_into(self, buffer: memoryview, *, start: int) -> None:
+        """Fill ``buffer`` with the bytes of the file from ``start`` on.
+
+        Raises:
+            CheckpointError: it ends before, or cannot be reached.
+        """
+        if not len(buffer):
+            return
+        if start + len(buffer) <= len(self._prefix):
+            buffer[:] = self._prefix[start : start + len(buffer)]
+            return
+        self._client.read_range(self._path, buffer, start=start)
+
+
+def pinned_tls(certificate: Path) -> ssl.SSLContext:
+    """Trust the server that shows ``certificate``, and no other, whatever name it goes by.
+
+    Raises:
+        CheckpointError: the file is missing or no PEM.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # The nodes of a job share one certificate, which is trusted for what it is and not for a name in it.
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(certificate)
+    except (OSError, ssl.SSLError) as error:
+        raise CheckpointError(f"{certificate}: no certificate to trust: {error}; give a PEM file") from None
+    return context

@@ -1,0 +1,228 @@
+"""Names what lies in a node's folder of copies, and says what is there.
+
+    FOLDER/job.json                                 whose the folder is; locked while an agent works with it
+    FOLDER/epoch_00000004/placement.json            all units of the epoch
+    FOLDER/epoch_00000004/slot_0/UNIT.safetensors   a unit after one step
+    FOLDER/epoch_00000004/slot_0/UNIT.json          says that the file is whole: :class:`hetero.elastic.records.Copy`
+    FOLDER/epoch_00000004/slot_1/...                after another step
+
+A unit's JSON is removed before its file is written and renamed into place after, so that a reader never takes a half
+written file for a copy. Checksums say the rest.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from hetero.elastic.records import Copy, CopyPlacement, HeldStep, Inventory
+from hetero.errors import CheckpointError, ConfigError
+from hetero.serialization import STRICT, T, load, to_compact_json, to_json
+
+SLOTS = (0, 1)
+"""One holds the newest committed step while the other is written."""
+
+UNIT_NAME = re.compile(r"rank_\d{5,}(\.held_\d{5,})?")
+
+_EPOCH = re.compile(r"epoch_(\d{8,})")
+_JOB, _PLACEMENT = "job.json", "placement.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Owner:
+    """Whose a folder is."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    job: str
+
+
+def epoch_folder(folder: Path, epoch: int) -> Path:
+    """Where the copies of an epoch are."""
+    return folder / f"epoch_{epoch:08d}"
+
+
+def slot_folder(folder: Path, epoch: int, slot: int) -> Path:
+    """Where the copies of one step of an epoch are."""
+    return epoch_folder(folder, epoch) / f"slot_{slot}"
+
+
+def shard_path(slot: Path, unit: str) -> Path:
+    """The file of a unit within the folder of a slot."""
+    return slot / f"{unit}.safetensors"
+
+
+def copy_path(slot: Path, unit: str) -> Path:
+    """What says that the file of a unit is whole, and what is in it."""
+    return slot / f"{unit}.json"
+
+
+def epochs_in(folder: Path) -> list[int]:
+    """The epochs that have a folder, ascending."""
+    if not folder.is_dir():
+        return []
+    matches = (_EPOCH.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def write_placement(folder: Path, epoch: int, placement: CopyPlacement) -> None:
+    """Begin an epoch: its folder appears with the list of its units."""
+    for slot in SLOTS:
+        slot_folder(folder, epoch, slot).mkdir(parents=True, exist_ok=True)
+    _write_whole(epoch_folder(folder, epoch) / _PLACEMENT, placement)
+
+
+def read_placement(folder: Path, epoch: int) -> CopyPlacement | None:
+    """The units of an epoch, ``None`` if nothing of it is here.
+
+    Raises:
+        CheckpointError: the list is damaged.
+    """
+    return _read(CopyPlacement, epoch_folder(folder, epoch) / _PLACEMENT)
+
+
+def write_copy(slot: Path, copy: Copy) -> None:
+    """Say that the file of a unit is whole."""
+    _write_whole(copy_path(slot, copy.unit), copy)
+
+
+def read_copy(slot: Path, unit: str) -> Copy | None:
+    """What is in the file of a unit, ``None`` if there is none, or if it is being written.
+
+    Raises:
+        CheckpointError: its description is damaged.
+    """
+    return _read(Copy, copy_path(slot, unit))
+
+
+def find_copy(folder: Path, *, epoch: int, step: int, unit: str) -> tuple[Path, Copy] | None:
+    """The slot that has a unit as it was after ``step``, and what it has there; ``None`` if none has.
+
+    Raises:
+        CheckpointError: a description is damaged.
+    """
+    for number in SLOTS:
+        slot = slot_folder(folder, epoch, number)
+        copy = read_copy(slot, unit)
+        if copy is not None and (copy.epoch, copy.step, copy.unit) == (epoch, step, unit):
+            return slot, copy
+    return None
+
+
+def remove_copy(folder: Path, *, epoch: int, step: int, unit: str) -> None:
+    """Forget a copy that is bad; a unit of which nothing is there is none."""
+    for number in SLOTS:
+        slot = slot_folder(folder, epoch, number)
+        try:
+            copy = read_copy(slot, unit)
+        except CheckpointError:
+            copy_path(slot, unit).unlink(missing_ok=True)
+            continue
+        if copy is not None and copy.step == step:
+            copy_path(slot, unit).unlink(missing_ok=True)
+
+
+def remove_epochs_before(folder: Path, epoch: int) -> None:
+    """Delete the copies of earlier epochs, whose memory is needed again."""
+    for each in epochs_in(folder):
+        if each < epoch:
+            shutil.rmtree(epoch_folder(folder, each), ignore_errors=True)
+
+
+def used_bytes(folder: Path, *, before_epoch: int) -> int:
+    """What copies of earlier epochs take up."""
+    return sum(
+        path.stat().st_blocks * 512
+        for each in epochs_in(folder)
+        if each < before_epoch
+        for path in epoch_folder(folder, each).rglob("*")
+        if path.is_file()
+    )
+
+
+def inventory(folder: Path, *, node: str) -> Inventory:
+    """What a node has. A copy whose description is damaged is not there."""
+    steps: dict[tuple[int, int], set[str]] = {}
+    units_of_epoch = {}
+    for epoch in epochs_in(folder):
+        try:
+            placement = read_placement(folder, epoch)
+        except CheckpointError:
+            continue
+        if placement is None:
+            continue
+        units_of_epoch[epoch] = frozenset(unit.name for unit in placement.units)
+        for number in SLOTS:
+            slot = slot_folder(folder, epoch, number)
+            for unit in units_of_epoch[epoch]:
+                with contextlib.suppress(CheckpointError):
+                    if (copy := read_copy(slot, unit)) is not None and copy.epoch == epoch:
+                        steps.setdefault((epoch, copy.step), set()).add(unit)
+    held = (HeldStep(epoch=epoch, step=step, units=frozenset(units)) for (epoch, step), units in sorted(steps.items()))
+    return Inventory(node=node, steps=tuple(held), units_of_epoch=units_of_epoch)
+
+
+@contextlib.contextmanager
+def claimed_folder(folder: Path, *, job: str) -> Iterator[None]:
+    """Work with a folder as its only agent, while the block lasts.
+
+    Copies that an earlier agent of the same job has left stay, as they are what a run goes on from; those of another
+    job are deleted. The folder is private to its user.
+
+    Raises:
+        ConfigError: another agent works with it, it is somebody else's, or it holds what no agent has put there.
+    """
+    fix = "name another folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat(follow_symlinks=False)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot hold copies: {error.strerror}; {fix}") from None
+    if folder.is_symlink() or status.st_uid != os.getuid():
+        raise ConfigError(f"{folder}: it is a link, or belongs to another user; {fix}")
+    marker = folder / _JOB
+    if not marker.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}: it has files that are no copies of a run; {fix}, or delete them")
+    folder.chmod(0o700)
+    with os.fdopen(os.open(marker, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another agent works with it; {fix}, or end that agent") from None
+        if file.read() != (owner := to_json(_Owner(job=job))):
+            for epoch in epochs_in(folder):
+                shutil.rmtree(epoch_folder(folder, epoch))
+            file.seek(0)
+            file.truncate()
+            file.write(owner)
+            file.flush()
+        yield
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder of copies with all that is in it, once its run is over."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_whole(path: Path, value: object) -> None:
+    """Write a JSON file that appears whole."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(to_compact_json(value))
+    partial.replace(path)
+
+
+def _read(cls: type[T], path: Path) -> T | None:
+    try:
+        return load(cls, path) if path.exists() else None
+    except ConfigError as error:
+        # It may have been taken away in between, to be written anew.
+        if not path.exists():
+            return None
+        raise CheckpointError(f"{path}: damaged: {error}") from None

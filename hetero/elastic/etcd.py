@@ -1,0 +1,256 @@
+"""Speaks to etcd through the gRPC gateway that it serves over HTTP: reads, leases, transactions, and a watch.
+
+An address that does not answer is left for the next one. Calls block; each thread has a connection of its own.
+"""
+
+import base64
+import contextlib
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from etcd3gw.client import Etcd3Client
+from etcd3gw.exceptions import Etcd3Exception
+from etcd3gw.lease import Lease
+
+from hetero.errors import ConfigError, MembershipStoreError
+
+DEFAULT_ETCD_PORT = 2379
+
+_API = "/v3/"
+"""Of etcd 3.4 and newer."""
+
+_ANSWER_WITHIN_S = 2.0
+
+_NEWS_WITHIN_S = 5.0
+"""A watch that says nothing for so long is made again: its connection may have been cut without a word."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EtcdAddress:
+    """Where the members of etcd listen, and the files of TLS.
+
+    urls: ``http://HOST:PORT`` or ``https://HOST:PORT``, one of each member.
+    ca: of etcd's certificate. certificate, key: that show who this client is.
+    """
+
+    urls: tuple[str, ...]
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise ConfigError("etcd: no address; give --etcd http://HOST:2379")
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ConfigError(f"etcd: {url!r} is no address; give http://HOST:{DEFAULT_ETCD_PORT} or https://...")
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("etcd: a certificate needs its key; give --etcd-cert and --etcd-key, or neither")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredValue:
+    """A value and the revision of the store at which it was written."""
+
+    text: str
+    revision: int
+
+
+def put_request(key: str, value: str, *, lease: int | None = None) -> dict[str, Any]:
+    """The part of a transaction that writes ``value``."""
+    request: dict[str, Any] = {"key": _encoded(key), "value": _encoded(value)}
+    return {"request_put": request if lease is None else {**request, "lease": lease}}
+
+
+def delete_request(key: str, *, prefix: bool = False) -> dict[str, Any]:
+    """The part of a transaction that deletes ``key``, or all that begin with it."""
+    request = {"key": _encoded(key)}
+    return {"request_delete_range": {**request, "range_end": _encoded(_end_of(key))} if prefix else request}
+
+
+def is_absent(key: str) -> dict[str, Any]:
+    """The condition of a transaction that nobody has written ``key``."""
+    return {"key": _encoded(key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+
+
+def has_value(key: str, value: str) -> dict[str, Any]:
+    """The condition of a transaction that ``key`` is ``value``."""
+    return {"key": _encoded(key), "target": "VALUE", "result": "EQUAL", "value": _encoded(value)}
+
+
+def is_below(key: str, value: str) -> dict[str, Any]:
+    """The condition of a transaction that ``key`` is there, and comes before ``value`` byte by byte."""
+    return {"key": _encoded(key), "target": "VALUE", "result": "LESS", "value": _encoded(value)}
+
+
+def has_revision(key: str, revision: int) -> dict[str, Any]:
+    """The condition of a transaction that ``key`` was last written at ``revision``, 0: never."""
+    return {"key": _encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+
+
+class EtcdConnection:
+    """One connection; for one thread at a time.
+
+    Raises:
+        ConfigError: a file of TLS is missing or no PEM, or a key is another's.
+    """
+
+    def __init__(self, address: EtcdAddress) -> None:
+        _check_files(address)
+        self._address = address
+        self._clients = [_client(url, address) for url in address.urls]
+
+    def close(self) -> None:
+        """Drop the connections that are open."""
+        for client in self._clients:
+            client.session.close()
+
+    def read(self, prefix: str) -> dict[str, StoredValue]:
+        """All keys that begin with ``prefix``, without it."""
+        found = self._call(lambda client: client.get_prefix(prefix))
+        return {
+            meta["key"].decode()[len(prefix) :]: StoredValue(text=value.decode(), revision=int(meta["mod_revision"]))
+            for value, meta in found
+        }
+
+    def transaction(self, *, conditions: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> bool:
+        """Do all of ``then`` at once if all ``conditions`` hold; whether they did."""
+        request = {"compare": list(conditions), "success": list(then), "failure": []}
+        return bool(self._call(lambda client: client.transaction(request)).get("succeeded", False))
+
+    def grant(self, seconds: int) -> int:
+        """A lease that ends unless it is kept alive: its number."""
+        lease: int = self._call(lambda client: client.lease(seconds)).id
+        return lease
+
+    def keep_alive(self, lease: int) -> bool:
+        """Whether the lease was still there; if so it begins anew."""
+        return bool(self._call(lambda client: Lease(lease, client).refresh()) > 0)
+
+    def revoke(self, lease: int) -> None:
+        """End a lease, and delete all keys that hang on it."""
+        self._call(lambda client: Lease(lease, client).revoke())
+
+    def changes(self, prefix: str) -> Iterator[None]:
+        """Yield once when the watch has begun, and then whenever keys with ``prefix`` have changed.
+
+        Ends when nothing has for some seconds.
+
+        Raises:
+            MembershipStoreError: etcd is gone.
+        """
+        request = {"create_request": {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))}}
+        client = self._clients[0]
+        try:
+            with client.session.post(
+                client.get_url("/watch"), json=request, stream=True, timeout=(_ANSWER_WITHIN_S, _NEWS_WITHIN_S)
+            ) as response:
+                for _ in response.iter_content(chunk_size=None):
+                    yield
+        except requests.exceptions.RequestException as error:
+            # A silent watch says so here too.
+            if "timed out" not in str(error).lower():
+                self._turn()
+                raise self._away(error) from None
+
+    def _call(self, request: Callable[[Etcd3Client], Any]) -> Any:
+        last: Exception | None = None
+        for _ in self._clients:
+            try:
+                return request(self._clients[0])
+            except (Etcd3Exception, requests.exceptions.RequestException) as error:
+                last = error
+                self._turn()
+        assert last is not None
+        raise self._away(last)
+
+    def _turn(self) -> None:
+        """Begin with the next member from now on."""
+        self._clients.append(self._clients.pop(0))
+
+    def _away(self, error: Exception) -> MembershipStoreError:
+        causes = list(_causes(error))
+        detail = " ".join(str(causes[-1]).split())[:200] or type(causes[-1]).__name__
+        where = f"etcd at {', '.join(self._address.urls)}"
+        if any(isinstance(cause, requests.exceptions.SSLError) for cause in causes):
+            return MembershipStoreError(
+                f"{where}: no TLS with it ({detail}); give the certificate of who has signed etcd's (--etcd-ca), and "
+                "one that etcd trusts if it asks for that (--etcd-cert, --etcd-key)"
+            )
+        return MembershipStoreError(
+            f"{where} does not answer ({detail}); start one (hetero elastic store), or give its address (--etcd)"
+        )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error of etcd's client, down to what the network said, of which the client itself says nothing."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _check_files(address: EtcdAddress) -> None:
+    """Requests would read them only later, and say less."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if address.ca is not None:
+            context.load_verify_locations(address.ca)
+        if address.certificate is not None:
+            context.load_cert_chain(address.certificate, address.key)
+    except (OSError, ssl.SSLError) as error:
+        names = ", ".join(each for each in (address.ca, address.certificate, address.key) if each is not None)
+        raise ConfigError(
+            f"etcd: {names}: no certificate to trust, or none with its key: {error}; give PEM files to --etcd-ca, "
+            "--etcd-cert and --etcd-key"
+        ) from None
+
+
+def _client(url: str, address: EtcdAddress) -> Etcd3Client:
+    parts = urlsplit(url)
+    session = requests.Session()
+    # A proxy of the user's for the web is none for etcd.
+    session.trust_env = False
+    if address.ca is not None:
+        session.verify = address.ca
+    if address.certificate is not None and address.key is not None:
+        session.cert = (address.certificate, address.key)
+    return Etcd3Client(
+        host=str(parts.hostname),
+        port=parts.port or DEFAULT_ETCD_PORT,
+        protocol=parts.scheme,
+        timeout=_ANSWER_WITHIN_S,
+        api_path=_API,
+        session=session,
+    )
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _end_of(prefix: str) -> str:
+    """The first key behind all that begin with ``prefix``."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+def wait_until_it_answers(address: EtcdAddress, *, attempts: int, pause: Callable[[], None]) -> None:
+    """Ask etcd until it answers, ``attempts`` times at most.
+
+    Raises:
+        MembershipStoreError: it did not.
+    """
+    connection = EtcdConnection(address)
+    with contextlib.closing(connection):
+        for left in reversed(range(attempts)):
+            try:
+                connection.read("/hetero-answers-")
+                return
+            except MembershipStoreError:
+                if left == 0:
+                    raise
+                pause()

@@ -1,0 +1,43 @@
+"""What the leader reads out of the reports of nodes: how far they are, how long steps take, what is wrong for good."""
+
+from hetero.elastic.leadership import View
+from hetero.elastic.membership import JobState
+from hetero.elastic.rank_watch import WRONG_INPUT
+from hetero.elastic.records import Epoch, NodeInfo, NodeReport, Outcome, RankPhase
+
+_PHASES: tuple[RankPhase, ...] = ("joined", "built", "restored", "step", "stopped", "finished")
+"""In the order in which a rank comes to them."""
+
+
+def measured_step_s(state: JobState) -> float:
+    """Of the slowest rank, 0 as long as none has said."""
+    return max((rank.step_s for report in state.reports.values() for rank in report.ranks), default=0.0)
+
+
+def phase_of_node(report: NodeReport | None, node: NodeInfo, epoch: Epoch | None) -> RankPhase | None:
+    """The phase that all ranks of a node have reached, ``failed`` if one has failed."""
+    if report is None or epoch is None or report.incarnation != node.incarnation:
+        return None
+    phases = [rank.phase for rank in report.ranks if rank.epoch == epoch.number]
+    if any(phase in ("failed", "bad_copy") for phase in phases):
+        return "failed"
+    if len(phases) < node.num_ranks:
+        return None
+    return min(phases, key=_PHASES.index)
+
+
+def all_out(view: View) -> bool:
+    """Whether all ranks of the epoch have ended as they were to."""
+    if view.epoch is None:
+        return False
+    phases = [node.phase for each in view.epoch.nodes if (node := view.nodes.get(each.node.name)) is not None]
+    return len(phases) == len(view.epoch.nodes) and all(phase in ("stopped", "finished") for phase in phases)
+
+
+def wrong_input(state: JobState) -> Outcome | None:
+    """The end of a job whose ranks say that their input is wrong, which another epoch would not change."""
+    for report in state.reports.values():
+        for rank in report.ranks:
+            if state.epoch is not None and rank.epoch == state.epoch.number and WRONG_INPUT in rank.detail:
+                return Outcome(exit_code=2, reason=f"rank {rank.rank} on node {report.node}: {rank.detail}")
+    return None

@@ -1,0 +1,189 @@
+"""The ranks of a node in one epoch: starts them, notices their end, shows what they print, and ends them."""
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from hetero.elastic.fork_server import ForkServer
+from hetero.elastic.records import ASSIGNMENT_VARIABLE, Epoch, RankAssignment
+from hetero.serialization import read_text, to_json
+
+_SHOW_EVERY_S = 0.1
+_READ_AT_ONCE = 2**20
+_SHOWN_OF_A_FAILURE = 2000
+"""Characters."""
+
+
+class RankOutput:
+    """Shows the lines that files of output grow by, each with the rank that wrote it before it."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._files: dict[Path, tuple[str, int]] = {}
+
+    def follow(self, path: Path, *, prefix: str) -> None:
+        """Show a file from where it ends now."""
+        self._files[path] = (prefix, path.stat().st_size if path.exists() else 0)
+
+    def show_new(self, *, last: bool = False) -> None:
+        """Show all whole lines that are new; with ``last`` what is left of a line too, and then no more."""
+        for path, (prefix, seen) in list(self._files.items()):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(seen)
+                new = file.read(_READ_AT_ONCE)
+                whole = new if last else new[: new.rfind(b"\n") + 1]
+                for line in whole.decode(errors="replace").splitlines():
+                    self._show(f"{prefix}{line}")
+                self._files[path] = (prefix, seen + len(whole))
+        if last:
+            self._files.clear()
+
+
+class RankProcesses:
+    """Attributes:
+    epoch: that the ranks are of, 0 before the first.
+    running: process by rank, of those that have not been seen to end.
+    """
+
+    def __init__(
+        self, fork_server: ForkServer, *, on_end: Callable[[int, int, int], None], show: Callable[[str], None]
+    ) -> None:
+        """``on_end`` gets epoch, rank and exit code of a rank that has ended unasked or asked."""
+        self.epoch = 0
+        self.running: dict[int, BaseProcess] = {}
+        self._fork_server = fork_server
+        self._on_end = on_end
+        self._output = RankOutput(show)
+        self._store: BaseProcess | None = None
+
+    async def show_output(self) -> None:
+        """Show what ranks print until cancelled."""
+        while True:
+            self._output.show_new()
+            await asyncio.sleep(_SHOW_EVERY_S)
+
+    async def serve_store(self, host: str) -> int:
+        """Have a store for the ranks of the next epoch, and return its port; the last one's ends."""
+        self.end_store()
+        self._store, port = await asyncio.to_thread(self._fork_server.start_store, host)
+        return port
+
+    def end_store(self) -> None:
+        """End the store that this node serves, if it does."""
+        if self._store is not None:
+            self._store.kill()
+            self._store.join()
+            self._store = None
+
+    async def run_alone(
+        self, program: str, flags: Sequence[str], *, variables: Mapping[str, str], output: Path
+    ) -> tuple[int, str]:
+        """Run a program to its end, as no rank of anything; its exit code, and the end of what it printed."""
+        output.unlink(missing_ok=True)
+        process = await asyncio.to_thread(
+            self._fork_server.start_rank, program=program, flags=flags, variables=variables, output=str(output)
+        )
+        await asyncio.to_thread(process.join)
+        code = process.exitcode
+        process.close()
+        assert code is not None
+        return code, read_text(output)[-_SHOWN_OF_A_FAILURE:].strip() if code != 0 else ""
+
+    def start(
+        self, assignment: RankAssignment, *, program: str, flags: tuple[str, ...], files: Path, logs: Path
+    ) -> None:
+        """Start this node's ranks of the assignment's epoch.
+
+        Args:
+            files: folder for the assignment's file.
+            logs: folder for what the ranks print.
+        """
+        assert not self.running, "end the ranks of the last epoch first"
+        epoch = assignment.epoch
+        ranks = next(each.ranks for each in epoch.nodes if each.node.name == assignment.node)
+        path = files / f"assignment_{epoch.number:08d}.json"
+        _write_private(path, to_json(assignment))
+        folder = logs / f"epoch_{epoch.number:08d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.epoch = epoch.number
+        for local_rank, rank in enumerate(ranks):
+            output = folder / f"rank_{rank:05d}.log"
+            self._output.follow(output, prefix=f"[epoch {epoch.number} rank {rank}] ")
+            process = self._fork_server.start_rank(
+                program=program,
+                flags=flags,
+                variables=_variables(epoch, assignment.node, rank, local_rank) | {ASSIGNMENT_VARIABLE: str(path)},
+                output=str(output),
+            )
+            self.running[rank] = process
+            asyncio.get_running_loop().add_reader(process.sentinel, self._ended, epoch.number, rank, process)
+
+    def terminate(self) -> None:
+        """Ask all ranks to finish the step in hand, commit it, and end."""
+        for process in self.running.values():
+            process.terminate()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until all ranks have ended by themselves, but no longer than ``seconds``."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def kill(self) -> None:
+        """End all ranks now, and wait until they are gone; ``on_end`` is not called for them."""
+        ending, self.running = self.running, {}
+        for process in ending.values():
+            asyncio.get_running_loop().remove_reader(process.sentinel)
+            process.kill()
+        for process in ending.values():
+            await asyncio.to_thread(process.join)
+            process.close()
+        self._output.show_new(last=True)
+
+    def _ended(self, epoch: int, rank: int, process: BaseProcess) -> None:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join()
+        code = process.exitcode
+        assert code is not None
+        self.running.pop(rank, None)
+        process.close()
+        self._output.show_new(last=not self.running)
+        self._on_end(epoch, rank, code)
+
+
+def _variables(epoch: Epoch, node: str, rank: int, local_rank: int) -> dict[str, str]:
+    """What torchrun would tell a rank."""
+    ranks = next(each.ranks for each in epoch.nodes if each.node.name == node)
+    position = next(index for index, each in enumerate(epoch.nodes) if each.node.name == node)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(sum(len(each.ranks) for each in epoch.nodes)),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(len(ranks)),
+        "GROUP_RANK": str(position),
+        "MASTER_ADDR": epoch.rendezvous_host,
+        "MASTER_PORT": str(epoch.rendezvous_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # Debian resolves a host's own name to 127.0.1.1, which gloo takes for an address of its own.
+        **({"GLOO_SOCKET_IFNAME": "lo"} if _is_loopback(epoch.rendezvous_host) else {}),
+    }
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Only this user may read it, from the first byte on."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(text)

@@ -1,0 +1,331 @@
+"""What nodes, ranks and the membership store tell each other. Everything here travels as JSON.
+
+node        a machine with an agent, one failure domain unless it says otherwise
+epoch       a time during which the same nodes train under the same plan; numbered from 1, never reused
+unit        the smallest thing that is copied: a shard file with part of what one rank owns
+copy        a unit as it was after one step
+whole step  one of which some node has a copy of every unit of its epoch
+committed   a step whose copies were all whole on two failure domains when the ranks voted
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from hetero.checkpoint.manifest import Shard, TensorInfo
+from hetero.checkpoint.state import CheckpointState
+from hetero.plan.ir import Plan
+from hetero.serialization import STRICT
+
+ASSIGNMENT_VARIABLE = "HETERO_ELASTIC"
+"""Environment variable of a rank: names the file of its :class:`RankAssignment`."""
+
+DESCRIBE_VARIABLE = "HETERO_ELASTIC_DESCRIBE"
+"""Environment variable of a program that is to train nothing: it writes its planning problem
+(:class:`hetero.elastic.planning_problem.PlanningProblem`) as JSON to the file that this names, and ends with 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeInfo:
+    """A node as its agent announces it.
+
+    incarnation: drawn by each start of an agent; a node that was evicted comes back with another.
+    node_type: of the cluster file.
+    num_ranks: how many it starts, one for each of its devices.
+    host: by which the others reach it; ``port`` is that of the server of its copies.
+    failure_domain: nodes of one domain may be lost together, as those of a rack; its own name if nothing is said.
+    settings: checksum of what has to be the same on all nodes: program, flags, versions.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: str
+    incarnation: str
+    node_type: str
+    num_ranks: int
+    host: str
+    port: int
+    failure_domain: str
+    settings: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """Part of what one rank owns, and the two ranks that write it.
+
+    owner: the rank whose state it is, in its optimizer's sense.
+    keeper: the rank on a node of another failure domain that has the second copy; ``None`` where there is none.
+    held: the keeper has the same values in its own memory and writes them itself; else it fetches the owner's file.
+    blocks: keys as :func:`hetero.checkpoint.manifest.block_key` writes them.
+    num_bytes: of the blocks.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: str
+    owner: int
+    keeper: int | None
+    held: bool
+    blocks: tuple[str, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyPlacement:
+    """All units of an epoch. Their blocks tile every tensor of the training state exactly once."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """A unit after one step, as it lies beside its shard file: a checkpoint of a part of the state.
+
+    shard: file name, size and checksums of the shard.
+    tensors: the global tensors that the blocks of the shard are of.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    epoch: int
+    step: int
+    unit: str
+    shard: Shard
+    tensors: dict[str, TensorInfo]
+    state: CheckpointState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldStep:
+    """The copies that a node, or the object store, has of one step of one epoch."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    epoch: int
+    step: int
+    units: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """What a node has.
+
+    units_of_epoch: all units of each epoch that it has copies of, by which one sees whether a step is whole.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    node: str
+    steps: tuple[HeldStep, ...]
+    units_of_epoch: dict[int, frozenset[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestorePoint:
+    """Where an epoch begins in the history of the run.
+
+    epoch, step: it goes on after this step of that earlier epoch; epoch 0 and step 0 are the initial weights.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochNode:
+    """A node of an epoch, and the ranks that run on it, in the order of its devices."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    node: NodeInfo
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Epoch:
+    """One epoch, as one transaction of the membership store makes it true for everybody.
+
+    lineage: by number of each epoch in the history that led here, this one last, where it started. A copy of epoch e
+        counts only if e is in here, up to the step at which the next one of the lineage started.
+    sources: for every unit of the step that is restored the nodes that have it, nearest first is the reader's choice;
+        a unit without nodes comes from the object store. Empty where training starts from the initial weights.
+    others: nodes of ``sources`` that have none of the ranks, because they leave or are not needed.
+    slower: the nodes, by name, that the plan takes to be so many times as slow as their type.
+    rendezvous: host and port of the ranks' store, which lives on the leader's node.
+    reason: why this epoch was made, for people.
+    failures: how many epochs in a row before this one broke with all their nodes there and committed nothing new.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    number: int
+    plan: Plan
+    nodes: tuple[EpochNode, ...]
+    start: RestorePoint
+    lineage: dict[int, RestorePoint]
+    sources: dict[str, tuple[str, ...]]
+    rendezvous_host: str
+    rendezvous_port: int
+    reason: str
+    failures: int = 0
+    others: tuple[NodeInfo, ...] = ()
+    slower: dict[str, float] = field(default_factory=dict)
+
+    def domain_of_rank(self) -> tuple[str, ...]:
+        """The failure domain of every rank."""
+        domains = {rank: each.node.failure_domain for each in self.nodes for rank in each.ranks}
+        return tuple(domains[rank] for rank in range(len(domains)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadSchedule:
+    """Which committed steps go to the object store: one of ``every_steps`` and ``every_s`` is ``None``.
+
+    every_steps: the first step that is committed at a multiple of these, or after it.
+    every_s: the first one that is committed so many seconds after the last that was chosen.
+    in_s: of these seconds, how many are left when the epoch begins.
+    after_step: the newest step that was published, 0 for none.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    every_steps: int | None = None
+    every_s: float | None = None
+    in_s: float = 0.0
+    after_step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAssignment:
+    """What an agent gives each of its ranks in a file that only its user can read (``HETERO_ELASTIC``).
+
+    node: the name of this rank's node.
+    token: shows the servers of copies that the reader belongs to the job.
+    folder: of the copies of this node, see :mod:`hetero.elastic.copies`.
+    reports: the agent's datagram socket, which takes each :class:`RankReport` as one JSON message.
+    object_store: URL, ``None`` without.
+    uploads: what of it is uploaded there, ``None`` for nothing.
+    tls_certificate: that the servers of copies show, ``None`` without TLS.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    job: str
+    epoch: Epoch
+    node: str
+    token: str
+    folder: str
+    reports: str
+    object_store: str | None = None
+    uploads: UploadSchedule | None = None
+    tls_certificate: str | None = None
+
+
+RankPhase = Literal["joined", "built", "restored", "step", "stopped", "finished", "failed", "bad_copy"]
+"""``joined`` the world, ``built`` the model, ``restored`` the state, done a ``step``; ``stopped`` when asked to, with
+that step committed; ``finished`` the run; ``failed``; met a ``bad_copy``, after which it fails."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """One message of a rank to its agent.
+
+    step: the last that is done.
+    committed: the last step known to be committed, 0 for none.
+    step_s: seconds of the last step; compute_s: of these this rank's own forwards and backwards, 0 where
+        it is not known or there are none.
+    copy_every: after every how many steps copies are made.
+    detail: for ``failed`` the error, for ``bad_copy`` ``NODE/EPOCH/STEP/UNIT``.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    epoch: int
+    rank: int
+    phase: RankPhase
+    step: int = 0
+    committed: int = 0
+    step_s: float = 0.0
+    compute_s: float = 0.0
+    copy_every: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadedUnits:
+    """What a node has put into the object store of one step.
+
+    num_units: of the whole step, on all nodes.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    epoch: int
+    step: int
+    units: frozenset[str]
+    num_units: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReport:
+    """What an agent tells the others about its ranks.
+
+    ended: the newest epoch of which it has no ranks any more, and will start none.
+    uploaded: the newest step of which all is in the object store that these ranks own; ``None`` for none.
+    ranks: the last report of each rank of the newest epoch, in the order of ranks.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    node: str
+    incarnation: str
+    ended: int
+    ranks: tuple[RankReport, ...]
+    uploaded: UploadedUnits | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """A node is going to leave, or is asked to.
+
+    reason: who said so, for people.
+    seconds: until it is gone in any case, counted from when the notice was put; ``None`` if nobody hurries.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    node: str
+    reason: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSettings:
+    """What has to be the same on all nodes of a job.
+
+    versions: by package; Python too.
+    object_store, upload_every: as given to the agents.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    program: str
+    flags: tuple[str, ...]
+    versions: dict[str, str]
+    object_store: str | None = None
+    upload_every: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job ended. exit_code: of every agent."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    exit_code: int
+    reason: str

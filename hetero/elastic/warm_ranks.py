@@ -1,0 +1,88 @@
+"""What the fork server of an agent imports once, and what its forks do: run a rank, or serve the ranks' store.
+
+Runs no torch operation while it is imported: the threads of one do not fork. It reads and sets the environment, since
+here a process becomes a rank, as under a launcher.
+"""
+
+import gc
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from hetero.distributed.helper_processes import end_with_parent
+
+# Ends with the agent, and so do its forks with it; before the imports that take seconds.
+end_with_parent(os.getppid())
+
+from hetero.distributed.environment import set_cuda_environment  # noqa: E402
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch then counts devices without starting CUDA, which would not survive a fork.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+set_cuda_environment(os.environ)
+
+from hetero.runtime import cpu_backend  # noqa: E402
+
+cpu_backend.install()
+
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402  (torch.optim imports it at its first step)
+import torch.distributed as dist  # noqa: E402
+
+import hetero.runtime.trainer  # noqa: E402, F401
+
+_PARENT = os.getpid()
+
+# Forks share what was imported here, and need not look through it for garbage.
+gc.collect()
+gc.freeze()
+
+
+def run_rank(program: str, flags: Sequence[str], variables: Mapping[str, str], output: str, parent: int) -> None:
+    """Run ``program`` as a launcher would start it; everything it prints goes to the file ``output``."""
+    end_with_parent(parent)
+    with Path(output).open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own text streams
+    os.environ |= variables
+    sys.argv = [program, *flags]
+    # Forks ignore Ctrl-C, and so they shall: the agent tells its ranks when to end.
+    sys.path.insert(0, str(Path(program).resolve().parent))
+    runpy.run_path(program, run_name="__main__")
+
+
+def serve_store(host: str, port_to: Connection, parent: int) -> None:
+    """Serve the store that the ranks of an epoch meet over, on ``host`` alone, until this process is killed."""
+    end_with_parent(parent)
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(1024)
+    port = int(listener.getsockname()[1])
+    store = dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
+    port_to.send(store.port)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Event().wait()
+
+
+def probe_cuda(answer_to: Connection, parent: int) -> None:
+    """Tell whether a fork of the server can still start CUDA: an empty text, or what went wrong."""
+    end_with_parent(parent)
+    problem = ""
+    try:
+        if torch.cuda.is_initialized():
+            problem = "an import has initialised CUDA"
+        elif torch.cuda.is_available():
+            torch.cuda.init()
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:200]
+    answer_to.send((problem, _PARENT))
