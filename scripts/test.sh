@@ -20,6 +20,9 @@ while [ $# -gt 0 ]; do
     shift
 done
 prepare_environment '[test]'
+prepare_etcd
+prepare_openssl
+prepare_slurm
 
 echo "== lint and types"
 .venv/bin/ruff check .
