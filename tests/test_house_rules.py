@@ -19,6 +19,7 @@ BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT /
 
 READS_ENVIRONMENT = frozenset(
     {
+        "hetero/elastic/warm_ranks.py",  # where a process becomes a rank, as under a launcher
         "hetero/doctor/__main__.py",  # an entry point: it tells what its host and its launcher say
         "hetero/emulation/__main__.py",  # an entry point: it hides the GPUs of its host
     }
@@ -29,7 +30,6 @@ READS_BY_ITSELF = frozenset(
     {
         "hetero/serialization.py",  # the one place
         "hetero/data/__init__.py",  # resources of the package
-        "hetero/report/page/html_page.py",  # a template of the package
     }
 )
 """Modules that may read text, JSON, YAML or pickles without its help, each with the reason beside it."""

@@ -72,7 +72,17 @@ def test_the_planner_works(tmp_path: Path) -> None:
     assert figure.stat().st_size > 1000
 
 
-NEEDS = "torch, megatron.core, safetensors, which are not installed; run: pip install 'megatron-hetero[train]'\n"
+def test_training_needs_no_extra_but_its_own() -> None:
+    """A launch without agents, as the quick start is, imports nothing that other extras bring."""
+    others = {module for extra in EXTRAS if extra != "train" for module in EXTRAS[extra]} - set(EXTRAS["train"])
+    script = "import megatron.training.training as t; raise SystemExit(0 if callable(t.pretrain) else 1)"
+    hides = HIDES.partition("if program ==")[0] + script
+    words = [sys.executable, "-c", hides, ",".join(sorted(others)), "", "[]"]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+NEEDS = "torch, megatron.core, safetensors, isal, which are not installed; run: pip install 'megatron-hetero[train]'\n"
 
 
 def test_a_measurement_says_what_to_install() -> None:

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 PRELOAD = ["tests.helpers.preload"]
+_READY = "ready"
+_START_LIMIT_S = 60.0
 
 
 def fork_server() -> ForkServerContext:
@@ -123,8 +125,17 @@ class RankPool:
 
     def _take(self, count: int) -> list[_Worker]:
         address = self._address()
-        while len(self._idle) < count:
-            self._idle.append(_start_worker(address, self._folder / f"stacks-{next(self._numbers)}"))
+        started = [
+            _start_worker(address, self._folder / f"stacks-{next(self._numbers)}")
+            for _ in range(count - len(self._idle))
+        ]
+        self._idle += started
+        # The time that a case may take does not begin before there is somebody to measure it.
+        deadline = time.monotonic() + _START_LIMIT_S
+        for worker in started:
+            if not worker.connection.poll(max(0.0, deadline - time.monotonic())):
+                raise AssertionError(f"process {worker.process.pid}: not ready for a case within {_START_LIMIT_S:g} s")
+            assert worker.connection.recv() == _READY
         taken, self._idle = self._idle[:count], self._idle[count:]
         return taken
 
@@ -181,6 +192,7 @@ def _serve(connection: Connection, address: tuple[str, int], stacks: Path) -> No
     store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
     state = ProcessState()
     file = stacks.open("w")
+    connection.send(_READY)
     while True:
         try:
             case: _Case = connection.recv()

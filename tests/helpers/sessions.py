@@ -9,6 +9,7 @@ from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.session import TrainingSession
+from hetero.runtime.trainer import Trainer
 from megatron.training.checkpointing import load, saving
 from megatron.training.cli.arguments import parse_args
 from megatron.training.param_scheduler import build_scheduler
@@ -52,7 +53,7 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
         check_for_nan=config.run.check_for_nan,
         start_step=start_step,
     )
-    seen = Session(start_step, first_weights=_weights(training))
+    seen = Session(start_step, first_weights=weights_of(training))
     with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
         if start_step > 0:
             saver.after(start_step, last=True)
@@ -61,13 +62,19 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
             saver.after(step, last=step == end_step)
     seen.next_lr = training.learning_rate
     seen.loss_scale = trainer.scaler.scale if trainer.scaler is not None else 1.0
-    seen.weights = _weights(training)
-    seen.state = {
-        f"{each.name} from {each.offsets}": each.tensor.detach().double().numpy().copy()
-        for each in trainer.optimizer.state(owned=False)
-    }
+    seen.weights = weights_of(training)
+    seen.state = state_of(trainer)
     return seen
 
 
-def _weights(training: TrainingSession) -> dict[str, np.ndarray]:
+def state_of(trainer: Trainer) -> dict[str, np.ndarray]:
+    """What this rank updates, by canonical name and offset."""
+    return {
+        f"{each.name} from {each.offsets}": each.tensor.detach().double().numpy().copy()
+        for each in trainer.optimizer.state(owner=None)
+    }
+
+
+def weights_of(training: TrainingSession) -> dict[str, np.ndarray]:
+    """This rank's shards by canonical name."""
     return {name: tensor.double().numpy().copy() for name, tensor in training.weights().items()}

@@ -1,6 +1,8 @@
 """Tensor shapes: B samples of a microbatch, S the whole sequence."""
 
 import dataclasses
+import multiprocessing
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -344,6 +346,30 @@ def test_microbatches_are_the_samples_in_order(corpus: str, num_workers: int) ->
                 assert torch.equal(getattr(batch, f"{name}_BS"), expected)
             assert {getattr(batch, f.name).dtype for f in dataclasses.fields(batch)} == {torch.int64, torch.float32}
             assert batch.loss_mask_BS.dtype == torch.float32
+
+
+def test_readers_are_forks_whoever_started_the_rank() -> None:
+    """Under a fork server's own method they would import everything anew, a minute for each rank of a busy host."""
+
+    class Parents:
+        def __len__(self) -> int:
+            return 36
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            one = torch.ones(SEQ)
+            ids = (one * os.getppid()).long()
+            return {"tokens": ids, "position_ids": ids, "labels": ids, "loss_mask": one}
+
+    a_plan = one_rank_plan()
+    place = a_plan.placement(0)
+    assert place is not None
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        step = next(microbatches(Parents(), a_plan, place, first_step=0, num_steps=1, num_workers=1))
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert {int(batch.tokens_BS.unique()) for batch in step} == {os.getpid()}
 
 
 def test_steps_beyond_the_dataset_are_refused_at_once(corpus: str) -> None:

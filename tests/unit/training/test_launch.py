@@ -178,14 +178,15 @@ def test_the_failure_detector_asks_the_watchdogs_of_all_groups(monkeypatch: pyte
     def layers_of_ranks(*_: object) -> None:
         raise LayersError
 
-    monkeypatch.setattr(training, "agree_on_plan_and_tokenizer", lambda *_: (None, None))
+    monkeypatch.setattr(training, "agree_on_plan_and_tokenizer", lambda *_, **__: (None, None))
     monkeypatch.setattr(training, "build_datasets", lambda *_: (None, []))
     monkeypatch.setattr(training, "create_groups", lambda *_, **__: SimpleNamespace(groups=("one", "two")))
     monkeypatch.setattr(training, "nccl_error", lambda groups: f"lost by {' and '.join(groups)}")
     monkeypatch.setattr(training, "layers_of_ranks", layers_of_ranks)
     detector, config = SimpleNamespace(transport_error=str), parse("")
+    stop, elastic = training.Stop(config.run), training.ElasticRank(None, config, rank=0)
     with pytest.raises(LayersError):
-        training._pretrain(config, torch.device("cpu"), detector, training.Stop(config.run))  # type: ignore[arg-type]
+        training._pretrain(config, torch.device("cpu"), detector, stop, elastic)  # type: ignore[arg-type]
     assert detector.transport_error() == "lost by one and two"
 
 

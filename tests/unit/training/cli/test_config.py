@@ -183,6 +183,7 @@ EFFECTS = [
     Effect("--load out", "checkpoint.load", Path("out")),
     Effect("--ckpt-step 7", "checkpoint.load_step", 7, context="--load out"),
     Effect("--finetune", "checkpoint.finetune", True, context="--load out"),
+    Effect("--hetero-elastic-copy-every 5", "checkpoint.copy_every", 5),
     Effect("--eval-iters 10", "run.eval_iters", 10),
     Effect("--eval-interval 20", "run.eval_interval", 20, context="--eval-iters 10"),
     Effect("--exit-interval 30", "run.exit_interval", 30),

@@ -1,0 +1,204 @@
+"""Agents of real processes, with a program that trains nothing: what they do when ranks and nodes come and go."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.elastic_cluster import ElasticCluster
+from tests.helpers.etcd import EtcdServer
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+
+CLUSTER = """\
+node_types:
+  - {name: box, device: cpu, gpus_per_node: 1, count: 4, memory_gib: 4,
+     inside_node: {bandwidth_gb_per_s: 1, latency_us: 10}}
+links: {between_nodes: {bandwidth_gb_per_s: 1, latency_us: 10}}
+"""
+
+
+@pytest.fixture
+def cluster(etcd: EtcdServer, job: str, tmp_path: Path) -> Callable[..., ElasticCluster]:
+    """Makes clusters of one-rank nodes ``a``, ``b``, ...: their number, flags of the program, options of agents."""
+
+    def make(num_nodes: int, *flags: object, etcd: EtcdServer = etcd, **options: object) -> ElasticCluster:
+        path = tmp_path / "cluster.yaml"
+        path.write_text(CLUSTER)
+        return ElasticCluster(
+            tmp_path,
+            etcd,
+            job,
+            types=dict.fromkeys("abcd"[:num_nodes], "box"),
+            words=["tests/helpers/fake_program.py", "--hetero-cluster", str(path), *map(str, flags)],
+            options=options,
+        )
+
+    return make
+
+
+def test_ranks_and_nodes_come_and_go(cluster: Callable[..., ElasticCluster]) -> None:
+    """A rank is killed, then a node, which comes back, then one is asked to leave; committed steps are never lost."""
+    with cluster(3, "--steps", 100000, **{"dwell": 0, "min-nodes": 2}) as nodes:
+        nodes.start()
+        first = nodes.wait_for_commit(3).epoch
+        assert first is not None
+        nodes.kill_rank(1)
+        second = nodes.wait_for_commit(first.start.step + 8, epoch=2).epoch
+        assert second is not None
+        assert second.number == 2
+        assert second.start.epoch == 1
+        assert second.start.step >= 3
+        assert "killed by signal 9" in second.reason
+
+        lost = second.nodes[0].node.name
+        nodes.kill_node(lost)
+        third = nodes.wait_for_epoch(second.number + 1).epoch
+        assert third is not None
+        assert lost not in {each.node.name for each in third.nodes}
+        assert third.start.step >= first.start.step + 8
+
+        nodes.start(lost)
+        grown = nodes.wait_until(lambda s: s.epoch is not None and len(s.epoch.nodes) == 3).epoch
+        assert grown is not None
+        nodes.wait_for_epoch(grown.number)
+
+        leader = nodes.leader()
+        nodes.leave(leader)
+        assert nodes.wait_for_end_of(leader) == 0
+        last = nodes.wait_for_epoch(grown.number + 1).epoch
+        assert last is not None
+        assert {each.node.name for each in last.nodes} == set("abc") - {leader}
+        (made,) = (event.node for event in nodes.events("epoch_made") if event.epoch == grown.number + 1)
+        assert made != leader, "its agent serves the rendezvous of the epoch, and has to stay"
+        stopped = [event for event in nodes.events("stop_requested") if event.epoch == grown.number]
+        assert stopped, "planned changes let the ranks finish their step"
+
+
+def test_a_leader_leaves_before_the_first_step(cluster: Callable[..., ElasticCluster]) -> None:
+    """Ranks are asked to stop once SIGTERM does not kill them; the next epoch's store is on a node that stays."""
+    with cluster(2, "--steps", 8, "--restore-s", 1.0, "--step-s", 0.3, **{"min-nodes": 1}) as nodes:
+        nodes.start()
+        nodes.wait_for_events("joined", 2)
+        leader = nodes.events("leads")[0].node
+        nodes.leave(leader)
+        assert nodes.wait_for_end() == {"a": 0, "b": 0}
+        assert not nodes.events("rank_failed", "detected")
+        first, second = nodes.events("epoch_made")
+        assert (first.node, second.node) == (leader, "b" if leader == "a" else "a")
+        assert (second.step, second.nodes) == (1, (second.node,))
+
+
+def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
+    with cluster(2, "--steps", 5) as nodes:
+        nodes.start()
+        assert nodes.wait_for_end() == {"a": 0, "b": 0}
+        assert "[epoch 1 rank 0] rank 0 of 2 goes on from step 0" in nodes.output("a") + nodes.output("b")
+        assert "all ranks have finished" in nodes.output("a")
+        kinds = [event.kind for event in nodes.events() if event.node == "a"]
+        for kind in ("warm", "forked", "joined", "built", "restored", "first_step", "committed", "finished"):
+            assert kind in kinds
+        nodes.start("a")
+        assert nodes.wait_for_end_of("a") == 2
+        assert "is over already: all ranks have finished; start it anew under another --job" in nodes.output("a")
+
+
+def test_a_rank_that_fails_again_and_again(cluster: Callable[..., ElasticCluster]) -> None:
+    with cluster(1, "--fail-at", 4, "--failures", 99) as nodes:
+        nodes.start()
+        assert nodes.wait_for_end() == {"a": 1}
+        assert "3 epochs in a row broke with all their nodes there and committed no new step" in nodes.output("a")
+        assert "rank 0 on node a: ended with the code 1; see " in nodes.output("a")
+        # Three steps were committed in the first epoch, so that it was none of the three.
+        assert [event.step for event in nodes.events("epoch_made")] == [0, 3, 3, 3]
+
+
+def test_an_agent_without_room_for_its_ranks_files_serves_on(
+    cluster: Callable[..., ElasticCluster], tmp_path: Path
+) -> None:
+    """The next epoch's ranks cannot be started for a while; the copies stay where they are, and are gone on from."""
+    with cluster(1, "--steps", 40, "--fail-at", 5, "--failures", 1) as nodes:
+        # Its name is taken by a folder: to this agent as good as a full disk.
+        (blocker := tmp_path / "copies" / "assignment_00000002.json").mkdir(parents=True)
+        (tmp_path / "copies" / "job.json").touch()
+        nodes.start_as("a", copies=blocker.parent)
+        assert nodes.wait_for_end() == {"a": 0}
+        assert any("cannot be started" in event.detail for event in nodes.events("rank_failed"))
+        assert nodes.events("epoch_made")[-1].step == 4
+
+
+def test_wrong_input_ends_a_job_at_once(cluster: Callable[..., ElasticCluster]) -> None:
+    with cluster(1, "--fail-at", 4, "--failures", 99, "--exit-code", 2) as nodes:
+        nodes.start()
+        assert nodes.wait_for_end() == {"a": 2}
+        assert len(nodes.events("epoch_made")) == 1
+
+
+def test_a_bad_copy_is_deleted_and_an_older_step_taken(cluster: Callable[..., ElasticCluster]) -> None:
+    with cluster(1, "--fail-at", 5, "--failures", 1, "--bad-copy", "--steps", 8) as nodes:
+        nodes.start()
+        assert nodes.wait_for_end() == {"a": 0}
+        assert [event.detail for event in nodes.events("bad_copy")] == ["a/1/4/rank_00000"]
+        assert [event.step for event in nodes.events("epoch_made")] == [0, 3]
+        assert nodes.state().bad_copies == frozenset()
+
+
+def test_too_few_nodes(cluster: Callable[..., ElasticCluster]) -> None:
+    with cluster(1, **{"min-nodes": 2, "wait-for-nodes": 1}) as nodes:
+        nodes.start()
+        assert nodes.wait_for_end() == {"a": 1}
+        assert "1 nodes are there, 2 are asked for, and no other came within 1 s; start agents" in nodes.output("a")
+
+
+def test_nodes_that_stand_still_and_an_etcd_that_restarts(
+    cluster: Callable[..., ElasticCluster], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A node that stands still for longer than its lease is evicted, notices when it wakes up, and joins again.
+
+    While etcd is away training goes on. What cannot join says why.
+    """
+    etcd = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    etcd.start()
+    try:
+        with cluster(2, "--steps", 100000, etcd=etcd, **{"dwell": 0, "min-nodes": 1}) as nodes:
+            nodes.start()
+            nodes.wait_until(lambda s: s.epoch is not None and len(s.epoch.nodes) == 2)
+            step = max(rank.step for r in nodes.wait_for_commit(5).reports.values() for rank in r.ranks)
+            etcd.stop()
+            nodes.wait_for_events("etcd_away", 2)
+            etcd.start()
+            nodes.wait_for_events("etcd_back", 2)
+            state = nodes.wait_for_commit(step + 1)
+            assert state.epoch is not None
+            number = state.epoch.number
+
+            sleeper = next(name for name, node in state.nodes.items() if node.incarnation != state.leader)
+            other = next(name for name in "ab" if name != sleeper)
+            nodes.freeze_node(sleeper)
+            alone = nodes.wait_for_epoch(number + 1)
+            assert alone.epoch is not None
+            assert [each.node.name for each in alone.epoch.nodes] == [other]
+            nodes.thaw_node(sleeper)
+            nodes.wait_until(lambda s: s.epoch is not None and len(s.epoch.nodes) == 2)
+            assert "was evicted from the job; its ranks end, and it joins again" in nodes.output(sleeper)
+
+            nodes.start_as("c", words=["tests/helpers/fake_program.py", "--steps", "7"])
+            assert nodes.wait_for_end_of("c") == 2
+            assert "this agent does not fit to its job: flags: here 7, in the job --hetero-cluster" in nodes.output("c")
+            nodes.start_as("d", node_name="a", copies=tmp_path_factory.mktemp("copies"))
+            assert nodes.wait_for_end_of("d") == 2
+            assert "node a is in job" in nodes.output("d")
+            nodes.kill_node(sleeper)
+            nodes.signal_node(other, signal.SIGTERM)
+            assert nodes.wait_for_end_of(other) == 0
+    finally:
+        etcd.stop()
+
+
+def test_no_etcd(cluster: Callable[..., ElasticCluster]) -> None:
+    with cluster(1) as nodes:
+        nodes.start_as("a", etcd="http://127.0.0.1:9")
+        assert nodes.wait_for_end_of("a") == 2
+        assert "etcd at http://127.0.0.1:9 does not answer" in nodes.output("a")
+        assert "hetero elastic store" in nodes.output("a")

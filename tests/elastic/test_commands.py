@@ -1,0 +1,212 @@
+"""``hetero elastic`` as users type it."""
+
+import dataclasses
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hetero import cli
+from hetero.commands.elastic import agent_options
+from hetero.commands.elastic_run import node_types
+from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
+from hetero.elastic.membership import JobState, JobStore
+from hetero.elastic.records import NodeReport, Notice, RankReport, UploadSchedule
+from tests.helpers.commands import ROOT
+from tests.helpers.elastic_epochs import epoch_of, node_info
+from tests.helpers.etcd import EtcdServer, free_port
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
+
+CLUSTER = """\
+node_types:
+  - {name: box, device: cpu, gpus_per_node: 1, count: 2, memory_gib: 4,
+     inside_node: {bandwidth_gb_per_s: 1, latency_us: 10}}
+links: {between_nodes: {bandwidth_gb_per_s: 1, latency_us: 10}}
+"""
+
+
+def trains_on_both(state: JobState) -> bool:
+    """Whether an epoch of two nodes has done its first step."""
+    if state.epoch is None or len(state.epoch.nodes) < 2:
+        return False
+    ranks = [rank for report in state.reports.values() for rank in report.ranks if rank.epoch == state.epoch.number]
+    return len(ranks) == 2 and all(rank.phase == "step" for rank in ranks)
+
+
+def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``run`` starts etcd and agents; ``status`` shows them; ``leave`` takes one out, the other one finishes."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    program = ["tests/helpers/fake_program.py", "--hetero-cluster", str(tmp_path / "cluster.yaml"), "--steps", "200"]
+    words = ["run", "--job", job, "--nodes", "2", "--logs", str(tmp_path / "logs"), "--dwell", "0", "--", *program]
+    with subprocess.Popen(
+        [sys.executable, "-m", "hetero", "elastic", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            assert run.stdout is not None
+            found = re.search(r"etcd (http://\S+), job", run.stdout.readline())
+            assert found is not None
+            where = ["--etcd", found[1], "--job", job]
+            store = JobStore(EtcdAddress(urls=(found[1],)), job)
+            deadline = time.monotonic() + 120
+            while not trains_on_both(state := store.read()):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert state.epoch is not None
+            assert cli.main(["elastic", "status", *where]) == 0
+            shown = capsys.readouterr().out
+            assert f"job {job}: epoch {state.epoch.number} from step {state.epoch.start.step}" in shown
+            for name in ("node-0", "node-1"):
+                assert name in shown
+            assert "(leads)" in shown
+            assert cli.main(["elastic", "leave", *where, "node-7"]) == 2
+            assert "has no node 'node-7'; it has node-0, node-1" in capsys.readouterr().err
+            assert cli.main(["elastic", "leave", *where, "node-1"]) == 0
+            said = run.stdout.read()
+            assert run.wait(100) == 0
+        finally:
+            run.kill()
+    assert "kill -9" in said
+    assert "node node-1 has left: hetero elastic leave" in said
+    assert "all ranks have finished" in said
+    assert not list(Path("/dev/shm").glob(f"hetero-{job}-*"))
+
+
+def test_a_store_for_jobs(tmp_path: Path, job: str) -> None:
+    """It listens where it is told to, and keeps its data over a restart."""
+    port = free_port()
+    address = EtcdAddress(urls=(f"http://127.0.0.1:{port}",))
+    words = [sys.executable, "-m", "hetero", "elastic", "store", "--data", str(tmp_path / "data"), "--port", str(port)]
+    for start in (1, 2):
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as store:
+            try:
+                wait_until_it_answers(address, attempts=200, pause=lambda: time.sleep(0.1))
+                keys = JobStore(address, job)
+                if start == 1:
+                    keys.put_notice(Notice(node="a", reason="kept"))
+                else:
+                    assert keys.read().notices["a"].reason == "kept"
+                keys.close()
+            finally:
+                store.send_signal(signal.SIGTERM)
+            assert store.stdout is not None
+            assert f"etcd listens on http://127.0.0.1:{port}" in store.stdout.read()
+
+
+def test_no_job_of_that_name(etcd: EtcdServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["elastic", "status", "--etcd", etcd.url, "--job", "nobodys"]) == 2
+    assert "knows no job nobodys; give the --job that its agents were given" in capsys.readouterr().err
+
+
+def test_status_tells_a_straggler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [node_info("a"), node_info("b")]
+    report = NodeReport(
+        node="b",
+        incarnation="1",
+        ended=0,
+        ranks=(RankReport(epoch=1, rank=1, phase="step", step=7, step_s=0.25, compute_s=0.125),),
+    )
+    state = JobState(
+        token="t",
+        nodes={node.name: node for node in nodes},
+        epoch=dataclasses.replace(epoch_of(nodes), slower={"b": 1.75}),
+        reports={"b": report},
+    )
+    monkeypatch.setattr(JobStore, "read", lambda _: state)
+    assert cli.main(["elastic", "status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row_a,), (row_b,) = ([line for line in lines if f"│ {name} " in line] for name in "ab")
+    assert "slower" not in row_a
+    for shown in ("fast-slower-1.75", "250.0 ms", "125.0 ms"):
+        assert shown in row_b
+
+
+def options_of(*words: str) -> object:
+    """What an agent is told by these flags."""
+    found: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetero.commands.elastic._run_agent", lambda args: found.append(agent_options(args)) or 0)
+        code = cli.main(["elastic", "agent", "--node-type", "box", *words, "--", "pretrain_gpt.py", "--lr", "1"])
+    return found[0] if code == 0 else None
+
+
+def test_flags_of_an_agent(tmp_path: Path) -> None:
+    plain = options_of("--node-name", "n")
+    assert (plain.job, plain.name, plain.node_type, plain.host) == ("hetero", "n", "box", "127.0.0.1")  # type: ignore[attr-defined]
+    assert plain.folder == Path("/dev/shm/hetero-hetero-n")  # type: ignore[attr-defined]
+    assert plain.failure_domain == "n"  # type: ignore[attr-defined]
+    assert plain.settings.flags == ("--lr", "1")  # type: ignore[attr-defined]
+    for words, value in (
+        (["--upload-every", "8"], UploadSchedule(every_steps=8)),
+        (["--upload-every", "2m"], UploadSchedule(every_s=120.0)),
+        (["--keep-uploads", "3"], 3),
+        (["--job", "j"], "j"),
+        (["--lease", "3"], 3),
+        (["--host", "10.0.0.1"], "10.0.0.1"),
+        (["--port", "7"], 7),
+        (["--failure-domain", "rack"], "rack"),
+        (["--copies", str(tmp_path)], tmp_path),
+        (["--logs", str(tmp_path)], tmp_path),
+        (["--leave-within", "9"], 9.0),
+        (["--object-store", "s3://b/r"], "s3://b/r"),
+    ):
+        name = words[0][2:].replace("-", "_")
+        name = {
+            "lease": "lease_s",
+            "copies": "folder",
+            "leave_within": "leave_within_s",
+            "upload_every": "uploads",
+        }.get(name, name)
+        assert getattr(options_of(*words), name) == value
+    leader = options_of("--min-nodes", "3", "--wait-for-nodes", "4", "--dwell", "5", "--min-gain", "0.5").leader  # type: ignore[attr-defined]
+    assert (leader.min_nodes, leader.missing_s, leader.dwell_s, leader.min_gain) == (3, 4.0, 5.0, 0.5)
+    stragglers = options_of("--straggler-threshold", "2", "--straggler-after", "9").stragglers  # type: ignore[attr-defined]
+    assert (stragglers.threshold, stragglers.for_s) == (2.0, 9.0)
+    assert options_of("--straggler-threshold", "inf").stragglers.threshold == math.inf  # type: ignore[attr-defined]
+    etcd = options_of(
+        "--etcd", "https://a:1,https://b:2/", "--etcd-ca", "c", "--etcd-cert", "d", "--etcd-key", "e"
+    ).etcd  # type: ignore[attr-defined]
+    assert etcd == EtcdAddress(urls=("https://a:1", "https://b:2"), ca="c", certificate="d", key="e")
+    metadata = options_of("--metadata", "aws", "--metadata-url", "http://h:1").metadata  # type: ignore[attr-defined]
+    assert metadata.url == "http://h:1/latest/meta-data/spot/instance-action"
+    assert metadata.token_url == "http://h:1/latest/api/token"
+    both = options_of("--tls-cert", "c.pem", "--tls-key", "k.pem")
+    assert (both.tls_certificate, both.tls_key) == (Path("c.pem"), Path("k.pem"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lease", "0"], "take at least 1"),
+        (["--straggler-threshold", "1.1"], "--straggler-threshold 1.1, --straggler-after 60: take more than 1.1 times"),
+        (["--straggler-after", "-1"], "and no negative seconds"),
+        (["--node-name", "a/b"], "takes letters, digits"),
+        (["--tls-cert", "c"], "give both or neither"),
+        (["--metadata", "moon"], "no metadata server of 'moon' is known; give one of aws, gcp, azure"),
+        (["--metadata-url", "http://h"], "name the cloud"),
+        (["--etcd", "here"], "is no address"),
+    ],
+)
+def test_wrong_flags(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["elastic", "agent", "--node-type", "b", *words, "--", "pretrain_gpt.py"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--hetero-cluster", "--hetero-emulate"])
+def test_nodes_on_one_machine_are_those_of_the_cluster_file(flag: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    for words in ([flag, str(path)], [f"{flag}={path}"]):
+        assert node_types(["pretrain_gpt.py", *words, "--lr", "1"], 3) == ["box"] * 3
+
+
+def test_programs_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["elastic", "agent", "--node-type", "b", "--", "none.py"]) == 2
+    assert "none.py: no such program" in capsys.readouterr().err
+    assert cli.main(["elastic", "run", "--nodes", "2", "--", "pretrain_gpt.py"]) == 2
+    assert "name no cluster file; give it --hetero-cluster FILE" in capsys.readouterr().err

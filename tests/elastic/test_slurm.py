@@ -1,0 +1,220 @@
+"""The batch scripts of elastic training under a real Slurm, with a stand-in for the agent, and with real ones."""
+
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hetero.elastic.membership import JobStore
+from hetero.elastic.records import Epoch
+from tests.helpers.elastic_cluster import STEPS_FILE
+from tests.helpers.elastic_training import elastic_words
+from tests.helpers.etcd import EtcdServer
+from tests.helpers.slurm_cluster import NEEDS_SLURM, SlurmCluster, can_run_slurm
+from tests.helpers.sources import ROOT
+
+pytestmark = [
+    pytest.mark.skipif(not can_run_slurm(), reason=NEEDS_SLURM),
+    pytest.mark.alone,
+    pytest.mark.timeout(300),
+]
+
+SCRIPT = ROOT / "scripts" / "slurm" / "elastic.sbatch"
+
+STAND_IN = """#!/usr/bin/env bash
+# Leaves when it is told to, a moment later, as an agent does whose ranks finish their step.
+echo "agent $*"
+trap 'echo told; sleep 0.5; echo left; exit 0' TERM
+while [ ! -e "$STOP_FILE" ]; do sleep 0.1; done
+echo finished
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), num_nodes=5)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def timed(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> "Array":
+    """A task whose notice comes two minutes ahead of its end, with two minutes in all: at once.
+
+    Slurm looks every half minute. Meanwhile the other four nodes have other tests.
+    """
+    return Array(slurm, tmp_path_factory.mktemp("timed"), options=("--time=2", "--array=0-0"))
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Tests have a time limit; nothing is said here of how fast a machine is."""
+    while not done():
+        time.sleep(0.2)
+
+
+class Array:
+    """An array of tasks, four by default, each with a node of its own; stand-ins end with it.
+
+    hetero: what the command of this name is.
+    """
+
+    def __init__(
+        self,
+        slurm: SlurmCluster,
+        folder: Path,
+        *,
+        options: tuple[str, ...] = (),
+        hetero: str = STAND_IN,
+        etcd: str = "http://127.0.0.1:1",
+        node_type: str = "fast",
+        program: tuple[str, ...] = ("pretrain_gpt.py", "--lr", "1e-3"),
+        agent_flags: str = "--min-nodes=3 --lease=5",
+        **variables: str,
+    ) -> None:
+        self._slurm = slurm
+        self._folder = folder
+        command = folder / "bin" / "hetero"
+        command.parent.mkdir()
+        command.write_text(hetero)
+        command.chmod(command.stat().st_mode | stat.S_IXUSR)
+        (folder / "etcd").mkdir()
+        (folder / "etcd" / "address").write_text(f"{etcd}\n")
+        self.number = slurm.submit(
+            SCRIPT,
+            *(node_type, str(folder / "etcd"), *program),
+            options=("--array=0-3", f"--chdir={folder}", "--output=%a.out", *options),
+            PATH=f"{command.parent}:{slurm.environment['PATH']}",
+            STOP_FILE=str(folder / "stop"),
+            AGENT_FLAGS=agent_flags,
+            HOST_ADDRESS="127.0.0.1",
+            **variables,
+        )
+
+    def said(self, task: int) -> str:
+        path = self._folder / f"{task}.out"
+        return path.read_text() if path.exists() else ""
+
+    def states(self) -> dict[str, str]:
+        return self._slurm.states(self.number)
+
+    def state(self, task: int) -> str | None:
+        return self.states().get(f"{self.number}_{task}")
+
+    def run_again(self, task: int, has_begun: Callable[[], bool]) -> None:
+        """Requeue a task that is over, until it has begun.
+
+        Slurm may take the late word of a script's end for that of its next run, or refuse to start that within the
+        second in which it took the permission for the last one back: then it is over at once.
+        """
+
+        def requeued() -> bool:
+            if not has_begun() and self.state(task) is None:
+                self._slurm.requeue(f"{self.number}_{task}")
+            return has_begun()
+
+        until(requeued)
+
+    def cancel(self) -> None:
+        self._slurm.call("scancel", str(self.number))
+        until(lambda: not self.states())
+
+    def finish(self) -> None:
+        (self._folder / "stop").touch()
+        until(lambda: not self.states())
+
+
+def test_a_cancelled_task_leaves_comes_back_and_the_others_never_notice(slurm: SlurmCluster, tmp_path: Path) -> None:
+    array = Array(slurm, tmp_path)
+    until(lambda: all("agent" in array.said(task) for task in range(4)))
+    names = {re.search(r"--node-name=(\w+)", array.said(task))[1] for task in range(4)}  # type: ignore[index]
+    assert len(names) == 4
+    assert "agent elastic agent --job=hetero --etcd=http://127.0.0.1:1 --node-type=fast" in array.said(2)
+    assert "--leave-within=100 --min-nodes=3 --lease=5 -- pretrain_gpt.py --lr 1e-3" in array.said(2)
+    slurm.call("scancel", f"{array.number}_1")
+    until(lambda: "left" in array.said(1))
+    until(lambda: array.state(1) is None)
+    array.run_again(1, lambda: array.said(1).count("agent elastic") == 2)
+    array.finish()
+    assert ["told" in array.said(task) for task in range(4)] == [False, True, False, False]
+    assert [array.said(task).count("finished") for task in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_real_agents_train_on_without_a_cancelled_task_and_with_it_again(
+    slurm: SlurmCluster, etcd: EtcdServer, job: str, tmp_path: Path
+) -> None:
+    """``pretrain_gpt.py`` in double precision; an epoch has a few steps, and then waits for what is done to it."""
+    program, *flags = elastic_words(tmp_path, steps=200)
+    name = f"slurm-{job}-{os.getpid()}"
+    store = JobStore(etcd.address, name)
+    (allowed := tmp_path / "steps").write_text("0")
+    array = Array(
+        slurm,
+        tmp_path,
+        options=("--array=0-2",),
+        hetero=f'#!/usr/bin/env bash\nexec {sys.executable} -m hetero "$@"\n',
+        etcd=etcd.url,
+        node_type="box",
+        program=(str(ROOT / program), *flags),
+        agent_flags="--min-nodes=2 --lease=5 --dwell=0 --leave-within=20 --straggler-threshold=inf",
+        JOB=name,
+        PYTHONPATH=str(ROOT),
+        OMP_NUM_THREADS="1",
+        **{STEPS_FILE: str(allowed)},
+    )
+
+    def epoch_of(num_nodes: int) -> Epoch:
+        """The newest one, once it is of so many nodes and has committed a step."""
+        found: list[Epoch] = []
+
+        def has_committed() -> bool:
+            state = store.read()
+            if (epoch := state.epoch) is None:
+                return False
+            allowed.write_text(str(epoch.start.step + 4))
+            ranks = [r for each in state.reports.values() for r in each.ranks if r.epoch == epoch.number]
+            if len(epoch.nodes) == num_nodes and any(rank.committed > epoch.start.step for rank in ranks):
+                found.append(epoch)
+            return bool(found)
+
+        until(has_committed)
+        return found[0]
+
+    def has_all() -> bool:
+        epoch = store.read().epoch
+        return epoch is not None and len(epoch.nodes) == 3
+
+    try:
+        first = epoch_of(3)
+        slurm.call("scancel", f"{array.number}_1")
+        until(lambda: array.state(1) is None)
+        second = epoch_of(2)
+        assert second.number > first.number
+        assert second.start.step > first.start.step
+        array.run_again(1, has_all)
+        third = epoch_of(3)
+        assert third.number > second.number
+        assert third.start.step > second.start.step
+    finally:
+        array.cancel()
+        for folder in Path("/dev/shm").glob(f"hetero-{name}-*"):
+            shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_a_task_whose_time_is_over_queues_itself_again(slurm: SlurmCluster, timed: Array) -> None:
+    until(lambda: "left" in timed.said(0))
+    until(lambda: timed.state(0) == "PENDING")
+    slurm.requeue(f"{timed.number}_0")
+    timed.run_again(0, lambda: timed.said(0).count("agent elastic") >= 2)
+    timed.finish()
+    assert "finished" in timed.said(0)

@@ -1,0 +1,301 @@
+"""A campaign of real faults against elastic training: real agents, ranks in double precision, and a real etcd.
+
+    python -m tests.faults.elastic_campaign --faults 1000 --first-seed 0 [--per-run 16]
+    python -m tests.faults.elastic_campaign --seed 17                     # one run again, with what all said
+
+A seed says which nodes there are, how they train, and which faults come when (:mod:`.elastic_scenarios`). Every run
+ends with the losses and weights of one uninterrupted process to 1e-9, or with an end of the table below; afterwards no
+process, folder of copies, namespace or mount is left. As root on a Linux that allows it, nodes are network namespaces
+with links that are cut, and their memory is a small file system that gets full.
+"""
+
+import argparse
+import contextlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from hetero.errors import HeteroError
+from tests.faults.elastic_injector import EventTail, Injector, last_step, small_memory
+from tests.faults.elastic_scenarios import Fault, FaultKind, Scenario, scenario
+from tests.helpers.elastic_cluster import ElasticCluster
+from tests.helpers.elastic_training import elastic_words, saved_state, uninterrupted
+from tests.helpers.etcd import EtcdServer
+from tests.helpers.network_namespaces import Host, Switch, can_make_namespaces, switched_hosts
+
+STEPS = 64
+PER_RUN = 16
+
+DOCUMENTED_ENDS: dict[str, tuple[int, str]] = {
+    "no step is whole among": (1, "copies of two failure domains were lost between two commits"),
+    "epochs in a row broke with all their nodes there": (1, "ranks failed again and again, and nothing new was copied"),
+    "no other came within": (1, "too few nodes were there for too long"),
+}
+"""Ends of a job other than success: by what its message contains, the exit code of all agents and what had happened.
+
+docs/elastic.md has the same table."""
+
+_PATIENCE_S = 300.0
+"""For the next step, or the end; a busy machine takes a quarter of it."""
+
+_MOMENT_WITHIN_S = 6.0
+_POLL_S = 0.02
+_DISRUPTIVE = frozenset[FaultKind]({"kill rank", "kill node", "flip byte"})
+
+
+@dataclass(slots=True)
+class Run:
+    """What happened to a scenario.
+
+    told: one line per fault.
+    recoveries_s: seconds from a fault to the end of the first step of the next epoch, with the kind of the fault.
+    problem: what is wrong, empty if nothing is.
+    """
+
+    scenario: Scenario
+    told: list[str] = field(default_factory=list)
+    kinds: list[FaultKind] = field(default_factory=list)
+    recoveries_s: list[tuple[FaultKind, float]] = field(default_factory=list)
+    end: str = ""
+    problem: str = ""
+    seconds: float = 0.0
+
+
+def run_all(scenarios: Sequence[Scenario], root: Path) -> Iterator[Run]:
+    """Run them beside one another, each in a folder of its own under ``root``; in the order in which they end."""
+    (oracle := root / "oracle").mkdir(exist_ok=True)
+    uninterrupted(oracle, steps=STEPS)
+    with ThreadPoolExecutor(len(scenarios)) as threads:
+        futures = [threads.submit(run_scenario, each, root / f"seed_{each.seed}", oracle) for each in scenarios]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+def run_scenario(what: Scenario, folder: Path, oracle: Path) -> Run:
+    """Run it in a new folder; ``oracle`` is where the run of one process is."""
+    run, began_s = Run(what), time.monotonic()
+    folder.mkdir()
+    try:
+        with _job(what, folder) as (nodes, injector, tail):
+            _Driver(what, run, nodes, injector, tail, folder).drive(oracle)
+        mounts = Path("/proc/mounts").read_text()
+        assert str(folder) not in mounts, f"left: a mount under {folder}"
+    except (AssertionError, HeteroError, OSError, psutil.Error, subprocess.SubprocessError) as error:
+        run.problem = f"{type(error).__name__}: {error}"
+    run.seconds = time.monotonic() - began_s
+    return run
+
+
+@contextlib.contextmanager
+def _job(what: Scenario, folder: Path) -> Iterator[tuple[ElasticCluster, Injector, EventTail]]:
+    """Hosts, etcd and nodes, not yet started."""
+    switch: Switch | None = None
+    hosts: dict[str, Host] = {}
+    options: dict[str, object] = {"lease": 3, "dwell": 0, "min-nodes": 1, "wait-for-nodes": 60}
+    with ExitStack() as made:
+        host = "127.0.0.1"
+        if what.is_root:
+            switch = made.enter_context(switched_hosts(1 + len(what.types)))
+            hosts = dict(zip(what.types, switch.hosts[1:], strict=True))
+            made.enter_context(switch.hosts[0].entered())
+            host = switch.hosts[0].address
+        etcd = EtcdServer(folder / "etcd", host=host)
+        etcd.start()
+        made.callback(etcd.stop)
+        if what.store:
+            (folder / "store").mkdir()
+            options |= {"object-store": f"file://{folder / 'store'}", "upload-every": 3}
+        for name in what.types:
+            made.enter_context(small_memory(folder / "memory" / name, is_root=what.is_root))
+        words = elastic_words(
+            folder,
+            steps=STEPS,
+            hetero_heartbeat_timeout="5",
+            switches=("--use-distributed-optimizer",) * what.distributed_optimizer,
+        )
+        nodes = ElasticCluster(
+            folder, etcd, f"seed{what.seed}", types=what.types, words=words, options=options, hosts=hosts
+        )
+        tail = EventTail(folder)
+        injector = Injector(nodes, tail, etcd, folder=folder, switch=switch, hosts=hosts)
+        with nodes:
+            yield nodes, injector, tail
+
+
+class _Driver:
+    """Brings a job through its faults to its end."""
+
+    def __init__(
+        self, what: Scenario, run: Run, nodes: ElasticCluster, injector: Injector, tail: EventTail, folder: Path
+    ) -> None:
+        self._scenario = what
+        self._run = run
+        self._nodes = nodes
+        self._injector = injector
+        self._tail = tail
+        self._folder = folder
+        self._last_fault_s = 0.0
+
+    def drive(self, oracle: Path) -> None:
+        names = list(self._scenario.types)
+        self._nodes.allow(0)
+        for name in names:
+            self._injector.start(name)
+        self._wait(lambda: (epoch := self._injector.look()) is not None and len(epoch.nodes) == len(names), "all nodes")
+        times: list[tuple[Fault, float]] = []
+        for fault in self._scenario.faults:
+            self._reach(fault)
+            if self._injector.outcome is not None or last_step(self._folder) > STEPS - 6:
+                break
+            done = self._injector.inject(fault, names)
+            self._last_fault_s = self._injector.acted_s
+            times.append((fault, self._last_fault_s))
+            self._run.kinds.append(fault.kind)
+            self._run.told.append(f"step {last_step(self._folder)}, {fault}: {done}")
+        self._end(names)
+        self._note_recoveries(times)
+        self._check(names, oracle)
+
+    def _reach(self, fault: Fault) -> None:
+        """Wait for its moment."""
+        if fault.moment == "step":
+            step = last_step(self._folder)
+            self._nodes.allow(step + 4)
+            # Three faults in a row without a commit between them would be an end by themselves.
+            self._wait(lambda: last_step(self._folder) > step + 1, f"two steps after {step}")
+        else:
+            deadline = time.monotonic() + _MOMENT_WITHIN_S
+            while time.monotonic() < deadline and not any(
+                event.kind == fault.moment and event.time_s > self._last_fault_s for event in self._tail.update()
+            ):
+                time.sleep(_POLL_S)
+        time.sleep(fault.delay_s)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not condition() and self._injector.outcome is None:
+            self._injector.look()
+            self._revive()
+            assert time.monotonic() < deadline, f"{what} never came\n{self._nodes.told()}"
+            time.sleep(_POLL_S)
+
+    def _revive(self) -> None:
+        """A run of which nobody is left needs one node, as a job that is requeued."""
+        names = list(self._scenario.types)
+        if self._injector.outcome is None and not self._injector.alive(names):
+            self._injector.start(names[0])
+
+    def _end(self, names: list[str]) -> None:
+        self._nodes.allow(10 * STEPS)
+        self._wait(lambda: False, "the end of the job")
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._injector.alive(names):
+            assert time.monotonic() < deadline, f"agents did not end\n{self._nodes.told()}"
+            time.sleep(_POLL_S)
+
+    def _note_recoveries(self, times: list[tuple[Fault, float]]) -> None:
+        events = self._tail.update()
+        for index, (fault, at_s) in enumerate(times):
+            until_s = times[index + 1][1] if index + 1 < len(times) else float("inf")
+            made = next((e for e in events if e.kind == "epoch_made" and at_s < e.time_s), None)
+            if fault.kind not in _DISRUPTIVE or made is None:
+                continue
+            firsts = [e.time_s for e in events if e.kind == "first_step" and e.epoch == made.epoch]
+            if len(firsts) == len(made.nodes) and max(firsts) < until_s:
+                self._run.recoveries_s.append((fault.kind, max(firsts) - at_s))
+
+    def _check(self, names: list[str], oracle: Path) -> None:
+        outcome = self._injector.outcome
+        assert outcome is not None
+        self._run.end = outcome.reason
+        codes = {name: self._nodes.exit_code(name) for name in names if self._nodes.is_started(name)}
+        # Those that have left have ended well before.
+        odd = {n: c for n, c in codes.items() if c not in (outcome.exit_code, 0) and not self._nodes.is_killed(n)}
+        assert not odd, f"exit codes {odd}, and the job ended with {outcome}\n{self._nodes.told()}"
+        if outcome.exit_code != 0:
+            known = [code for text, (code, _) in DOCUMENTED_ENDS.items() if text in outcome.reason]
+            assert known == [outcome.exit_code], f"no documented end: {outcome}\n{self._nodes.told()}"
+            return
+        losses, state = uninterrupted(oracle, steps=STEPS)
+        found = self._nodes.losses()
+        # A rank that dies between a step and its line has said nothing of it, and it may be the one that is restored.
+        starts = {event.step for event in self._tail.update() if event.kind == "epoch_made"}
+        unlike = {s: (loss, found.get(s)) for s, loss in losses.items() if found.get(s) != loss}
+        unlike = {step: each for step, each in unlike.items() if each[1] is not None or step not in starts}
+        assert not unlike, f"losses: {unlike}\n{self._nodes.told()}"
+        saved = saved_state(self._folder / "saved", step=STEPS)
+        assert saved.keys() == state.keys()
+        for name, tensor in state.items():
+            np.testing.assert_allclose(saved[name], tensor, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def report(runs: list[Run]) -> str:
+    """Counts of all runs."""
+    kinds = Counter(kind for run in runs for kind in run.kinds)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for kind, each in run.recoveries_s:
+            seconds[kind].append(each)
+    ends = Counter(re.sub(r"\d+", "N", run.end.partition(":")[0]) for run in runs)
+    lines = [f"{sum(kinds.values())} faults in {len(runs)} runs, {sum(bool(run.problem) for run in runs)} failed"]
+    lines += [f"  {count:5d} {kind}" for kind, count in kinds.most_common()]
+    lines += [f"  {count:5d} ended: {end}" for end, count in ends.most_common()]
+    lines += [
+        f"  {kind} to next step: median {statistics.median(each):.2f} s, worst {max(each):.2f} s, of {len(each)}"
+        for kind, each in seconds.items()
+    ]
+    return "\n".join(lines)
+
+
+def tell(run: Run) -> str:
+    """What a person wants to know of a run."""
+    lines = [str(run.scenario), *(f"  {line}" for line in run.told)]
+    lines += [f"  {kind} to next step: {seconds:.2f} s" for kind, seconds in run.recoveries_s]
+    lines.append(f"  {run.seconds:.0f} s, {'FAILED' if run.problem else 'ended'}: {run.problem or run.end}")
+    if run.problem:
+        lines.append(f"  again: python -m tests.faults.elastic_campaign --seed {run.scenario.seed}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=1000, help="in all (default: %(default)s)")
+    parser.add_argument("--per-run", type=int, default=PER_RUN, help="faults of a run (default: %(default)s)")
+    parser.add_argument("--parallel", type=int, default=2, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="this one only")
+    parser.add_argument("--keep", type=Path, help="keep the logs in this folder")
+    args = parser.parse_args(argv)
+    # So that nothing is left behind either way.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    is_root = can_make_namespaces()
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory(prefix="elastic-faults-") as temporary:
+        root = args.keep or Path(temporary)
+        seed = args.first_seed if args.seed is None else args.seed
+        root.mkdir(exist_ok=True)
+        while sum(len(run.kinds) for run in runs) < args.faults and (args.seed is None or not runs):
+            seeds = range(seed, seed + (args.parallel if args.seed is None else 1))
+            for run in run_all([scenario(each, num_faults=args.per_run, is_root=is_root) for each in seeds], root):
+                runs.append(run)
+                print(tell(run), flush=True)
+            seed = seeds.stop
+    print(report(runs))
+    return int(any(run.problem for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

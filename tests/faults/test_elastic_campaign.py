@@ -1,0 +1,71 @@
+"""A sample of the campaign of real faults; ``python -m tests.faults.elastic_campaign`` runs as many as one likes."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import get_args
+
+import pytest
+
+from tests.faults.elastic_campaign import DOCUMENTED_ENDS, Run, run_all, tell
+from tests.faults.elastic_scenarios import NEEDS_ROOT, TAKES_A_NODE, FaultKind, scenario
+from tests.helpers.commands import ROOT
+from tests.helpers.network_namespaces import can_make_namespaces
+
+SEEDS = (170, 228, 433)
+FAULTS = 17
+"""Of each run."""
+
+
+def test_a_seed_says_all_about_a_run() -> None:
+    assert scenario(5, num_faults=20) == scenario(5, num_faults=20)
+    assert scenario(5, num_faults=20) != scenario(6, num_faults=20)
+
+
+def test_all_kinds_of_faults_are_drawn_and_a_node_is_left() -> None:
+    drawn: Counter[FaultKind] = Counter()
+    for seed in range(60):
+        what = scenario(seed, num_faults=16)
+        away = 0
+        for fault in what.faults:
+            drawn[fault.kind] += 1
+            away += 2 if fault.kind == "kill node and another" else int(fault.kind in TAKES_A_NODE)
+            away -= fault.kind == "join"
+            assert 0 <= away < len(what.types), str(what)
+    assert drawn.keys() == set(get_args(FaultKind))
+    assert min(drawn.values()) >= 5
+
+
+def test_the_sample_has_all_kinds_and_options() -> None:
+    sample = [scenario(seed, num_faults=FAULTS) for seed in SEEDS]
+    assert {fault.kind for each in sample for fault in each.faults} == set(get_args(FaultKind))
+    assert {len(each.types) for each in sample} == {2, 3, 4}
+    assert {each.store for each in sample} == {each.distributed_optimizer for each in sample} == {False, True}
+
+
+def test_nothing_that_needs_root_is_drawn_for_others() -> None:
+    kinds = {fault.kind for seed in range(60) for fault in scenario(seed, num_faults=16, is_root=False).faults}
+    assert kinds == set(get_args(FaultKind)) - NEEDS_ROOT.keys()
+
+
+def test_the_ends_that_runs_may_have_are_documented() -> None:
+    page = (ROOT / "docs" / "elastic.md").read_text()
+    rows = {text: int(code) for text, code in re.findall(r"^\| `\.\.\. (.+?) \.\.\.` \| (\d+) \|", page, re.MULTILINE)}
+    assert rows == {text: code for text, (code, _) in DOCUMENTED_ENDS.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Run]:
+    """By seed; all run beside one another, as they mostly wait."""
+    is_root = can_make_namespaces()
+    scenarios = [scenario(seed, num_faults=FAULTS, is_root=is_root) for seed in SEEDS]
+    return {run.scenario.seed: run for run in run_all(scenarios, tmp_path_factory.mktemp("campaign"))}
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_with_faults_ends_as_without_or_as_documented(seed: int, runs: Mapping[int, Run]) -> None:
+    assert not runs[seed].problem, tell(runs[seed])

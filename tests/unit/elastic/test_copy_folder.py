@@ -1,0 +1,78 @@
+"""Whose a folder of copies is, and what of it counts."""
+
+from pathlib import Path
+
+import pytest
+
+from hetero.elastic.copy_folder import (
+    claimed_folder,
+    copy_path,
+    epochs_in,
+    find_copy,
+    inventory,
+    remove_copy,
+    remove_epochs_before,
+    slot_folder,
+)
+from hetero.elastic.records import HeldStep
+from hetero.errors import CheckpointError, ConfigError
+from tests.unit.elastic.test_copy_server import UNIT, fill
+
+
+class TestClaim:
+    def test_copies_of_the_same_job_stay_and_those_of_another_go(self, tmp_path: Path) -> None:
+        folder = tmp_path / "copies"
+        with claimed_folder(folder, job="one"):
+            assert folder.stat().st_mode & 0o777 == 0o700
+            fill(folder)
+        with claimed_folder(folder, job="one"):
+            assert epochs_in(folder) == [4]
+        with claimed_folder(folder, job="two"):
+            assert epochs_in(folder) == []
+        with claimed_folder(folder, job="one"):
+            assert epochs_in(folder) == []
+
+    def test_two_agents_do_not_share_one(self, tmp_path: Path) -> None:
+        with (
+            claimed_folder(tmp_path, job="one"),
+            pytest.raises(ConfigError, match="another agent works with it; name another folder, or end that agent"),
+            claimed_folder(tmp_path, job="one"),
+        ):
+            pass
+
+    def test_files_of_somebody_else_are_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").touch()
+        with pytest.raises(ConfigError, match="files that are no copies of a run"), claimed_folder(tmp_path, job="one"):
+            pass
+        assert (tmp_path / "thesis.tex").exists()
+
+    def test_a_link_is_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "there").mkdir()
+        (tmp_path / "here").symlink_to(tmp_path / "there")
+        with pytest.raises(ConfigError, match="it is a link"), claimed_folder(tmp_path / "here", job="one"):
+            pass
+
+    def test_no_shared_memory(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match="cannot hold copies"), claimed_folder(tmp_path / "file" / "x", job="one"):
+            pass
+
+
+def test_what_is_damaged_or_being_written_is_no_copy(tmp_path: Path) -> None:
+    fill(tmp_path, step=7, slot=1)
+    fill(tmp_path, step=6, slot=0)
+    assert find_copy(tmp_path, epoch=4, step=8, unit=UNIT) is None
+    copy_path(slot_folder(tmp_path, 4, 0), UNIT).write_text("{")
+    with pytest.raises(CheckpointError, match="damaged"):
+        find_copy(tmp_path, epoch=4, step=6, unit=UNIT)
+    assert inventory(tmp_path, node="a").steps == (HeldStep(epoch=4, step=7, units=frozenset({UNIT})),)
+    remove_copy(tmp_path, epoch=4, step=7, unit=UNIT)
+    assert inventory(tmp_path, node="a").steps == ()
+    assert inventory(tmp_path, node="a").units_of_epoch == {4: frozenset({UNIT})}
+
+
+def test_earlier_epochs_go(tmp_path: Path) -> None:
+    for epoch in (3, 4, 5):
+        fill(tmp_path, epoch=epoch)
+    remove_epochs_before(tmp_path, 5)
+    assert epochs_in(tmp_path) == [5]

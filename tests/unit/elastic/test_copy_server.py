@@ -1,0 +1,270 @@
+"""The server of copies tells the ranks of its job what they ask for, and nobody anything else."""
+
+import asyncio
+import http.client
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hetero.checkpoint.manifest import Shard
+from hetero.elastic.copy_client import CopyClient, pinned_tls
+from hetero.elastic.copy_folder import shard_path, slot_folder, write_copy, write_placement
+from hetero.elastic.copy_server import CopyServer, server_tls
+from hetero.elastic.records import Copy, CopyPlacement, HeldStep, NodeInfo, Unit
+from hetero.errors import CheckpointError, ConfigError
+from tests.helpers.certificates import make_certificates
+from tests.helpers.checkpoints import plan_of, state_of
+from tests.helpers.elastic import JOB, TOKEN, Nodes, nodes
+
+CONTENT = bytes(range(256)) * 300
+UNIT = "rank_00003"
+
+
+def copy_of(step: int, *, epoch: int = 4, unit: str = UNIT) -> Copy:
+    return Copy(
+        epoch=epoch,
+        step=step,
+        unit=unit,
+        shard=Shard(file=f"{unit}.safetensors", size_bytes=len(CONTENT), header_crc32=0, boxes=(), rank=3),
+        tensors={},
+        state=state_of(plan_of(), step=step),
+    )
+
+
+def fill(folder: Path, *, step: int = 7, epoch: int = 4, slot: int = 1) -> None:
+    unit = Unit(name=UNIT, owner=3, keeper=None, held=False, blocks=(), num_bytes=0)
+    write_placement(folder, epoch, CopyPlacement(units=(unit,)))
+    shard_path(slot_folder(folder, epoch, slot), UNIT).write_bytes(CONTENT)
+    write_copy(slot_folder(folder, epoch, slot), copy_of(step, epoch=epoch))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Nodes]:
+    """One node with one copy."""
+    with nodes(tmp_path, "a") as made:
+        fill(made.folder("a"))
+        (made.folder("a") / "secret.txt").write_text("secret")
+        yield made
+
+
+@pytest.fixture
+def client(node: Nodes) -> Iterator[CopyClient]:
+    made = CopyClient(node.info["a"], job=JOB, token=TOKEN)
+    yield made
+    made.close()
+
+
+def ask(
+    node: Nodes, path: str, *, method: str = "GET", token: str | None = TOKEN, range_: str | None = None
+) -> tuple[int, bytes, dict[str, str]]:
+    """Status, content and headers of an answer, the time of day left out."""
+    connection = http.client.HTTPConnection("127.0.0.1", node.info["a"].port, timeout=10)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    if range_ is not None:
+        headers["Range"] = range_
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        found = {name: value for name, value in response.getheaders() if name != "Date"}
+        return response.status, response.read(), found
+    finally:
+        connection.close()
+
+
+def test_who_belongs_to_the_job_reads_inventory_descriptions_and_ranges(node: Nodes, client: CopyClient) -> None:
+    inventory = client.inventory()
+    assert inventory.node == "a"
+    assert inventory.steps == (HeldStep(epoch=4, step=7, units=frozenset({UNIT})),)
+    assert inventory.units_of_epoch == {4: frozenset({UNIT})}
+    copy = client.copy(epoch=4, step=7, unit=UNIT)
+    assert copy == copy_of(7)
+    file = client.file(copy)
+    assert file.size_bytes() == len(CONTENT)
+    for start, length in ((0, 8), (100, 70_000), (len(CONTENT) - 1, 1)):
+        buffer = bytearray(length)
+        file.read_into(memoryview(buffer), start=start)
+        assert buffer == CONTENT[start : start + length]
+
+
+def test_threads_read_over_one_connection(client: CopyClient) -> None:
+    """Each gets the bytes that it has asked for, as ranks do that read several files of a node side by side."""
+    copy = client.copy(epoch=4, step=7, unit=UNIT)
+    assert copy is not None
+    file = client.file(copy)
+
+    def read(start: int) -> bool:
+        buffer = bytearray(1000)
+        file.read_into(memoryview(buffer), start=start)
+        return buffer == CONTENT[start : start + 1000]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, range(0, len(CONTENT) - 1000, 377)))
+
+
+def test_a_copy_is_waited_for(node: Nodes, client: CopyClient) -> None:
+    assert client.copy(epoch=4, step=8, unit=UNIT, wait_s=0.05) is None
+    loop = asyncio.new_event_loop()
+    waiting = loop.run_in_executor(None, lambda: client.copy(epoch=4, step=8, unit=UNIT, wait_s=20.0))
+    fill(node.folder("a"), step=8, slot=0)
+    assert loop.run_until_complete(waiting) == copy_of(8)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+FILE = f"/{JOB}/files/4/7/{UNIT}"
+REFUSED = {
+    "no token": (f"/{JOB}/inventory", {"token": None}),
+    "another token": (f"/{JOB}/inventory", {"token": TOKEN[:-1]}),
+    "an expired token, of the run before": (f"/{JOB}/copies/4/7/{UNIT}", {"token": "a token of another run"}),
+    "another job": ("/other/inventory", {}),
+    "nothing": ("/", {}),
+    "another epoch": (f"/{JOB}/copies/5/7/{UNIT}", {}),
+    "another step": (f"/{JOB}/copies/4/6/{UNIT}", {}),
+    "another unit": (f"/{JOB}/copies/4/7/rank_00004", {}),
+    "a path out of the folder": (f"/{JOB}/files/4/7/..%2f..%2f..%2fsecret.txt", {"range_": "bytes=0-1"}),
+    "the same, plain": (f"/{JOB}/files/4/7/../../../secret.txt", {"range_": "bytes=0-1"}),
+    "a file of the folder that is no unit": (f"/{JOB}/files/4/7/placement.json", {"range_": "bytes=0-1"}),
+    "a whole file": (FILE, {}),
+    "a range beyond the end": (FILE, {"range_": f"bytes=0-{len(CONTENT)}"}),
+    "a range that ends before it begins": (FILE, {"range_": "bytes=5-4"}),
+    "an open range": (FILE, {"range_": "bytes=5-"}),
+    "several ranges": (FILE, {"range_": "bytes=0-1,3-4"}),
+    "a range of other units": (FILE, {"range_": "items=0-1"}),
+    "a wait that is no time": (f"/{JOB}/copies/4/8/{UNIT}?wait=soon", {}),
+    "a wait that is no number": (f"/{JOB}/copies/4/8/{UNIT}?wait=nan", {}),
+    "a put": (FILE, {"method": "PUT"}),
+    "a delete": (FILE, {"method": "DELETE"}),
+    "a post": (f"/{JOB}/inventory", {"method": "POST"}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_everything_else_gets_one_and_the_same_answer(node: Nodes, case: str) -> None:
+    path, options = REFUSED[case]
+    nothing = ask(node, "/nothing/of/the/kind")
+    assert nothing[:2] == (404, b"")
+    assert "Server" not in nothing[2]
+    assert ask(node, path, **options) == nothing
+
+
+@pytest.mark.parametrize(("job", "token"), [(JOB, "a token of another run"), ("other", TOKEN)])
+def test_a_reader_of_another_run_is_told_what_to_do(node: Nodes, job: str, token: str) -> None:
+    stranger = CopyClient(node.info["a"], job=job, token=token)
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"node a .*: it does not serve job .*; end its agent, .* start it"
+        ) as e:
+            stranger.inventory()
+        assert token not in str(e.value)
+        assert stranger.copy(epoch=4, step=7, unit=UNIT) is None, "to a rank it is as if it had nothing"
+    finally:
+        stranger.close()
+
+
+def test_nobody_writes(node: Nodes) -> None:
+    before = {path: path.read_bytes() for path in node.folder("a").rglob("*") if path.is_file()}
+    for method in ("PUT", "POST", "DELETE", "PATCH"):
+        assert ask(node, FILE, method=method)[0] == 404
+    assert {path: path.read_bytes() for path in node.folder("a").rglob("*") if path.is_file()} == before
+
+
+def test_a_stranger_is_refused_before_any_file_is_looked_for(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it takes as long whether a copy is there or not; the token is compared in constant time."""
+    monkeypatch.setattr(CopyServer, "_find", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("hetero.elastic.copy_server.inventory", lambda *_, **__: pytest.fail("looked"))
+    for path in (f"/{JOB}/inventory", f"/{JOB}/copies/4/7/{UNIT}", FILE):
+        assert ask(node, path, token="wrong", range_="bytes=0-1")[0] == 404
+
+
+def test_it_listens_on_the_address_that_it_is_told_alone(node: Nodes) -> None:
+    sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    port = f"{node.info['a'].port:04X}"
+    listening = [local for _, local, _, state, *_ in sockets if state == "0A" and local.endswith(f":{port}")]
+    assert listening == [f"0100007F:{port}"]
+
+
+def test_an_address_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    server = CopyServer(tmp_path, job=JOB, node="a", token=TOKEN)
+    with pytest.raises(ConfigError, match=r"cannot be served on 192\.0\.2\.1 port 0: .*name an address of this host"):
+        asyncio.run(server.start("192.0.2.1"))
+
+
+def test_a_node_that_is_not_there_is_named() -> None:
+    node = NodeInfo(
+        name="b",
+        incarnation="b",
+        node_type="cpu",
+        num_ranks=1,
+        host="127.0.0.1",
+        port=1,
+        failure_domain="b",
+        settings="",
+    )
+    with pytest.raises(CheckpointError, match=r"node b \(127\.0\.0\.1:1\): does not serve copies"):
+        CopyClient(node, job=JOB, token=TOKEN).inventory()
+
+
+def test_a_file_that_became_shorter_is_no_copy(node: Nodes, client: CopyClient) -> None:
+    shard_path(slot_folder(node.folder("a"), 4, 1), UNIT).write_bytes(CONTENT[:100])
+    file = client.file(copy_of(7))
+    with pytest.raises(CheckpointError, match="it has no bytes 0 to 65536"):
+        file.size_bytes()
+    assert client.inventory().node == "a", "the next question is answered"
+
+
+class TestTls:
+    @pytest.fixture
+    def certificates(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "tls"
+        make_certificates(folder, "ours", "theirs")
+        return folder
+
+    def inventory_over_tls(self, folder: Path, certificates: Path, trusted: str | None) -> str:
+        fill(folder / "copies")
+
+        async def talk() -> str:
+            tls = server_tls(certificates / "ours.pem", certificates / "ours.key")
+            server = CopyServer(folder / "copies", job=JOB, node="a", token=TOKEN, tls=tls)
+            port = await server.start("127.0.0.1")
+            info = NodeInfo(
+                name="a",
+                incarnation="a",
+                node_type="cpu",
+                num_ranks=1,
+                host="127.0.0.1",
+                port=port,
+                failure_domain="a",
+                settings="",
+            )
+            certificate = None if trusted is None else str(certificates / trusted)
+            client = CopyClient(info, job=JOB, token=TOKEN, tls_certificate=certificate)
+            try:
+                found = await asyncio.to_thread(client.copy, epoch=4, step=7, unit=UNIT)
+                assert found is not None
+                buffer = bytearray(len(CONTENT))
+                await asyncio.to_thread(client.file(found).read_into, memoryview(buffer), start=0)
+                assert buffer == CONTENT
+                return found.unit
+            finally:
+                client.close()
+                await server.stop()
+
+        return asyncio.run(talk())
+
+    def test_the_certificate_of_the_job_is_trusted(self, tmp_path: Path, certificates: Path) -> None:
+        assert self.inventory_over_tls(tmp_path, certificates, "ours.pem") == UNIT
+
+    @pytest.mark.parametrize("trusted", ["theirs.pem", None])
+    def test_no_other(self, tmp_path: Path, certificates: Path, trusted: str | None) -> None:
+        with pytest.raises(CheckpointError, match="does not serve copies"):
+            self.inventory_over_tls(tmp_path, certificates, trusted)
+
+    def test_files_that_are_none(self, tmp_path: Path, certificates: Path) -> None:
+        with pytest.raises(ConfigError, match="no certificate with its key"):
+            server_tls(certificates / "ours.pem", certificates / "theirs.key")
+        with pytest.raises(CheckpointError, match="no certificate to trust"):
+            pinned_tls(tmp_path / "missing.pem")
+        assert pinned_tls(certificates / "ours.pem").verify_mode == ssl.CERT_REQUIRED

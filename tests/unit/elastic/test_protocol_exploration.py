@@ -1,0 +1,90 @@
+"""No order of events breaks an invariant, and each way in which the protocol could be wrong is found by some order."""
+
+import pytest
+
+from tests.helpers.elastic_simulation import Simulation
+from tests.helpers.protocol_explorer import Explorer
+from tests.helpers.protocol_mutants import MUTANTS
+from tests.helpers.protocol_state import Violation
+
+SMALL = {"nodes": 2, "steps": 2, "failures": 1, "returns": 0}
+COMES_BACK = {"nodes": 2, "steps": 5, "failures": 1, "returns": 1, "every": 2}
+
+CONFIGURATIONS = {
+    "three nodes": {"nodes": 3, "steps": 4, "failures": 0, "returns": 0},
+    "three nodes, a failure": {"nodes": 3, "steps": 2, "failures": 1, "returns": 0},
+    "two nodes, a failure": {"nodes": 2, "steps": 4, "failures": 1, "returns": 0},
+    "two nodes, two failures": {"nodes": 2, "steps": 1, "failures": 2, "returns": 0},
+    "two nodes, one comes back": {"nodes": 2, "steps": 1, "failures": 1, "returns": 1},
+}
+
+NEEDED = {
+    "votes before a fetched unit is verified": {**SMALL, "failures": 2},
+    "ignores the lineage": COMES_BACK,
+    "asks for copies while ranks still run": {**SMALL, "reduced": False},
+}
+"""What a mutant needs to be found, where that is more than a small exploration."""
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_order_of_events_keeps_the_invariants(name: str) -> None:
+    num_states, num_moves = Explorer(**CONFIGURATIONS[name]).explore()
+    assert num_moves > num_states > 20
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_protocol_is_found(name: str) -> None:
+    with pytest.raises(Violation):
+        Explorer(**NEEDED.get(name, SMALL), rules=MUTANTS[name]).explore()
+
+
+@pytest.mark.parametrize("name", ["has one slot", "commits by majority", "never gives up a copy"])
+def test_a_wrong_protocol_is_found_by_all_reductions_too(name: str) -> None:
+    """Also those that are only right for recovery and agents as they are, which these mutants leave alone."""
+    with pytest.raises(Violation):
+        Explorer(**SMALL, rules=MUTANTS[name], forgets=True).explore()
+
+
+def test_the_orders_that_are_left_out_lead_nowhere_else() -> None:
+    """With and without them, leaders can decide on the same epochs."""
+    made = []
+    for reduced in (True, False):
+        explorer = Explorer(nodes=2, steps=2, failures=1, returns=0, reduced=reduced)
+        explorer.explore()
+        made.append(explorer.decided)
+    assert made[0] == made[1]
+
+
+def test_seeds_of_the_campaign_keep_the_invariants() -> None:
+    """The runs end with all steps done once, or in one of the ways that are documented."""
+    ends = [Simulation(seed).run() for seed in range(100)]
+    assert set(ends) <= {
+        "finished",
+        "no whole step",
+        "all nodes are lost",
+        "too few nodes",
+        "restarts without progress",
+    }
+    assert ends.count("finished") > 85
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("overwrites the committed slot", 48),
+        ("has one slot", 48),
+        ("commits on own copies alone", 133),
+        ("commits by majority", 133),
+        ("never gives up a copy", 19),
+        ("deletes old epochs before its first commit", 7),
+        ("writes an epoch without comparing", 0),
+    ],
+)
+def test_the_campaign_finds_what_is_wrong(name: str, seed: int) -> None:
+    with pytest.raises(Violation):
+        Simulation(seed, MUTANTS[name]).run()
+
+
+def test_a_seed_is_one_run() -> None:
+    first, second = Simulation(7), Simulation(7)
+    assert (first.run(), first.now_s, first.faults) == (second.run(), second.now_s, second.faults)
