@@ -37,7 +37,7 @@ cluster = ClusterSpec(
 model = load_model(PRESETS / "models/opt-350m.yaml")
 costs = model_costs(model, seq_length=2048, precision="fp16", where=cluster)
 
-problem = Problem(cluster=cluster, costs=costs, global_batch_size=64, time_limit_s=5)
+problem = Problem(cluster=cluster, costs=costs, global_batch_size=256, time_limit_s=5)
 result = plan_cluster(problem)
 print(plan_picture(result.plan), end="\n\n")
 certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
