@@ -57,7 +57,7 @@ cluster=scripts/presets/clusters/quickstart.yaml
 
 echo "== both plans run at that cluster's pace, on this machine and on the same text"
 "${launch[@]}" tools/race_plans.py --plans "$run/plan.json" "$run/uniform.json" --report "$run/race.html" \
-    --hetero-emulate "$cluster" --hetero-emulate-time-scale 1.5 \
+    --hetero-emulate "$cluster" \
     --num-layers 12 --hidden-size 1024 --num-attention-heads 16 --attention-dropout 0 --hidden-dropout 0 \
     --seq-length 2048 --max-position-embeddings 2048 --vocab-size 50257 \
     --data-path "$run/stdlib_text_document" --tokenizer-type ByteLevelTokenizer \

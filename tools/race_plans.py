@@ -123,9 +123,7 @@ def _run(config: PretrainConfig, device: torch.device, detector: FailureDetector
     own = tuple(emulation.timing.steps)
     ranks = [own] * dist.get_world_size()
     dist.all_gather_object(ranks, own)
-    return EmulatedRun(
-        plan=plan, time_scale=_emulated(config).options.time_scale, ranks=tuple(ranks), losses=tuple(losses)
-    )
+    return EmulatedRun(plan=plan, time_scale=emulation.timing.time_scale, ranks=tuple(ranks), losses=tuple(losses))
 
 
 def _emulated(config: PretrainConfig) -> EmulationConfig:

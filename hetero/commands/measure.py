@@ -21,6 +21,9 @@ DEFAULT_STEPS = 2
 
 DEFAULTS = EmulationOptions()
 
+SLOWEST = 30.0
+"""Wall seconds per emulated second that a machine may choose for itself before it counts as hanging."""
+
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
     """Add ``--measure`` and the flags that go with it."""
@@ -36,7 +39,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
         "--time-scale",
         type=float,
         metavar="X",
-        help=f"with --measure: wall seconds per emulated second (default: {DEFAULTS.time_scale:g})",
+        help="with --measure: wall seconds per emulated second (default: 1, or more if this machine is too slow)",
     )
     parser.add_argument(
         "--measure-seq-length",
@@ -69,13 +72,14 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
     Raises:
         ConfigError: it cannot be emulated, or this machine cannot keep up.
     """
-    num_steps, scale = args.measure_steps or DEFAULT_STEPS, args.time_scale or DEFAULTS.time_scale
+    num_steps = args.measure_steps or DEFAULT_STEPS
     # Three times what is predicted; the emulation adds what starting takes.
-    timeout_s = 3 * scale * simulation.step_s * (num_steps + 1)
+    timeout_s = 3 * (args.time_scale or SLOWEST) * simulation.step_s * (num_steps + 1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
         command = [sys.executable, "-W", "ignore", "-m", "hetero.emulation", *_flags(args), "--out", str(out)]
-        command += ["--steps", str(num_steps), "--time-scale", str(scale), "--timeout", str(timeout_s)]
+        command += ["--steps", str(num_steps), "--timeout", str(timeout_s)]
+        command += ["--time-scale", str(args.time_scale)] if args.time_scale else []
         with Status("running it at the emulated pace ...", console=console(stderr=True)):
             process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if process.returncode:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--profile", type=Path, action="append", default=[])
     parser.add_argument("--data-sheets", action="store_true")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--time-scale", type=float, required=True)
+    parser.add_argument("--time-scale", type=float)
     parser.add_argument("--sequence", type=int, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     args = parser.parse_args(argv)

@@ -61,11 +61,12 @@ def emulated_config(config: PretrainConfig, emulation: Emulation) -> PretrainCon
 
 def emulation_notice(config: EmulationConfig, plan: Plan) -> str:
     """Say in the log that times are emulated and losses those of a small model."""
+    scale = config.options.time_scale
+    takes = f"{scale:g} s" if scale is not None else "1 s, or more if that is too fast,"
     return (
-        f"EMULATED: times are those of {config.cluster.name}, a second of which takes "
-        f"{config.options.time_scale:g} s here; losses are of a small model (hidden size {plan.model.hidden_size}, "
-        f"sequence {plan.seq_length}), whose checkpoints go to a folder {CHECKPOINTS!r}. The first step is not "
-        "emulated: it tells whether this machine keeps up."
+        f"EMULATED: times are those of {config.cluster.name}, a second of which takes {takes} here; losses are of a "
+        f"small model (hidden size {plan.model.hidden_size}, sequence {plan.seq_length}), whose checkpoints go to a "
+        f"folder {CHECKPOINTS!r}. The first step is not emulated: it tells at which pace this machine keeps up."
     )
 
 

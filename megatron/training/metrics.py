@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from hetero.emulation.cluster.timing import EmulatedTiming
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.runtime.optimizer import StepResult
@@ -26,8 +27,8 @@ class Metrics:
     Args:
         tensorboard_dir: where to write event files, ``None`` for none.
         progress: show a progress line if the output is a terminal.
-        time_scale: wall seconds per emulated second where a cluster is emulated; times are then emulated ones, and
-            the first step, which only warms up, has none.
+        emulated: where a cluster is emulated; times are then emulated ones, and the first step, which only warms up,
+            has none.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class Metrics:
         log_interval: int,
         tensorboard_dir: Path | None,
         progress: bool,
-        time_scale: float | None = None,
+        emulated: EmulatedTiming | None = None,
     ) -> None:
-        self._time_scale = time_scale
-        self._warms_up = time_scale is not None
+        self._emulated = emulated
+        self._warms_up = emulated is not None
         self._train_iters = train_iters
         self._global_batch_size = global_batch_size
         self._seq_length = seq_length
@@ -67,6 +68,10 @@ class Metrics:
         self._steps = 0
         self._begin_interval()
 
+    @property
+    def _time_scale(self) -> float:
+        return self._emulated.time_scale if self._emulated is not None else 1.0
+
     def __enter__(self) -> "Metrics":
         self._progress.start()
         self._begin_interval()
@@ -81,6 +86,8 @@ class Metrics:
         """Count step number ``step`` (from 1); report if it ends an interval or the run."""
         self._steps += 1
         if self._warms_up:
+            if (scale := self._time_scale) != 1:
+                self._console.print(f"an emulated second takes {scale:g} s on this machine")
             self._started, self._steps = time.perf_counter(), 0
         self._skipped_total += result.skipped
         if not result.skipped:
@@ -123,7 +130,7 @@ class Metrics:
         if timing is None:
             told.append("warming up")
         else:
-            emulated = "" if self._time_scale is None else "emulated "
+            emulated = "" if self._emulated is None else "emulated "
             told += [
                 f"{timing['samples-per-second']:.1f} samples/s",
                 f"{timing['tokens-per-second']:,.0f} tokens/s",
@@ -148,7 +155,7 @@ class Metrics:
         """Compute the speed over the interval, by TensorBoard's names; ``None`` if no step of it was timed."""
         if not self._steps:
             return None
-        step_s = (time.perf_counter() - self._started) / self._steps / (self._time_scale or 1.0)
+        step_s = (time.perf_counter() - self._started) / self._steps / self._time_scale
         samples_per_s = self._global_batch_size / step_s
         return {
             "samples-per-second": samples_per_s,

@@ -16,6 +16,7 @@ from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.distributed.shutdown import nccl_error
+from hetero.emulation.ranks.setup import Emulation
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
 from hetero.plan.rank_description import describe_rank
@@ -87,8 +88,7 @@ def _pretrain(
     detector.doing = "building the model"
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
-    described = emulation.described if emulation is not None else plan
-    with _metrics(config, context, trainer, described, layers) as metrics:
+    with _metrics(config, context, trainer, emulation, layers) as metrics:
         elastic.report("built")
         detector.doing = "loading a checkpoint"
         if elastic.goes_on_from_copies:
@@ -266,7 +266,7 @@ def _metrics(
     config: PretrainConfig,
     context: ParallelContext,
     trainer: Trainer,
-    described: Plan,
+    emulation: Emulation | None,
     layers: Sequence[Sequence[RankLayers]],
 ) -> contextlib.AbstractContextManager[Metrics | None]:
     """Print the plan and make the reporter, on rank 0: every rank knows its numbers. Collective over the world."""
@@ -288,11 +288,11 @@ def _metrics(
     return Metrics(
         train_iters=config.run.train_iters,
         global_batch_size=context.plan.global_batch_size,
-        seq_length=described.seq_length,
+        seq_length=(context.plan if emulation is None else emulation.described).seq_length,
         log_interval=config.run.log_interval,
         tensorboard_dir=config.run.tensorboard_dir,
         progress=config.run.progress,
-        time_scale=config.emulation.options.time_scale if config.emulation is not None else None,
+        emulated=emulation.timing if emulation is not None else None,
     )
 
 

@@ -13,12 +13,13 @@ class EmulatedClock:
     """Tells a rank its emulated time, and sleeps until the wall clock has come as far.
 
     Args:
-        scale: wall seconds per emulated second.
+        scale: wall seconds per emulated second; ``None`` where that is chosen later, before the first emulated second.
         epoch: the ``time.monotonic()`` of emulated second 0, the same on all ranks of one machine.
     """
 
-    def __init__(self, *, scale: float, epoch: float) -> None:
-        self.scale = scale
+    def __init__(self, *, scale: float | None, epoch: float) -> None:
+        self.asked_scale = scale
+        self.scale = scale or 1.0
         self._epoch = epoch
         self.at_s = 0.0
         self.lateness_s = 0.0

@@ -1,4 +1,4 @@
-"""Refuses emulations that this machine cannot keep up with, after one step whose real work it has measured."""
+"""Finds the pace at which this machine can emulate, after one step whose real work it has measured."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ MOST_BUSY = 0.5
 what makes a process wake up in time."""
 
 
-def check_keeps_up(ranks: Sequence[tuple[float, float]], *, num_cores: int, scale: float) -> None:
-    """Refuse an emulation that would measure this machine instead of the described one.
+def kept_time_scale(ranks: Sequence[tuple[float, float]], *, num_cores: int, asked: float | None) -> float:
+    """Wall seconds per emulated second at which the described cluster is measured, and not this machine.
 
     Args:
         ranks: by rank, processor seconds of its real work in one step, and its emulated seconds of computing.
         num_cores: that this machine has for all ranks.
-        scale: wall seconds per emulated second.
+        asked: wall seconds per emulated second that have to do; ``None`` for 1, or more if it takes more.
 
     Raises:
-        ConfigError: real work takes more than ``MOST_BUSY`` of the time that there is for it.
+        ConfigError: at what was asked, real work takes more than ``MOST_BUSY`` of the time that there is for it.
     """
     # A step is at least as long as the rank with the most to compute needs.
     step_s = max(emulated_s for _, emulated_s in ranks)
@@ -26,13 +26,16 @@ def check_keeps_up(ranks: Sequence[tuple[float, float]], *, num_cores: int, scal
     for real_s, emulated_s in ranks:
         if emulated_s > 0:
             needed = max(needed, real_s / emulated_s)
-    if needed > scale * MOST_BUSY:
+    enough = _rounded_up(needed / MOST_BUSY)
+    if asked is None:
+        return max(1.0, enough)
+    if needed > asked * MOST_BUSY:
         raise ConfigError(
             f"emulation: the real work of a step takes {sum(real_s for real_s, _ in ranks):.3g} processor seconds on "
-            f"{num_cores} cores, too much beside {step_s * scale:.3g} s of emulated time (at most {MOST_BUSY:.0%}); "
-            f"give --hetero-emulate-time-scale {_rounded_up(needed / MOST_BUSY)} or more, or a shorter "
-            "--hetero-emulate-seq-length"
+            f"{num_cores} cores, too much beside {step_s * asked:.3g} s of emulated time (at most {MOST_BUSY:.0%}); "
+            f"give --hetero-emulate-time-scale {enough} or more, or a shorter --hetero-emulate-seq-length"
         )
+    return asked
 
 
 def _rounded_up(value: float) -> float:

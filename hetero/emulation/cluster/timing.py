@@ -19,7 +19,7 @@ from hetero.emulation.cluster.link_model import (
     TensorParallelKey,
     collective_key,
 )
-from hetero.emulation.cluster.real_time_check import check_keeps_up
+from hetero.emulation.cluster.real_time_check import kept_time_scale
 from hetero.emulation.cluster.shared_timetable import Appointment, Occupation, SharedTimetable
 from hetero.emulation.records import Arrival, BucketCollective, Compute, StepRecord
 from hetero.plan.gradient_groups import Bucket
@@ -140,6 +140,11 @@ class EmulatedTiming(Timing):
         self._worked_s = 0.0
         self._step = _Step(0.0, 0.0)
         self.steps: list[StepRecord] = []
+
+    @property
+    def time_scale(self) -> float:
+        """Wall seconds per emulated second; known once the first step is over."""
+        return self._clock.scale
 
     @property
     def _as_fast_as_it_can(self) -> bool:
@@ -287,10 +292,12 @@ class EmulatedTiming(Timing):
         """Compare this machine's work with the emulated one, and start the clock; collective over the world.
 
         Raises:
-            ConfigError: this machine cannot keep up; on every rank.
+            ConfigError: this machine cannot keep up with the time scale that was asked for; on every rank.
         """
         own = self._worked_s, self._device.busy_s if self._device is not None else 0.0
-        check_keeps_up(self._all_gather(own), num_cores=len(os.sched_getaffinity(0)), scale=self._clock.scale)
+        self._clock.scale = kept_time_scale(
+            self._all_gather(own), num_cores=len(os.sched_getaffinity(0)), asked=self._clock.asked_scale
+        )
         self._clock.at_s = self._clock.wall_s()
 
 

@@ -85,14 +85,24 @@ def run_emulated(emulated: EmulatedLaunch, *, timeout_s: float) -> EmulatedRun:
                     process.join()
     return EmulatedRun(
         plan=emulated.plan,
-        time_scale=emulated.options.time_scale,
-        ranks=tuple(steps for steps, _ in results),
-        losses=results[0][1],
+        time_scale=results[0].time_scale,
+        ranks=tuple(each.steps for each in results),
+        losses=results[0].losses,
     )
 
 
-RankResult = tuple[tuple[StepRecord, ...], tuple[float, ...]]
-"""The records of a rank's emulated steps, and the losses of all its steps."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankResult:
+    """What a rank found out.
+
+    steps: the emulated ones.
+    losses: of all steps.
+    time_scale: wall seconds per emulated second, the same on all ranks.
+    """
+
+    steps: tuple[StepRecord, ...]
+    losses: tuple[float, ...]
+    time_scale: float
 
 
 def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline: float) -> list[RankResult]:
@@ -171,7 +181,7 @@ def _steps(rank: int, emulated: EmulatedLaunch) -> RankResult:
     data = (_microbatches(emulation.plan, rank, step=step) for step in itertools.count())
     session = TrainingSession(context, trainer, data=data if reads_data(context) else None)
     losses = tuple(session.step().loss for _ in range(1 + emulated.num_steps))
-    return tuple(emulation.timing.steps), losses
+    return RankResult(steps=tuple(emulation.timing.steps), losses=losses, time_scale=emulation.timing.time_scale)
 
 
 def _microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:

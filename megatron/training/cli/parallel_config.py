@@ -254,7 +254,7 @@ class EmulationConfig:
     options: EmulationOptions = part(
         fields={
             "time_scale": flag(
-                "Wall seconds per emulated second.",
+                "Wall seconds per emulated second; without it 1, or more where this machine is too slow for that.",
                 TIME_SCALE,
                 name="--hetero-emulate-time-scale",
                 relations=_OF_EMULATION,
