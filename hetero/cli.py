@@ -1,17 +1,27 @@
 """The ``hetero`` command line. Each command adds its own parser, see :mod:`hetero.commands`."""
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from hetero.commands.devices import add_devices
-from hetero.commands.doctor import add_doctor
-from hetero.commands.elastic import add_elastic
-from hetero.commands.plan import add_plan, add_simulate
-from hetero.commands.profile import add_profile
-from hetero.commands.show import add_show, add_validate
 from hetero.errors import HeteroError, PlanMemoryError
+
+COMMANDS = {
+    "plan": "hetero.commands.plan",
+    "simulate": "hetero.commands.plan",
+    "show": "hetero.commands.show",
+    "validate": "hetero.commands.show",
+    "profile": "hetero.commands.profile",
+    "devices": "hetero.commands.devices",
+    "doctor": "hetero.commands.doctor",
+    "elastic": "hetero.commands.elastic",
+}
+"""The module of each command. It has a function that adds the command's parser: ``add_`` and the command's name.
+
+Only the module of the command that runs is imported: the planner takes two seconds, which an agent has no use for.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,18 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="hetero", description="Plans for training on GPUs that are not alike.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_command in (
-        add_plan,
-        add_simulate,
-        add_show,
-        add_validate,
-        add_profile,
-        add_devices,
-        add_doctor,
-        add_elastic,
-    ):
-        add_command(commands)
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    for command in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+        getattr(importlib.import_module(COMMANDS[command]), f"add_{command}")(commands)
+    args = parser.parse_args(words)
     try:
         exit_code = int(args.run(args))
         sys.stdout.flush()

@@ -4,11 +4,14 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetero.errors import ConfigError
-from hetero.report.content import Report
 from hetero.report.figure_names import FIGURE_NAMES, OVERVIEW, OVERVIEW_PARTS, FigureName
 from hetero.serialization import check_can_be_written, near_match, write_bytes
+
+if TYPE_CHECKING:
+    from hetero.report.content import Report
 
 PAGE_SUFFIXES = (".html", ".htm")
 
@@ -64,7 +67,7 @@ def outputs(args: argparse.Namespace, *, compares: bool) -> Outputs:
     return wanted
 
 
-def written(wanted: Outputs, report: Report) -> Iterator[str]:
+def written(wanted: Outputs, report: "Report") -> Iterator[str]:
     """Write all files, and say so in a line for each.
 
     Raises:

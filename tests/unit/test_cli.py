@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cli import main
+from hetero.cli import COMMANDS, main
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import lower
@@ -201,8 +201,26 @@ def test_a_reader_that_leaves_early_is_no_error(plan_path: Path) -> None:
 
 
 def test_planning_needs_no_torch() -> None:
-    code = "import sys, hetero.cli; sys.exit(bool({'torch', 'megatron'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    assert not {"torch", "megatron"} & loaded_with(*COMMANDS.values())
+
+
+def test_an_agent_needs_no_planner() -> None:
+    assert not {"ortools", "pandas", "hetero.report.content"} & loaded_with("hetero.commands.elastic")
+
+
+def loaded_with(*modules: str) -> set[str]:
+    """What a process has loaded that imported ``modules``."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_listed_and_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], [command, "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+        assert command in capsys.readouterr().out
 
 
 def test_devices_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from hetero.cli import COMMANDS
+
 
 def loads_matplotlib(module: str) -> bool:
     """Whether a new process that imports ``module`` has loaded matplotlib."""
@@ -13,7 +15,7 @@ def loads_matplotlib(module: str) -> bool:
     return run.stdout.split()[-1] == "True"
 
 
-@pytest.mark.parametrize("module", ["megatron.training.training", "hetero.emulation.ranks.setup", "hetero.cli"])
+@pytest.mark.parametrize("module", ["megatron.training.training", "hetero.emulation.ranks.setup", *COMMANDS.values()])
 def test_ranks_and_the_command_line_start_without_matplotlib(module: str) -> None:
     assert not loads_matplotlib(module)
 
