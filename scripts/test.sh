@@ -34,11 +34,18 @@ echo "== lint and types"
 export OMP_NUM_THREADS=1
 # Two collections and some hundred processes import the same files: compile them once.
 unset PYTHONDONTWRITEBYTECODE
-failed=0
+exit_code=0
+# Exit code 1 says that tests failed; any other ends this script.
+tests() { "$python" -m pytest "${options[@]}" "$@" || { [ $? -eq 1 ] && exit_code=1; }; }
 # In the order of collection: long files come first, so that none is left alone at the end.
 echo "== tests, two files at a time"
-"$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${options[@]}" -m "not alone $chosen" || failed=1
+tests --cache-clear --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone $chosen"
 echo "== tests that compare times, one after the other"
 mapfile -t files < <(grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
-"$python" -m pytest "${options[@]}" -m "alone $chosen" "${files[@]}" || failed=1
-exit "$failed"
+tests -m "alone $chosen" "${files[@]}"
+if [ "$exit_code" -eq 1 ]; then
+    echo "== what a busy machine may have made fail, once more with nothing beside it"
+    exit_code=0
+    tests --second-chance
+fi
+exit "$exit_code"

@@ -1,4 +1,6 @@
-"""Which of the cases that rotate a run takes, how long they train, and where the ranks of the run end."""
+"""Which of the cases that rotate a run takes, how long they train, who has a second chance, and where ranks end."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,11 +12,26 @@ from tests.helpers.rotation import rotation_of_today, waiting
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
 
+REAL_TIME = (
+    *("e2e", "elastic", "faults"),
+    *("dist/test_checkpoint_kill.py", "dist/test_doctor.py", "dist/test_elastic_stop.py", "dist/test_emulation.py"),
+    *("dist/test_failure_detector.py", "dist/test_rank_pool.py"),
+)
+"""Folders and files below this one whose processes have to be in time: they may be run once more, alone."""
+
+MOST_SECOND_CHANCES = 5
+"""More tests than these no busy machine makes fail; a choice."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rotation")
     group.addoption("--rotation", type=int, help="which of the cases that rotate run (default: the number of commits)")
     group.addoption("--all", action="store_true", help="run all cases, also those that rotate")
+    group.addoption(
+        "--second-chance",
+        action="store_true",
+        help="run what failed last time, if that can be a busy machine's doing",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +47,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.second_chance:
+        _keep_second_chances(config, items)
+        return
     if _runs_everything(config):
         return
     rows: dict[str, list[pytest.Item]] = {}
@@ -52,6 +72,24 @@ def num_steps(request: pytest.FixtureRequest) -> int:
     three of those that every run has, and of all with ``--all``."""
     rotates = request.node.get_closest_marker("rotates") is not None
     return 2 if rotates and not request.config.option.all else 3
+
+
+def _keep_second_chances(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """
+    Raises:
+        pytest.UsageError: too many have failed, or one that has no second chance.
+    """
+    assert config.cache is not None
+    failed = set(config.cache.get("cache/lastfailed", {}))
+    chosen = [item for item in items if item.nodeid in failed]
+    places = [Path(__file__).parent / each for each in REAL_TIME]
+    final = failed - {item.nodeid for item in chosen if any(item.path.is_relative_to(place) for place in places)}
+    if final:
+        raise pytest.UsageError(f"no second chance, for time has no part in them: {', '.join(sorted(final))}")
+    if len(failed) > MOST_SECOND_CHANCES:
+        raise pytest.UsageError(f"{len(failed)} tests failed, more than the {MOST_SECOND_CHANCES} of a busy machine")
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
 
 
 def _runs_everything(config: pytest.Config) -> bool:
