@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +18,8 @@ from hetero.commands.elastic import copies_folder
 from hetero.elastic.events import ElasticEvent, EventKind, read_events
 from hetero.elastic.membership import JobState, JobStore
 from hetero.elastic.records import Notice
-from tests.helpers.commands import ROOT
 from tests.helpers.etcd import EtcdServer
+from tests.helpers.forked_agent import ForkedAgent
 from tests.helpers.network_namespaces import Host
 
 STEPS_FILE = "HETERO_TEST_STEPS_FILE"
@@ -29,11 +28,10 @@ STEPS_FILE = "HETERO_TEST_STEPS_FILE"
 SLOWNESS_FILE = "HETERO_TEST_SLOWNESS_FILE"
 """Names the file that says how much longer the forwards of its nodes take."""
 
-_MARK = "HETERO_TEST_CLUSTER"
 _GONE_WITHIN_S = 10.0
 
 PATIENCE_S = 120.0
-"""An agent imports for five seconds of a core, and the machine may be busy with others."""
+"""The machine may be busy with others."""
 
 
 class ElasticCluster:
@@ -65,8 +63,8 @@ class ElasticCluster:
         self._words = words
         self._options = {"lease": 3, "min-nodes": len(types), "wait-for-nodes": PATIENCE_S, **(options or {})}
         self._hosts = hosts or {}
-        self._mark = uuid.uuid4().hex
-        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._agents: dict[str, ForkedAgent] = {}
+        self._sessions: list[int] = []
         self._killed: set[str] = set()
         self._copies: dict[str, Path] = {}
         self._allowed = folder / "steps"
@@ -99,19 +97,18 @@ class ElasticCluster:
             **{key.replace("_", "-"): value for key, value in options.items()},
         }
         flags = [f"--{option}={value}" for option, value in given.items()]
-        command = [sys.executable, "-m", "hetero", "elastic", "agent", *flags, "--", *(words or self._words)]
         self._copies[name] = Path(str(given.get("copies", copies_folder(self.job, name))))
-        with (self._folder / f"{name}.out").open("ab") as output:
-            self._agents[name] = subprocess.Popen(
-                self._hosts[name].command(command) if name in self._hosts else command,
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ
-                | {_MARK: self._mark, STEPS_FILE: str(self._allowed), SLOWNESS_FILE: str(self._slowness)}
-                | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-                | ({"GLOO_SOCKET_IFNAME": "eth0"} if name in self._hosts else {}),
-            )
+        self._agents[name] = ForkedAgent(
+            ["elastic", "agent", *flags, "--", *(words or self._words)],
+            output=self._folder / f"{name}.out",
+            variables={
+                STEPS_FILE: str(self._allowed),
+                SLOWNESS_FILE: str(self._slowness),
+                **({"GLOO_SOCKET_IFNAME": "eth0"} if name in self._hosts else {}),
+            },
+            host=self._hosts.get(name),
+        )
+        self._sessions.append(self._agents[name].pid)
         self._killed.discard(name)
 
     def kill_node(self, name: str) -> None:
@@ -229,7 +226,7 @@ class ElasticCluster:
         while any(agent.poll() is None for agent in self._agents.values()):
             assert time.monotonic() < deadline, f"agents did not end\n{self.told()}"
             time.sleep(0.02)
-        return {name: agent.returncode for name, agent in self._agents.items()}
+        return {name: agent.wait() for name, agent in self._agents.items()}
 
     def is_started(self, name: str) -> bool:
         return name in self._agents
@@ -301,7 +298,7 @@ class ElasticCluster:
     def _left_processes(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                if os.getsid(process.pid) in self._sessions and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
 

@@ -14,6 +14,8 @@ cpu_backend.install()
 
 import torch._dynamo  # noqa: E402, F401  (torch.optim imports it at its first step)
 
+import hetero.commands.elastic  # noqa: E402
+import hetero.elastic.agent  # noqa: E402
 import hetero.runtime.trainer  # noqa: E402, F401
 import megatron.training.training  # noqa: E402, F401
 import tests.helpers.process_state  # noqa: E402, F401
