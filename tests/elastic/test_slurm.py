@@ -21,7 +21,6 @@ from tests.helpers.sources import ROOT
 
 pytestmark = [
     pytest.mark.skipif(not can_run_slurm(), reason=NEEDS_SLURM),
-    pytest.mark.alone,
     pytest.mark.timeout(300),
 ]
 

@@ -64,7 +64,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Run]:
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_run_with_faults_ends_as_without_or_as_documented(seed: int, runs: Mapping[int, Run]) -> None:
