@@ -159,7 +159,11 @@ class LayerTimes:
         less as the peaks say.
         """
         weights_s = self._part_s(kind, on, "backward", Throughput.weight_gradients_s)
-        return weights_s / self._references.data_sheet(on.device).fp8_speedup if on.fp8 else weights_s
+        return (
+            weights_s / self._references.data_sheet(on.device, wanted="speed-up in fp8").fp8_speedup
+            if on.fp8
+            else weights_s
+        )
 
     def _layer(self, kind: ModuleKind, on: LayerPlacement) -> LayerConfig:
         profile = self.profile_of(on.device)
@@ -233,7 +237,7 @@ class LayerTimes:
 
     def _in_fp8(self, kind: Half | LayerKind, on: LayerPlacement) -> LayerCost:
         """A block or half of one, with the share of the linear layers, by the fit, as much faster as the peaks say."""
-        saved = 1 - 1 / self._references.data_sheet(on.device).fp8_speedup
+        saved = 1 - 1 / self._references.data_sheet(on.device, wanted="speed-up in fp8").fp8_speedup
         cost = self.of(kind, on._replace(fp8=False))
         forward_s, backward_s = (self._part_s(kind, on, each, Throughput.linear_s) for each in PASSES)
         return LayerCost(

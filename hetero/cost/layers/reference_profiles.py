@@ -78,7 +78,10 @@ class ReferenceProfiles:
         )
         if rates:
             return rates[len(rates) // 2], Confidence.ESTIMATED
-        return UPDATE_BYTES[self._precision] / (self.data_sheet(device).memory_gb_per_s * GB), Confidence.DATA_SHEET
+        wanted = f"update of a block in {self._precision}"
+        return UPDATE_BYTES[self._precision] / (
+            self.data_sheet(device, wanted=wanted).memory_gb_per_s * GB
+        ), Confidence.DATA_SHEET
 
     def _fit(self, device: str, kind: LayerKind, compute_pass: ComputePass) -> tuple[Throughput, Confidence]:
         references = self._of_one_arithmetic(device)
@@ -129,21 +132,28 @@ class ReferenceProfiles:
         """
         if not self.profiles.devices():
             raise ConfigError(f"no profiles at all to estimate {device!r} from; load the shipped ones, or measure")
-        sheet, capability = self.data_sheet(device), self._type(device).compute_capability or (0, 0)
+        sheet, capability = self.data_sheet(device, wanted="speed"), self._type(device).compute_capability or (0, 0)
 
         def distance(name: str) -> tuple[int, float]:
             generation = (self._type(name).compute_capability or (0, 0))[0]
-            return abs(generation - capability[0]), abs(self.data_sheet(name).memory_gb_per_s - sheet.memory_gb_per_s)
+            return abs(generation - capability[0]), abs(
+                self.data_sheet(name, wanted="memory bandwidth").memory_gb_per_s - sheet.memory_gb_per_s
+            )
 
         return min(self.profiles.devices(), key=distance)
 
-    def data_sheet(self, device: str) -> DataSheet:
-        """The data sheet of ``device``.
+    def data_sheet(self, device: str, *, wanted: str) -> DataSheet:
+        """The data sheet of ``device``, from which ``wanted`` is to be taken.
 
         Raises:
             ConfigError: it has none.
         """
         sheet = self._type(device).data_sheet
         if sheet is None:
-            raise ConfigError(f"device {device!r} has neither a profile nor a data sheet; profile it first")
+            if device not in self.profiles.devices():
+                raise ConfigError(f"device {device!r} has neither a profile nor a data sheet; profile it first")
+            raise ConfigError(
+                f"device {device!r} has no data sheet, and its profiles do not tell its {wanted}; profile that, or "
+                "give its device type a data_sheet"
+            )
         return sheet

@@ -77,7 +77,7 @@ def test_a_device_without_the_figure_is_not_priced() -> None:
         [profile(MODEL, device="bare", precision="bf16", arithmetic="bf16")], device_types=SHIPPED_DEVICES.plus([bare])
     )
     costs = CostModel(model=MODEL, seq_length=16, precision="bf16", profiles=store)
-    with pytest.raises(ConfigError, match="device 'bare' has neither a profile nor a data sheet"):
+    with pytest.raises(ConfigError, match="'bare' has no data sheet, and its profiles do not tell its speed-up in fp8"):
         costs.layer("block", device="bare", tp=1, micro_batch_size=1, fp8=True)
 
 

@@ -9,7 +9,9 @@ import pytest
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.reference_profiles import UPDATE_BYTES, ReferenceProfiles
 from hetero.cost.layers.throughput_fit import HOST_S
+from hetero.errors import ConfigError
 from hetero.plan.ir import Precision
+from hetero.spec.devices import DeviceType
 from hetero.spec.profile import LayerMemory, LayerTime, Profile, ProfileStore, UpdateTime
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.units import GB
@@ -123,6 +125,15 @@ class TestUpdates:
     def test_an_update_in_fp32_says_nothing_of_one_with_master_weights(self) -> None:
         asked = references(*self.measured(1e-6), precision="bf16")
         assert asked.update_s_per_parameter("A100-40")[1] == Confidence.DATA_SHEET
+
+    def test_a_profile_without_updates_of_a_device_without_a_data_sheet(self) -> None:
+        bare = DeviceType(name="bare", memory_gib=24)
+        store = ProfileStore([profile(MODEL, device="bare", updates=())], device_types=SHIPPED_DEVICES.plus([bare]))
+        asked = ReferenceProfiles(store, precision="fp32", arithmetic=None, data_sheets=False)
+        with pytest.raises(
+            ConfigError, match="profiles do not tell its update of a block in fp32; profile that, or give"
+        ):
+            asked.update_s_per_parameter("bare")
 
     def test_half_precision_is_counted(self) -> None:
         """A fused Adam 28 bytes, norm and clipping 12, the half-precision copy 6; at 3/4 of the bandwidth."""
