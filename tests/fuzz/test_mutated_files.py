@@ -42,7 +42,7 @@ def unless_sound(folder: Path) -> bool:
 
 def grow(folder: Path) -> None:
     if unless_sound(folder):
-        np.ones(GIB + GIB // 8, dtype=np.uint8)
+        np.ones(GIB // 8, dtype=np.uint8)
 
 
 def allocate(folder: Path) -> None:
@@ -77,7 +77,9 @@ def refuse(folder: Path) -> None:
 
 def test_what_is_a_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reader in turn; the one that hangs or dies does not keep the next from running."""
-    monkeypatch.setattr(mutated_files, "LIMIT_S", 0.5)
+    # A slow machine touches a GiB in more than a second.
+    monkeypatch.setattr(mutated_files, "LIMIT_BYTES", GIB // 10)
+    monkeypatch.setattr(mutated_files, "LIMIT_S", 2.0)
     readers = {
         grow: "GiB",
         allocate: "Unable to allocate",
