@@ -102,6 +102,7 @@ class ElasticCluster:
             ["elastic", "agent", *flags, "--", *(words or self._words)],
             output=self._folder / f"{name}.out",
             variables={
+                **os.environ,
                 STEPS_FILE: str(self._allowed),
                 SLOWNESS_FILE: str(self._slowness),
                 **({"GLOO_SOCKET_IFNAME": "eth0"} if name in self._hosts else {}),
