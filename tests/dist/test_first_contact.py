@@ -35,7 +35,7 @@ def train_where_first_contacts_block(rank: int, made: Plan, timeout_s: float) ->
         train(rank, made, 1, weights_at="the end")
 
 
-@pytest.mark.parametrize("made", _cases())
+@pytest.mark.parametrize("made", list(_cases()))
 def test_a_step_ends(made: Plan) -> None:
     run_ranks(train_where_first_contacts_block, made.world_size, made, 30.0)
 

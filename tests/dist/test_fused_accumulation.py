@@ -42,7 +42,7 @@ def train_fused(
         return train_each(rank, trainings, num_steps), len(kernel.calls)
 
 
-@pytest.mark.parametrize("trainings", _cases())
+@pytest.mark.parametrize("trainings", list(_cases()))
 def test_a_layout_trains_like_one_process_without_the_kernel(
     trainings: dict[str, Training], num_steps: int, subtests: pytest.Subtests
 ) -> None:

@@ -80,7 +80,7 @@ def trainings_of(name: str, style: str, plan: Plan, delays: str) -> dict[str, Tr
     return trainings
 
 
-@pytest.mark.parametrize("trainings", _cases())
+@pytest.mark.parametrize("trainings", list(_cases()))
 def test_a_layout_trains_like_one_process(
     trainings: dict[str, Training], num_steps: int, subtests: pytest.Subtests
 ) -> None:

@@ -56,7 +56,7 @@ def _cases() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plan", "precision", "distributed"), _cases())
+@pytest.mark.parametrize(("plan", "precision", "distributed"), list(_cases()))
 def test_half_precision_is_near_the_fp32_oracle(plan: Plan, precision: Precision, distributed: bool) -> None:
     """Every step's loss is that of one process with the same weights, in fp32. Trained for itself, one process gets the
     same losses, too, but for experts: rounding sends a token to another one, and two updates later that is more than

@@ -47,7 +47,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(n, marks=() if n < IN_THE_FAST_RUN else (pytest.mark.slow, row))
 
 
-@pytest.mark.parametrize("number", _cases())
+@pytest.mark.parametrize("number", list(_cases()))
 def test_a_random_plan_equals_one_process(number: int) -> None:
     assert_equals_one_process(*random_plan(number))
 

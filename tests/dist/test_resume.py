@@ -99,7 +99,7 @@ def _cases() -> Iterator[Any]:
     yield FAST
 
 
-@pytest.mark.parametrize("name", _cases())
+@pytest.mark.parametrize("name", list(_cases()))
 def test_another_plan_goes_on(name: str, tmp_path: Path) -> None:
     """A -> B -> A is bit-exact; A's first half and B's second are the loss curve of an uninterrupted run."""
     case = PAIRS[name]

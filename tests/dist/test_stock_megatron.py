@@ -90,7 +90,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(*case, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("model", "world_size", "degrees", "data_parallel"), _cases())
+@pytest.mark.parametrize(("model", "world_size", "degrees", "data_parallel"), list(_cases()))
 def test_stock_megatron_trains_alike(
     model: Callable[..., ModelSpec], world_size: int, degrees: dict[str, int], data_parallel: DataParallelOptions
 ) -> None:

@@ -79,7 +79,7 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(name, precision, id=f"{name}-{precision}", marks=marks)
 
 
-@pytest.mark.parametrize(("name", "precision"), _cases())
+@pytest.mark.parametrize(("name", "precision"), list(_cases()))
 def test_a_step_waits_for_the_device_once(name: str, precision: Precision) -> None:
     for factor in (1, 3):
         made = dataclasses.replace(with_samples(PLANS[name], factor), precision=precision)

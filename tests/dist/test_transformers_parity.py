@@ -85,7 +85,7 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(config, tolerance, build_plan, id=case, marks=pytest.mark.rotates(name))
 
 
-@pytest.mark.parametrize(("config", "tolerance", "build_plan"), _cases())
+@pytest.mark.parametrize(("config", "tolerance", "build_plan"), list(_cases()))
 def test_loss_and_gradients_are_those_of_transformers(
     config: dict[str, Any], tolerance: float, build_plan: Callable[[ModelSpec], Plan]
 ) -> None:

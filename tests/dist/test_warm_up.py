@@ -75,7 +75,7 @@ def _cases() -> list[Any]:
     return cases
 
 
-@pytest.mark.parametrize(("made", "data_parallel"), _cases())
+@pytest.mark.parametrize(("made", "data_parallel"), list(_cases()))
 def test_a_warm_up_changes_no_bit(made: Plan, data_parallel: DataParallelOptions) -> None:
     """With dropout, whose random numbers go on where they would have, and with an auxiliary loss."""
     for warm, cold in run_ranks(trained_twice, made.world_size, made, data_parallel):

@@ -59,7 +59,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in LARGE else ())
 
 
-@pytest.mark.parametrize("path", _cases())
+@pytest.mark.parametrize("path", list(_cases()))
 def test_ranks_of_a_preset_cluster_are_in_few(path: Path) -> None:
     made = planned(path)
     counts = PlanCommunicators(made).counts()
