@@ -18,7 +18,8 @@ from hetero.planner.reference.yardsticks import best_uniform
 from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.planner_result import result_lines
 from hetero.serialization import save
-from hetero.spec.cluster import ClusterSpec, Link, Links
+from hetero.spec.cluster import ClusterSpec, Links
+from hetero.spec.link import Link
 from hetero.spec.model_import import load_model
 
 PRESETS = Path(__file__).parents[1] / "scripts/presets"

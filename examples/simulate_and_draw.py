@@ -19,7 +19,8 @@ from hetero.planner.certainty import certainty_of
 from hetero.report.content import Report
 from hetero.report.figures.catalogue import figure_bytes
 from hetero.report.trace import chrome_trace
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from hetero.spec.model_import import load_model
 
 PRESETS = Path(__file__).parents[1] / "scripts/presets"

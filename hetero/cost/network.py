@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from hetero.plan.reshard import Transfer
 from hetero.plan.sync_domains import rails_of
-from hetero.spec.cluster import ClusterSpec, GroupLink, Link
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.link import GroupLink, Link
 from hetero.units import US_PER_S
 
 Port = tuple[str, int, int]

@@ -27,7 +27,8 @@ from hetero.cost.layers.confidence import LAYER_ERRORS, ORDER_ERROR, RUN_ERROR, 
 from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.plan.ir import Plan
-from hetero.spec.cluster import ClusterSpec, Link
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.link import Link
 
 StatedLinks = Literal["inside nodes", "between nodes"]
 """Links of which the cluster file states the bandwidth as one number."""

@@ -8,7 +8,8 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, from_json, near_match
-from hetero.spec.cluster import GroupLink, Link, NodePair, NodeType, ZonePair
+from hetero.spec.cluster import NodePair, NodeType, ZonePair
+from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import Profile, ProfileStore, Provenance
 
 

@@ -18,7 +18,8 @@ from hetero.cost.layers.work import layer_work
 from hetero.data import NodeLinks, PublishedLinks
 from hetero.errors import ConfigError
 from hetero.serialization import read_text
-from hetero.spec.cluster import GroupLink, Link, NodePair, ZonePair
+from hetero.spec.cluster import NodePair, ZonePair
+from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import (
     LAYER_KINDS,
     Arithmetic,

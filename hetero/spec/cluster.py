@@ -17,11 +17,9 @@ Figures here say what a link can do; what a layer costs on a device comes from a
 """
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 from pydantic import ConfigDict
@@ -29,83 +27,11 @@ from pydantic import ConfigDict
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
 from hetero.spec.devices import DeviceCatalogue, DeviceType, check_described_once
+from hetero.spec.link import GroupLink, Link
 from hetero.spec.shipped_devices import SHIPPED_DEVICES, shipped_and
-from hetero.units import GB
 
 MAX_DEVICES = 1_000_000
 """Limit of a cluster's size, several times that of the largest one there is; ranks are counted one by one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """A full-duplex link between two devices, with the same figures in both directions.
-
-    bandwidth_gb_per_s: 10^9 bytes per second; one number, or what was measured as pairs of message size in bytes
-        and bandwidth, in ascending size.
-    latency_us: time before the first byte arrives, added to every message.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    bandwidth_gb_per_s: float | tuple[tuple[int, float], ...]
-    latency_us: float
-
-    def __post_init__(self) -> None:
-        if self.latency_us < 0:
-            raise ConfigError(f"link: latency_us is {self.latency_us}, must be at least 0")
-        if not self._table:
-            raise ConfigError("link: bandwidth_gb_per_s is an empty table, give it a number or one pair at least")
-        for num_bytes, bandwidth in self._table:
-            if num_bytes < 1:
-                raise ConfigError(f"link: bandwidth_gb_per_s has a message of {num_bytes} bytes, must be at least 1")
-            if bandwidth <= 0:
-                raise ConfigError(f"link: bandwidth_gb_per_s is {bandwidth}, must be above 0")
-        for (small, _), (large, _) in pairwise(self._table):
-            if large <= small:
-                raise ConfigError(
-                    f"link: bandwidth_gb_per_s lists {large} bytes after {small}; sort the pairs by ascending size"
-                )
-
-    @property
-    def _table(self) -> tuple[tuple[int, float], ...]:
-        if isinstance(self.bandwidth_gb_per_s, tuple):
-            return self.bandwidth_gb_per_s
-        return ((1, self.bandwidth_gb_per_s),)
-
-    def bytes_per_s(self, num_bytes: int) -> float:
-        """The bandwidth that one message of ``num_bytes`` gets, in bytes per second.
-
-        Heuristic: between two measured sizes it is a power of the size, a straight line on logarithmic axes, as with
-        a bandwidth that is linear in the logarithm of the size a larger message could arrive sooner. Beyond the
-        smallest and the largest measured size it stays as it is there.
-        """
-        table = self._table
-        if num_bytes <= table[0][0]:
-            return table[0][1] * GB
-        if num_bytes > table[-1][0]:
-            return table[-1][1] * GB
-        for (small, slower), (large, faster) in pairwise(table):
-            if num_bytes <= large:
-                share = math.log(num_bytes / small) / math.log(large / small)
-                return slower * math.pow(faster / slower, share) * GB
-        return table[-1][1] * GB
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupLink:
-    """The measured bandwidth of an all-reduce among ``size`` devices of one node.
-
-    bus: bus bandwidth as nccl-tests define it, 2 (n - 1) / n x bytes / seconds with the bytes that each device reduces.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    size: int
-    bus: Link
-
-    def __post_init__(self) -> None:
-        if self.size < 2:
-            raise ConfigError(f"group link: size is {self.size}, must be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

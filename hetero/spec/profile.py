@@ -17,8 +17,8 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
-from hetero.spec.cluster import GroupLink
 from hetero.spec.devices import DeviceCatalogue
+from hetero.spec.link import GroupLink
 from hetero.spec.model import ModelSpec
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 

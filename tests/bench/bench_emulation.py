@@ -40,7 +40,8 @@ from hetero.planner.problem import Problem  # noqa: E402
 from hetero.planner.reference.yardsticks import yardsticks  # noqa: E402
 from hetero.runtime.options import DataParallelOptions  # noqa: E402
 from hetero.serialization import load  # noqa: E402
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType, ZonePair  # noqa: E402
+from hetero.spec.cluster import ClusterSpec, Links, NodeType, ZonePair  # noqa: E402
+from hetero.spec.link import Link  # noqa: E402
 from hetero.spec.model import ModelSpec  # noqa: E402
 from hetero.spec.model_import import load_model  # noqa: E402
 from tests.helpers.models import gpt2_model  # noqa: E402

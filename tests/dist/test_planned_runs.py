@@ -14,7 +14,8 @@ from hetero.cost.memory import plan_memory
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.planner.problem import Problem
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from hetero.units import GIB
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model, llama_model

@@ -5,7 +5,8 @@ from typing import Any
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.runtime_model import HETERO_LAYERS
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import LayerShape, LayerTime, Profile, ProfileStore, Provenance, UpdateTime
 

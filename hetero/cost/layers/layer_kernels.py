@@ -30,7 +30,7 @@ from typing import Literal
 
 from hetero.cost.layers.kernels import Kernels
 from hetero.cost.layers.stage_modules import ModuleKind
-from hetero.spec.cluster import GroupLink
+from hetero.spec.link import GroupLink
 from hetero.spec.profile import LayerImplementation, LayerShape
 from hetero.units import US_PER_S
 

@@ -7,7 +7,8 @@ messages over InfiniBand take.
 import dataclasses
 
 from hetero.data import shipped_links
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 
 INFINIBAND_LATENCY_US = 5.0
 """A heuristic: the tables do not say."""

@@ -7,7 +7,7 @@ import pytest
 from hetero.cost.other_runtimes.deepspeed import deepspeed_1f1b
 from hetero.errors import PlanError
 from hetero.schedule.actions import format_schedule
-from hetero.spec.cluster import Link
+from hetero.spec.link import Link
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import nodes
 from tests.unit.cost.simulated import A100, DEEPSPEED_FAST_HOST, MODEL, pipeline, run, split, unequal_microbatches

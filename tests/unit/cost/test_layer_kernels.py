@@ -15,8 +15,8 @@ from hetero.cost.layers.layer_kernels import (
     kernel_seconds,
 )
 from hetero.cost.layers.stage_modules import ModuleKind
-from hetero.spec.cluster import GroupLink, Link
 from hetero.spec.devices import DataSheet, DeviceType
+from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import AttentionKernel, LayerImplementation, LayerShape
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 

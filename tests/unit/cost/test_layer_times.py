@@ -16,7 +16,7 @@ from hetero.cost.layers.throughput_fit import fit, measured_config
 from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.cost.runtime_model import HETERO, HETERO_LAYERS
 from hetero.errors import ConfigError
-from hetero.spec.cluster import GroupLink, Link
+from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import LayerImplementation, LayerMemory, LayerTime, Profile, ProfileStore
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.models import gpt2_model

@@ -9,7 +9,8 @@ from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs, plan_costs
 from hetero.plan.ir import Plan, Recompute, Replica, Stage
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, moe_model
 from tests.helpers.plans import plan, replica, stage

@@ -13,7 +13,8 @@ from hetero.cost.network import (
 )
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer, transfers, transfers_by_phase
-from hetero.spec.cluster import ClusterSpec, GroupLink, Link, Links
+from hetero.spec.cluster import ClusterSpec, Links
+from hetero.spec.link import GroupLink, Link
 from hetero.units import GB
 from tests.helpers.plans import stage
 from tests.helpers.synthetic_profiles import nodes

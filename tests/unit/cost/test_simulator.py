@@ -19,7 +19,8 @@ from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.lowering import step_rows
 from hetero.schedule.actions import COMPUTE, Action, ActionKind
 from hetero.schedule.activation_residency import HeldMicrobatches, Residency, worst_moments
-from hetero.spec.cluster import ClusterSpec, Link
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.link import Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage, with_every_replica
 from tests.helpers.strategies import legal_plans

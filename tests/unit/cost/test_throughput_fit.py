@@ -22,7 +22,7 @@ from hetero.cost.layers.throughput_fit import (
     nominal,
 )
 from hetero.data import shipped_profiles
-from hetero.spec.cluster import GroupLink, Link
+from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import AttentionKernel, LayerImplementation, LayerShape, LayerTime, Profile, ProfileStore
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.bench.bench_cost_model import estimate_errors

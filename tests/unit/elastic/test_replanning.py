@@ -23,7 +23,8 @@ from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.serialization import from_json, to_json
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodePair, NodeType, ZonePair
+from hetero.spec.cluster import ClusterSpec, Links, NodePair, NodeType, ZonePair
+from hetero.spec.link import Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import profile

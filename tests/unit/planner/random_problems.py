@@ -4,7 +4,8 @@ import random
 
 from hetero.cost.cost_model import CostModel
 from hetero.planner.problem import Problem
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from hetero.spec.profile import LayerTime, Profile, ProfileStore
 from tests.helpers.synthetic_profiles import profile
 from tests.unit.planner.clusters import opt_model

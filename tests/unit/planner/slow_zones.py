@@ -4,7 +4,8 @@ import dataclasses
 
 from hetero.plan.ir import Plan
 from hetero.planner.problem import Problem
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType, ZonePair
+from hetero.spec.cluster import ClusterSpec, Links, NodeType, ZonePair
+from hetero.spec.link import Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile

@@ -16,7 +16,8 @@ from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.report.tables.certainty import LINKS_COMMAND, command_for, narrows, rival_in_words
 from hetero.report.tables.planner_result import comparison_table
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from tests.unit.planner.clusters import OPT_350M, opt_model
 
 STATED = Link(bandwidth_gb_per_s=5.0, latency_us=10)

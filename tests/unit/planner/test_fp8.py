@@ -14,7 +14,8 @@ from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import best_uniform
 from hetero.serialization import from_json, to_json
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.unit.planner.clusters import opt_model, planned
 

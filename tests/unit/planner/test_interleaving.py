@@ -15,7 +15,8 @@ from hetero.planner.improve import interleaving
 from hetero.planner.improve.half_layer_moves import levelled, with_half_layers_moved
 from hetero.planner.improve.interleaving import interleave, interleaved
 from hetero.planner.scoring import Shortlist
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile

@@ -3,7 +3,8 @@
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.planner.problem import Problem
-from hetero.spec.cluster import ClusterSpec, Link, Links, NodeType
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import cost_model, profile
 

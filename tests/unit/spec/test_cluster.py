@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hetero.errors import ConfigError
 from hetero.serialization import from_json, load, to_json
-from hetero.spec.cluster import ClusterSpec, GroupLink, Link, Links, NodePair, NodeType, ZonePair
+from hetero.spec.cluster import ClusterSpec, Links, NodePair, NodeType, ZonePair
 from hetero.spec.devices import DeviceType
+from hetero.spec.link import GroupLink, Link
 
 PRESETS = sorted((Path(__file__).parents[3] / "scripts" / "presets" / "clusters").glob("*.yaml"))
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.spec.cluster import ClusterSpec, GroupLink, Link, NodeType
+from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.spec.link import GroupLink, Link
 
 BUS = Link(bandwidth_gb_per_s=10.0, latency_us=0.0)
 

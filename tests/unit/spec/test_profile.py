@@ -8,8 +8,8 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.serialization import from_json, to_json
-from hetero.spec.cluster import GroupLink, Link
 from hetero.spec.devices import DeviceType
+from hetero.spec.link import GroupLink, Link
 from hetero.spec.profile import LayerShape, LayerTime, Profile, ProfileStore, UpdateTime
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.models import gpt2_model, llama_model, moe_model
