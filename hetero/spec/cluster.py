@@ -13,7 +13,8 @@ A person writes this as YAML:
       zone_pairs:
         - {zones: [room-1, room-2], link: {bandwidth_gb_per_s: 0.6, latency_us: 500}}
 
-Figures here say what a link can do; what a layer costs on a device comes from a profile.
+Figures here say what a link can do; what a layer costs on a device comes from a profile. What a host does for its
+devices (:mod:`.host`) may stand under ``host`` of a node type.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from pydantic import ConfigDict
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
 from hetero.spec.devices import DeviceCatalogue, DeviceType, check_described_once
+from hetero.spec.host import HostProfile
 from hetero.spec.link import GroupLink, Link
 from hetero.spec.shipped_devices import SHIPPED_DEVICES, shipped_and
 
@@ -40,7 +42,9 @@ class NodeType:
 
     device: the name of a device type that ships (:mod:`hetero.spec.shipped_devices`), or that the cluster describes.
     memory_gib: of one device, where it is not the nominal one.
-    host_memory_gib: of one node; ``None`` if unknown. Recorded only: nothing is offloaded to it.
+    host: what its host has been measured to do for the devices; ``None`` if nobody has. No plan rests on it yet.
+    host_memory_gib: of one node, where training is to use less than ``host`` says, or nobody has measured that;
+        ``None`` for all of it.
     price_per_hour: of one node, in whatever currency the whole file uses.
     inside_node: what connects two devices of one node; may be left out where a node has one device.
     all_reduce_inside_node: measured all-reduces, by ascending size; where there are none, a ring over ``inside_node``
@@ -56,6 +60,7 @@ class NodeType:
     gpus_per_node: int
     count: int = 1
     memory_gib: int | None = None
+    host: HostProfile | None = None
     host_memory_gib: int | None = None
     zone: str = "default"
     price_per_hour: float | None = None
@@ -70,11 +75,33 @@ class NodeType:
                 raise ConfigError(f"node type {self.name!r}: {field} is {value}, must be at least 1")
         if self.price_per_hour is not None and self.price_per_hour < 0:
             raise ConfigError(f"node type {self.name!r}: price_per_hour is {self.price_per_hour}, must be at least 0")
+        self._check_host()
         sizes = [group.size for group in self.all_reduce_inside_node]
         if sizes != sorted(set(sizes)):
             raise ConfigError(
                 f"node type {self.name!r}: all_reduce_inside_node has sizes {sizes}; list each once, ascending"
             )
+
+    def _check_host(self) -> None:
+        if self.host is None:
+            return
+        if self.host_memory_gib is not None and self.host_memory_gib > self.host.memory_gib:
+            raise ConfigError(
+                f"node type {self.name!r}: host_memory_gib is {self.host_memory_gib}, its host has memory_gib "
+                f"{self.host.memory_gib:g}; lower the former, or leave it out to use all"
+            )
+        if self.host.gpus_per_switch > self.gpus_per_node:
+            raise ConfigError(
+                f"node type {self.name!r}: gpus_per_switch of its host is {self.host.gpus_per_switch}, must be at most "
+                f"gpus_per_node, which is {self.gpus_per_node}"
+            )
+
+    @property
+    def usable_host_memory_gib(self) -> float | None:
+        """Memory of one node's host that training may use, ``None`` if unknown."""
+        if self.host_memory_gib is not None:
+            return self.host_memory_gib
+        return self.host.memory_gib if self.host is not None else None
 
     @property
     def num_devices(self) -> int:

@@ -233,6 +233,54 @@ def test_devices_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str
     assert "A100-40, A100-80: NVIDIA A100 data sheet, SXM" in said
 
 
+HOSTS = """\
+node_types:
+  - name: fast
+    device: A100-40
+    gpus_per_node: 4
+    host:
+      source: its owner
+      memory_gib: 512
+      updates:
+        - {threads: 1, elements_per_s: 2.0e+8}
+        - {threads: 16, elements_per_s: 1.6e+9, spread: 0.03}
+      memory_copy_gb_per_s: 90
+      to_device: {bandwidth_gb_per_s: 24.5, latency_us: 9}
+      to_host: {bandwidth_gb_per_s: 26, latency_us: 9}
+      gpus_per_switch: 2
+      numa_nodes: 2
+      processor: some processor
+      versions: {torch: 2.13.0}
+  - {name: capped, device: V100-16, gpus_per_node: 2, host_memory_gib: 64, host: {source: a guess, memory_gib: 128}}
+  - {name: known memory, device: V100-16, gpus_per_node: 2, host_memory_gib: 96}
+  - {name: unknown, device: V100-16, gpus_per_node: 2}
+"""
+
+
+def test_hosts_are_listed_with_their_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(HOSTS)
+    assert main(["devices", "--cluster", str(cluster)]) == 0
+    said = capsys.readouterr().out.partition("Hosts, of one node")[2]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line[:1] == "│"]
+    nothing = [""] * 4
+    assert rows[2:] == [
+        ["fast", "512", "2", "1600", "16", "3.0%", "400", "90.0", "24.5", "26.0", "2"],
+        ["capped", "64", "1", *nothing, "", "", "", "1"],
+        ["known memory", "96", "", *nothing, "", "", "", ""],
+    ]
+    assert "host of fast: its owner; some processor; torch 2.13.0\nhost of capped: a guess\n" in said
+
+
+def test_a_cluster_that_says_nothing_of_its_hosts_has_no_table_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    assert main(["devices", "--cluster", str(cluster)]) == 0
+    assert "Hosts" not in capsys.readouterr().out
+
+
 DESCRIBED = """\
 devices:
   - name: mine
