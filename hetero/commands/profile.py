@@ -1,11 +1,15 @@
-"""``hetero profile import`` reads published measurements into profiles and links."""
+"""``hetero profile`` measures this host, and reads published measurements into profiles and links."""
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from hetero.data.sailor import PROVENANCE, read_links, read_profiles
 from hetero.errors import ConfigError
+from hetero.extras import require
+from hetero.profiling.options import add_options, check_options, words_of
 from hetero.serialization import save
 
 LINKS = "links.json"
@@ -13,7 +17,7 @@ LINKS = "links.json"
 
 def add_profile(commands: Any) -> None:
     """Add the parser of ``hetero profile``."""
-    parser = commands.add_parser("profile", help="profiles of devices: import published ones")
+    parser = commands.add_parser("profile", help="profiles: measure this host, import published ones of devices")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     imported = actions.add_parser(
         "import", help="read the tables that the authors of Sailor published (CSV) into profiles and links"
@@ -23,6 +27,23 @@ def add_profile(commands: Any) -> None:
         "--out", type=Path, required=True, metavar="FOLDER", help="write profiles/*.json and links here"
     )
     imported.set_defaults(run=_import)
+    host = actions.add_parser(
+        "host",
+        help="measure this host: memory, rate of updates, copies",
+        description=(
+            "Measure the host that this runs on: memory, AdamW's rate by number of threads, copies in memory and to "
+            "and from a GPU, GPUs per PCIe switch, NUMA nodes. The host should have nothing else to do."
+        ),
+    )
+    add_options(host)
+    host.set_defaults(run=_host)
+
+
+def _host(args: argparse.Namespace) -> int:
+    """In a process of its own, which may import torch."""
+    check_options(args)
+    require("train", asked_by="hetero profile host")
+    return subprocess.run([sys.executable, "-m", "hetero.profiling", *words_of(args)], check=False).returncode
 
 
 def _import(args: argparse.Namespace) -> int:

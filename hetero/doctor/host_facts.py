@@ -90,8 +90,8 @@ def host_facts(
     )
 
 
-def _text(path: str | Path) -> str | None:
-    """What the kernel has to say there, if anything."""
+def kernel_text(path: str | Path) -> str | None:
+    """What the kernel has to say in a file of /proc or /sys, if anything."""
     try:
         return read_text(Path(path)).strip()
     except ConfigError:
@@ -113,7 +113,7 @@ def _own_address() -> str | None:
 
 
 def _driver() -> str | None:
-    found = re.search(r"Module\D*(\d+\.\d[\d.]*)", _text("/proc/driver/nvidia/version") or "")
+    found = re.search(r"Module\D*(\d+\.\d[\d.]*)", kernel_text("/proc/driver/nvidia/version") or "")
     return found[1] if found else None
 
 
@@ -173,7 +173,7 @@ def _interfaces() -> Iterator[NetworkInterface]:
             except OSError:
                 address = None
             folder = Path("/sys/class/net") / name
-            speed = _text(folder / "speed") or ""
+            speed = kernel_text(folder / "speed") or ""
             yield NetworkInterface(
                 name=name,
                 address=address,
@@ -187,6 +187,6 @@ def _infiniband() -> Iterator[InfinibandPort]:
         yield InfinibandPort(
             device=port.parts[-3],
             port=int(port.name),
-            state=(_text(port / "state") or "unknown").partition(": ")[2] or "unknown",
-            rate=_text(port / "rate") or "unknown rate",
+            state=(kernel_text(port / "state") or "unknown").partition(": ")[2] or "unknown",
+            rate=kernel_text(port / "rate") or "unknown rate",
         )

@@ -91,6 +91,11 @@ def test_a_measurement_says_what_to_install() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"hetero: --measure needs {NEEDS}")
 
 
+def test_a_measurement_of_the_host_says_what_to_install() -> None:
+    done = run("hetero", ["profile", "host"])
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"hetero: hetero profile host needs {NEEDS}")
+
+
 def test_the_doctor_says_what_to_install() -> None:
     """It looks at the host all the same; what is missing is a problem."""
     done = run("hetero/doctor/__main__.py", ["--json"])
