@@ -10,31 +10,27 @@
 Every put is a whole object or none. Index files are only created, never put over another leader's. ``manifest.json`` is
 the lock of a step: put first of the index and deleted last, so that who has put it is alone there, to publish the step
 or to delete what is left of it.
-
-Credentials, region and endpoint are those of the environment, under the names that each provider's own tools use.
 """
 
 import asyncio
-import contextlib
 import dataclasses
-import datetime
 import itertools
 import random
 import re
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, from_url
 from pydantic import ConfigDict
 
 from hetero.checkpoint.folder import SUMS, UPLOADING, index_files, step_name, verified
 from hetero.checkpoint.manifest import Manifest, merge
 from hetero.checkpoint.state import CheckpointState
 from hetero.elastic.records import Copy, HeldStep, RestorePoint
+from hetero.elastic.store_connection import fix_of, open_store, without_secrets
 from hetero.elastic.stored_step import StoredStep, first_line, unit_stem
 from hetero.errors import CheckpointError, ConfigError, ObjectStoreError
 from hetero.serialization import STRICT, from_json, to_json
@@ -51,31 +47,10 @@ _PART_BYTES, _PARTS_AT_ONCE = 16 * MIB, 4
 _SLOWEST_BYTES_PER_S = MIB / 8
 """A unit that is sent slower than that is given up."""
 
-_RETRIES: Any = {
-    "max_retries": 4,
-    "retry_timeout": datetime.timedelta(seconds=60),
-    "backoff": {"init_backoff": datetime.timedelta(seconds=0.2), "max_backoff": datetime.timedelta(seconds=5)},
-}
-_CLIENT: Any = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "120s"}
-
 _HELD, _MANIFEST = "held.json", "manifest.json"
 _STEP = re.compile(r"step_(\d{8,})")
 _EPOCH = re.compile(r"epoch_(\d{8,})\.json")
 _UNIT = re.compile(r"epoch_(\d{8,})\.")
-_SECRET = re.compile(r"(?<=//)[^/@]*@")
-
-_FORBIDDEN = "these credentials may not do that: correct them, or the policy of the store"
-_UNKNOWN = "set the credentials of the store in the environment"
-_FIXES = {
-    "PermissionDeniedError": _FORBIDDEN,
-    "UnauthenticatedError": _UNKNOWN,
-    "NotSupportedError": "the store lacks what is asked of it, such as If-None-Match: take one that has it",
-}
-_STATUS = re.compile(r"\b(401 Unauthorized|403 Forbidden|429 Too Many Requests|503 Service Unavailable)\b")
-"""Of an answer to which obstore gives no kind of its own, as those to a listing."""
-
-_BUSY = "it is down or asked too much: upload less often (--upload-every), or look after the store"
-_FIXES_BY_STATUS = {"401": _UNKNOWN, "403": _FORBIDDEN, "429": _BUSY, "503": _BUSY}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,28 +77,13 @@ class ObjectStore:
         limit_s: after which a single operation is given up.
 
     Raises:
-        ConfigError: no such kind of store, or a folder that cannot be made.
+        ConfigError: no such kind of store, what the environment says of it is not enough, or a folder cannot be made.
     """
 
     def __init__(self, url: str, *, limit_s: float = 600.0) -> None:
-        self.url = _SECRET.sub("", url.rstrip("/"))
+        self.url = without_secrets(url)
         self._limit_s = limit_s
-        try:
-            if url.startswith("file://"):
-                if not Path(url.removeprefix("file://")).is_absolute():
-                    raise ValueError("the path of a folder begins with a third slash")
-                self._store: Any = LocalStore(Path(url.removeprefix("file://")), automatic_cleanup=True, mkdir=True)
-            elif url.startswith("memory://"):
-                self._store = from_url(url)
-            else:
-                # Plain HTTP is for servers in the cluster; their address says so.
-                client: Any = {**_CLIENT, "allow_http": True}
-                self._store = from_url(url, client_options=client, retry_config=_RETRIES)
-        except (BaseError, ValueError, OSError) as error:
-            raise ConfigError(
-                f"object store {self.url}: {first_line(error)}; give s3://BUCKET/RUN, gs://BUCKET/RUN, "
-                "az://CONTAINER/RUN or file:///FOLDER"
-            ) from None
+        self._store = open_store(url)
 
     async def claim_epoch(self, epoch: int, *, holder: str, lineage: Mapping[int, RestorePoint]) -> None:
         """Put a mark for ``epoch`` that nobody else has put, so that a leader that was evicted publishes no more.
@@ -132,11 +92,18 @@ class ObjectStore:
 
         Raises:
             ObjectStoreError: the store does not answer.
-            ConfigError: another holder has it.
+            ConfigError: another holder has it, or the store puts over what it may only create.
         """
         key = _claim_key(epoch)
         claim = _Claim(epoch=epoch, holder=holder, lineage=dict(lineage))
-        if await self._create(key, to_json(claim).encode()):
+        content = to_json(claim).encode()
+        if await self._create(key, content):
+            if await self._create(key, content):
+                await self._delete("epochs", [key.rpartition("/")[2]])
+                raise ConfigError(
+                    f"object store {self.url}: {key}: a put that may only create was let put over it, so that no claim "
+                    "keeps others out; take a store that has create-only puts (If-None-Match: *)"
+                )
             return
         if await self._claim(epoch) != claim:
             raise ConfigError(
@@ -260,7 +227,7 @@ class ObjectStore:
         except ObjectStoreError as error:
             # Put again it could stand alone, as the next leader may have deleted the step since.
             raise CheckpointError(f"{error}; whether step {step} was published is not known") from None
-        await self._delete([f"{folder}/{UPLOADING}", *(f"{folder}/{unit_stem(epoch, unit)}.json" for unit in units)])
+        await self._delete(folder, [UPLOADING, *(f"{unit_stem(epoch, unit)}.json" for unit in units)])
         return True
 
     async def delete(self, steps: Collection[int]) -> None:
@@ -355,23 +322,28 @@ class ObjectStore:
         folder = step_name(step)
         await self._put(f"{folder}/{UPLOADING}", b"")
         names = await self._names(folder)
-        await self._delete([f"{folder}/{SUMS}"])
+        await self._delete(folder, [SUMS])
         await self._delete_files(step, names)
 
     async def _delete_files(self, step: int, names: Collection[str]) -> None:
         """Delete these files of a step that is not published, its lock after the others."""
         others = sorted(set(names) - {SUMS, _MANIFEST, UPLOADING})
-        for keys in (others, [_MANIFEST], [UPLOADING]):
-            await self._delete([f"{step_name(step)}/{name}" for name in keys])
+        for each in (others, [_MANIFEST], [UPLOADING]):
+            await self._delete(step_name(step), each)
 
-    async def _delete(self, keys: list[str]) -> None:
-        async def delete() -> None:
-            # Only of a folder is it an error that there is nothing to delete.
-            with contextlib.suppress(FileNotFoundError):
+    async def _delete(self, folder: str, names: Sequence[str]) -> None:
+        """Delete those of the objects of a folder that are still there."""
+
+        async def delete(keys: list[str]) -> None:
+            try:
                 await obstore.delete_async(self._store, keys)
+            except FileNotFoundError:
+                # For S3 it is no error that an object is gone; every other store stops there, with the rest left.
+                for key in keys if len(keys) > 1 else ():
+                    await delete([key])
 
-        if keys:
-            await self._awaited(delete(), keys[0])
+        if names:
+            await self._awaited(delete([f"{folder}/{name}" for name in names]), folder)
 
     async def _names(self, folder: str) -> list[str]:
         listed = await self._awaited(obstore.list_with_delimiter_async(self._store, folder), folder)
@@ -406,15 +378,7 @@ class ObjectStore:
                 "and fast enough?"
             ) from None
         except (BaseError, OSError, ValueError) as error:
-            raise ObjectStoreError(f"object store {self.url}: {key}: {first_line(error)}; {_fix(error)}") from None
-
-
-def _fix(error: Exception) -> str:
-    if (fix := _FIXES.get(type(error).__name__)) is not None:
-        return fix
-    if (status := _STATUS.search(first_line(error))) is not None:
-        return _FIXES_BY_STATUS[status[1][:3]]
-    return "check URL, bucket, endpoint, region and network"
+            raise ObjectStoreError(f"object store {self.url}: {key}: {first_line(error)}; {fix_of(error)}") from None
 
 
 class _TakenError(Exception):

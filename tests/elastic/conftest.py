@@ -1,12 +1,15 @@
-"""One etcd and one object store for all tests of a pytest process; each test has a job, and a URL, of its own in it."""
+"""One etcd and object stores for all tests of a pytest process; each test has a job, and a URL, of its own in them."""
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.helpers.azurite_server import AzuriteServer, azurite
 from tests.helpers.etcd import EtcdServer
+from tests.helpers.gcs_double import GcsDouble
 from tests.helpers.s3_server import S3Server
 
 _JOBS = itertools.count()
@@ -38,3 +41,39 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def gs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsDouble]:
+    server = GcsDouble(tmp_path_factory.mktemp("gs"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def az_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
+    if azurite() is None:
+        pytest.skip("no azurite-blob on the path nor in AZURITE_BLOB: npm install azurite")
+    server = AzuriteServer(tmp_path_factory.mktemp("az"))
+    try:
+        server.start()
+        server.make_container("bucket")
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The URL that this test has in a store of a kind, with what the environment says of that store."""
+
+    def url(kind: str) -> str:
+        if kind == "memory":
+            return "memory:///"
+        if kind == "file":
+            return f"file://{tmp_path}/store"
+        for name, value in request.getfixturevalue(f"{kind}_server").environment.items():
+            monkeypatch.setenv(name, value)
+        return f"{kind}://bucket/{tmp_path.name}"
+
+    return url

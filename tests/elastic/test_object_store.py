@@ -1,9 +1,12 @@
-"""The object store as a folder, in memory, and as a real S3 server on loopback."""
+"""The object store as a folder, in memory, as real S3 and Azure servers on loopback, and as a double of Google's."""
 
 import asyncio
 import dataclasses
+import os
+import socket
 import subprocess
-from collections.abc import Awaitable
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,23 +20,17 @@ from hetero.checkpoint.shards import tensor_infos, write_shard
 from hetero.elastic.object_store import ObjectStore, StoredHistory
 from hetero.elastic.records import Copy, HeldStep, RestorePoint
 from hetero.errors import CheckpointError, ConfigError, ObjectStoreError
+from hetero.units import MIB
 from tests.helpers.checkpoints import expected, make_slices, plan_of, state_of
-from tests.helpers.s3_server import S3Server
 
 T = TypeVar("T")
 LINEAGE = {3: RestorePoint(epoch=0, step=0)}
 UNITS = ("rank_00000", "rank_00001", "rank_00001.held_00000")
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "memory":
-        return "memory:///"
-    if request.param == "file":
-        return f"file://{tmp_path}/store"
-    for name, value in request.getfixturevalue("s3_server").environment.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://bucket/{tmp_path.name}"
+@pytest.fixture(params=["memory", "file", "s3", "gs", "az"])
+def url(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> str:
+    return store_url(request.param)
 
 
 def run(operation: Awaitable[T]) -> T:
@@ -110,6 +107,17 @@ def test_what_is_read_by_ranges_is_what_was_copied(url: str, tmp_path: Path) -> 
             file.read_into(memoryview(buffer), start=len(content) + 10)
 
 
+def test_a_large_unit_is_sent_in_parts(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.elastic.object_store._PART_BYTES", 5 * MIB)
+    copy, path = copies(tmp_path / "slots", step=100)[UNITS[0]]
+    content = path.read_bytes() + bytes(range(256)) * (11 * MIB // 256)
+    path.write_bytes(content)
+    store = ObjectStore(url)
+    run(store.upload(dataclasses.replace(copy, shard=dataclasses.replace(copy.shard, size_bytes=len(content))), path))
+    stored = obstore.get(store._store, f"step_00000100/epoch_00000004.{UNITS[0]}.safetensors").bytes()
+    assert bytes(stored) == content
+
+
 def test_a_folder_is_loaded_like_any_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     store = ObjectStore(f"file://{folder}")
@@ -126,6 +134,21 @@ def test_a_folder_is_loaded_like_any_checkpoint(tmp_path: Path) -> None:
     assert loaded.rank_state is not None
     checked = subprocess.run(["sha256sum", "--check", SUMS], cwd=loaded.path, capture_output=True, text=True)
     assert (checked.returncode, checked.stdout.count(": OK")) == (0, 3)
+
+
+def test_a_store_that_puts_over_what_it_may_only_create_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As servers do that do not know ``If-None-Match``: each of two leaders would find that the claim is its own."""
+    put = obstore.put_async
+
+    async def heedless(store: Any, key: str, content: Any, **_: Any) -> Any:
+        return await put(store, key, content)
+
+    monkeypatch.setattr(obstore, "put_async", heedless)
+    store = ObjectStore("memory:///")
+    with pytest.raises(ConfigError, match=r"epoch_00000003.json: .*take a store that has create-only puts"):
+        run(store.claim_epoch(3, holder="one job", lineage=LINEAGE))
+    # Nodes upload nothing for an epoch that is not claimed.
+    assert run(store.holder_of(3)) is None
 
 
 def test_an_epoch_is_claimed_once(url: str) -> None:
@@ -258,6 +281,21 @@ def test_steps_and_leftovers_are_deleted(url: str, tmp_path: Path) -> None:
         ]
 
 
+def test_what_another_leader_has_deleted_holds_up_no_deletion(url: str, tmp_path: Path) -> None:
+    """All stores but S3 stop a deletion of many at the first that is gone."""
+    names = [f"name_{i:02}" for i in range(40)]
+
+    async def deletes(store: ObjectStore) -> None:
+        for name in (*names, "other"):
+            await store._put(f"epochs/{name}", b"")
+        await store._delete("epochs", names[::3])
+        await store._delete("epochs", names)
+        assert await store._names("epochs") == ["other"]
+        await store._delete("epochs", names)
+
+    run(deletes(ObjectStore(url)))
+
+
 def test_a_step_whose_units_were_taken_for_leftovers_is_not_published(url: str, tmp_path: Path) -> None:
     """The next leader deletes them between this one's look at them and the put of its manifest."""
 
@@ -372,25 +410,68 @@ def test_a_store_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch)
         run(ObjectStore("memory:///", limit_s=0.01).claim_epoch(1, holder="me", lineage={}))
 
 
+FORBIDDEN, UNREACHED = "; these credentials may not do that", "; check URL, bucket, endpoint"
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("kind", "change", "message"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, r"s3://bucket/x: .*403.*; these credentials may not do that"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, r"s3://bucket/x: .*127.0.0.1:9.*; check URL, bucket, endpoint"),
+        ("s3", {"AWS_SECRET_ACCESS_KEY": "wrong"}, rf"403.*{FORBIDDEN}"),
+        ("s3", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, rf"127.0.0.1:9.*{UNREACHED}"),
+        ("az", {"AZURE_STORAGE_ACCOUNT_KEY": "d3Jvbmc="}, rf"403.*{FORBIDDEN}"),
+        ("az", {"AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:9/tests"}, rf"127.0.0.1:9.*{UNREACHED}"),
     ],
 )
 def test_errors_name_url_key_and_fix(
-    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], message: str
+    store_url: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    change: dict[str, str],
+    message: str,
 ) -> None:
-    for name, value in {**s3_server.environment, **change}.items():
+    url = store_url(kind)
+    for name, value in change.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ObjectStoreError, match=message) as error:
-        run(ObjectStore("s3://bucket/x").claim_epoch(1, holder="me", lineage={}))
-    assert "epochs/epoch_00000001.json" in str(error.value)
+    with pytest.raises(ObjectStoreError, match=rf"{url}: epochs/epoch_00000001.json: .*{message}") as error:
+        run(ObjectStore(url).claim_epoch(1, holder="me", lineage={}))
     assert "Debug source" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["ftp://host/x", "bucket", "file://relative"])
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_a_bucket_that_is_not_there_is_named(store_url: Callable[[str], str], kind: str) -> None:
+    url = store_url(kind).replace("bucket", "nowhere")
+    with pytest.raises(ObjectStoreError, match=rf"object store {url}: epochs: .*404.*{UNREACHED}"):
+        run(ObjectStore(url).history())
+
+
+@pytest.mark.parametrize(
+    ("url", "change", "message"),
+    [
+        (
+            "az://bucket/x",
+            {},
+            "Account must be specified; set AZURE_STORAGE_ACCOUNT_NAME, and",
+        ),
+        (
+            "gs://bucket/x",
+            {"GOOGLE_SERVICE_ACCOUNT": "/nowhere.json"},
+            "nowhere.json: .*; set GOOGLE_APPLICATION_C",
+        ),
+        ("file:///proc/nowhere", {}, "give a folder that can be made here"),
+    ],
+)
+def test_an_environment_that_says_too_little_is_refused(
+    monkeypatch: pytest.MonkeyPatch, url: str, change: dict[str, str], message: str
+) -> None:
+    for name in [each for each in os.environ if each.startswith(("AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"object store {url}: .*{message}"):
+        ObjectStore(url)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "bucket", "az:///x", "file://relative"])
 def test_a_url_of_no_store_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=rf"object store {url}: .*give s3://BUCKET/RUN"):
@@ -399,3 +480,29 @@ def test_a_url_of_no_store_is_refused(url: str, tmp_path: Path, monkeypatch: pyt
 
 def test_secrets_of_a_url_are_never_shown() -> None:
     assert ObjectStore("s3://name:secret@bucket/run").url == "s3://bucket/run"
+
+
+ENDS_AMID = """
+import asyncio, sys
+from hetero.elastic.object_store import ObjectStore
+
+async def ask():
+    asking = asyncio.create_task(ObjectStore("s3://bucket/x").newest_claim())
+    await asyncio.sleep(0.2)
+    asking.cancel()
+
+asyncio.run(ask())
+sys.exit(7)
+"""
+
+
+def test_a_process_that_ends_amid_an_operation_ends_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of obstore would abort it, or show a panic; each of these would do so more often than not."""
+    for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        words = [sys.executable, "-c", ENDS_AMID]
+        made = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        ends = [(process.communicate()[1], process.returncode) for process in made]
+    assert ends == [("", 7)] * 3

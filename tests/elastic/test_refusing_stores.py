@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hetero.elastic.object_store import _RETRIES, ObjectStore
+from hetero.elastic.object_store import ObjectStore
+from hetero.elastic.store_connection import RETRIES
 from hetero.errors import CheckpointError, ObjectStoreError
 from tests.elastic.test_agent import CLUSTER
 from tests.elastic.test_object_store import LINEAGE, run, upload_all
@@ -72,7 +73,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusing]:
     ):
         monkeypatch.setenv(name, value)
     at_once = {each: datetime.timedelta(seconds=0.01) for each in ("init_backoff", "max_backoff")}
-    monkeypatch.setitem(_RETRIES, "backoff", at_once)
+    monkeypatch.setitem(RETRIES, "backoff", at_once)
     yield made
     made.close()
 
@@ -82,6 +83,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusing]:
     [
         ((403, "AccessDenied"), "403 Forbidden.*AccessDenied", "these credentials may not do that"),
         ((401, "InvalidToken"), "401 Unauthorized.*InvalidToken", "set the credentials"),
+        ((400, "ExpiredToken"), "400 Bad Request.*ExpiredToken", "start the agents with a new token"),
+        ((400, "AuthorizationHeaderMalformed"), "400 Bad Request.*AuthorizationHeaderMalformed", "set AWS_REGION"),
+        ((301, "PermanentRedirect"), "incorrectly configured region", "set AWS_REGION"),
+        ((403, "RequestTimeTooSkewed"), "403 Forbidden.*RequestTimeTooSkewed", "set the clock"),
         ((404, "NoSuchBucket"), "NoSuchBucket", "check URL, bucket"),
         ((503, "SlowDown"), "503 Service Unavailable.*SlowDown", "it is down or asked too much"),
     ],
@@ -106,9 +111,10 @@ def test_an_error_of_s3_names_url_key_and_fix_and_no_secret(
 
 
 def test_a_store_that_is_asked_too_much_is_asked_again(refusing: Refusing) -> None:
-    refusing.answers = [(503, "SlowDown")] * 3
+    # The claim is put, and cannot be put again.
+    refusing.answers = [*[(503, "SlowDown")] * 3, (200, ""), (412, "PreconditionFailed")]
     run(ObjectStore("s3://bucket/run").claim_epoch(1, holder="me", lineage=LINEAGE))
-    assert refusing.asked == 4
+    assert refusing.asked == 5
 
 
 @pytest.mark.slow

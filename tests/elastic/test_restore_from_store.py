@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from tests.dist.test_elastic_restore import (
 )
 from tests.helpers.elastic import Run, elastic_session, nodes
 from tests.helpers.ranks import run_ranks
-from tests.helpers.s3_server import S3Server
 from tests.helpers.sessions import Session, session
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
@@ -72,7 +71,7 @@ def run_on(run: Run, made: Plan, ranks_of: Mapping[str, tuple[int, ...]], **flag
 
 def elastic_session_with(rank: int, environment: Mapping[str, str], *arguments: Any) -> Session:
     """On every rank: credentials come from the environment."""
-    given = {name: value for name, value in environment.items() if name.startswith("AWS_")}
+    given = {name: value for name, value in environment.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))}
     os.environ.update(given)
     try:
         return elastic_session(rank, *arguments)
@@ -81,14 +80,9 @@ def elastic_session_with(rank: int, environment: Mapping[str, str], *arguments: 
             del os.environ[name]
 
 
-@pytest.fixture(params=["file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "file":
-        return f"file://{tmp_path}/store"
-    server: S3Server = request.getfixturevalue("s3_server")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://bucket/{tmp_path.name}"
+@pytest.fixture(params=["file", "s3", "az"])
+def url(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> str:
+    return store_url(request.param)
 
 
 def test_all_nodes_are_lost_and_the_bits_are_the_same(url: str, tmp_path: Path) -> None:

@@ -326,8 +326,8 @@ def test_a_store_that_cuts_objects_short(tmp_path: Path, url: str, monkeypatch: 
 def test_a_store_behind_a_bad_network(
     tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    monkeypatch.setattr("hetero.elastic.object_store._RETRIES", {"max_retries": 0})
-    monkeypatch.setattr("hetero.elastic.object_store._CLIENT", {"connect_timeout": "1s", "timeout": "1s"})
+    monkeypatch.setattr("hetero.elastic.store_connection.RETRIES", {"max_retries": 0})
+    monkeypatch.setattr("hetero.elastic.store_connection._CLIENT", {"connect_timeout": "1s", "timeout": "1s"})
     port = urlparse(s3_server.endpoint).port
     assert port is not None
 

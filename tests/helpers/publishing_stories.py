@@ -170,7 +170,7 @@ class DeletesAllAtOnce(ObjectStore):
     async def _delete_step(self, step: int) -> None:
         folder = step_name(step)
         await self._put(f"{folder}/{UPLOADING}", b"")
-        await self._delete([f"{folder}/{name}" for name in await self._names(folder)])
+        await self._delete(folder, await self._names(folder))
 
 
 MUTANTS: dict[str, type[ObjectStore]] = {

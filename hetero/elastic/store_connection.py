@@ -1,0 +1,95 @@
+"""Opens an object store by its URL, and says what a user can do about its errors.
+
+Credentials, region and endpoint are those of the environment, under the names that obstore reads.
+"""
+
+import atexit
+import datetime
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, from_url
+
+from hetero.elastic.stored_step import first_line
+from hetero.errors import ConfigError
+
+RETRIES: Any = {
+    "max_retries": 4,
+    "retry_timeout": datetime.timedelta(seconds=60),
+    "backoff": {"init_backoff": datetime.timedelta(seconds=0.2), "max_backoff": datetime.timedelta(seconds=5)},
+}
+_CLIENT: Any = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "120s"}
+
+_FORMS = "give s3://BUCKET/RUN, gs://BUCKET/RUN, az://CONTAINER/RUN or file:///FOLDER"
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, of another provider, AWS_ENDPOINT_URL",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT, the path of a key file",
+    "azure": "AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
+
+_BUSY = "it is down or asked too much: upload less often (--upload-every), or look after the store"
+_FIXES = (
+    (r"NotSupportedError", "the store lacks what is asked of it, such as If-None-Match: take one that has it"),
+    (r"ExpiredToken|TokenRefreshRequired", "start the agents with a new token, or with credentials that do not expire"),
+    (r"RequestTimeTooSkewed", "set the clock of this node"),
+    (r"PermanentRedirect|AuthorizationHeaderMalformed|incorrectly configured region", "set AWS_REGION to the bucket's"),
+    (r"UnauthenticatedError|401 Unauthorized", "set the credentials of the store in the environment"),
+    (
+        r"PermissionDeniedError|403 Forbidden",
+        "these credentials may not do that: correct them, or the policy of the store",
+    ),
+    (r"429 Too Many Requests|503 Service Unavailable", _BUSY),
+)
+"""Patterns of an error's class and text, the narrow ones first: a listing's class is the same whatever it says."""
+
+_ELSE = "check URL, bucket, endpoint, region and network"
+_SECRET = re.compile(r"(?<=//)[^/@]*@")
+
+_THREADS_END_S = 0.1
+"""An interpreter that ends waits so long for obstore's threads: one that still lets go of an object would abort it."""
+
+atexit.register(time.sleep, _THREADS_END_S)
+
+
+def without_secrets(url: str) -> str:
+    """The URL as it may be shown."""
+    return _SECRET.sub("", url.rstrip("/"))
+
+
+def open_store(url: str) -> Any:
+    """The store of obstore that a URL names.
+
+    Raises:
+        ConfigError: no such kind of store, what the environment says of it is not enough, or a folder cannot be made.
+    """
+    shown = without_secrets(url)
+    folder = Path(url.removeprefix("file://"))
+    try:
+        kind = obstore.parse_scheme(url)
+        if kind == "http":
+            raise ValueError("a web server is no object store; the endpoint of one is set in the environment")
+        if kind == "local" and not folder.is_absolute():
+            raise ValueError("the path of a folder begins with a third slash")
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"object store {shown}: {first_line(error)}; {_FORMS}") from None
+    try:
+        if kind == "local":
+            return LocalStore(folder, automatic_cleanup=True, mkdir=True)
+        if kind == "memory":
+            return from_url(url)
+        # Plain HTTP is for servers in the cluster; their address says so.
+        client: Any = {**_CLIENT, "allow_http": True}
+        return from_url(url, client_options=client, retry_config=RETRIES)
+    except (BaseError, ValueError, OSError) as error:
+        fix = f"set {_VARIABLES[kind]}" if kind in _VARIABLES else "give a folder that can be made here"
+        raise ConfigError(f"object store {shown}: {first_line(error)}; {fix}") from None
+
+
+def fix_of(error: Exception) -> str:
+    """What to do about an error of obstore, as the end of a message."""
+    text = f"{type(error).__name__}: {first_line(error)}"
+    return next((fix for pattern, fix in _FIXES if re.search(pattern, text)), _ELSE)
