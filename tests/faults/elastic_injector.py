@@ -17,7 +17,7 @@ from hetero.elastic.records import Epoch, Outcome
 from hetero.errors import MembershipStoreError
 from hetero.serialization import from_json
 from tests.faults.elastic_scenarios import Fault, FaultKind
-from tests.helpers.elastic_cluster import ElasticCluster
+from tests.helpers.elastic_cluster import ElasticCluster, read_log
 from tests.helpers.etcd import EtcdServer
 from tests.helpers.network_namespaces import Host, Switch
 
@@ -51,7 +51,7 @@ def last_step(folder: Path) -> int:
     steps = (
         int(step)
         for path in folder.glob("*/epoch_*/*.log")
-        for step in re.findall(r"^step +(\d+)/", path.read_text(), re.MULTILINE)
+        for step in re.findall(r"^step +(\d+)/", read_log(path), re.MULTILINE)
     )
     return max(steps, default=0)
 

@@ -195,7 +195,7 @@ class ElasticCluster:
         found: dict[int, str] = {}
         # The names of epochs' folders come in their order.
         for path in sorted(self._folder.glob("*/epoch_*/*.log"), key=lambda each: each.parent.name):
-            for step, loss in re.findall(r"^step +(\d+)/\d+ \| loss (\d+\.\d+)", path.read_text(), re.MULTILINE):
+            for step, loss in re.findall(r"^step +(\d+)/\d+ \| loss (\d+\.\d+)", read_log(path), re.MULTILINE):
                 found[int(step)] = loss
         return found
 
@@ -253,7 +253,7 @@ class ElasticCluster:
     def output(self, name: str) -> str:
         """What an agent has printed, its ranks' output included."""
         path = self._folder / f"{name}.out"
-        return path.read_text() if path.exists() else ""
+        return read_log(path) if path.exists() else ""
 
     def told(self) -> str:
         """The end of what all have said, for a failed test."""
@@ -301,6 +301,11 @@ class ElasticCluster:
             with contextlib.suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) in self._sessions and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
+
+
+def read_log(path: Path) -> str:
+    """What a process has printed that still prints: its last character may be there in part."""
+    return path.read_text(errors="replace")
 
 
 def _replace(path: Path, text: str) -> None:
