@@ -28,6 +28,7 @@ def unequal_shares() -> Plan:
     return dataclasses.replace(made, precision="fp64")
 
 
+@pytest.mark.slow
 def test_it_is_one_processs() -> None:
     made = unequal_shares()
     ranks = run_ranks(train, made.world_size, made, NUM_STEPS, SMALL_BUCKETS, STRONG)

@@ -147,6 +147,7 @@ def test_a_lost_node_comes_back_and_the_bits_are_the_same(sharded: bool, tmp_pat
     assert_as_one_process(DP2_PP2, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
 def test_what_is_left_goes_on_under_another_plan(sharded: bool, tmp_path: Path) -> None:
     with nodes(tmp_path, "a", "b") as made:
@@ -158,6 +159,7 @@ def test_what_is_left_goes_on_under_another_plan(sharded: bool, tmp_path: Path) 
     assert_as_one_process(TWO_RANKS, rest)
 
 
+@pytest.mark.slow
 def test_unlike_replicas_lose_a_node_and_go_on_under_a_plan_of_others(tmp_path: Path) -> None:
     """Unlike depths and shares of the optimizer; then another layout, with an idle rank, on the nodes that are left."""
     before, after = (layout(name, "gpt2-tied") for name in ("everything", "idle-ranks"))
@@ -184,6 +186,7 @@ def test_unlike_replicas_lose_a_node_and_go_on_under_a_plan_of_others(tmp_path: 
                 np.testing.assert_allclose(values, expected, rtol=0, atol=1e-9 * np.abs(whole).max(), err_msg=tensor)
 
 
+@pytest.mark.slow
 def test_half_precision_goes_on_bit_by_bit_with_dropout_and_loss_scale(tmp_path: Path) -> None:
     """A node is lost, another takes its place: rank state comes from the keeper, the loss scale from any copy."""
     half = dataclasses.replace(DP2_PP2, precision="fp16", distributed_optimizer=True)

@@ -24,6 +24,7 @@ def test_the_checklist_of_this_host(capfd: pytest.CaptureFixture[str]) -> None:
     assert said.rstrip().splitlines()[-1].split()[1].startswith(("ok", "warning", "problem"))
 
 
+@pytest.mark.slow
 def test_the_facts_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "--json"])
     (facts,) = json.loads(capfd.readouterr().out)["hosts"]

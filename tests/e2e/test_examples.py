@@ -41,6 +41,7 @@ def printed(example: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_cluster_is_planned(tmp_path: Path) -> None:
     said = printed("plan_a_cluster.py", str(tmp_path / "plan.json"))
     validate(load(Plan, tmp_path / "plan.json"))
@@ -57,6 +58,7 @@ def test_a_plan_is_simulated_and_drawn(tmp_path: Path) -> None:
     assert "</svg>" in (tmp_path / "timeline.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_two_stages_are_trained() -> None:
     *torchrun, script = command_of("train_two_stages.py")

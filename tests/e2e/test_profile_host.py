@@ -14,6 +14,7 @@ from hetero.spec.host import HostProfile
 from hetero.units import GIB
 
 
+@pytest.mark.slow
 def test_this_host_is_measured_and_goes_into_a_cluster_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_planner_works(tmp_path: Path) -> None:
     assert figure.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_training_needs_no_extra_but_its_own() -> None:
     """A launch without agents, as the quick start is, imports nothing that other extras bring."""
     others = {module for extra in EXTRAS if extra != "train" for module in EXTRAS[extra]} - set(EXTRAS["train"])

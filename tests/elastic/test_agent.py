@@ -38,6 +38,7 @@ def cluster(etcd: EtcdServer, job: str, tmp_path: Path) -> Callable[..., Elastic
     return make
 
 
+@pytest.mark.slow
 def test_ranks_and_nodes_come_and_go(cluster: Callable[..., ElasticCluster]) -> None:
     """A rank is killed, then a node, which comes back, then one is asked to leave; committed steps are never lost."""
     with cluster(3, "--steps", 100000, **{"dwell": 0, "min-nodes": 2}) as nodes:
@@ -76,6 +77,7 @@ def test_ranks_and_nodes_come_and_go(cluster: Callable[..., ElasticCluster]) -> 
         assert stopped, "planned changes let the ranks finish their step"
 
 
+@pytest.mark.slow
 def test_a_leader_leaves_before_the_first_step(cluster: Callable[..., ElasticCluster]) -> None:
     """Ranks are asked to stop once SIGTERM does not kill them; the next epoch's store is on a node that stays."""
     with cluster(2, "--steps", 8, "--restore-s", 1.0, "--step-s", 0.3, **{"min-nodes": 1}) as nodes:
@@ -104,6 +106,7 @@ def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
         assert "is over already: all ranks have finished; start it anew under another --job" in nodes.output("a")
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_again_and_again(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1, "--fail-at", 4, "--failures", 99) as nodes:
         nodes.start()
@@ -114,6 +117,7 @@ def test_a_rank_that_fails_again_and_again(cluster: Callable[..., ElasticCluster
         assert [event.step for event in nodes.events("epoch_made")] == [0, 3, 3, 3]
 
 
+@pytest.mark.slow
 def test_an_agent_without_room_for_its_ranks_files_serves_on(
     cluster: Callable[..., ElasticCluster], tmp_path: Path
 ) -> None:
@@ -151,6 +155,7 @@ def test_too_few_nodes(cluster: Callable[..., ElasticCluster]) -> None:
         assert "1 nodes are there, 2 are asked for, and no other came within 1 s; start agents" in nodes.output("a")
 
 
+@pytest.mark.slow
 def test_nodes_that_stand_still_and_an_etcd_that_restarts(
     cluster: Callable[..., ElasticCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -39,6 +39,7 @@ def trains_on_both(state: JobState) -> bool:
     return len(ranks) == 2 and all(rank.phase == "step" for rank in ranks)
 
 
+@pytest.mark.slow
 def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``run`` starts etcd and agents; ``status`` shows them; ``leave`` takes one out, the other one finishes."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)

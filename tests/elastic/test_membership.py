@@ -224,6 +224,7 @@ def test_etcd_that_is_not_there(job: str) -> None:
         Membership(address, job, lease_s=2, on_change=lambda: None).start()
 
 
+@pytest.mark.slow
 def test_etcd_goes_away_and_comes_back(join: Callable[..., Membership], tmp_path: Path) -> None:
     """Places are as they were: a lease begins anew with etcd. A member of etcd that never was is passed over."""
     server = EtcdServer(tmp_path / "data")

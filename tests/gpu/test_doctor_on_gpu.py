@@ -19,6 +19,7 @@ from tests.helpers.plans import plan, replica, stage
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param("cuda", marks=GPU)])
 def test_the_doctor_knows_this_host(device: str) -> None:
     done = subprocess.run(

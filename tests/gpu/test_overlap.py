@@ -62,6 +62,7 @@ def pipeline_beside_a_rank() -> Plan:
     return plan(MODELS["llama-gqa"](), [first, replica(stage(layers=(0, 4), ranks=(2,)), num_samples=4)], seq_length=64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param("cuda", marks=GPU)])
 @pytest.mark.timeout(180)
 def test_communication_runs_beside_compute(device: str) -> None:

@@ -2,22 +2,26 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 
 from hetero.cli import COMMANDS
 
 
-def loads_matplotlib(module: str) -> bool:
-    """Whether a new process that imports ``module`` has loaded matplotlib."""
-    code = f"import sys, {module}; print('matplotlib' in sys.modules)"
+def loads_matplotlib(*modules: str) -> bool:
+    """Whether a new process that imports ``modules`` has loaded matplotlib."""
+    code = f"import sys, {', '.join(modules)}; print('matplotlib' in sys.modules)"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     return run.stdout.split()[-1] == "True"
 
 
-@pytest.mark.parametrize("module", ["megatron.training.training", "hetero.emulation.ranks.setup", *COMMANDS.values()])
-def test_ranks_and_the_command_line_start_without_matplotlib(module: str) -> None:
-    assert not loads_matplotlib(module)
+RANKS = ("megatron.training.training", "hetero.emulation.ranks.setup")
+
+
+@pytest.mark.parametrize("modules", [RANKS, COMMANDS.values()], ids=["ranks", "commands"])
+def test_ranks_and_the_command_line_start_without_matplotlib(modules: Iterable[str]) -> None:
+    assert not loads_matplotlib(*modules)
 
 
 def test_figures_need_it() -> None:
