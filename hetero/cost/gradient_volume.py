@@ -16,8 +16,16 @@ from typing import NamedTuple
 
 from hetero.cost.layers.parameter_counts import ParameterCounts, TpSharding
 from hetero.cost.layers.stage_modules import ModuleKind
-from hetero.plan.gradient_holders import PlacedStage, groups_of_shards, holder_runs, positions_of
+from hetero.plan.gradient_holders import PlacedStage, groups_of_shards, holder_runs
 from hetero.plan.ir import Plan, Ranks, Stage
+from hetero.plan.offload import (
+    HeldLayers,
+    changes_of_residency,
+    offloads,
+    place_of,
+    stages_of_ranks,
+    updates_on_host,
+)
 from hetero.plan.sync_domains import Domains
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
@@ -43,6 +51,17 @@ class CountedBucket(NamedTuple):
     domains: tuple[Ranks, ...] = ()
 
 
+class OwnedParameters(NamedTuple):
+    """Elements whose optimizer state a rank owns, by where it has the state."""
+
+    on_device: float = 0.0
+    on_host: float = 0.0
+
+    @property
+    def numel(self) -> float:
+        return self.on_device + self.on_host
+
+
 @dataclass(frozen=True, slots=True)
 class _AlikeGroups:
     """Gradient groups that sum equal numbers of elements of the same parameters.
@@ -50,11 +69,13 @@ class _AlikeGroups:
     groups: the ranks of each, in ascending order.
     share: how many of how many equal parts of every parameter each group sums.
     sums: of the whole parameters.
+    closing: positions at which no bucket goes on that began above (:func:`.offload.changes_of_residency`).
     """
 
     groups: tuple[Ranks, ...]
     share: tuple[int, int]
     sums: RunningSums
+    closing: frozenset[float]
 
     @property
     def numel(self) -> int:
@@ -70,7 +91,11 @@ class _AlikeGroups:
         parts, cells = self.share
         full = -(-bucket_numel * cells // parts)
         filled, position = 0, 0.0
-        for position, sums in self.sums:
+        for next_position, sums in self.sums:
+            if filled and next_position in self.closing:
+                yield position, self.share_of(filled)
+                filled = 0
+            position = next_position
             # Running sums count from the start of this position, ``filled`` from the last bucket's end.
             while (last := bisect_left(sums, full - filled)) < len(sums):
                 yield position, self.share_of(filled + sums[last])
@@ -103,36 +128,39 @@ def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[CountedBucket, ...]:
     return tuple(sorted(ordered, key=lambda bucket: -bucket.position))
 
 
-def owned_parameters(plan: Plan) -> dict[int, dict[int, float]]:
+def owned_parameters(plan: Plan) -> dict[int, dict[int, OwnedParameters]]:
     """The elements whose optimizer state each rank owns: of what it holds, its share among all that hold the same.
 
     Returns:
         By rank, and by the stages of its replica that it holds.
     """
     weight = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
-    places: dict[int, list[tuple[int, float, float]]] = {rank: [] for rank in weight}
+    held_by = stages_of_ranks([(stage.ranks, stage) for _, _, stage in plan.stages()])
+    numbers: dict[int, list[int]] = {rank: [] for rank in weight}
     for _, s, stage in plan.stages():
         for rank in stage.ranks:
-            places[rank].append((s, *positions_of(stage, plan.model)))
-    owned = {rank: dict.fromkeys((s for s, _, _ in stages), 0.0) for rank, stages in places.items()}
+            numbers[rank].append(s)
+    owned = {rank: dict.fromkeys(of_rank, OwnedParameters()) for rank, of_rank in numbers.items()}
     for alike in _alike_groups(plan):
         for ranks in alike.groups:
             per_share = 1.0 / sum(weight[rank] for rank in ranks)
             for rank in ranks:
-                for s, numel in _by_stage(alike, places[rank]):
-                    owned[rank][s] += numel * per_share * weight[rank]
+                for index, numel, on_host in _by_stage(alike, held_by[rank]):
+                    s, part = numbers[rank][index], numel * per_share * weight[rank]
+                    so_far = owned[rank][s]
+                    owned[rank][s] = OwnedParameters(
+                        so_far.on_device + part * (not on_host), so_far.on_host + part * on_host
+                    )
     return owned
 
 
-def _by_stage(alike: _AlikeGroups, stages: Sequence[tuple[int, float, float]]) -> Iterator[tuple[int, int]]:
-    """What a rank of the groups sums, by the stage that holds it; ``stages`` are its own with their positions."""
-    last = stages[-1][0]
-    if len(stages) == 1:
-        yield last, alike.numel
+def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, bool]]:
+    """What a rank of the groups sums, by which of its ``stages`` holds it and whether its host has the state."""
+    if len(stages) == 1 and not offloads(stages):
+        yield 0, alike.numel, False
         return
     for position, sums in alike.sums:
-        # What none of its stages reaches is the tied embedding's other copy, on the last of them.
-        yield next((s for s, first, end in stages[:-1] if first <= position < end), last), alike.share_of(sums[-1])
+        yield place_of(position, stages)[0], alike.share_of(sums[-1]), updates_on_host(position, stages)
 
 
 def parameters_held_twice(plan: Plan) -> dict[tuple[int, int], int]:
@@ -152,18 +180,27 @@ def parameters_held_twice(plan: Plan) -> dict[tuple[int, int], int]:
 
 def _alike_groups(plan: Plan) -> Iterator[_AlikeGroups]:
     """Every gradient group, once."""
+    held_by = stages_of_ranks([(stage.ranks, stage) for _, _, stage in plan.stages()])
     for stages, sums in _by_device_groups(plan):
+        holders = [held_by[stage.ranks[0]] for stage in stages]
+        closing = {
+            key: frozenset(changes_of_residency([position for position, _ in of_key], holders))
+            for key, of_key in sums.items()
+        }
         all_ranks = tuple(sorted(rank for stage in stages for rank in stage.ranks))
         if all(stage.tp == 1 for stage in stages):
-            yield _AlikeGroups((all_ranks,), (1, 1), sums["all"])
+            yield _AlikeGroups((all_ranks,), (1, 1), sums["all"], closing["all"])
             continue
         if sums["replicated"]:
-            yield _AlikeGroups((all_ranks,), (1, 1), sums["replicated"])
+            yield _AlikeGroups((all_ranks,), (1, 1), sums["replicated"], closing["replicated"])
         by_share: dict[tuple[int, int], list[Ranks]] = defaultdict(list)
         for share, ranks in groups_of_shards(stages):
             by_share[share].append(ranks)
         if sums["sharded"]:
-            yield from (_AlikeGroups(tuple(groups), share, sums["sharded"]) for share, groups in by_share.items())
+            yield from (
+                _AlikeGroups(tuple(groups), share, sums["sharded"], closing["sharded"])
+                for share, groups in by_share.items()
+            )
 
 
 def _by_device_groups(plan: Plan) -> Iterator[tuple[list[Stage], Mapping[TpSharding, RunningSums]]]:

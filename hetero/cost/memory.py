@@ -69,7 +69,9 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[StageKey, MemoryBreakdown]
                 )
                 for s in group
             }
-            owns_most = max(ranks, key=lambda rank: sum(owned[rank].values())) if owned else None
+            owns_most = (
+                max(ranks, key=lambda rank: sum(each.on_device for each in owned[rank].values())) if owned else None
+            )
             for s, peak in _peak(replica, _on_one_device(memories, costs), moments.get(group)).items():
                 if twice.get((r, s)):
                     peak = dataclasses.replace(
@@ -78,7 +80,7 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[StageKey, MemoryBreakdown]
                         gradients=peak.gradients + costs.gradient_bytes * twice[r, s],
                     )
                 if owns_most is not None:
-                    optimizer = optimizer_bytes_per_parameter(costs) * owned[owns_most][s]
+                    optimizer = optimizer_bytes_per_parameter(costs) * owned[owns_most][s].on_device
                     peak = dataclasses.replace(peak, optimizer=int(optimizer))
                 found[r, s] = peak
     return found

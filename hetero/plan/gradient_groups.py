@@ -30,6 +30,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from hetero.plan.ir import Plan, Stage
+from hetero.plan.offload import offloads, stages_of_ranks, updates_on_host
 from hetero.plan.sync_domains import Domains
 from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
 
@@ -66,6 +67,7 @@ class Bucket:
     position: the lowest one of the segments; once the backward has passed it, all gradients are there.
     shares: for each of ``ranks``, the relative size of its shard of the buffer.
     domains: the ranks by domain, where they sum hierarchically (:mod:`.sync_domains`); otherwise empty.
+    on_host: those of ``ranks`` that have the optimizer's state of their shard on their host (:mod:`.offload`).
     """
 
     ranks: tuple[int, ...]
@@ -73,6 +75,7 @@ class Bucket:
     position: float
     shares: tuple[int, ...]
     domains: tuple[tuple[int, ...], ...] = ()
+    on_host: frozenset[int] = frozenset()
 
     @property
     def numel(self) -> int:
@@ -127,9 +130,12 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     """All buckets of ``plan``, in the global order in which every rank launches its own: head first, embedding last.
 
     Of the buckets of one layer, those that cross domains come first. A bucket is closed once it has ``bucket_numel``
-    elements, about; a larger parameter is a bucket by itself.
+    elements, about; a larger parameter is a bucket by itself. And it is closed where some rank of it leaves to its host
+    what comes next, or no longer does.
     """
     domains = Domains(plan.gradient_sync.domains)
+    held_by = stages_of_ranks([(stage.ranks, stage) for _, _, stage in plan.stages()])
+    asks_hosts = offloads(stage for _, _, stage in plan.stages())
     shares = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
     open_buckets: dict[tuple[int, ...], list[ShardSegment]] = {}
     closed: list[Bucket] = []
@@ -144,11 +150,19 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
                 position=position,
                 shares=tuple(shares[rank] for rank in ranks),
                 domains=domains.parts(ranks),
+                on_host=on_host(ranks, position),
             )
         )
 
+    def on_host(ranks: tuple[int, ...], position: float) -> frozenset[int]:
+        return frozenset(rank for rank in ranks if asks_hosts and updates_on_host(position, held_by[rank]))
+
     for segments in _segments_backward(plan):
         for segment, ranks in segments:
+            position = segment.parameter.position
+            others = open_buckets.get(ranks, [])
+            if others and on_host(ranks, position) != on_host(ranks, others[-1].parameter.position):
+                close(ranks)
             open_buckets.setdefault(ranks, []).append(segment)
         # Not between two segments of a parameter: side by side in one buffer they need not be copied there.
         for ranks in dict.fromkeys(ranks for _, ranks in segments):
@@ -157,6 +171,12 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     for ranks in list(open_buckets):
         close(ranks)
     return tuple(sorted(closed, key=lambda bucket: (-bucket.position, not domains.spans(bucket.ranks), bucket.ranks)))
+
+
+def by_number(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """All ``buckets`` of a plan in the order of the numbers by which programs name them: first those of several ranks,
+    which collectives sum, and then those of one."""
+    return sorted(buckets, key=lambda bucket: len(bucket.ranks) == 1)
 
 
 def gradient_scale(parameter: Parameter, stage: Stage) -> float:

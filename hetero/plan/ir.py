@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict
 
 from hetero.format_versions import FormatUpgrades, renamed_key
+from hetero.plan.offload import NOTHING_ON_HOST, Offload
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.serialization import STRICT
 from hetero.spec.devices import DeviceCatalogue, DeviceType
@@ -76,6 +77,7 @@ class Stage:
     optimizer_share: how much of the optimizer state that it shares with other ranks a rank of this stage takes, as a
         weight beside theirs; for devices with more memory to spare than others. Without the plan's
         ``distributed_optimizer`` nothing is shared, and it says nothing.
+    offload: what of it lives in the memory of the host.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -96,6 +98,7 @@ class Stage:
     wgrad_delay: int | None = None
     fp8: bool = False
     optimizer_share: int = 1
+    offload: Offload = NOTHING_ON_HOST
 
     @property
     def start(self) -> float:
@@ -125,6 +128,7 @@ class Stage:
             end_layer=int(end),
             starts_with_mlp=start % 1 > 0,
             ends_with_attention=end % 1 > 0,
+            offload=self.offload.within(start, end),
         )
         if moved.recompute_num_layers is None:
             return moved
@@ -285,6 +289,11 @@ def _from_version_3(plan: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
+def _from_version_4(plan: dict[str, Any]) -> dict[str, Any]:
+    """Version 4 had nothing on hosts, as is so by default."""
+    return plan
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """A whole assignment of a model and a global batch to ranks.
@@ -299,8 +308,13 @@ class Plan:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    format_version: Literal[4] = 4
-    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3}
+    format_version: Literal[5] = 5
+    __format_upgrades__: ClassVar[FormatUpgrades] = {
+        1: _from_version_1,
+        2: _from_version_2,
+        3: _from_version_3,
+        4: _from_version_4,
+    }
 
     model: ModelSpec
     seq_length: int

@@ -13,6 +13,7 @@ from hetero.plan.communicators import check_communicators
 from hetero.plan.device_rules import check_devices_are_known, check_devices_can_do_the_precision, check_fp8
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import step_rows
+from hetero.plan.offload_rules import check_offload
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from hetero.spec.model import ModelSpec, first_difference, sequence_length_error
@@ -433,6 +434,7 @@ CHECKS = (
     check_moe_uses_sequence_parallel,
     check_recompute,
     check_wgrad_delay,
+    check_offload,
     check_devices_are_known,
     check_devices_can_do_the_precision,
     check_fp8,

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from hetero.errors import PlanError
 from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
+from hetero.plan.offload import Offload
 from hetero.plan.validate import least_in_flight, validate
 from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec
-from hetero.spec.parameters import HALF
+from hetero.spec.parameters import HALF, stage_parameters
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import deep_enough, plan, replica, stage, with_every_replica
 
@@ -218,6 +219,29 @@ def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[Mo
 
     legal = with_every_replica(legal, drawn)
     return dataclasses.replace(legal, distributed_optimizer=draw(st.sampled_from([True, True, False])))
+
+
+@st.composite
+def offloaded_plans(draw: st.DrawFn, of: st.SearchStrategy[Plan] | None = None) -> Plan:
+    """Plans with a distributed optimizer, of :func:`legal_plans` unless ``of`` says which, of whose stages some leave
+    what they update to their hosts."""
+    legal = dataclasses.replace(draw(legal_plans() if of is None else of), distributed_optimizer=True)
+
+    def drawn(each: Replica) -> Replica:
+        speculate = draw(st.booleans())
+        firsts = [draw(st.none() | st.sampled_from(positions_in(stage, legal.model))) for stage in each.stages]
+        return each.with_each_stage(
+            offload=[Offload(optimizer_from=first, speculate=speculate and first is not None) for first in firsts]
+        )
+
+    return with_every_replica(legal, drawn)
+
+
+def positions_in(stage: Stage, model: ModelSpec) -> list[float]:
+    """Where ``stage`` holds parameters."""
+    held = stage_parameters(model, first_layer=stage.start, end_layer=stage.end)
+    # The other copy of a tied embedding lies in the head here.
+    return sorted({each.position for each in held if each.position >= 0 or stage.start == 0})
 
 
 def is_legal(drawn: Plan) -> bool:

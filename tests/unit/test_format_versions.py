@@ -34,7 +34,7 @@ def todays_plan() -> str:
 def test_a_plan_of_version_1_is_read() -> None:
     read = load(Plan, VERSION_1 / "plan.json")
     validate(read)
-    assert read.format_version == 4
+    assert read.format_version == 5
     assert delays(read) == DELAYS
 
 
@@ -86,17 +86,25 @@ def test_a_plan_of_version_3_leaves_dropout_to_the_launch() -> None:
     assert (read.hidden_dropout, read.attention_dropout) == (None, None)
 
 
-@pytest.mark.parametrize("version", [5, 10**30])
+def test_a_plan_of_version_4_leaves_nothing_to_hosts() -> None:
+    data = json.loads(todays_plan())
+    del data["replicas"][0]["stages"][0]["offload"]
+    assert from_json(Plan, json.dumps({**data, "format_version": 4}), source="plan.json") == from_json(
+        Plan, todays_plan(), source="plan.json"
+    )
+
+
+@pytest.mark.parametrize("version", [6, 10**30])
 def test_a_later_version_is_refused_by_name(version: int) -> None:
-    text = todays_plan().replace('"format_version": 4', f'"format_version": {version}')
-    with pytest.raises(ConfigError, match=rf"plan\.json: format_version is {version}, .* up to 4; a later version"):
+    text = todays_plan().replace('"format_version": 5', f'"format_version": {version}')
+    with pytest.raises(ConfigError, match=rf"plan\.json: format_version is {version}, .* up to 5; a later version"):
         from_json(Plan, text, source="plan.json")
 
 
 @pytest.mark.parametrize("version", ["true", "null", '"2"', "0", "-1", "1.0", "[]"])
 def test_what_is_no_version_is_refused(version: str) -> None:
-    text = todays_plan().replace('"format_version": 4', f'"format_version": {version}')
-    with pytest.raises(ConfigError, match="format_version: Input should be 4, got"):
+    text = todays_plan().replace('"format_version": 5', f'"format_version": {version}')
+    with pytest.raises(ConfigError, match="format_version: Input should be 5, got"):
         from_json(Plan, text, source="plan.json")
 
 

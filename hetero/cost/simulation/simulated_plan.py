@@ -115,7 +115,7 @@ class SimulatedPlan:
                 held = self.costs.parameters_per_rank(
                     device=stage.device, first_layer=stage.start, end_layer=stage.end, tp=stage.tp
                 )
-                update_s *= self._owned[rank][s] / held
+                update_s *= self._owned[rank][s].on_device / held
             seconds += update_s
         return seconds
 

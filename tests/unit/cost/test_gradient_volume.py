@@ -12,10 +12,12 @@ from hetero.plan.ir import Plan
 from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage, with_shares
-from tests.helpers.strategies import legal_plans, plans_with_domains
+from tests.helpers.strategies import legal_plans, offloaded_plans, plans_with_domains
 
 
-@given(st.one_of(legal_plans(), plans_with_domains()), st.one_of(st.integers(1, 5000), st.just(10**9)))
+@given(
+    st.one_of(legal_plans(), plans_with_domains(), offloaded_plans()), st.one_of(st.integers(1, 5000), st.just(10**9))
+)
 @settings(max_examples=150, deadline=None)
 def test_the_buckets_are_those_of_the_runtime(legal: Plan, bucket_numel: int) -> None:
     expected = [
@@ -60,19 +62,22 @@ def test_one_replica_shares_only_a_tied_embedding(tied: bool) -> None:
     ] * tied
 
 
-@given(legal_plans(), st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None)
+@given(st.one_of(legal_plans(), offloaded_plans()), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None)
 def test_what_a_rank_owns_is_its_shards(legal: Plan, shares: list[int]) -> None:
     """The quick count is that of the buckets, but for the alignment of shards."""
     legal = with_shares(legal, shares)
-    expected = Counter[int]()
-    slack = Counter[int]()
+    expected, on_host, slack = Counter[int](), Counter[int](), Counter[int]()
     for bucket in gradient_buckets(legal, bucket_numel=10**9):
         for rank in bucket.ranks:
             shard = bucket.shard_of(rank)
             expected[rank] += shard.stop - shard.start
+            on_host[rank] += (shard.stop - shard.start) * (rank in bucket.on_host)
             slack[rank] += (len(bucket.segments) + 2) * ALIGNMENT
-    owned = {rank: sum(of_stages.values()) for rank, of_stages in owned_parameters(legal).items()}
-    for rank, numel in owned.items():
-        assert numel == pytest.approx(expected[rank], abs=slack[rank])
-    assert sum(owned.values()) == pytest.approx(sum(p.numel for p in parameters(legal.model)))
+    owned = owned_parameters(legal)
+    for rank, of_stages in owned.items():
+        assert sum(each.numel for each in of_stages.values()) == pytest.approx(expected[rank], abs=slack[rank])
+        assert sum(each.on_host for each in of_stages.values()) == pytest.approx(on_host[rank], abs=slack[rank])
+    assert sum(each.numel for of_stages in owned.values() for each in of_stages.values()) == pytest.approx(
+        sum(p.numel for p in parameters(legal.model))
+    )

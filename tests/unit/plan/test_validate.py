@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 
 from hetero.errors import ConfigError, PlanError
-from hetero.plan import communicators, device_rules
+from hetero.plan import communicators, device_rules, offload_rules
 from hetero.plan import validate as rules
 from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
@@ -42,6 +43,19 @@ def in_stage(r: int, s: int, **fields: Any) -> Change:
 
 def in_sync(*domains: tuple[int, ...], bucket_numel: int | None = None) -> Change:
     return in_plan(gradient_sync=GradientSyncPlan(domains=domains, bucket_numel=bucket_numel))
+
+
+def on_host(r: int, s: int, **fields: Any) -> Change:
+    return lambda plan: in_plan(distributed_optimizer=True)(in_stage(r, s, offload=Offload(**fields))(plan))
+
+
+def half_speculating() -> Plan:
+    turns = [stage(layers=(s, s + 1), ranks=(s % 2,)) for s in range(4)]
+    offloads = [Offload(optimizer_from=s, speculate=s == 2) for s in range(4)]
+    made = replica(*turns).with_each_stage(offload=offloads)
+    return dataclasses.replace(
+        plan(gpt2_model(num_layers=4, tied_embeddings=False), [made]), distributed_optimizer=True
+    )
 
 
 def cut_inside(layer: float) -> Change:
@@ -143,6 +157,10 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (device_rules.check_devices_are_known, "shipped and described", in_plan(devices=(DeviceType(name="mine"),))),
     (device_rules.check_devices_can_do_the_precision, "fp16 on V100", in_stage(0, 0, device="V100-16")),
     (device_rules.check_fp8, "none", in_plan()),
+    (offload_rules.check_offload, "none", in_plan()),
+    (offload_rules.check_offload, "from the embedding on", on_host(0, 0, optimizer_from=-1)),
+    (offload_rules.check_offload, "from the MLP of a layer on", on_host(0, 1, optimizer_from=4.5, speculate=True)),
+    (offload_rules.check_offload, "the head", on_host(0, 1, optimizer_from=6)),
     (communicators.check_communicators, "few", in_plan()),
     (rules.check_gradient_domains, "none", in_sync()),
     (rules.check_gradient_domains, "in any order, without the idle rank", in_sync((5, 4), (6,), (3, 0, 1, 2))),
@@ -381,6 +399,33 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         in_stage(0, 0, fp8=True),
     ),
     (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.optimizer_from is 2, but the plan has no distributed_optimizer; set",
+        in_stage(0, 0, offload=Offload(optimizer_from=2)),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 1: offload.optimizer_from is 2, but the stage holds positions 3 to 6, halves",
+        on_host(0, 1, optimizer_from=2),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.optimizer_from is 3, but the stage holds positions -1 to 2½, halves",
+        on_host(0, 0, optimizer_from=3),
+    ),
+    (offload_rules.check_offload, r"optimizer_from is -0.5, but the stage holds", on_host(0, 0, optimizer_from=-0.5)),
+    (offload_rules.check_offload, r"optimizer_from is 1.2, but the stage holds", on_host(0, 0, optimizer_from=1.2)),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.speculate is true, but no optimizer is on the host; set optimizer_from or",
+        on_host(0, 0, speculate=True),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0: stages \[0, 2\] are on the same ranks, and offload.speculate is true for some of them only",
+        lambda _: half_speculating(),
+    ),
+    (
         device_rules.check_devices_can_do_the_precision,
         "replica 0 stage 1: device V100-16 has no bf16; choose fp16 for the whole plan, which every device has, or "
         "leave its ranks idle",
@@ -419,7 +464,7 @@ def test_no_rule_is_forgotten() -> None:
     """Every check is in CHECKS, which is what ``validate`` runs, and has an example of either kind below."""
     written = [
         rule
-        for module in (rules, device_rules, communicators)
+        for module in (rules, device_rules, offload_rules, communicators)
         for name, rule in vars(module).items()
         if name.startswith("check_") and rule.__module__ == module.__name__
     ]

@@ -1,0 +1,52 @@
+"""Checks what a plan leaves to its hosts."""
+
+from hetero.errors import PlanError
+from hetero.plan.ir import Plan, Stage
+from hetero.spec.parameters import HALF
+from hetero.text import in_halves
+
+
+def check_offload(plan: Plan) -> None:
+    """Positions lie inside of their stage, and what a stage leaves to its hosts can be done by them."""
+    for r, s, stage in plan.stages():
+        where, offload = f"replica {r} stage {s}", stage.offload
+        if offload.optimizer_from is None:
+            if offload.speculate:
+                raise PlanError(
+                    f"{where}: offload.speculate is true, but no optimizer is on the host; set optimizer_from or leave "
+                    "speculate out"
+                )
+            continue
+        if not plan.distributed_optimizer:
+            raise PlanError(
+                f"{where}: offload.optimizer_from is {in_halves(offload.optimizer_from)}, but the plan has no "
+                "distributed_optimizer; set distributed_optimizer to true, or leave offload out"
+            )
+        first, last = _positions(stage, plan)
+        held = offload.optimizer_from == first or (
+            max(first, stage.start) <= offload.optimizer_from <= last and offload.optimizer_from % HALF == 0
+        )
+        if not held:
+            raise PlanError(
+                f"{where}: offload.optimizer_from is {offload.optimizer_from:g}, but the stage holds positions "
+                f"{in_halves(first)} to {in_halves(last)}, halves of layers among them; choose one of these, or leave "
+                "it out"
+            )
+    for r, replica in enumerate(plan.replicas):
+        for group in replica.device_groups:
+            speculating = {replica.stages[s].offload.speculate for s in group if _updates_on_host(replica.stages[s])}
+            if len(speculating) > 1:
+                raise PlanError(
+                    f"replica {r}: stages {list(group)} are on the same ranks, and offload.speculate is true for some "
+                    "of them only; make them equal"
+                )
+
+
+def _updates_on_host(stage: Stage) -> bool:
+    return stage.offload.optimizer_from is not None
+
+
+def _positions(stage: Stage, plan: Plan) -> tuple[float, float]:
+    """The first and the last position at which the stage holds parameters."""
+    is_last = stage.end == plan.model.num_layers
+    return -1.0 if stage.start == 0 else stage.start, stage.end if is_last else stage.end - HALF
