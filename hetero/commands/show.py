@@ -9,7 +9,7 @@ from hetero.cost.capacity import capacity_bytes, check_memory
 from hetero.cost.runtime_model import HETERO
 from hetero.errors import HeteroError
 from hetero.plan.cluster_fit import check_plan_on_cluster
-from hetero.plan.gradient_groups import gradient_buckets
+from hetero.plan.gradient_groups import Bucket, by_number, gradient_buckets
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import lower, step_rows
 from hetero.plan.validate import validate
@@ -98,12 +98,20 @@ def _schedule_text(replica: Replica) -> str:
 
 def _program_text(plan: Plan) -> str:
     """The programs of all device groups, below the buckets that these sum."""
-    shared = [bucket for bucket in gradient_buckets(plan, bucket_numel=_bucket_numel(plan)) if len(bucket.ranks) > 1]
-    buckets = "\n".join(
+    buckets = by_number(gradient_buckets(plan, bucket_numel=_bucket_numel(plan)))
+    in_programs = [(n, bucket) for n, bucket in enumerate(buckets) if len(bucket.ranks) > 1 or bucket.on_host]
+    heads = "\n".join(
         f"# bucket {n}: {ranks_in_words(bucket.ranks)}, {bucket.numel:,} gradients from position {bucket.position:g} on"
-        for n, bucket in enumerate(shared)
+        f"{_on_host_in_words(bucket)}"
+        for n, bucket in in_programs
     )
-    return "\n\n".join([*([buckets] if buckets else []), *map(str, lower(plan, shared))])
+    return "\n\n".join([*([heads] if heads else []), *map(str, lower(plan, buckets))])
+
+
+def _on_host_in_words(bucket: Bucket) -> str:
+    if not bucket.on_host:
+        return ""
+    return f", updated on the host by {ranks_in_words(tuple(sorted(bucket.on_host)))}"
 
 
 def _bucket_numel(plan: Plan) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.offload import place_of
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only
@@ -41,7 +42,7 @@ class CollectiveOptions:
 BucketT = TypeVar("BucketT")
 
 
-class SharedBucket(Protocol):
+class LoweredBucket(Protocol):
     """What lowering needs to know of a bucket of several ranks."""
 
     @property
@@ -54,12 +55,18 @@ class SharedBucket(Protocol):
         """The lowest position of its segments."""
         ...
 
+    @property
+    def on_host(self) -> frozenset[int]:
+        """Those of the ranks whose hosts update their shards."""
+        ...
 
-def lower(plan: Plan, buckets: Sequence[SharedBucket], *, options: CollectiveOptions | None = None) -> list[Program]:
+
+def lower(plan: Plan, buckets: Sequence[LoweredBucket], *, options: CollectiveOptions | None = None) -> list[Program]:
     """The program of every device group of ``plan``, replica after replica.
 
     Args:
-        buckets: those that more than one rank holds, in the global order.
+        buckets: in the order of their numbers (:func:`~hetero.plan.gradient_groups.by_number`). Of one rank alone,
+            those that its host updates have to be there.
 
     Raises:
         ScheduleError: the depths deadlock.
@@ -79,14 +86,14 @@ def lower(plan: Plan, buckets: Sequence[SharedBucket], *, options: CollectiveOpt
 
 
 def lower_rank(
-    plan: Plan, rank: int, buckets: Mapping[int, SharedBucket], *, options: CollectiveOptions | None = None
+    plan: Plan, rank: int, buckets: Mapping[int, LoweredBucket], *, options: CollectiveOptions | None = None
 ) -> Program:
     """The program of one rank: that of its device group, with the collectives of its own buckets only.
 
     An idle rank has nothing but the update, as all ranks decide together whether to skip it.
 
     Args:
-        buckets: by number, in that order: those of :func:`lower` that ``rank`` holds.
+        buckets: those of :func:`lower` that ``rank`` holds.
 
     Raises:
         ScheduleError: the depths deadlock.
@@ -133,31 +140,72 @@ def _program(
     r: int,
     stages: tuple[int, ...],
     row: Row,
-    buckets: Mapping[int, SharedBucket],
+    buckets: Mapping[int, LoweredBucket],
     options: CollectiveOptions,
 ) -> Program:
-    points = CollectivePoints(plan.replicas[r], stages, row, options)
-    summed, gathered = launch_order(plan, list(buckets.items()))
-    reduces = [
-        QueuedAction(Action(NO_STAGE, ActionKind.REDUCE, n), after=(points.gradients_ready(bucket.position),))
-        for n, bucket in summed
-    ]
-    gathers = [
-        QueuedAction(
-            Action(NO_STAGE, ActionKind.GATHER, n),
-            after=(Point(UPDATE),),
-            before=(points.weights_needed(bucket.position),),
-        )
-        for n, bucket in gathered
-    ]
+    replica = plan.replicas[r]
+    points = CollectivePoints(replica, stages, row, options)
+    summed, gathered = launch_order(plan, [(n, bucket) for n, bucket in buckets.items() if len(bucket.ranks) > 1])
+    host = _HostActions([replica.stages[s] for s in stages], buckets, points)
+    reduces = tuple(QueuedAction(_of(ActionKind.REDUCE, n), (points.gradients_ready(b.position),)) for n, b in summed)
+    gathers = tuple(
+        QueuedAction(_of(ActionKind.GATHER, n), (Point(UPDATE), *host.brings(n)), (points.weights_needed(b.position),))
+        for n, b in gathered
+    )
     return Program.of_row(
         row,
         replica=r,
         stages=stages,
-        num_microbatches=plan.replicas[r].microbatch_counts,
-        reduces=reduces,
-        gathers=gathers,
+        num_microbatches=replica.microbatch_counts,
+        of_buckets={"reduce": reduces, **host.queues(), "gather": gathers},
     )
+
+
+def _of(kind: ActionKind, bucket: int) -> Action:
+    return Action(NO_STAGE, kind, bucket)
+
+
+class _HostActions:
+    """What a device group leaves to its hosts: copies out, updates, copies in.
+
+    Gradients come from the head down, and go to the host as soon as they are summed. Updates are in the order in which
+    the next forward needs their weights, from the embedding up. Where they are tried before the world has agreed on the
+    norm, they are in the order of the gradients; the program shows those that turn out right.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], buckets: Mapping[int, LoweredBucket], points: "CollectivePoints"
+    ) -> None:
+        ranks = stages[0].ranks
+        ours = [(n, bucket) for n, bucket in buckets.items() if not bucket.on_host.isdisjoint(ranks)]
+        self._downwards = sorted(ours, key=lambda each: (-each[1].position, each[0]))
+        self._speculates = any(stage.offload.speculate for stage in stages)
+        self._points = points
+
+    def brings(self, bucket: int) -> tuple[Point, ...]:
+        """Where the weights of a bucket are back, if they are to come from the host."""
+        return tuple(Point(_of(ActionKind.IN_P, n)) for n, _ in self._downwards if n == bucket)
+
+    def queues(self) -> dict[str, tuple[QueuedAction, ...]]:
+        """All of them, empty where nothing is left to hosts."""
+        out = [QueuedAction(_of(ActionKind.OUT_G, n), (self._summed(n, b),)) for n, b in self._downwards]
+        order = self._downwards if self._speculates else self._downwards[::-1]
+        kind = ActionKind.PREVIEW if self._speculates else ActionKind.HOST_UPDATE
+        agreed = () if self._speculates else (Point(UPDATE),)
+        host = [QueuedAction(_of(kind, n), (Point(_of(ActionKind.OUT_G, n)), *agreed)) for n, _ in order]
+        back = [
+            QueuedAction(_of(ActionKind.IN_P, n), (Point(_of(kind, n)),), self._needed_without_gather(b))
+            for n, b in order
+        ]
+        return {"copy_out": tuple(out), "host": tuple(host), "copy_in": tuple(back)}
+
+    def _summed(self, number: int, bucket: LoweredBucket) -> Point:
+        if len(bucket.ranks) > 1:
+            return Point(_of(ActionKind.REDUCE, number))
+        return self._points.gradients_ready(bucket.position)
+
+    def _needed_without_gather(self, bucket: LoweredBucket) -> tuple[Point, ...]:
+        return (self._points.weights_needed(bucket.position),) if len(bucket.ranks) == 1 else ()
 
 
 def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Schedule:
@@ -226,12 +274,9 @@ class CollectivePoints:
         return Point(self._first_forward[held_by], position)
 
     def _holder(self, position: float) -> tuple[int, float]:
-        """The stage of the group that holds ``position``, and where in it: a tied embedding's copy lies in the head."""
-        for s, stage in self._stages:
-            if (position < 0 and stage.start == 0) or stage.start <= position < stage.end:
-                return s, position
-        s, stage = self._stages[-1]
-        return s, stage.end
+        """The stage of the group that holds ``position``, and where in it."""
+        index, here = place_of(position, [stage for _, stage in self._stages])
+        return self._stages[index][0], here
 
     def _ready_on(self, s: int, stage: Stage, position: float | None) -> Point:
         last = self._last_backward[s]

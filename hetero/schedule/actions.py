@@ -24,6 +24,9 @@ class ActionKind(StrEnum):
     weights. R runs a forward again whose first run kept nothing but its input. UPDATE is the optimizer's. A SEND starts
     a transfer, and a RECV posts one; the compute that needs it waits for it. REDUCE sums the gradients of a bucket over
     its holders, and GATHER brings the updated weights of a bucket to them.
+
+    What a rank leaves to its host: OUT_G brings its summed gradients of a bucket there, HOST_UPDATE updates what it
+    owns of the bucket, PREVIEW does so before the norm of the gradient is known, and IN_P brings the weights back.
     """
 
     F = "F"
@@ -38,6 +41,10 @@ class ActionKind(StrEnum):
     RECV_B = "RECV_B"
     REDUCE = "REDUCE"
     GATHER = "GATHER"
+    OUT_G = "OUT_G"
+    PREVIEW = "PREVIEW"
+    HOST_UPDATE = "HOST_UPDATE"
+    IN_P = "IN_P"
 
 
 COMPUTE = frozenset({ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W})
@@ -47,18 +54,27 @@ BACKWARD = frozenset({ActionKind.B, ActionKind.I})
 SEND = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 RECEIVE = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 
-NO_STAGE = -1
-"""Stands for the stage in actions of a device group as a whole: collectives and the update."""
+OF_BUCKETS = (
+    ActionKind.REDUCE,
+    ActionKind.GATHER,
+    ActionKind.OUT_G,
+    ActionKind.PREVIEW,
+    ActionKind.HOST_UPDATE,
+    ActionKind.IN_P,
+)
+"""What is done to a bucket."""
 
-_WORD = re.compile(r"(?:(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)|(REDUCE|GATHER))(\d+)|UPDATE")
+NO_STAGE = -1
+"""Stands for the stage in actions of a device group as a whole: the update, and what is done to buckets."""
+
+_WORD = re.compile(rf"(?:(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)|({'|'.join(OF_BUCKETS)}))(\d+)|UPDATE")
 
 
 class Action(NamedTuple):
     """One piece of work of a schedule: what is done, on which stage, to which microbatch, slice or bucket.
 
-    stage: the stage that computes, sends or receives; :data:`NO_STAGE` for collectives and the update.
-    number: of a compute the microbatch of ``stage``, of a transfer the slice of the boundary, of a collective the
-        bucket.
+    stage: the stage that computes, sends or receives; :data:`NO_STAGE` for the update and what is done to buckets.
+    number: of a compute the microbatch of ``stage``, of a transfer the slice of the boundary, otherwise the bucket.
     """
 
     stage: int
@@ -80,12 +96,12 @@ class Action(NamedTuple):
         match = _WORD.fullmatch(text)
         if match is None:
             raise ScheduleError(f"not an action: {text!r}, expected e.g. 2F0 or 1SEND_B3")
-        stage, kind, collective, number = match.groups()
+        stage, kind, of_bucket, number = match.groups()
         if number is None:
             return UPDATE
         return (
-            cls(NO_STAGE, ActionKind(collective), int(number))
-            if collective
+            cls(NO_STAGE, ActionKind(of_bucket), int(number))
+            if of_bucket
             else cls(int(stage), ActionKind(kind), int(number))
         )
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.plan.gradient_groups import Bucket, gradient_buckets
+from hetero.plan.gradient_groups import Bucket, by_number, gradient_buckets
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import CollectiveOptions, evaluation_rows, lower, step_rows
+from hetero.plan.offload import Offload, stages_of_ranks, updates_on_host
 from hetero.plan.validate import validate
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, RECEIVE, SEND, UPDATE, Action, ActionKind
 from hetero.schedule.program import Point, Program, parse_programs
@@ -19,7 +20,7 @@ from hetero.spec.parameters import Parameter, stage_parameters
 from tests.helpers.layouts import layouts, with_delays
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
-from tests.helpers.strategies import legal_plans, step_replicas
+from tests.helpers.strategies import legal_plans, offloaded_plans, step_replicas
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "programs"
 
@@ -57,6 +58,15 @@ def _distributed_optimizer() -> Plan:
     return sharded(plan(llama_model(num_layers=2), [replica(*stages, num_samples=2), alone]))
 
 
+def _offload() -> Plan:
+    first = stage(layers=(0, 1), ranks=(0,), mbs=2, depth=1)
+    second = stage(layers=(1, 2), ranks=(1, 2), dp=2, depth=1)
+    made = replica(first, second, num_samples=4).with_each_stage(
+        offload=[Offload(optimizer_from=0.5), Offload(optimizer_from=2, speculate=True)]
+    )
+    return sharded(plan(llama_model(num_layers=2), [made]))
+
+
 PLANS: Mapping[str, Callable[[], Plan]] = {
     "plain": _plain,
     "interleaved": _interleaved,
@@ -64,6 +74,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
     "split_backward": _split_backward,
     "tied_embedding": _tied_embedding,
     "distributed_optimizer": _distributed_optimizer,
+    "offload": _offload,
 }
 
 
@@ -72,10 +83,19 @@ def shared_buckets(of: Plan) -> list[Bucket]:
     return [bucket for bucket in gradient_buckets(of, bucket_numel=4000) if len(bucket.ranks) > 1]
 
 
+def all_buckets(of: Plan) -> list[Bucket]:
+    """The same, and behind them those of one rank."""
+    return by_number(gradient_buckets(of, bucket_numel=4000))
+
+
 def golden_text(of: Plan) -> str:
     """The buckets as comments, and then the programs."""
-    buckets = shared_buckets(of)
-    lines = [f"# bucket {n}: ranks {' '.join(map(str, b.ranks))}, from {b.position:g}" for n, b in enumerate(buckets)]
+    buckets = all_buckets(of)
+    lines = [
+        f"# bucket {n}: ranks {' '.join(map(str, bucket.ranks))}, from {bucket.position:g}"
+        for n, bucket in enumerate(buckets)
+        if len(bucket.ranks) > 1 or bucket.on_host
+    ]
     return "\n".join([*lines, "", "\n\n".join(map(str, lower(of, buckets))), ""])
 
 
@@ -84,7 +104,7 @@ def test_golden(name: str) -> None:
     made, text = PLANS[name](), (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
     validate(made)
     assert text.endswith(golden_text(made))
-    assert parse_programs(text) == lower(made, shared_buckets(made))
+    assert parse_programs(text) == lower(made, all_buckets(made))
 
 
 def test_every_golden_program_is_tested() -> None:
@@ -103,10 +123,11 @@ def test_many_layouts_interleave() -> None:
 
 
 programs = st.one_of(legal_plans(), legal_plans().map(sharded)).map(lambda p: (p, lower(p, shared_buckets(p))))
+host_programs = offloaded_plans().map(lambda p: (p, lower(p, all_buckets(p))))
 
 
-@given(programs)
-@settings(max_examples=40, deadline=None)
+@given(st.one_of(programs, host_programs))
+@settings(max_examples=60, deadline=None)
 def test_programs_parse_as_they_print(drawn: tuple[Plan, list[Program]]) -> None:
     _, made = drawn
     assert parse_programs("\n\n".join(map(str, made))) == made
@@ -240,6 +261,74 @@ def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) 
             ]
             assert point.position is not None
             assert (order.index(point.action), point.position) <= min(missed)
+
+
+# What is left to hosts.
+
+
+@given(host_programs)
+@settings(max_examples=60, deadline=None)
+def test_what_a_host_updates_goes_there_and_comes_back(drawn: tuple[Plan, list[Program]]) -> None:
+    described, made = drawn
+    buckets = all_buckets(described)
+    for program in made:
+        first = described.replicas[program.replica].stages[program.stages[0]]
+        speculates = any(described.replicas[program.replica].stages[s].offload.speculate for s in program.stages)
+        left = {n for n, bucket in enumerate(buckets) if bucket.on_host & set(first.ranks)}
+        queues = [program.queues.get(name, ()) for name in ("copy_out", "host", "copy_in")]
+        out, host, back = queues
+        assert [sorted(queued.action.number for queued in queue) for queue in queues] == [sorted(left)] * 3
+        positions = [buckets[queued.action.number].position for queued in host]
+        assert positions == sorted(positions, reverse=speculates), "as gradients come, or as weights are needed"
+        assert {queued.action.kind for queued in host} <= {ActionKind.PREVIEW if speculates else ActionKind.HOST_UPDATE}
+        for queued in host:
+            copied = Point(Action(NO_STAGE, ActionKind.OUT_G, queued.action.number))
+            assert queued.after == ((copied,) if speculates else (copied, Point(UPDATE)))
+        by_number = {queued.action.number: queued for queued in host}
+        for queued in back:
+            assert queued.after == (Point(by_number[queued.action.number].action),)
+        for queued in program.queues.get("gather", ()):
+            own = (Point(Action(NO_STAGE, ActionKind.IN_P, queued.action.number)),)
+            assert queued.after == (Point(UPDATE), *(own if queued.action.number in left else ()))
+        sums = {queued.action.number: queued for queued in program.queues.get("reduce", ())}
+        for queued in out:
+            summed = sums.get(queued.action.number)
+            assert summed is None or queued.after == (Point(summed.action),)
+
+
+@given(offloaded_plans())
+@settings(max_examples=60, deadline=None)
+def test_what_nobody_else_holds_leaves_when_it_is_whole_and_is_back_before_it_is_missed(described: Plan) -> None:
+    buckets = all_buckets(described)
+    for program in lower(described, buckets):
+        order = [queued.action for queued in program.queues["compute"]]
+        for queued in program.queues.get("copy_out", ()):
+            bucket = buckets[queued.action.number]
+            if len(bucket.ranks) > 1:
+                continue
+            (point,) = queued.after
+            assert point.position is not None
+            held = list(_held(described, program, bucket))
+            last = max(
+                (max(i for i, a in enumerate(order) if a.stage == s and a.kind in BACKWARD), -p) for s, p in held
+            )
+            assert (order.index(point.action), -point.position) == last
+            (back,) = (each for each in program.queues["copy_in"] if each.action.number == queued.action.number)
+            (needed,) = back.before
+            missed = [(order.index(Action(s, ActionKind.F, 0)), position) for s, position in held]
+            assert needed.position is not None
+            assert (order.index(needed.action), needed.position) <= min(missed)
+
+
+@given(offloaded_plans())
+@settings(max_examples=60, deadline=None)
+def test_no_bucket_is_partly_on_a_host(described: Plan) -> None:
+    """All of its parameters are where its position is, for each of its ranks."""
+    held_by = stages_of_ranks([(stage.ranks, stage) for _, _, stage in described.stages()])
+    for bucket in all_buckets(described):
+        for segment in bucket.segments:
+            position = segment.parameter.position
+            assert {rank for rank in bucket.ranks if updates_on_host(position, held_by[rank])} == bucket.on_host
 
 
 def test_without_overlap_sums_come_after_the_last_backward_and_weights_before_the_first_forward() -> None:

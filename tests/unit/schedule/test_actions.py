@@ -6,6 +6,7 @@ from hetero.errors import ScheduleError
 from hetero.schedule.actions import (
     COMPUTE,
     NO_STAGE,
+    OF_BUCKETS,
     RECEIVE,
     SEND,
     UPDATE,
@@ -54,16 +55,12 @@ def test_other_words_are_no_actions(text: str) -> None:
 
 @pytest.mark.parametrize("kind", ActionKind)
 def test_every_kind_parses(kind: ActionKind) -> None:
-    action = (
-        UPDATE
-        if kind == ActionKind.UPDATE
-        else Action(NO_STAGE if kind in {ActionKind.REDUCE, ActionKind.GATHER} else 3, kind, 7)
-    )
+    action = UPDATE if kind == ActionKind.UPDATE else Action(NO_STAGE if kind in OF_BUCKETS else 3, kind, 7)
     assert Action.parse(str(action)) == action
 
 
 def test_every_kind_is_of_one_sort() -> None:
-    sorts = [COMPUTE, SEND, RECEIVE, {ActionKind.REDUCE, ActionKind.GATHER}, {ActionKind.UPDATE}]
+    sorts = [COMPUTE, SEND, RECEIVE, OF_BUCKETS, {ActionKind.UPDATE}]
     assert sorted(kind for sort in sorts for kind in sort) == sorted(ActionKind)
 
 
