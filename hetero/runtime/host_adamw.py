@@ -1,10 +1,10 @@
 """Updates weights by AdamW on the host, in threads that are bound to cores, with an update to try first.
 
 The state of a flat range of parameters, master weights and moments, lies in the host's memory, and new weights leave
-for where the layers want them. An update may be **previewed** before the norm of the gradient is known: it runs on a
-scratch copy of each chunk, of which only the weights leave, so that no state has changed. The **commit** then updates
-the state, with the factor that the norm gives; if it is not what was previewed, the weights leave again, and after a
-step that is skipped the old ones return.
+for where the layers want them. An update may be **previewed** before the norm of the gradient is known: it makes a
+second state of the first, whose weights leave. The **commit** then lets the second one be the state, if it was made
+with the factor that the norm gives; otherwise it updates the first, and the weights leave again. After a step that is
+skipped the old weights return. So a right preview costs memory, for both states, and no time.
 
 All of that gives the bits of ``torch.optim.AdamW(fused=True)`` over the whole range, which :mod:`.optimizer` uses: its
 kernel takes elements by the vector, and what is left over at an end by itself, which may round otherwise. Chunks of a
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 import torch
 
@@ -106,14 +107,14 @@ class BoundThreads:
         """End the threads."""
         self._pool.shutdown()
 
-    def scratch(self, rows: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the calling thread, [rows, numel], that its next call may overwrite."""
-        num_bytes = rows * numel * dtype.itemsize
+    def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the calling thread, so many elements, that its next call may overwrite."""
+        num_bytes = numel * dtype.itemsize
         if getattr(self._local, "num_bytes", 0) < num_bytes:
             self._local.num_bytes = num_bytes
             self._local.memory = torch.empty(num_bytes, dtype=torch.uint8)
         memory: torch.Tensor = self._local.memory
-        return memory[:num_bytes].view(dtype).view(rows, numel)
+        return memory[:num_bytes].view(dtype)
 
     def _bind(self) -> None:
         # Of a thread alone, although the first argument is that of a process.
@@ -129,24 +130,46 @@ class HostAdamW:
     Args:
         main: the weights in full precision, which become the state's own.
         threads: that update, shared with other ranges: one range at a time.
+        previews: hold a second state, so that updates can be previewed.
         chunk_numel: elements that a thread takes at once.
 
     Raises:
         ConfigError: chunks of another size than a multiple of :data:`ALIGNMENT`.
     """
 
-    def __init__(self, main: torch.Tensor, threads: BoundThreads, *, chunk_numel: int = CHUNK_NUMEL) -> None:
+    def __init__(
+        self, main: torch.Tensor, threads: BoundThreads, *, previews: bool = False, chunk_numel: int = CHUNK_NUMEL
+    ) -> None:
         if chunk_numel < ALIGNMENT or chunk_numel % ALIGNMENT:
             raise ConfigError(
                 f"update on the host: chunk_numel is {chunk_numel}, must be a multiple of {ALIGNMENT}, so that chunks "
                 "give the bits of the whole"
             )
-        self.main = main
-        self.exp_avg = torch.zeros_like(main)
-        self.exp_avg_sq = torch.zeros_like(main)
+        self._state = _State(main, torch.zeros_like(main), torch.zeros_like(main))
+        self._other = _State(*(torch.empty_like(main) for _ in range(3))) if previews else None
         self._threads = threads
         self._chunk_numel = chunk_numel
         self._previewed: HostUpdate | None = None
+
+    @property
+    def main(self) -> torch.Tensor:
+        """The weights in full precision. A commit may put another tensor in its place, and in those of the moments."""
+        return self._state.main
+
+    @property
+    def exp_avg(self) -> torch.Tensor:
+        """Adam's first moment: a running mean of gradients."""
+        return self._state.exp_avg
+
+    @property
+    def exp_avg_sq(self) -> torch.Tensor:
+        """Adam's second moment: a running mean of their squares."""
+        return self._state.exp_avg_sq
+
+    @property
+    def nbytes(self) -> int:
+        """Of the state, both of them where there are two."""
+        return sum(tensor.nbytes for state in (self._state, self._other) if state is not None for tensor in state)
 
     def preview(self, gradients: torch.Tensor, update: HostUpdate, *, weights: torch.Tensor) -> None:
         """Write into ``weights`` what ``update`` would make of them, and leave the state as it is.
@@ -154,8 +177,18 @@ class HostAdamW:
         Args:
             gradients: in the precision of the state; :meth:`commit` is to get the same.
         """
+        state, other = self._state, self._other
+        assert other is not None, "made without previews"
+        self._previewed = None
+
+        def on_chunk(part: slice, number: torch.Tensor) -> None:
+            for copy, original in zip(other, state, strict=True):
+                copy[part].copy_(original[part])
+            self._update_chunk(other.part(part), part, gradients, update, number)
+            weights[part].copy_(other.main[part])
+
+        self._on_each_chunk(on_chunk, update)
         self._previewed = update
-        self._on_each_chunk(lambda part, number: self._preview_chunk(part, gradients, update, weights, number), update)
 
     def commit(self, gradients: torch.Tensor, update: HostUpdate, *, weights: torch.Tensor) -> bool:
         """Update the state, and ``weights`` unless they were previewed with just this ``update``.
@@ -165,15 +198,30 @@ class HostAdamW:
         """
         was_right = self._previewed == update
         self._previewed = None
-        leaving = None if was_right else weights
-        self._on_each_chunk(lambda part, number: self._commit_chunk(part, gradients, update, leaving, number), update)
-        return was_right
+        if was_right:
+            assert self._other is not None, "made without previews"
+            self._state, self._other = self._other, self._state
+            return True
+        state = self._state
 
-    def skip(self, *, weights: torch.Tensor) -> None:
-        """There is no update in this step: if one was previewed, ``weights`` are again what they were before."""
-        if self._previewed is not None:
+        def on_chunk(part: slice, number: torch.Tensor) -> None:
+            self._update_chunk(state.part(part), part, gradients, update, number)
+            weights[part].copy_(state.main[part])
+
+        self._on_each_chunk(on_chunk, update)
+        return False
+
+    def skip(self, *, weights: torch.Tensor) -> bool:
+        """There is no update in this step: if one was previewed, ``weights`` are again what they were before.
+
+        Returns:
+            Whether that changed them.
+        """
+        changed = self._previewed is not None
+        if changed:
             self._previewed = None
             weights.copy_(self.main)
+        return changed
 
     def _on_each_chunk(self, work: Callable[[slice, torch.Tensor], None], update: HostUpdate) -> None:
         number = torch.tensor(float(update.number))
@@ -184,35 +232,24 @@ class HostAdamW:
 
         self._threads.run(on_chunk, count=-(-numel // size))
 
-    def _preview_chunk(
-        self, part: slice, gradients: torch.Tensor, update: HostUpdate, weights: torch.Tensor, number: torch.Tensor
+    def _update_chunk(
+        self, state: "_State", part: slice, gradients: torch.Tensor, update: HostUpdate, number: torch.Tensor
     ) -> None:
-        copies = self._scratch(4, part)
-        state = (self.main[part], self.exp_avg[part], self.exp_avg_sq[part])
-        for copy, original in zip(copies[:3], state, strict=True):
-            copy.copy_(original)
-        _adamw((copies[0], copies[1], copies[2]), _scaled(gradients[part], copies[3], update), update, number)
-        weights[part].copy_(copies[0])
-
-    def _commit_chunk(
-        self,
-        part: slice,
-        gradients: torch.Tensor,
-        update: HostUpdate,
-        weights: torch.Tensor | None,
-        number: torch.Tensor,
-    ) -> None:
-        state = (self.main[part], self.exp_avg[part], self.exp_avg_sq[part])
-        _adamw(state, _scaled(gradients[part], self._scratch(1, part)[0], update), update, number)
-        if weights is not None:
-            weights[part].copy_(state[0])
-
-    def _scratch(self, rows: int, part: slice) -> torch.Tensor:
-        return self._threads.scratch(rows, part.stop - part.start, self.main.dtype)
+        own = gradients[part]
+        if update.factor != 1.0:
+            own = torch.mul(own, update.factor, out=self._threads.scratch(own.numel(), own.dtype))
+        _adamw(state, own, update, number)
 
 
-def _scaled(gradients: torch.Tensor, scratch: torch.Tensor, update: HostUpdate) -> torch.Tensor:
-    return gradients if update.factor == 1.0 else torch.mul(gradients, update.factor, out=scratch)
+class _State(NamedTuple):
+    """Master weights and moments."""
+
+    main: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+
+    def part(self, part: slice) -> "_State":
+        return _State(*(each[part] for each in self))
 
 
 def _take_each(task: Callable[[int], None], numbers: Iterator[int]) -> None:
@@ -223,17 +260,16 @@ def _take_each(task: Callable[[int], None], numbers: Iterator[int]) -> None:
 
 
 def _adamw(
-    state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    state: _State,
     gradients: torch.Tensor,
     update: HostUpdate,
     number: torch.Tensor,
 ) -> None:
-    main, exp_avg, exp_avg_sq = state
     torch._fused_adamw_(
-        [main],
+        [state.main],
         [gradients],
-        [exp_avg],
-        [exp_avg_sq],
+        [state.exp_avg],
+        [state.exp_avg_sq],
         [],
         [number],
         lr=update.lr,

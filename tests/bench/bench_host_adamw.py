@@ -31,7 +31,7 @@ LEAST_ROUNDS = 3
 
 def measure(threads: BoundThreads, chunk_numel: int, numel: int, seconds: float) -> tuple[list[float], list[float]]:
     """Seconds of direct updates, and of a preview with its commit, round by round."""
-    host = HostAdamW(torch.full((numel,), 0.01), threads, chunk_numel=chunk_numel)
+    host = HostAdamW(torch.full((numel,), 0.01), threads, previews=True, chunk_numel=chunk_numel)
     gradients, weights = torch.full((numel,), 0.001), torch.empty(numel, dtype=torch.bfloat16)
     direct_s: list[float] = []
     previewed_s: list[float] = []

@@ -94,7 +94,7 @@ def test_the_bits_are_those_of_the_device(
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(numel, generator=generator, dtype=main_dtype).to(dtype)
     device = OnTheDevice(weights, main_dtype, weight_decay)
-    host = HostAdamW(weights.to(main_dtype).clone(), threads, chunk_numel=chunk)
+    host = HostAdamW(weights.to(main_dtype).clone(), threads, previews=True, chunk_numel=chunk)
     number = 0
     for step in steps:
         gradients = torch.randn(numel, generator=generator, dtype=main_dtype)
@@ -128,7 +128,7 @@ def state_of(host: HostAdamW) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def test_a_commit_after_a_right_preview_leaves_the_weights_alone(threads: BoundThreads) -> None:
     """They have left before; layers may read them meanwhile."""
-    host = HostAdamW(torch.ones(256), threads, chunk_numel=64)
+    host = HostAdamW(torch.ones(256), threads, previews=True, chunk_numel=64)
     step = update(1, 1.0, 0.0)
     host.preview(torch.ones(256), step, weights=torch.empty(256))
     untouched = torch.full((256,), 7.0)
@@ -140,7 +140,7 @@ def test_a_commit_after_a_right_preview_leaves_the_weights_alone(threads: BoundT
 
 @pytest.mark.parametrize("wrong", [{"number": 2}, {"lr": 0.02}, {"factor": 0.5}, {"weight_decay": 0.1}])
 def test_a_preview_of_something_else_is_made_again(threads: BoundThreads, wrong: dict[str, float]) -> None:
-    host = HostAdamW(torch.ones(100), threads)
+    host = HostAdamW(torch.ones(100), threads, previews=True)
     right = {"number": 1, "lr": LR, "factor": 1.0, "weight_decay": 0.0, "betas": BETAS, "eps": EPS}
     weights = torch.empty(100)
     host.preview(torch.ones(100), HostUpdate(**{**right, **wrong}), weights=weights)  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_other_chunks_do_not_give_the_bits_of_the_whole(threads: BoundThreads) -
 @pytest.mark.parametrize("chunk_numel", [0, 63, 65, -64])
 def test_chunks_that_would_round_otherwise_are_refused(threads: BoundThreads, chunk_numel: int) -> None:
     with pytest.raises(ConfigError, match=f"chunk_numel is {chunk_numel}, must be a multiple of 64"):
-        HostAdamW(torch.ones(8), threads, chunk_numel=chunk_numel)
+        HostAdamW(torch.ones(8), threads, previews=True, chunk_numel=chunk_numel)
 
 
 def test_every_thread_is_bound_to_a_core_of_its_own_and_computes_alone(threads: BoundThreads) -> None:
