@@ -53,6 +53,12 @@ def set_cuda_environment(environment: MutableMapping[str, str]) -> None:
             environment[default.name] = default.value
 
 
+def local_place(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Which of how many ranks of its host this process is, as torchrun says; the only one if nobody does."""
+    count = environment.get("LOCAL_WORLD_SIZE", "")
+    return int(environment.get("LOCAL_RANK", "0")), int(count) if count.isdecimal() and int(count) > 0 else 1
+
+
 def describe_cuda_environment(environment: Mapping[str, str]) -> str:
     """What CUDA, torch and NCCL are told, for the log: the values that this project chose, then those of the user."""
     chosen: list[str] = []

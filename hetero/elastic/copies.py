@@ -33,7 +33,7 @@ from hetero.elastic.placement import CPU_TIME_SHARE, TIME_SHARE
 from hetero.elastic.placing import place_copies
 from hetero.elastic.records import Copy, RankAssignment, Unit
 from hetero.elastic.slot_files import ShardLayout, mapped_file
-from hetero.errors import CheckpointError
+from hetero.errors import CheckpointError, ConfigError
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.runtime.trainer import Trainer
 
@@ -70,6 +70,7 @@ class CopyWriter:
 
     Raises:
         CheckpointError: the folder has no room for two copies, or cannot be written; on every rank.
+        ConfigError: hosts preview updates.
     """
 
     def __init__(
@@ -88,6 +89,12 @@ class CopyWriter:
         self._moment = moment
         self._say = say
         self._folder = Path(assignment.folder)
+        self._trainer = trainer
+        if trainer.optimizer.moves_state:
+            raise ConfigError(
+                "copies for recovery: the plan lets hosts preview updates (offload.speculate), and the state of the "
+                "optimizer then lies elsewhere from step to step, which copies cannot follow; set speculate to false"
+            )
         self._placed = place_copies(assignment, context, trainer.optimizer)
         self._protocol = CopyProtocol(start_step=start_step, world_size=context.plan.world_size)
         self._rates = CopyRates(
@@ -129,6 +136,8 @@ class CopyWriter:
         """
         if not self._protocol.wants_copy(step, every=self.every, last=last):
             return
+        # What hosts update beside the next step has to be there first.
+        self._trainer.finish_host_updates()
         before = self._in_hand
         if before is not None:
             before.cancel()

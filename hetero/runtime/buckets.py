@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hetero.distributed.process_groups import ParallelContext
-from hetero.plan.gradient_groups import Bucket, ShardSegment, gradient_buckets, gradient_scale
+from hetero.plan.gradient_groups import Bucket, ShardSegment, by_number, gradient_buckets, gradient_scale
 from hetero.plan.ir import Placement, Stage
 from hetero.plan.sub_blocks import sub_blocks_of
 from hetero.runtime.bucket_collectives import BucketCollectives, bucket_collectives
@@ -74,18 +74,23 @@ class LocalSegment:
 class LocalBucket:
     """The two buffers of a bucket on this rank, and how it takes part in summing and gathering them.
 
-    number: by which the collectives of a program name it, ``None`` if no other rank holds its segments.
+    number: by which a program names it.
     owned: the shard that this rank owns.
     collectives: how it is summed and gathered.
     """
 
     bucket: Bucket
-    number: int | None
+    number: int
     owned: slice
     collectives: BucketCollectives
     gradients: torch.Tensor
     weights: torch.Tensor
     segments: list[LocalSegment] = field(default_factory=list)
+
+    @property
+    def is_shared(self) -> bool:
+        """Other ranks hold its segments as well."""
+        return len(self.bucket.ranks) > 1
 
     @property
     def whole(self) -> slice:
@@ -168,12 +173,9 @@ def local_buckets(
         parameters: of all its stages.
     """
     sequencer = CollectiveSequencer(context.device)
-    numbers = itertools.count()
-    numbered = [
-        (next(numbers) if len(bucket.ranks) > 1 else None, bucket)
-        for bucket in gradient_buckets(context.plan, bucket_numel=bucket_numel)
-    ]
-    held = [(number, bucket) for number, bucket in numbered if context.rank in bucket.ranks]
+    of_plan = gradient_buckets(context.plan, bucket_numel=bucket_numel)
+    numbers = {id(bucket): number for number, bucket in enumerate(by_number(of_plan))}
+    held = [(numbers[id(bucket)], bucket) for bucket in of_plan if context.rank in bucket.ranks]
     moved = [_weight_buffer(bucket, context, parameters) for _, bucket in held]
     placed_of: dict[torch.nn.Parameter, list[_PlacedSegment]] = {tensor: [] for _, tensor in parameters.values()}
     for each in itertools.chain.from_iterable(placed for _, placed in moved):
@@ -216,7 +218,7 @@ def connect_buckets(buckets: Sequence[LocalBucket]) -> None:
     (``ncclCollPreconnect`` in its group.cc). In a step, ranks may come to their sums between other collectives in which
     they wait for one another.
     """
-    shared = [local for local in buckets if local.number is not None]
+    shared = [local for local in buckets if local.is_shared]
     for local in shared:
         for work in local.collectives.sum(local.gradients):
             work.wait()

@@ -1,7 +1,7 @@
 """Sums the gradients of every segment over the ranks that hold it, beside the rest of the backward."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from hetero.distributed.timing import Timing, Waitable
 from hetero.errors import ScheduleError
 from hetero.runtime.buckets import LocalBucket
+from hetero.runtime.host_optimizer import HostOptimizer
 from hetero.runtime.main_grad import add_grad, comes_later, drop_grad, main_grad
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.schedule.actions import BACKWARD, Action, ActionKind
@@ -26,28 +27,36 @@ class GradientSync:
 
     The hooks on parameters live in C++, where nobody looks for garbage: they keep nothing alive.
 
+    What the program then copies to the host, ``host`` is told of; so it is of a bucket that nobody else holds, as soon
+    as its gradients are there.
+
     Args:
         buckets: this rank's, in the global order.
         timing: when sums happen.
     """
 
-    def __init__(self, buckets: Sequence[LocalBucket], program: Program, *, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[LocalBucket],
+        program: Program,
+        *,
+        host: HostOptimizer | None = None,
+        timing: Timing | None = None,
+    ) -> None:
         self._buckets = buckets
+        self._host = host
         self._timing = timing or Timing()
-        by_number = {local.number: local for local in buckets if local.number is not None}
-        self._queue: list[tuple[QueuedAction, LocalBucket]] = [
-            (queued, by_number[queued.action.number]) for queued in program.queues.get("reduce", ())
+        by_number = {local.number: local for local in buckets}
+        copies = [q for q in program.queues.get("copy_out", ()) if not by_number[q.action.number].is_shared]
+        self._copied_alone = {queued.action.number for queued in copies}
+        self._queues = [
+            _LaunchQueue([(queued, by_number[queued.action.number]) for queued in queue])
+            for queue in (program.queues.get("reduce", ()), copies)
         ]
         self._last = _last_gradients(program)
         self._running: Action | None = None
         self._done: set[Action] = set()
-        self._missing: list[set[torch.nn.Parameter]] = []
-        self._launched = 0
         self._pending: list[Waitable] = []
-        self._places: dict[torch.Tensor, list[int]] = {}
-        for place, (_, local) in enumerate(self._queue):
-            for tensor in local.tensors():
-                self._places.setdefault(tensor, []).append(place)
         self._names = {
             tensor: name for local in buckets for tensor, name in local.names().items() if not _may_stay_away(name)
         }
@@ -58,10 +67,10 @@ class GradientSync:
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""
-        self._launched = 0
         self._done.clear()
         self._came.clear()
-        self._missing = [local.tensors() for _, local in self._queue]
+        for queue in self._queues:
+            queue.begin()
         for local in self._buckets:
             local.gradients.zero_()
             for tensor in local.cut_tensors():
@@ -76,8 +85,8 @@ class GradientSync:
         add_grad(tensor)
         self._came.add(tensor)
         if self._running in self._last:
-            for place in self._places.get(tensor, []):
-                self._missing[place].discard(tensor)
+            for queue in self._queues:
+                queue.arrived(tensor)
             self._launch()
 
     def ends(self, compute: Action) -> None:
@@ -98,7 +107,7 @@ class GradientSync:
             ScheduleError: a parameter has had no gradient in this step; all sums have been launched by then, so that
                 no other rank waits for this one in them.
         """
-        assert self._launched == len(self._queue), "a gradient sum comes after a compute that has not run"
+        assert all(queue.is_over for queue in self._queues), "a gradient sum comes after a compute that has not run"
         if absent := [name for tensor, name in self._names.items() if tensor not in self._came]:
             raise ScheduleError(
                 f"gradients: none has come for {', '.join(absent[:3])}{' and others' if len(absent) > 3 else ''} in "
@@ -106,7 +115,7 @@ class GradientSync:
                 "--no-gradient-accumulation-fusion"
             )
         for local in self._buckets:
-            if local.number is None:
+            if not local.is_shared and local.number not in self._copied_alone:
                 local.collect_gradients()
         for work in self._pending:
             work.wait()
@@ -127,20 +136,58 @@ class GradientSync:
             yield from local.slices("gradients", local.gradients, first=0, within=local.summed)
 
     def _launch(self) -> None:
-        while self._launched < len(self._queue) and self._may_launch(self._launched):
-            queued, local = self._queue[self._launched]
-            self._launched += 1
-            local.collect_gradients()
-            start = partial(local.collectives.sum, local.gradients)
-            self._pending += self._timing.collective(queued, local.collectives.summing, local.bucket, start)
+        for queue in self._queues:
+            while (found := queue.next_that(self._may_launch)) is not None:
+                self._start(*found)
 
-    def _may_launch(self, place: int) -> bool:
-        queued, _ = self._queue[place]
+    def _start(self, queued: QueuedAction, local: LocalBucket) -> None:
+        local.collect_gradients()
+        works: Sequence[Waitable] = ()
+        if queued.action.kind == ActionKind.REDUCE:
+            start = partial(local.collectives.sum, local.gradients)
+            works = self._timing.collective(queued, local.collectives.summing, local.bucket, start)
+            self._pending += works
+        if self._host is not None:
+            self._host.summed(local, works)
+
+    def _may_launch(self, queued: QueuedAction, all_arrived: bool) -> bool:
         return all(
-            point.action in self._done
-            or (point.position is not None and point.action == self._running and not self._missing[place])
+            point.action in self._done or (point.position is not None and point.action == self._running and all_arrived)
             for point in queued.after
         )
+
+
+class _LaunchQueue:
+    """A queue of the program that is launched in order, and how far it has come in this step."""
+
+    def __init__(self, entries: Sequence[tuple[QueuedAction, LocalBucket]]) -> None:
+        self._entries = entries
+        self._launched = 0
+        self._missing: list[set[torch.nn.Parameter]] = []
+        self._places: dict[torch.nn.Parameter, list[int]] = {}
+        for place, (_, local) in enumerate(entries):
+            for tensor in local.tensors():
+                self._places.setdefault(tensor, []).append(place)
+
+    @property
+    def is_over(self) -> bool:
+        return self._launched == len(self._entries)
+
+    def begin(self) -> None:
+        self._launched = 0
+        self._missing = [local.tensors() for _, local in self._entries]
+
+    def arrived(self, tensor: torch.nn.Parameter) -> None:
+        """The last gradient of ``tensor`` is there."""
+        for place in self._places.get(tensor, ()):
+            self._missing[place].discard(tensor)
+
+    def next_that(self, may_launch: Callable[[QueuedAction, bool], bool]) -> tuple[QueuedAction, LocalBucket] | None:
+        """The next entry, if it may be launched, which it counts as from now on."""
+        if self.is_over or not may_launch(self._entries[self._launched][0], not self._missing[self._launched]):
+            return None
+        self._launched += 1
+        return self._entries[self._launched - 1]
 
 
 def _from_autograd(sums: "weakref.ref[GradientSync]", tensor: torch.Tensor) -> None:

@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.buckets import LocalBucket
+from hetero.runtime.host_adamw import HostUpdate
+from hetero.runtime.host_optimizer import HostOptimizer
 from hetero.runtime.loss_scaler import LossScaler
 from hetero.runtime.sharded_state import TensorSlice
 
@@ -86,6 +88,7 @@ class Optimizer:
 
     Args:
         scaler: of the loss, in fp16.
+        host: updates what the plan leaves to it; the rest is updated here.
     """
 
     def __init__(
@@ -95,13 +98,22 @@ class Optimizer:
         options: AdamOptions,
         *,
         scaler: LossScaler | None = None,
+        host: HostOptimizer | None = None,
     ) -> None:
         self._context = context
         self._buckets = buckets
         self._options = options
         self._scaler = scaler
-        self._ranges = [updated for local in buckets for updated in _updated_ranges(local)]
+        self._host = host
+        self._num_updates = 0
+        on_device = [local for local in buckets if host is None or local.number not in host]
+        self._ranges = [updated for local in on_device for updated in _updated_ranges(local)]
         self.torch_optimizer = _adamw(self._ranges, options)
+
+    def begin(self) -> None:
+        """A step begins: its gradients will be written where the last ones are."""
+        if self._host is not None:
+            self._host.begin(self._updates(1.0 / self._scale))
 
     @torch.no_grad()
     def agree(
@@ -128,7 +140,7 @@ class Optimizer:
         dist.all_reduce(totals, group=self._context.world)
         self._context.timing.meet()
         squares, loss, tokens, stop, *sums = totals.tolist()
-        scale = self._scaler.scale if self._scaler is not None else 1.0
+        scale = self._scale
         norm = squares**0.5 / scale
         skipped = not math.isfinite(squares)
         if self._scaler is not None:
@@ -137,10 +149,25 @@ class Optimizer:
 
     @torch.no_grad()
     def apply(self, result: StepResult) -> None:
-        """Clip, and update what this rank updates; others may still have the old weights of that."""
-        self._scale_gradients(self._clip_factor(result.grad_norm) / result.loss_scale)
+        """Clip, and update what this rank updates; others may still have the old weights of that.
+
+        What is left to the host is updated from now on, beside what comes next.
+        """
+        clip_factor = self._clip_factor(result.grad_norm)
+        factor = clip_factor / result.loss_scale
+        if self._host is not None:
+            self._host.update(self._updates(factor))
+            self._host.trusts_guesses = clip_factor == 1.0
+        self._num_updates += 1
+        self._scale_gradients(factor)
         self.torch_optimizer.step()
         self._set_weights()
+
+    def skip(self) -> None:
+        """There is no update in this step."""
+        if self._host is not None:
+            self._host.skip()
+            self._host.trusts_guesses = False
 
     def state(self, *, owner: int | None) -> list[TensorSlice]:
         """Weights, their master copy and Adam's moments, as far as this rank updates them.
@@ -155,34 +182,74 @@ class Optimizer:
         for local in self._buckets:
             within = local.summed if owner is None else local.updated_of(owner)
             slices += local.slices("weights", local.weights, first=0, within=within)
-        for updated in self._ranges:
-            local = updated.local
+        for local, place, kinds in self._states():
             within = local.whole if owner is None else local.updated_of(owner)
+            for kind, values in kinds.items():
+                slices += local.slices(kind, values, first=place.start, within=within)
+        return slices
+
+    def _states(self) -> Iterator[tuple[LocalBucket, slice, dict[str, torch.Tensor]]]:
+        """The state of each range by kind, wherever it lives, with its place in its bucket."""
+        for updated in self._ranges:
             moments = self.torch_optimizer.state[updated.main]
             kinds = {"exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
             if updated.has_master:
                 kinds["master"] = updated.main.detach()
-            for kind, values in kinds.items():
-                slices += local.slices(kind, values, first=updated.place.start, within=within)
-        return slices
+            yield updated.local, updated.place, kinds
+        for each in self._host.ranges() if self._host is not None else ():
+            kinds = {"exp_avg": each.adamw.exp_avg, "exp_avg_sq": each.adamw.exp_avg_sq}
+            if each.has_master:
+                kinds["master"] = each.adamw.main
+            yield each.local, each.place, kinds
 
     def finish_loading(self, *, num_updates: int) -> None:
         """The tensors of :meth:`state` have been written: make weights and masters agree with them.
 
         What others own is gathered by :meth:`hetero.runtime.trainer.Trainer.finish_loading`.
         """
+        self._num_updates = num_updates
         for updated in self._ranges:
             self.torch_optimizer.state[updated.main]["step"].fill_(num_updates)
         self._set_weights()
+        for each in self._host.ranges() if self._host is not None else ():
+            each.loaded()
 
     def state_bytes(self) -> int:
-        """Bytes of master weights and moments on this rank."""
+        """Bytes of master weights and moments on this rank's device."""
         total = 0
         for updated in self._ranges:
             state = self.torch_optimizer.state[updated.main]
             tensors = [state["exp_avg"], state["exp_avg_sq"], *([updated.main] if updated.has_master else [])]
             total += sum(tensor.nbytes for tensor in tensors)
         return total
+
+    @property
+    def moves_state(self) -> bool:
+        """What :meth:`state` returns is in other tensors after the next step: on some rank of the plan."""
+        return any(stage.offload.speculate for _, _, stage in self._context.plan.stages())
+
+    def host_bytes(self) -> int:
+        """Bytes of its host's memory that this rank holds."""
+        return self._host.nbytes if self._host is not None else 0
+
+    @property
+    def _scale(self) -> float:
+        """By what the loss of this step is multiplied."""
+        return self._scaler.scale if self._scaler is not None else 1.0
+
+    def _updates(self, factor: float) -> dict[bool, HostUpdate]:
+        """The update after those so far, of what decays and of what does not."""
+        return {
+            decays: HostUpdate(
+                number=self._num_updates + 1,
+                lr=group["lr"],
+                betas=group["betas"],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                factor=factor,
+            )
+            for decays, group in zip((True, False), self.torch_optimizer.param_groups, strict=True)
+        }
 
     def _set_weights(self) -> None:
         for updated in self._ranges:
@@ -205,18 +272,23 @@ class Optimizer:
             torch._foreach_mul_([each.main.grad for each in self._ranges if each.main.grad is not None], factor)
 
 
-def _updated_ranges(local: LocalBucket) -> Iterator[_UpdatedRange]:
-    """What of a bucket this rank updates: first what decays, then the rest."""
+def updated_places(local: LocalBucket) -> Iterator[tuple[slice, bool]]:
+    """What of a bucket this rank updates, and whether that decays: first what does, then the rest."""
     boundary, summed = local.bucket.end_of_decayed, local.summed
     for decays, start, end in ((True, 0, boundary), (False, boundary, local.bucket.length)):
         place = slice(max(start, summed.start), min(end, summed.stop))
         if place.start < place.stop:
-            weights = local.weights[place]
-            # The gradients are in full precision.
-            main = weights if weights.dtype == local.gradients.dtype else weights.to(local.gradients.dtype)
-            main = main.detach().requires_grad_()
-            main.grad = local.gradients[place]
-            yield _UpdatedRange(local, place, decays, main)
+            yield place, decays
+
+
+def _updated_ranges(local: LocalBucket) -> Iterator[_UpdatedRange]:
+    for place, decays in updated_places(local):
+        weights = local.weights[place]
+        # The gradients are in full precision.
+        main = weights if weights.dtype == local.gradients.dtype else weights.to(local.gradients.dtype)
+        main = main.detach().requires_grad_()
+        main.grad = local.gradients[place]
+        yield _UpdatedRange(local, place, decays, main)
 
 
 def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 The same on every rank.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,8 +58,10 @@ class DataParallelOptions:
     overlap_grad_reduce: reduce gradients beside the last backward instead of after it.
     overlap_param_gather: under a plan with a distributed optimizer, gather updated weights beside the next forward
         instead of before it.
+    host_cores: of this rank, on which its host updates what the plan leaves to it; all that it may use, if ``None``.
     """
 
     bucket_numel: int
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = False
+    host_cores: Sequence[int] | None = None

@@ -114,6 +114,8 @@ class TrainingSession:
 
         Gradients have been summed by then: all ranks that share one have the same to show.
         """
+        # The ranks say so in a communicator in which weights may still be gathered.
+        self.trainer.finish_gather()
         found = self.trainer.not_finite()
         every = [found] * self._context.plan.world_size
         dist.all_gather_object(every, found)

@@ -9,15 +9,16 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.plan.lowering import CollectiveOptions, evaluation_program, lower_rank
-from hetero.runtime.buckets import NamedParameters, connect_buckets, local_buckets
+from hetero.runtime.buckets import LocalBucket, NamedParameters, connect_buckets, local_buckets
 from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
+from hetero.runtime.host_optimizer import HostOptimizer, update_cores
 from hetero.runtime.layer_choice import runs_cuda
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
 from hetero.runtime.main_grad import main_grad
 from hetero.runtime.microbatch import Microbatch
-from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
+from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult, updated_places
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.runtime.stage import build_stages
@@ -81,14 +82,15 @@ class Trainer:
         program = lower_rank(
             plan,
             context.rank,
-            {local.number: local.bucket for local in self._buckets if local.number is not None},
+            {local.number: local.bucket for local in self._buckets},
             options=CollectiveOptions(
                 overlap_grad_reduce=data_parallel.overlap_grad_reduce,
                 overlap_param_gather=data_parallel.overlap_param_gather,
             ),
         )
-        self._sums = GradientSync(self._buckets, program, timing=context.timing)
-        self._gather = WeightGather(self._buckets, program, self._modules, timing=context.timing)
+        self._host = _host_optimizer(context, self._buckets, data_parallel.host_cores)
+        self._sums = GradientSync(self._buckets, program, host=self._host, timing=context.timing)
+        self._gather = WeightGather(self._buckets, program, self._modules, host=self._host, timing=context.timing)
         runners = {
             work.placement.stage: StageRunner(context, work, model, ready=self._sums.arrived)
             for work, model in zip(context.stages, models, strict=True)
@@ -97,7 +99,7 @@ class Trainer:
             Executor(context, each, stages=runners, sums=self._sums, gather=self._gather)
             for each in (program, evaluation_program(plan, context.rank))
         )
-        self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler)
+        self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler, host=self._host)
         self._background: BackgroundCopies | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._num_tokens = torch.zeros((), dtype=torch.float64, device=context.device)
@@ -114,6 +116,8 @@ class Trainer:
     def attach(self, background: BackgroundCopies) -> None:
         """Let ``background`` copy the state beside the steps that follow."""
         self._background = background
+        if self._host is not None:
+            self._host.before_weights_change(background.wait_until_read)
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
@@ -130,8 +134,18 @@ class Trainer:
         gradients += sum(main_grad(tensor).nbytes for tensor in cut)
         return weights, gradients, self.optimizer.state_bytes()
 
+    def host_bytes(self) -> int:
+        """Bytes of its host's memory that the plan lets this rank hold."""
+        return self.optimizer.host_bytes()
+
+    def finish_host_updates(self) -> None:
+        """Wait for what the host still updates, before anyone looks at the optimizer's state."""
+        if self._host is not None:
+            self._host.finish()
+
     def finish_gather(self) -> None:
         """Wait for weights that are still on their way from the last update, before anyone looks at them."""
+        self.finish_host_updates()
         self._gather.finish()
 
     def finish_loading(self, *, num_updates: int) -> None:
@@ -181,6 +195,7 @@ class Trainer:
 
         It is in every ``main_grad``, or with a distributed optimizer in the shards that this rank owns.
         """
+        self.optimizer.begin()
         self._num_tokens = _count_tokens(microbatches) if self._reports_loss else torch.zeros_like(self._num_tokens)
         loss = self._executor.run(
             StepInputs(
@@ -205,6 +220,8 @@ class Trainer:
         if not result.skipped:
             # A rank that owns nothing still gathers what the others have updated.
             self._executor.update(partial(self._apply, result))
+        else:
+            self.optimizer.skip()
         return result
 
     def _apply(self, result: StepResult) -> None:
@@ -231,7 +248,11 @@ class Trainer:
         """
         total = self._num_tokens.clone()
         losses = self._context.losses
-        pending = dist.all_reduce(total, group=losses, async_op=True) if losses is not None else None
+        pending = (
+            self._gather.behind(lambda: dist.all_reduce(total, group=losses, async_op=True))
+            if losses is not None
+            else None
+        )
 
         @cache
         def loss_scale() -> torch.Tensor:
@@ -245,6 +266,23 @@ class Trainer:
         """By what the sum of token losses is multiplied, if the global batch has so many loss tokens."""
         scale = self.scaler.scale if self.scaler is not None else 1.0
         return scale / num_tokens.clamp(min=1)
+
+
+def _host_optimizer(
+    context: ParallelContext, buckets: Sequence[LocalBucket], cores: Sequence[int] | None
+) -> HostOptimizer | None:
+    """What updates on the host, if the plan leaves something there for this rank."""
+    left = [local for local in buckets if context.rank in local.bucket.on_host]
+    if not left:
+        return None
+    # The next forward needs the lowest positions first.
+    left.sort(key=lambda local: (local.bucket.position, -local.number))
+    return HostOptimizer(
+        [(local, place, decays) for local in left for place, decays in updated_places(local)],
+        speculates=any(work.stage.offload.speculate for work in context.stages),
+        device=context.device,
+        cores=cores or update_cores(local_rank=0, ranks=1),
+    )
 
 
 def _count_tokens(microbatches: Sequence[Microbatch] | None) -> torch.Tensor:

@@ -1,20 +1,29 @@
-"""Brings updated weights from the ranks that own them to all that hold them, beside the next forward."""
+"""Brings updated weights from who updates them to all ranks that hold them, beside the next forward."""
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from hetero.distributed.timing import Timing, Waitable
 from hetero.runtime.buckets import LocalBucket
-from hetero.schedule.program import Program
+from hetero.runtime.host_optimizer import HostOptimizer
+from hetero.schedule.program import Program, QueuedAction
 
 
 class WeightGather:
     """Launches the GATHERs of one rank's program, of which there are none where every holder updates everything.
 
     A gather that has to be there before a position inside a forward is waited for by the modules that have a part of
-    it, right before they run, and by :meth:`finish`; one that has to be there before a whole compute, at once.
+    it, right before they run, and by :meth:`finish`; one that has to be there before a whole compute, at once. So are
+    the weights of a bucket that nobody else holds and that the host updates.
+
+    A rank whose host updates launches its gathers in a thread, each when its own part is back from the host: in the
+    order of the queue, as all do, but beside the forward. The forward itself must not launch them. It waits for its
+    neighbours, and these for gathers of buckets that it needs last (a tied embedding's).
 
     Args:
         buckets: this rank's.
@@ -28,20 +37,25 @@ class WeightGather:
         program: Program,
         modules: Iterable[torch.nn.Module] = (),
         *,
+        host: HostOptimizer | None = None,
         timing: Timing | None = None,
     ) -> None:
-        by_number = {local.number: local for local in buckets if local.number is not None}
+        by_number = {local.number: local for local in buckets}
         gathers = program.queues.get("gather", ())
+        copies = [queued for queued in program.queues.get("copy_in", ()) if queued.before]
         self._buckets = buckets
+        self._host = host
         self._timing = timing or Timing()
         self._queue = [(queued, by_number[queued.action.number]) for queued in gathers]
+        self._copied = [by_number[queued.action.number] for queued in copies]
+        awaited = {queued.action.number: queued for queued in (*gathers, *copies)}
         self._waited_for_at_once = [
-            queued.action.number for queued in gathers if any(point.position is None for point in queued.before)
+            number for number, queued in awaited.items() if any(point.position is None for point in queued.before)
         ]
-        gathered = {queued.action.number for queued in gathers}
-        self._at_hand = [local for local in buckets if local.number not in gathered]
+        self._at_hand = [local for local in buckets if local.number not in awaited]
         self._pending: dict[int, tuple[LocalBucket, Sequence[Waitable]]] = {}
-        self._listen(modules, gathered.difference(self._waited_for_at_once), by_number)
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="weight-gather") if host is not None else None
+        self._listen(modules, set(awaited).difference(self._waited_for_at_once), by_number)
 
     def start(self) -> None:
         """Launch all gathers in the order of the queue: per bucket what its
@@ -49,12 +63,22 @@ class WeightGather:
         """
         for local in self._at_hand:
             local.return_weights()
+        for local in self._copied:
+            self._pending[local.number] = local, self._own_part(local)
+        updated = _so_far(self._buckets[0].weights.device) if self._buckets else None
         for queued, local in self._queue:
-            start = partial(local.collectives.gather, local.weights)
-            works = self._timing.collective(queued, "all_gather", local.bucket, start)
-            self._pending[queued.action.number] = local, works
+            if self._launcher is None:
+                works = self._gather(queued, local)
+            else:
+                assert updated is not None
+                works = [_Launched(self._launcher.submit(self._gather_behind, updated, queued, local))]
+            self._pending[local.number] = local, works
         for number in self._waited_for_at_once:
             self._wait(number)
+
+    def behind(self, start: Callable[[], Waitable]) -> Waitable:
+        """Start a collective of the next step behind all gathers, whose communicator it may share."""
+        return start() if self._launcher is None else _Launched(self._launcher.submit(lambda: [start()]))
 
     def warm_up(self) -> None:
         """Do once what is done with weights after a gather, when all are there."""
@@ -65,6 +89,21 @@ class WeightGather:
         """Wait until every weight is there."""
         for number in list(self._pending):
             self._wait(number)
+
+    def _own_part(self, local: LocalBucket) -> Sequence[Waitable]:
+        arrival = self._host.arrival(local.number) if self._host is not None else None
+        return [arrival] if arrival is not None else []
+
+    def _gather(self, queued: QueuedAction, local: LocalBucket) -> Sequence[Waitable]:
+        start = partial(local.collectives.gather, local.weights)
+        return self._timing.collective(queued, "all_gather", local.bucket, start)
+
+    def _gather_behind(self, updated: "_Update", queued: QueuedAction, local: LocalBucket) -> Sequence[Waitable]:
+        """In the thread: once the own part is there, of the device's update or of the host's."""
+        with updated.seen():
+            for arrival in self._own_part(local):
+                arrival.wait()
+            return self._gather(queued, local)
 
     def _wait(self, number: int) -> None:
         if number in self._pending:
@@ -93,3 +132,39 @@ class WeightGather:
                 self._wait(number)
 
         return hook
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """Collectives that a thread launches; waiting raises what it raised."""
+
+    launched: "Future[Sequence[Waitable]]"
+
+    def wait(self) -> object:
+        for work in self.launched.result():
+            work.wait()
+        return None
+
+    def is_completed(self) -> bool:
+        return self.launched.done() and all(work.is_completed() for work in self.launched.result())
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The update of the device, as far as it was started."""
+
+    device: torch.device
+    event: torch.cuda.Event | None
+
+    def seen(self) -> "torch.cuda.StreamContext | nullcontext[None]":
+        """Surrounds what comes behind it, in a thread; on CUDA in a stream that waits for it."""
+        if self.event is None:
+            return nullcontext()
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_event(self.event)
+        return torch.cuda.stream(stream)
+
+
+def _so_far(device: torch.device) -> _Update:
+    event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    return _Update(device, event)

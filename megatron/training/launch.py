@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.cost.capacity import check_memory
-from hetero.distributed.environment import describe_cuda_environment
+from hetero.distributed.environment import describe_cuda_environment, local_place
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
 from hetero.distributed.found_devices import FoundDevice, check_devices, found_device, short_of_memory
 from hetero.distributed.hardware_queues import check_hardware_queues
@@ -60,12 +60,14 @@ class Launch:
     """Holds what the launcher says of this process. ``store`` is ``None`` if it is the only one.
 
     cuda_environment: for the log, what CUDA, torch and NCCL are told.
+    local_world_size: ranks of this host.
     elastic: what the agent of this rank has told it, ``None`` where none has started it.
     """
 
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int = 1
     store: StoreAddress | None = None
     cuda_environment: str = ""
     elastic: RankAssignment | None = None
@@ -104,6 +106,7 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
+        local_world_size=local_place(environment)[1],
         store=store,
         cuda_environment=describe_cuda_environment(environment),
         elastic=_assignment(environment, world_size=world_size),

@@ -70,7 +70,7 @@ def start(rank: int, plan: Plan, *, overlap: bool = True) -> tuple[Action, Gradi
     program = lower_rank(
         plan,
         rank,
-        {local.number: local.bucket for local in buckets if local.number is not None},
+        {local.number: local.bucket for local in buckets},
         options=CollectiveOptions(overlap_grad_reduce=overlap),
     )
     sync = GradientSync(buckets, program)
@@ -320,7 +320,7 @@ def gradients_of_a_later_kernel(rank: int, plan: Plan) -> tuple[list[int], dict[
     for tensor in late:
         tensor.skip_backward_post_hook = True
     buckets = local_buckets(context, tensors, bucket_numel=BUCKET_NUMEL, gradient_dtype=torch.float64)
-    held = {local.number: local.bucket for local in buckets if local.number is not None}
+    held = {local.number: local.bucket for local in buckets}
     program = lower_rank(plan, rank, held, options=CollectiveOptions())
     sync = GradientSync(buckets, program)
     launches: Launches = []

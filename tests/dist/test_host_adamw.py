@@ -56,7 +56,7 @@ def train_beside(rank: int, plan: Plan, clip_grad: float, spoilt_step: int | Non
     ranges = optimizer._ranges
     found = Beside(len(ranges), {group_of[each.main]["weight_decay"] for each in ranges}, 0, 0, 0, [])
     with BoundThreads(sorted(os.sched_getaffinity(0))[:1]) as threads:
-        hosts = [HostAdamW(each.main.detach().clone(), threads, chunk_numel=128) for each in ranges]
+        hosts = [HostAdamW(each.main.detach().clone(), threads, previews=True, chunk_numel=128) for each in ranges]
         left = [each.weights.detach().clone() for each in ranges]
         for step in range(NUM_STEPS):
             trainer.compute_gradients(microbatches(plan, rank, step=step) if reads_data(context) else None)

@@ -17,6 +17,7 @@ from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import parameters
 from tests.dist.resumed_runs import END, HALF, run
 from tests.helpers.comparison import shard
+from tests.helpers.host_training import left_to_hosts
 from tests.helpers.layouts import layout
 from tests.helpers.plans import with_batch, with_shares
 from tests.helpers.sessions import Session
@@ -42,6 +43,16 @@ def pair(style: str, first: str, second: str, *, sharded: tuple[bool, bool] = (T
 
 
 GPT, LLAMA = "gpt2-tied", "llama-gqa"
+
+
+def left_to_hosts_at(*, first: bool) -> Pair:
+    """Hosts have what the one leg's devices update."""
+    made = pair(LLAMA, "everything", "four-stages")
+    if first:
+        return dataclasses.replace(made, first=left_to_hosts(made.first, speculate=True))
+    return dataclasses.replace(made, second=left_to_hosts(made.second, speculate=False))
+
+
 PAIRS = {
     "more-layers-in-front": pair(LLAMA, "uneven-layers", "four-stages"),
     "one-rank-and-many": pair(GPT, "one-stage", "everything"),
@@ -56,6 +67,8 @@ PAIRS = {
     "halves-and-whole-layers": pair(GPT, "half-cuts", "uneven-layers"),
     "whole-layers-and-halves": pair(LLAMA, "four-stages", "half-cut-and-whole", sharded=(False, True)),
     "other-halves": pair("moe", "half-cuts", "half-cut-and-whole"),
+    "from-hosts-to-devices": left_to_hosts_at(first=True),
+    "from-devices-to-hosts": left_to_hosts_at(first=False),
     "unequal-shares": Pair(
         layout("everything", LLAMA),
         with_shares(layout("everything", LLAMA), (2, 5, 2, 5, 8)),

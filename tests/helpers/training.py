@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +37,7 @@ class Trace:
     gradients: after every step, the boxes of the gradient that this rank has the sums of.
     optimizer_bytes: of master weights and moments.
     weights: after every step; empty where nobody looked.
+    host_counts, host_bytes: what the host did and holds, where the plan leaves something to it.
     """
 
     tp: int = 1
@@ -46,6 +47,19 @@ class Trace:
     grad_norms: list[float] = field(default_factory=list)
     gradients: list["Sums"] = field(default_factory=list)
     weights: list[dict[str, np.ndarray]] = field(default_factory=list)
+    host_counts: dict[str, int] = field(default_factory=dict)
+    host_bytes: int = 0
+
+    def first(self, num_steps: int) -> "Trace":
+        """What was seen in so many steps; all are alike, so it is what a shorter training shows."""
+        assert num_steps <= len(self.losses)
+        return dataclasses.replace(
+            self,
+            losses=self.losses[:num_steps],
+            grad_norms=self.grad_norms[:num_steps],
+            gradients=self.gradients[:num_steps],
+            weights=self.weights[:num_steps],
+        )
 
 
 def trace_of(plan: Plan, rank: int) -> Trace:
@@ -115,9 +129,11 @@ def train(
     weights_at: Literal["every step", "the end"] = "every step",
     device: str = "cpu",
     adam: AdamOptions = ADAM,
+    prepare: Callable[[Trainer, int], None] | None = None,
 ) -> Trace | None:
     """Run on every rank of ``plan``. Returns ``None`` on idle ranks.
 
+    prepare: called with the trainer and the rank before the first step.
     weights_at: when to look at the weights. Who looks waits for those that are being gathered, and leaves the next
         forward nothing to wait for.
     """
@@ -131,6 +147,8 @@ def train(
         data_parallel=data_parallel,
         loss_scale=loss_scale,
     )
+    if prepare is not None:
+        prepare(trainer, rank)
     session = TrainingSession(context, trainer, data=data_of(context))
     work = context.work
     trace = Trace(tp=work.stage.tp, tp_rank=work.placement.tp_rank) if work is not None else None
@@ -146,6 +164,8 @@ def train(
             weights = session.weights() if looks else {}
             trace.weights.append({name: tensor.double().cpu().numpy().copy() for name, tensor in weights.items()})
             trace.optimizer_bytes = trainer.optimizer.state_bytes()
+    if trace is not None and trainer._host is not None:
+        trace.host_counts, trace.host_bytes = trainer._host.counts, trainer.host_bytes()
     return trace
 
 
@@ -197,13 +217,7 @@ def one_process(plan: Plan, num_steps: int) -> Trace:
     """
     assert num_steps <= MOST_STEPS
     alone: Trace = run_alone(train, one_process_plan(plan), MOST_STEPS)
-    return dataclasses.replace(
-        alone,
-        losses=alone.losses[:num_steps],
-        grad_norms=alone.grad_norms[:num_steps],
-        gradients=alone.gradients[:num_steps],
-        weights=alone.weights[:num_steps],
-    )
+    return alone.first(num_steps)
 
 
 def sums_of(trainer: Trainer) -> Sums:

@@ -24,6 +24,7 @@ from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import step_rows
+from hetero.plan.offload import offloads
 from hetero.plan.rank_description import describe_rank
 from hetero.plan.validate import validate
 from hetero.schedule.actions import COMPUTE
@@ -101,6 +102,11 @@ def _all_gather(own: WarmUp) -> list[WarmUp]:
 
 def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: int, seq_length: int) -> Plan:
     """The small model's plan, after a look at every device's price."""
+    if offloads(stage for _, _, stage in plan.stages()):
+        raise ConfigError(
+            "emulation: the plan leaves the optimizer of some stages to hosts (offload), whose updates and copies are "
+            "not emulated yet; take offload out of its stages"
+        )
     check_plan_on_cluster(plan, cluster)
     for _, _, stage in plan.stages():
         costs.of(stage)

@@ -1,0 +1,293 @@
+"""Updates on the host what a plan leaves there, beside the computes of the device.
+
+    main thread   ... last backward ──┬──────────────┬─ agree on the norm ─┬─ next forward ── waits for what it needs
+    copies out                        └ OUT_G 9      └ OUT_G 4             │
+    updates                                └ [PREVIEW 9]                   └ HOST_UPDATE 4 ─┬ HOST_UPDATE 9 ─┐
+    weights come back                                                                       └ IN_P 4         └ IN_P 9
+
+A thread copies the summed gradients of a bucket out as soon as they are there. Another updates: once the norm is known,
+in the order in which the next forward needs the weights, and where the plan speculates also before, as if nothing were
+clipped, on a second state (:mod:`.host_adamw`). What has not been previewed by then no longer is. What was previewed
+wrongly is updated again; a forward never runs on weights whose norm was not known.
+
+After a step that was clipped or skipped nothing is previewed in the next one: it would be wrong most likely
+(heuristic).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from hetero.distributed.timing import Waitable
+from hetero.runtime.buckets import LocalBucket
+from hetero.runtime.host_adamw import BoundThreads, HostAdamW, HostUpdate
+from hetero.runtime.host_copies import Arrived, HostCopies, host_copies
+
+UpdateOf = Mapping[bool, HostUpdate]
+"""The update of what decays (true) and of what does not."""
+
+
+@dataclass(slots=True, eq=False)
+class HostRange:
+    """A range of a bucket that this rank updates on its host, and whose weights all decay or all do not.
+
+    gradients: on the host, as the last sum left them.
+    leaving: on the host, where its new weights leave from; the weights themselves where the device has no memory of
+        its own.
+    """
+
+    local: LocalBucket
+    place: slice
+    decays: bool
+    adamw: HostAdamW
+    gradients: torch.Tensor
+    leaving: torch.Tensor
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """On the device."""
+        return self.local.weights[self.place]
+
+    @property
+    def has_master(self) -> bool:
+        """The state's weights are in another precision than the layers'."""
+        return self.adamw.main.dtype != self.leaving.dtype
+
+    @torch.no_grad()
+    def loaded(self) -> None:
+        """The tensors of the state have been written, and those of the weights where these are all: both agree now."""
+        if self.has_master:
+            self.leaving.copy_(self.adamw.main)
+            self.weights.copy_(self.leaving)
+        else:
+            self.adamw.main.copy_(self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """On the host."""
+        beside = 0 if self.leaving.data_ptr() == self.weights.data_ptr() else self.leaving.nbytes
+        return self.adamw.nbytes + self.gradients.nbytes + beside
+
+
+@dataclass(slots=True, eq=False)
+class _HostBucket:
+    """The ranges of one bucket, and how far its step has come."""
+
+    ranges: list[HostRange]
+    copied: "Future[Future[None] | None] | None" = None
+    updated: "Future[Arrived] | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class _Guess:
+    """The update that previews of one step try, until the right one is known."""
+
+    updates: UpdateOf
+    is_over: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyOut:
+    """A copy of summed gradients to the host.
+
+    summed: comes back when they are there.
+    updated: of the step before.
+    """
+
+    bucket: _HostBucket
+    summed: Callable[[], None]
+    guess: _Guess | None
+    updated: "Future[Arrived] | None"
+
+
+class HostOptimizer:
+    """Updates the ranges of one rank that its plan leaves to its host.
+
+    A step is: :meth:`begin`; :meth:`summed` for each bucket as its gradients come; :meth:`update` or :meth:`skip`.
+
+    Args:
+        ranges: places in their buckets, and whether these decay, in the order of the forward.
+        speculates: previews updates.
+
+    Attributes:
+        counts: how many buckets were previewed, had been previewed rightly, and were updated with the norm known.
+    """
+
+    def __init__(
+        self,
+        ranges: Sequence[tuple[LocalBucket, slice, bool]],
+        *,
+        speculates: bool,
+        device: torch.device,
+        cores: Sequence[int],
+    ) -> None:
+        self.counts = {"previewed": 0, "right": 0, "updated": 0}
+        self.trusts_guesses = True
+        self.speculates = speculates
+        self._copies = host_copies(device)
+        self._threads = BoundThreads(cores)
+        self._copying = ThreadPoolExecutor(1, thread_name_prefix="host-copy-out")
+        self._updating = ThreadPoolExecutor(1, thread_name_prefix="host-update-queue")
+        self._may_change: Callable[[], None] = _at_once
+        self._guess: _Guess | None = None
+        self._buckets: dict[int, _HostBucket] = {}
+        for local, place, decays in ranges:
+            made = _host_range(local, place, decays, self._threads, self._copies, speculates=speculates)
+            self._buckets.setdefault(local.number, _HostBucket([])).ranges.append(made)
+
+    def __contains__(self, bucket: int) -> bool:
+        return bucket in self._buckets
+
+    def ranges(self) -> Iterator[HostRange]:
+        """All, in the order of the forward."""
+        for bucket in self._buckets.values():
+            yield from bucket.ranges
+
+    @property
+    def nbytes(self) -> int:
+        """Of the host's memory."""
+        return sum(each.nbytes for each in self.ranges())
+
+    def before_weights_change(self, wait: Callable[[], None]) -> None:
+        """Call ``wait`` before weights of a step come back that may not be over yet."""
+        self._may_change = wait
+
+    def begin(self, guess: UpdateOf) -> None:
+        """A step begins, whose update is ``guess`` if nothing is clipped."""
+        self.wait_until_copied()
+        self._guess = _Guess(guess) if self.speculates and self.trusts_guesses else None
+
+    def summed(self, local: LocalBucket, works: Sequence[Waitable]) -> None:
+        """The gradients of a bucket are there, or are once ``works`` are over: copy out what is updated here."""
+        bucket = self._buckets.get(local.number)
+        if bucket is not None:
+            begin = _CopyOut(bucket, self._copies.after(works), self._guess, bucket.updated)
+            bucket.copied = self._copying.submit(self._copy_out, begin)
+
+    def wait_until_copied(self) -> None:
+        """Come back when the buffers of the gradients may change."""
+        for bucket in self._buckets.values():
+            if bucket.copied is not None:
+                bucket.copied.result()
+
+    def update(self, updates: UpdateOf) -> None:
+        """Start the update of all ranges, in the order of the forward."""
+        self._guess_is_over()
+        for bucket in self._buckets.values():
+            bucket.updated = self._updating.submit(self._update, bucket, bucket.copied, updates)
+
+    def skip(self) -> None:
+        """There is no update in this step: put back the weights that were previewed."""
+        self._guess_is_over()
+        for bucket in self._buckets.values():
+            bucket.updated = self._updating.submit(self._skip, bucket)
+
+    def arrival(self, bucket: int) -> Waitable | None:
+        """To be waited for before the weights of ``bucket`` that this rank updates are read on the device."""
+        found = self._buckets.get(bucket)
+        return _Arrival(found.updated) if found is not None and found.updated is not None else None
+
+    def finish(self) -> None:
+        """Wait for everything that was started; what a thread raised is raised here."""
+        self.wait_until_copied()
+        for bucket in self._buckets.values():
+            if bucket.updated is not None:
+                bucket.updated.result().wait()
+
+    @torch.no_grad()
+    def _copy_out(self, begin: "_CopyOut") -> "Future[None] | None":
+        """Returns the preview that it has asked for."""
+        if begin.updated is not None:
+            # The last update reads what is overwritten here.
+            begin.updated.result()
+        with self._copies.outwards():
+            begin.summed()
+            for each in begin.bucket.ranges:
+                self._copies.copy(each.gradients, each.local.gradients[each.place])
+        return self._updating.submit(self._preview, begin.bucket, begin.guess) if begin.guess is not None else None
+
+    @torch.no_grad()
+    def _preview(self, bucket: _HostBucket, guess: _Guess) -> None:
+        if guess.is_over:
+            return
+        self._may_change()
+        self.counts["previewed"] += 1
+        for each in bucket.ranges:
+            each.adamw.preview(each.gradients, guess.updates[each.decays], weights=each.leaving)
+        self._bring_back(bucket.ranges)
+
+    @torch.no_grad()
+    def _update(self, bucket: _HostBucket, copied: "Future[Future[None] | None] | None", updates: UpdateOf) -> Arrived:
+        previewed = copied.result() if copied is not None else None
+        if previewed is not None and previewed.done():
+            # One that comes behind this finds that it is too late.
+            previewed.result()
+        wrong = [
+            each
+            for each in bucket.ranges
+            if not each.adamw.commit(each.gradients, updates[each.decays], weights=each.leaving)
+        ]
+        self.counts["updated" if wrong else "right"] += 1
+        return self._bring_back(wrong)
+
+    @torch.no_grad()
+    def _skip(self, bucket: _HostBucket) -> Arrived:
+        return self._bring_back([each for each in bucket.ranges if each.adamw.skip(weights=each.leaving)])
+
+    def _bring_back(self, ranges: Sequence[HostRange]) -> Arrived:
+        with self._copies.inwards():
+            for each in ranges:
+                if each.leaving.data_ptr() != each.weights.data_ptr():
+                    self._copies.copy(each.weights, each.leaving)
+        return self._copies.arrived()
+
+    def _guess_is_over(self) -> None:
+        if self._guess is not None:
+            self._guess.is_over = True
+            self._guess = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """Weights on their way back; waiting raises what the update raised."""
+
+    updated: "Future[Arrived]"
+
+    def wait(self) -> object:
+        self.updated.result().wait()
+        return None
+
+    def is_completed(self) -> bool:
+        return self.updated.done()
+
+
+def update_cores(*, local_rank: int, ranks: int) -> list[int]:
+    """The cores of this process whose threads update: those that it may use, shared out to the ``ranks`` of its host.
+
+    Where there are more ranks than cores, several share one.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    return usable[local_rank::ranks] or [usable[local_rank % len(usable)]]
+
+
+def _host_range(
+    local: LocalBucket, place: slice, decays: bool, threads: BoundThreads, copies: HostCopies, *, speculates: bool
+) -> HostRange:
+    weights, gradients = local.weights[place], local.gradients[place]
+    main = copies.to_keep(weights, dtype=gradients.dtype)
+    main.copy_(weights)
+    return HostRange(
+        local,
+        place,
+        decays,
+        HostAdamW(main, threads, previews=speculates),
+        gradients=copies.to_keep(gradients, dtype=gradients.dtype),
+        leaving=copies.for_copies(weights),
+    )
+
+
+def _at_once() -> None:
+    pass

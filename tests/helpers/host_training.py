@@ -1,0 +1,100 @@
+"""Trainings that leave something to their hosts, whose workers are late at random, and previews that are wrong."""
+
+import random
+import time
+from typing import Any
+
+import torch
+
+from hetero.plan.ir import Plan, Stage
+from hetero.plan.offload import Offload
+from hetero.runtime.host_optimizer import HostOptimizer
+from hetero.runtime.loss_scaler import LossScaleOptions
+from hetero.runtime.optimizer import AdamOptions
+from hetero.runtime.options import DataParallelOptions
+from hetero.runtime.trainer import Trainer
+from hetero.spec.model import ModelSpec
+from tests.helpers.plans import sharded, with_every_replica
+from tests.helpers.strategies import positions_in
+from tests.helpers.training import Trace, train
+
+
+def left_to_hosts(plan: Plan, *, speculate: bool) -> Plan:
+    """A shared optimizer, of which stages in turn leave their end, all, the last or nothing to their hosts."""
+
+    def offload(s: int, stage: Stage, model: ModelSpec) -> Offload:
+        positions = positions_in(stage, model)
+        firsts = (positions[len(positions) // 2], positions[0], positions[-1], None)
+        first = firsts[s % len(firsts)]
+        return Offload(optimizer_from=first, speculate=speculate and first is not None)
+
+    return with_every_replica(
+        sharded(plan),
+        lambda replica: replica.with_each_stage(
+            offload=[offload(s, stage, plan.model) for s, stage in enumerate(replica.stages)]
+        ),
+    )
+
+
+class _AlwaysTrusting(HostOptimizer):
+    """Previews in every step, also where every step is clipped."""
+
+    @property
+    def trusts_guesses(self) -> bool:  # type: ignore[override]
+        return True
+
+    @trusts_guesses.setter
+    def trusts_guesses(self, value: bool) -> None:
+        pass
+
+
+def train_on_host(
+    rank: int,
+    plan: Plan,
+    num_steps: int,
+    data_parallel: DataParallelOptions,
+    adam: AdamOptions,
+    previews_always: bool,
+    late_by_s: float,
+    loss_scale: LossScaleOptions | None = None,
+) -> Trace | None:
+    """:func:`.training.train`, which looks at no weight before the end.
+
+    Args:
+        previews_always: as if nothing were ever clipped.
+        late_by_s: every copy and update of the host begins up to so much later, at random.
+    """
+
+    def prepare(trainer: Trainer, rank: int) -> None:
+        host = trainer._host
+        if host is None:
+            return
+        if previews_always:
+            host.__class__ = _AlwaysTrusting
+        if late_by_s:
+            _make_late(host, random.Random(rank), late_by_s)
+
+    return train(
+        rank,
+        plan,
+        num_steps,
+        data_parallel,
+        loss_scale=loss_scale,
+        weights_at="the end",
+        adam=adam,
+        prepare=prepare,
+    )
+
+
+def _make_late(host: Any, lateness: random.Random, late_by_s: float) -> None:
+    copy, run = host._copies.copy, host._threads.run
+
+    def late_copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        time.sleep(late_by_s * lateness.random())
+        copy(target, source)
+
+    def late_run(task: Any, *, count: int) -> None:
+        time.sleep(late_by_s * lateness.random())
+        run(task, count=count)
+
+    host._copies.copy, host._threads.run = late_copy, late_run
