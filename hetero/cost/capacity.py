@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.cost.cost_model import CostModel
+from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import device_memory, memory_costs, plan_memory
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.errors import PlanError, PlanMemoryError
@@ -54,13 +55,16 @@ def capacity_of_rank(rank: int, cluster: ClusterSpec) -> int | None:
 
 
 def check_memory(plan: Plan, cluster: ClusterSpec) -> None:
-    """Raise unless every stage of ``plan``, which has passed the other checks, fits its devices in ``cluster``.
+    """Raise unless every stage of ``plan``, which has passed the other checks, fits its devices in ``cluster``, and its
+    hosts have room for what it leaves to them.
 
     Devices whose memory nobody knows hold everything.
 
     Raises:
-        PlanMemoryError: naming the stage that lacks most, the bytes, and a change with which it would fit.
+        PlanMemoryError: naming the stage that lacks most, the bytes, and a change with which it would fit; or the node
+            whose host lacks memory.
     """
+    check_host_memory(plan, cluster)
     costs = memory_costs(plan)
     if (error := memory_error(plan, cluster, costs, plan_memory(plan, costs))) is not None:
         raise error

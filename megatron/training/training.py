@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rich.console import Console
 
+from hetero.cost.host_memory import host_memory
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_groups import ParallelContext, create_groups
@@ -19,12 +20,14 @@ from hetero.distributed.shutdown import nccl_error
 from hetero.emulation.ranks.setup import Emulation
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
+from hetero.plan.offload import offloads
 from hetero.plan.rank_description import describe_rank
 from hetero.report.tables.layers import RankLayers, layers_table
 from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.report.tables.static_memory import StaticBytes, static_memory_table
 from hetero.runtime.attention import attention_kernel
 from hetero.runtime.dtypes import DTYPES
+from hetero.runtime.host_optimizer import update_cores
 from hetero.runtime.layer_choice import choices_of
 from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions
@@ -64,11 +67,16 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         elastic.failures(),
     ):
         elastic.report("joined")
-        _pretrain(config, device, detector, stop, elastic)
+        _pretrain(config, launch, device, detector, stop, elastic)
 
 
 def _pretrain(
-    config: PretrainConfig, device: torch.device, detector: FailureDetector, stop: Stop, elastic: ElasticRank
+    config: PretrainConfig,
+    launch: Launch,
+    device: torch.device,
+    detector: FailureDetector,
+    stop: Stop,
+    elastic: ElasticRank,
 ) -> None:
     detector.doing = "agreeing on the plan"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device, given=elastic.plan)
@@ -86,7 +94,9 @@ def _pretrain(
     detector.transport_error = functools.partial(nccl_error, context.groups)
     layers = layers_of_ranks(config, context)
     detector.doing = "building the model"
-    trainer = build_trainer(config, context)
+    trainer = build_trainer(
+        config, context, host_cores=update_cores(local_rank=launch.local_rank, ranks=launch.local_world_size)
+    )
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
     with _metrics(config, context, trainer, emulation, layers) as metrics:
         elastic.report("built")
@@ -211,8 +221,15 @@ def build_session(
     )
 
 
-def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
-    """Build this rank's stage, gradient sums and optimizer, as plan and flags say."""
+def build_trainer(
+    config: PretrainConfig, context: ParallelContext, *, host_cores: Sequence[int] | None = None
+) -> Trainer:
+    """Build this rank's stage, gradient sums and optimizer, as plan and flags say.
+
+    Args:
+        host_cores: of this rank, for updates on the host; all that it may use, if ``None``.
+    """
+    asks_hosts = offloads(stage for _, _, stage in context.plan.stages())
     return Trainer(
         context,
         options=config.stage,
@@ -221,7 +238,9 @@ def build_trainer(config: PretrainConfig, context: ParallelContext) -> Trainer:
         data_parallel=DataParallelOptions(
             bucket_numel=config.parallel.bucket_size,
             overlap_grad_reduce=config.parallel.overlap_grad_reduce,
-            overlap_param_gather=config.parallel.overlap_param_gather,
+            # Otherwise the first forward would wait for all that hosts update, as a flag that nobody gave says.
+            overlap_param_gather=config.parallel.overlap_param_gather or asks_hosts,
+            host_cores=host_cores,
         ),
         loss_scale=config.loss_scale,
     )
@@ -281,8 +300,9 @@ def _metrics(
     console.print(plan_picture(context.plan))
     if measured is not None:
         console.print(layers_table(layers))
-        predicted = plan_memory(context.plan, memory_costs(context.plan))
-        console.print(static_memory_table(context.plan, measured, predicted))
+        costs = memory_costs(context.plan)
+        predicted, on_hosts = plan_memory(context.plan, costs), host_memory(context.plan, costs)
+        console.print(static_memory_table(context.plan, measured, predicted, on_hosts))
     if config.emulation is not None:
         console.print(emulation_notice(config.emulation, context.plan))
     return Metrics(
@@ -299,7 +319,7 @@ def _metrics(
 def _static_bytes(context: ParallelContext, trainer: Trainer) -> list[StaticBytes]:
     """List the bytes of weights, gradients and optimizer state by rank; gather of a short object over the world."""
     weights, gradients, optimizer = trainer.static_bytes()
-    own = StaticBytes(weights=weights, gradients=gradients, optimizer=optimizer)
+    own = StaticBytes(weights=weights, gradients=gradients, optimizer=optimizer, host=trainer.host_bytes())
     every = [own] * context.plan.world_size
     dist.all_gather_object(every, own)
     return every

@@ -215,7 +215,7 @@ def test_the_fullest_device_holds_all_of_its_stages() -> None:
 def test_measured_memory_stands_beside_what_all_stages_of_a_device_take() -> None:
     report = interleaved_report()
     measured = [StaticBytes(weights=rank * MIB, gradients=0, optimizer=0) for rank in range(6)]
-    cells = rows(static_memory_table(report.plan, measured, report.memory))
+    cells = rows(static_memory_table(report.plan, measured, report.memory, {}))
     assert [row[:3] for row in cells[:4]] == [
         ["0", "0,2", "0"],
         ["0", "1,3", "1"],
