@@ -124,13 +124,18 @@ class ElasticCluster:
     def freeze_node(self, name: str) -> None:
         """Stop its agent and all that it has started, as a host that stands still."""
         agent = psutil.Process(self._agents[name].pid)
-        for process in (agent, *agent.children(recursive=True)):
-            process.suspend()
+        agent.suspend()
+        for process in agent.children(recursive=True):
+            # A rank may end meanwhile, as it was told to.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
 
     def thaw_node(self, name: str) -> None:
         agent = psutil.Process(self._agents[name].pid)
-        for process in (*agent.children(recursive=True), agent):
-            process.resume()
+        for process in agent.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        agent.resume()
 
     def kill_rank(self, rank: int) -> None:
         """Of the newest epoch."""
