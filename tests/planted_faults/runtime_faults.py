@@ -41,8 +41,8 @@ RUNTIME_FAULTS = (
         name="a bucket is summed before its last gradients are there",
         kind="order",
         file="hetero/runtime/grad_sync.py",
-        find=" and not self._missing[place]",
-        replace="",
+        find=" and all_arrived)",
+        replace=")",
         hints=("tests/dist/test_grad_sync.py",),
     ),
     Fault(
