@@ -128,6 +128,14 @@ def sync_buckets(plan: Plan, *, bucket_numel: int) -> tuple[CountedBucket, ...]:
     return tuple(sorted(ordered, key=lambda bucket: -bucket.position))
 
 
+def buckets_of_one_rank(plan: Plan, *, bucket_numel: int) -> Iterator[CountedBucket]:
+    """The buckets that one rank holds alone, which nobody sums."""
+    for alike in _alike_groups(plan):
+        alone = [ranks for ranks in alike.groups if len(ranks) == 1]
+        for position, numel in alike.buckets(bucket_numel) if alone else ():
+            yield from (CountedBucket(ranks, numel, position) for ranks in alone)
+
+
 def owned_parameters(plan: Plan) -> dict[int, dict[int, OwnedParameters]]:
     """The elements whose optimizer state each rank owns: of what it holds, its share among all that hold the same.
 

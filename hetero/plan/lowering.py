@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.offload import place_of
+from hetero.plan.offload import offloads, place_of
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only
@@ -37,6 +37,17 @@ class CollectiveOptions:
 
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+
+
+def collective_options(plan: Plan, *, overlap_grad_reduce: bool, overlap_param_gather: bool) -> CollectiveOptions:
+    """What ``plan`` makes of these settings: where hosts update, forwards wait for their own weights alone.
+
+    Otherwise the first forward would wait for all that hosts do, and nothing would be beside it.
+    """
+    return CollectiveOptions(
+        overlap_grad_reduce=overlap_grad_reduce,
+        overlap_param_gather=overlap_param_gather or offloads(stage for _, _, stage in plan.stages()),
+    )
 
 
 BucketT = TypeVar("BucketT")

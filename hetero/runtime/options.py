@@ -57,7 +57,7 @@ class DataParallelOptions:
     bucket_numel: elements of gradient that are reduced by one collective, about, where the plan says nothing else.
     overlap_grad_reduce: reduce gradients beside the last backward instead of after it.
     overlap_param_gather: under a plan with a distributed optimizer, gather updated weights beside the next forward
-        instead of before it.
+        instead of before it; so they are anyway where hosts update.
     host_cores: of this rank, on which its host updates what the plan leaves to it; all that it may use, if ``None``.
     """
 

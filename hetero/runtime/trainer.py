@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
-from hetero.plan.lowering import CollectiveOptions, evaluation_program, lower_rank
+from hetero.plan.lowering import collective_options, evaluation_program, lower_rank
 from hetero.runtime.buckets import LocalBucket, NamedParameters, connect_buckets, local_buckets
 from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
@@ -83,7 +83,8 @@ class Trainer:
             plan,
             context.rank,
             {local.number: local.bucket for local in self._buckets},
-            options=CollectiveOptions(
+            options=collective_options(
+                plan,
                 overlap_grad_reduce=data_parallel.overlap_grad_reduce,
                 overlap_param_gather=data_parallel.overlap_param_gather,
             ),

@@ -20,7 +20,6 @@ from hetero.distributed.shutdown import nccl_error
 from hetero.emulation.ranks.setup import Emulation
 from hetero.errors import DeviceMemoryError
 from hetero.plan.ir import Plan
-from hetero.plan.offload import offloads
 from hetero.plan.rank_description import describe_rank
 from hetero.report.tables.layers import RankLayers, layers_table
 from hetero.report.tables.plan import plan_picture, plan_table
@@ -229,7 +228,6 @@ def build_trainer(
     Args:
         host_cores: of this rank, for updates on the host; all that it may use, if ``None``.
     """
-    asks_hosts = offloads(stage for _, _, stage in context.plan.stages())
     return Trainer(
         context,
         options=config.stage,
@@ -238,8 +236,7 @@ def build_trainer(
         data_parallel=DataParallelOptions(
             bucket_numel=config.parallel.bucket_size,
             overlap_grad_reduce=config.parallel.overlap_grad_reduce,
-            # Otherwise the first forward would wait for all that hosts update, as a flag that nobody gave says.
-            overlap_param_gather=config.parallel.overlap_param_gather or asks_hosts,
+            overlap_param_gather=config.parallel.overlap_param_gather,
             host_cores=host_cores,
         ),
         loss_scale=config.loss_scale,

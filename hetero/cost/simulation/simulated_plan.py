@@ -10,11 +10,10 @@ from typing import NamedTuple
 from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.network import Topology, transfer_cost
-from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.engine import LaneStart, Pipeline, Slice
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes, one_lane_each
 from hetero.plan.ir import Plan, Replica, Stage, StageKey
-from hetero.plan.lowering import CollectiveOptions, CollectivePoints
+from hetero.plan.lowering import CollectivePoints, collective_options
 from hetero.plan.reshard import num_phases
 from hetero.schedule.actions import Row, Schedule
 from hetero.schedule.program import Point
@@ -66,6 +65,11 @@ class SimulatedPlan:
         self.groups: list[list[DeviceGroup]] = []
         self.lane_of_rank: dict[int, LaneKey] = {}
         self._owned = owned_parameters(plan) if plan.distributed_optimizer else None
+        self._options = collective_options(
+            plan,
+            overlap_grad_reduce=costs.runtime.overlaps_gradient_sync,
+            overlap_param_gather=costs.runtime.overlaps_param_gather,
+        )
         self._rows: dict[object, Schedule] = {}
         self._points: dict[object, CollectivePoints] = {}
         for r, replica in enumerate(plan.replicas):
@@ -96,7 +100,7 @@ class SimulatedPlan:
             kind = first.device, first.tp, first.micro_batch_size, first.fp8
             cuts = order, numbers, kind, tuple((stages[s].start, stages[s].end) for s in numbers)
             if cuts not in self._points:
-                self._points[cuts] = CollectivePoints(replica, numbers, row, _options(runtime))
+                self._points[cuts] = CollectivePoints(replica, numbers, row, self._options)
             update_s = max(self._update_s(r, numbers, rank) for rank in first.ranks)
             groups.append(
                 DeviceGroup(stages=numbers, row=row, lanes=lanes, update_s=update_s, points=self._points[cuts])
@@ -179,9 +183,3 @@ class SimulatedPlan:
                 for g, group in enumerate(groups)
             ),
         )
-
-
-def _options(runtime: RuntimeModel) -> CollectiveOptions:
-    return CollectiveOptions(
-        overlap_grad_reduce=runtime.overlaps_gradient_sync, overlap_param_gather=runtime.overlaps_param_gather
-    )

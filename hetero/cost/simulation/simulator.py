@@ -24,13 +24,19 @@ from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, la
 from hetero.cost.simulation.engine import NO_CAUSE, LaneStart, Span, WeightWait
 from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
+from hetero.cost.simulation.host_updates import Arrivals, HostUpdates
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.cost.simulation.stage_times import RankTimes, StageTimes, mean_times
 from hetero.plan.ir import GradientSyncPlan, Plan, StageKey
 from hetero.plan.lowering import launch_order
+from hetero.plan.offload import offloads
 from hetero.schedule.actions import SEND, Action, ActionKind
 from hetero.spec.cluster import ClusterSpec
+
+HOST_ROUNDS = 4
+"""When gradients come to the hosts depends on when these had brought weights back, and the other way round: a step is
+looked at so often at most. Heuristic: after two rounds the times mostly stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +147,62 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
     topology = cluster if isinstance(cluster, Topology) else Topology(cluster)
     simulated = SimulatedPlan(plan, costs)
     buckets = _buckets(plan, costs)
+    hosts = HostUpdates(simulated, topology, buckets, bucket_numel=_bucket_numel(plan, costs))
+    arrivals = hosts.arrivals()
+    for _ in range(HOST_ROUNDS):
+        found = _with_arrivals(plan, simulated, topology, buckets, hosts, arrivals)
+        before, arrivals = arrivals, hosts.arrivals(found.summed_s) if hosts else arrivals
+        if arrivals == before:
+            break
+    return found.simulation
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A step whose hosts bring weights back at given times, and when its gradients are summed for them."""
+
+    simulation: Simulation
+    summed_s: Callable[[LaneKey, CountedBucket], float]
+
+
+def _with_arrivals(
+    plan: Plan,
+    simulated: SimulatedPlan,
+    topology: Topology,
+    buckets: Sequence[CountedBucket],
+    hosts: HostUpdates,
+    arrivals: Arrivals,
+) -> _Round:
     begin_s = _begins(simulated)
-    gathers = _gather_weights(simulated, topology, buckets, begin_s)
-    starts = _lane_starts(simulated, begin_s, gathers.spans)
-    replays = ReplicaReplays(simulated.pipelines(topology, starts), runtime=costs.runtime, free_s=gathers.free_s)
-    return _result(plan, simulated, topology, replays, buckets, gathers.spans, replays.late_transfers())
+    # The agreement was so long before second 0, at which the first device has updated.
+    agreed_s = -min((simulated.group(lane).update_s for lane in begin_s), default=0.0)
+    own_s = _own_weights(begin_s, arrivals, agreed_s)
+    gathers = _gather_weights(simulated, topology, buckets, own_s)
+    alone = {lane: [(p, own_s(lane, p)) for p in positions] for lane, positions in hosts.alone().items()}
+    starts = _lane_starts(simulated, begin_s, gathers.spans, alone)
+    replays = ReplicaReplays(
+        simulated.pipelines(topology, starts), runtime=simulated.costs.runtime, free_s=gathers.free_s
+    )
+    simulation = _result(plan, simulated, topology, replays, buckets, gathers.spans, replays.late_transfers())
+    sums = {span.bucket: span.end_s for span in simulation.syncs}
+    ready_s = _gradients_ready(simulated, replays)
+    end_s = simulation.step_s + agreed_s
+    return _Round(
+        simulation,
+        lambda lane, bucket: (sums[bucket] if bucket in sums else ready_s(lane, bucket.position)) - end_s,
+    )
+
+
+def _own_weights(
+    begin_s: Mapping[LaneKey, float], arrivals: Arrivals, agreed_s: float
+) -> Callable[[LaneKey, float], float]:
+    """When a lane has what it updates itself of a position: on its devices, or back from its hosts."""
+
+    def own_s(lane: LaneKey, position: float) -> float:
+        arrived_s = arrivals.get(lane, {}).get(position)
+        return begin_s[lane] if arrived_s is None else max(begin_s[lane], agreed_s + arrived_s)
+
+    return own_s
 
 
 def with_gradient_sync(
@@ -153,21 +210,26 @@ def with_gradient_sync(
 ) -> Simulation:
     """The prediction for the plan of ``simulation`` with another gradient sync, without a new replay where possible.
 
-    What comes before the sums stays what it is, unless a distributed optimizer gathers the same buckets: then the step
-    is replayed.
+    What comes before the sums stays what it is, unless a distributed optimizer gathers the same buckets or hosts update
+    them: then the step is replayed.
 
     Raises:
         ConfigError: two ranks that sum gradients have no link.
     """
     plan = replace(simulation.plan, gradient_sync=gradient_sync)
     simulated, replays = simulation.simulated_plan, simulation.replays
-    if simulation.gathers or simulated is None or replays is None:
+    updates_on_hosts = offloads(stage for _, _, stage in plan.stages())
+    if simulation.gathers or updates_on_hosts or simulated is None or replays is None:
         return simulate(plan, topology, costs)
     return _result(plan, simulated, topology, replays, _buckets(plan, costs), (), simulation.transfers)
 
 
 def _buckets(plan: Plan, costs: CostModel) -> tuple[CountedBucket, ...]:
-    return sync_buckets(plan, bucket_numel=plan.gradient_sync.bucket_numel or costs.runtime.bucket_numel)
+    return sync_buckets(plan, bucket_numel=_bucket_numel(plan, costs))
+
+
+def _bucket_numel(plan: Plan, costs: CostModel) -> int:
+    return plan.gradient_sync.bucket_numel or costs.runtime.bucket_numel
 
 
 def _begins(simulated: SimulatedPlan) -> dict[LaneKey, float]:
@@ -185,35 +247,53 @@ def _gathered(simulated: SimulatedPlan, buckets: Sequence[CountedBucket]) -> Seq
 
 
 def _gather_weights(
-    simulated: SimulatedPlan, topology: Topology, buckets: Sequence[CountedBucket], begin_s: Mapping[LaneKey, float]
+    simulated: SimulatedPlan,
+    topology: Topology,
+    buckets: Sequence[CountedBucket],
+    own_s: Callable[[LaneKey, float], float],
 ) -> CollectiveRun:
-    """Run the gathers of updated weights. All are launched behind the update, before anything of the pipeline."""
+    """Run the gathers of updated weights. All are launched behind the update, before anything of the pipeline, or each
+    when its own part is back from the host."""
     return run_collectives(
         _gathered(simulated, buckets),
         cost_of=_prices(simulated, topology, bytes_per_element=simulated.costs.element_bytes, share=0.5),
-        ready_s=lambda lane, _: begin_s[lane],
+        ready_s=own_s,
         lane_of_rank=simulated.lane_of_rank,
     )
 
 
 def _lane_starts(
-    simulated: SimulatedPlan, begin_s: Mapping[LaneKey, float], gathers: Sequence[CollectiveSpan]
+    simulated: SimulatedPlan,
+    begin_s: Mapping[LaneKey, float],
+    gathers: Sequence[CollectiveSpan],
+    alone: Mapping[LaneKey, Sequence[tuple[float, float]]],
 ) -> dict[LaneKey, LaneStart]:
-    """When each lane starts its first compute at the earliest, and which forwards wait for their weights."""
+    """When each lane starts its first compute at the earliest, and which forwards wait for their weights.
+
+    Args:
+        alone: by lane, positions of weights that are not gathered, and when they are there.
+    """
     waits: dict[LaneKey, dict[Action, WeightWait]] = defaultdict(dict)
+
+    def wait_for(lane: LaneKey, position: float, there_s: float) -> None:
+        point = simulated.group(lane).points.weights_needed(position)
+        wait = waits[lane].get(point.action, WeightWait(0.0, 0.0))
+        stage = simulated.stage_of(lane, point)
+        share = share_of_forward(simulated.costs, stage, point.position) if point.position is not None else 0.0
+        if share == 0.0:
+            wait = wait._replace(start_s=max(wait.start_s, there_s))
+        else:
+            left_s = (1.0 - share) * simulated.costs.of(stage).forward_s
+            wait = wait._replace(end_s=max(wait.end_s, there_s + left_s))
+        waits[lane][point.action] = wait
+
     lanes = lanes_of_buckets((gather.bucket for gather in gathers), simulated.lane_of_rank)
     for gather in gathers:
         for lane in lanes[gather.bucket.ranks]:
-            point = simulated.group(lane).points.weights_needed(gather.bucket.position)
-            wait = waits[lane].get(point.action, WeightWait(0.0, 0.0))
-            stage = simulated.stage_of(lane, point)
-            share = share_of_forward(simulated.costs, stage, point.position) if point.position is not None else 0.0
-            if share == 0.0:
-                wait = wait._replace(start_s=max(wait.start_s, gather.end_s))
-            else:
-                left_s = (1.0 - share) * simulated.costs.of(stage).forward_s
-                wait = wait._replace(end_s=max(wait.end_s, gather.end_s + left_s))
-            waits[lane][point.action] = wait
+            wait_for(lane, gather.bucket.position, gather.end_s)
+    for lane, there in alone.items():
+        for position, there_s in there:
+            wait_for(lane, position, there_s)
     return {
         lane: LaneStart(at_s=at_s, weight_waits=tuple(waits[lane].items()))
         for lane, at_s in begin_s.items()
@@ -249,6 +329,17 @@ def _sum_gradients(
 
     # What is gathered after the update need only be scattered now, each shard to who updates it.
     share = 0.5 if _gathered(simulated, buckets) else 1.0
+    return run_collectives(
+        buckets,
+        cost_of=_prices(simulated, topology, bytes_per_element=simulated.costs.gradient_bytes, share=share),
+        ready_s=_gradients_ready(simulated, replays),
+        lane_of_rank=_replayed_lanes(simulated, replays),
+        transfers=transfers,
+    ).spans
+
+
+def _gradients_ready(simulated: SimulatedPlan, replays: ReplicaReplays) -> Callable[[LaneKey, float], float]:
+    """When a lane has all gradients from a position on."""
 
     @cache
     def ready_s(lane: LaneKey, position: float) -> float:
@@ -261,13 +352,7 @@ def _sum_gradients(
             simulated.costs, stage, point.position, point.action.kind
         )
 
-    return run_collectives(
-        buckets,
-        cost_of=_prices(simulated, topology, bytes_per_element=simulated.costs.gradient_bytes, share=share),
-        ready_s=ready_s,
-        lane_of_rank=_replayed_lanes(simulated, replays),
-        transfers=transfers,
-    ).spans
+    return ready_s
 
 
 def _replayed_lanes(simulated: SimulatedPlan, replays: ReplicaReplays) -> Mapping[int, LaneKey]:

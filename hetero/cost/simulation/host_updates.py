@@ -1,0 +1,173 @@
+"""Says when the weights that hosts update are back on their devices, in the queues that programs have for it.
+
+Of each lane, behind the agreement on the norm at second 0:
+
+    copy_out   OUT_G of each bucket on the host, from the head down, as it is summed
+    host       HOST_UPDATE from the embedding up, from second 0 on; or PREVIEW as gradients come, and what has not
+               begun by second 0 from the embedding up
+    copy_in    IN_P behind each update, in their order
+
+A queue does one thing after the other; times before second 0 are of the step before, whose end is like this one's.
+All ranks of a node update and copy at the same time: its threads are shared out evenly, and so is the link of devices
+behind one switch (heuristic: those that have nothing to copy leave theirs to the others in reality).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetero.cost.gradient_volume import CountedBucket, buckets_of_one_rank
+from hetero.cost.network import Topology
+from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
+from hetero.errors import ConfigError
+from hetero.plan.offload import offloads, stages_of_ranks, updates_on_host
+from hetero.spec.cluster import NodeType
+from hetero.spec.link import Link
+
+Arrivals = Mapping[LaneKey, Mapping[float, float]]
+"""By lane and position of a bucket, when the weights that the lane's hosts update are back: seconds after the agreement
+on the norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """What one rank gets of its host while all ranks of the node ask for it.
+
+    update: parameters per second.
+    copy_out, copy_in: links that are shared with ``sharing`` - 1 others.
+    """
+
+    update: float
+    copy_out: Link
+    copy_in: Link
+    sharing: int
+
+    def out_s(self, num_bytes: float) -> float:
+        """Seconds of a copy to the host."""
+        return _copy_s(self.copy_out, num_bytes, self.sharing)
+
+    def in_s(self, num_bytes: float) -> float:
+        """Seconds of a copy to the device."""
+        return _copy_s(self.copy_in, num_bytes, self.sharing)
+
+
+def _copy_s(link: Link, num_bytes: float, sharing: int) -> float:
+    return link.latency_us * 1e-6 + num_bytes * sharing / link.bytes_per_s(max(1, int(num_bytes)))
+
+
+def host_rates(node_type: NodeType) -> HostRates:
+    """What a rank of such a node gets of its host.
+
+    Raises:
+        ConfigError: the cluster file does not say.
+    """
+    host, ranks = node_type.host, node_type.gpus_per_node
+    if host is None or not host.updates:
+        raise ConfigError(
+            f"node type {node_type.name!r}: the plan lets its hosts update, and the cluster file does not say how fast "
+            "they do; put the output of `hetero profile host` under its key host"
+        )
+    threads = max(rate.threads for rate in host.updates)
+    update = host.elements_per_s(threads=max(1, threads // ranks), ranks=ranks)
+    if host.to_host is not None and host.to_device is not None:
+        return HostRates(update, host.to_host, host.to_device, host.gpus_per_switch)
+    if host.memory_copy_gb_per_s is None:
+        raise ConfigError(
+            f"node type {node_type.name!r}: the plan lets its hosts update, and its host has neither to_host and "
+            "to_device nor memory_copy_gb_per_s; put the output of `hetero profile host` under its key host"
+        )
+    inside = Link(bandwidth_gb_per_s=host.memory_copy_gb_per_s, latency_us=0.0)
+    return HostRates(update, inside, inside, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A bucket that a lane leaves to its hosts, and how much of it the busiest of its ranks owns."""
+
+    bucket: CountedBucket
+    owned: float
+
+    @property
+    def position(self) -> float:
+        return self.bucket.position
+
+
+class HostUpdates:
+    """The updates that a plan leaves to hosts, lane by lane; none of most plans.
+
+    Raises:
+        ConfigError: the cluster file does not say what a host can do.
+    """
+
+    def __init__(
+        self, simulated: SimulatedPlan, topology: Topology, shared: Iterable[CountedBucket], *, bucket_numel: int
+    ) -> None:
+        self._simulated = simulated
+        self._left: dict[LaneKey, list[_Left]] = {}
+        self._rates: dict[LaneKey, HostRates] = {}
+        plan = simulated.plan
+        if not offloads(stage for _, _, stage in plan.stages()):
+            return
+        held_by = stages_of_ranks([(stage.ranks, stage) for _, _, stage in plan.stages()])
+        share = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
+        owned: dict[LaneKey, dict[CountedBucket, float]] = defaultdict(dict)
+        for bucket in (*shared, *buckets_of_one_rank(plan, bucket_numel=bucket_numel)):
+            whole = sum(share[rank] for rank in bucket.ranks)
+            for rank in bucket.ranks:
+                if updates_on_host(bucket.position, held_by[rank]):
+                    of_lane = owned[simulated.lane_of_rank[rank]]
+                    of_lane[bucket] = max(of_lane.get(bucket, 0.0), bucket.numel * share[rank] / whole)
+        rank_of_lane = {lane: rank for rank, lane in simulated.lane_of_rank.items()}
+        for lane, buckets in owned.items():
+            # The order of the forward; those of one position in any.
+            self._left[lane] = sorted((_Left(*each) for each in buckets.items()), key=lambda left: left.position)
+            self._rates[lane] = host_rates(topology.cluster.node_type_of_rank(rank_of_lane[lane]))
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def alone(self) -> Mapping[LaneKey, Sequence[float]]:
+        """By lane, the positions of buckets on hosts that no other rank holds."""
+        return {
+            lane: [each.position for each in left if len(each.bucket.ranks) == 1] for lane, left in self._left.items()
+        }
+
+    def arrivals(self, summed_s: Callable[[LaneKey, CountedBucket], float] | None = None) -> Arrivals:
+        """When the weights are back.
+
+        Args:
+            summed_s: when the gradients of a bucket are summed, before 0; all long before if ``None``.
+        """
+        return {lane: self._arrivals(lane, left, summed_s) for lane, left in self._left.items()}
+
+    def _arrivals(
+        self, lane: LaneKey, left: Sequence[_Left], summed_s: Callable[[LaneKey, CountedBucket], float] | None
+    ) -> Mapping[float, float]:
+        rates, costs = self._rates[lane], self._simulated.costs
+        copied_s, free_s = {}, float("-inf")
+        for each in reversed(left):
+            free_s = max(free_s, summed_s(lane, each.bucket) if summed_s is not None else free_s)
+            free_s += rates.out_s(costs.gradient_bytes * each.owned)
+            copied_s[each.bucket] = free_s
+        done: list[tuple[float, _Left]] = []
+        host_s = float("-inf")
+        if self._speculates(lane):
+            for each in reversed(left):
+                if max(host_s, copied_s[each.bucket]) >= 0.0:
+                    break
+                host_s = max(host_s, copied_s[each.bucket]) + each.owned / rates.update
+                done.append((host_s, each))
+        for each in left[: len(left) - len(done)]:
+            host_s = max(0.0, host_s, copied_s[each.bucket]) + each.owned / rates.update
+            done.append((host_s, each))
+        arrived: dict[float, float] = {}
+        back_s = float("-inf")
+        for updated_s, each in done:
+            back_s = max(back_s, updated_s) + rates.in_s(costs.element_bytes * each.owned)
+            arrived[each.position] = max(arrived.get(each.position, back_s), back_s)
+        return arrived
+
+    def _speculates(self, lane: LaneKey) -> bool:
+        group = self._simulated.group(lane)
+        replica = self._simulated.plan.replicas[lane.replica]
+        return any(replica.stages[s].offload.speculate for s in group.stages)
