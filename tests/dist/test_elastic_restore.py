@@ -20,6 +20,7 @@ from tests.dist.resumed_runs import SHARDED
 from tests.helpers.commands import command_line
 from tests.helpers.comparison import shard
 from tests.helpers.elastic import Run, elastic_session, nodes
+from tests.helpers.host_training import left_to_hosts
 from tests.helpers.layouts import layout
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage, with_batch
@@ -157,6 +158,27 @@ def test_what_is_left_goes_on_under_another_plan(sharded: bool, tmp_path: Path) 
         rest = epoch(run, TWO_RANKS, {"b": (0, 1)}, sharded=not sharded, end_step=END)
         assert rest[0].start_step in (2, 3)
     assert_as_one_process(TWO_RANKS, rest)
+
+
+@pytest.mark.slow
+def test_what_hosts_update_is_copied_and_restored_on_devices(tmp_path: Path) -> None:
+    """Copies are made of a whole step, also where hosts update beside the next one."""
+    on_hosts = left_to_hosts(DP2_PP2, speculate=False)
+    with nodes(tmp_path, "a", "b") as made:
+        run = Run(made)
+        epoch(run, on_hosts, FOUR, sharded=True, end_step=3, dies=True)
+        made.lose("a")
+        rest = epoch(run, TWO_RANKS, {"b": (0, 1)}, sharded=True, end_step=END)
+        assert rest[0].start_step in (2, 3)
+    assert_as_one_process(TWO_RANKS, rest)
+
+
+def test_previews_are_refused_where_copies_are_made(tmp_path: Path) -> None:
+    with (
+        nodes(tmp_path, "a", "b") as made,
+        pytest.raises(AssertionError, match="ConfigError: copies for recovery: the"),
+    ):
+        epoch(Run(made), left_to_hosts(DP2_PP2, speculate=True), FOUR, sharded=True, end_step=2)
 
 
 @pytest.mark.slow

@@ -136,6 +136,24 @@ def test_the_bits_are_those_of_the_device(case: Beside) -> None:
         assert ours.optimizer_bytes <= theirs.optimizer_bytes
 
 
+@pytest.mark.parametrize("speculate", [False, True], ids=["direct", "previewed"])
+def test_nothing_overtakes_copies_and_updates_that_are_late(speculate: bool) -> None:
+    """By a tenth of a second, where a step takes a hundredth: two ranks that share all buckets, of which hosts have
+    the head."""
+    whole = plan(llama_model(num_layers=2), [replica(stage(layers=(0, 2), ranks=(0, 1), dp=2), num_samples=4)])
+    on_device = sharded(whole)
+    left = [Offload(optimizer_from=2, speculate=speculate)]
+    on_host = on_device.with_replica(0, on_device.replicas[0].with_each_stage(offload=left))
+    expected, found = (
+        run_ranks(train_on_host, 2, made, NUM_STEPS, EACH_ALONE, NEVER_CLIPPED, False, late_by_s)
+        for made, late_by_s in ((on_device, 0.0), (on_host, 0.1))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert sum(ours.host_counts.values()) > 0
+        for name, weight in ours.weights[-1].items():
+            np.testing.assert_array_equal(weight, theirs.weights[-1][name], err_msg=name)
+
+
 def order_of_a_step(rank: int, made: Plan) -> list[str]:
     """What happened in two steps, of updates on the host and of modules of the forward."""
     happened: list[str] = []
