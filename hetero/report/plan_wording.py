@@ -48,6 +48,31 @@ def orders_of(plan: Plan) -> str:
     )
 
 
+def offload_of(plan: Plan) -> str:
+    """``replicas 0-3: stage 1 from layer 6, previewed``: of which stages hosts update what; empty if of none."""
+    said = []
+    for members in plan.alike():
+        parts = [
+            f"stage {s} from {_position_in_words(stage.offload.optimizer_from, plan)}"
+            f"{', previewed' if stage.offload.speculate else ''}"
+            for s, stage in enumerate(plan.replicas[members[0]].stages)
+            if stage.offload.optimizer_from is not None
+        ]
+        if parts:
+            said.append(f"{numbered('replica', members)}: {'; '.join(parts)}")
+    return " | ".join(
+        said[:SORTS_SHOWN] + ([f"and {len(said) - SORTS_SHOWN} more sorts"] if len(said) > SORTS_SHOWN else [])
+    )
+
+
+def _position_in_words(position: float, plan: Plan) -> str:
+    if position < 0:
+        return "the embedding"
+    if position == plan.model.num_layers:
+        return "the head"
+    return f"the MLP of layer {int(position)}" if position % 1 else f"layer {int(position)}"
+
+
 def in_turns(texts: Iterable[str]) -> str:
     """What there is to say of the stages of one device: once if that is the same of all."""
     return " | ".join(dict.fromkeys(texts))
@@ -62,9 +87,13 @@ def title_of(plan: Plan) -> str:
 
 
 def caption_of(plan: Plan) -> str:
-    """Idle ranks, gradient sums and orders, a line each, as far as there is something to say."""
+    """Idle ranks, gradient sums, orders and what is left to hosts, a line each, as far as there is something to say."""
     lines = [f"idle ranks: {number_ranges(plan.idle_ranks) or 'none'}"]
-    for what, said in (("gradient sums", gradient_sync_of(plan)), ("order", orders_of(plan))):
+    for what, said in (
+        ("gradient sums", gradient_sync_of(plan)),
+        ("order", orders_of(plan)),
+        ("updated on hosts", offload_of(plan)),
+    ):
         lines += [f"{what}: {said}"] if said else []
     return "\n".join(lines)
 

@@ -101,14 +101,18 @@ def assert_same_state(ours: list[Session], theirs: list[Session]) -> None:
             np.testing.assert_array_equal(values, other.weights[name], name)
 
 
+ONTO_HOSTS = "from-devices-to-hosts"
+"""In every whole run: no other pair has hosts that begin with a state that was loaded."""
+
 FAST, ROW = "shares-and-depths", 5
 """What every run has, the fast one too; of every five of the others a run takes one."""
 
 
 def _cases() -> Iterator[Any]:
-    others = [name for name in PAIRS if name != FAST]
+    others = [name for name in PAIRS if name not in (FAST, ONTO_HOSTS)]
     for i, name in enumerate(others):
         yield pytest.param(name, marks=(pytest.mark.slow, pytest.mark.rotates(f"beside {others[i - i % ROW]}")))
+    yield pytest.param(ONTO_HOSTS, marks=pytest.mark.slow)
     yield FAST
 
 

@@ -16,6 +16,7 @@ from hetero.plan.ir import Plan
 from hetero.serialization import load, save
 from tests.helpers.commands import MODEL, ROOT, STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
 from tests.helpers.forked_launch import forked
+from tests.helpers.host_training import left_to_hosts
 from tests.helpers.synthetic_profiles import profile
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -69,6 +70,21 @@ def test_training_under_a_plan(tmp_path: Path) -> None:
     assert "Traceback" not in run.stderr
     assert_events_say(lines, tmp_path / "events")
     assert_same_training(lines, log_lines(uniform_run("1f1b")))
+
+
+def test_hosts_update_what_the_plan_leaves_to_them(tmp_path: Path) -> None:
+    """The same losses, and a column that says what is on the hosts."""
+    left = left_to_hosts(good_plan(), speculate=False)
+    save(left, tmp_path / "plan.json")
+    run = launched(WORLD_SIZE, command_line(hetero_plan=str(tmp_path / "plan.json"), use_distributed_optimizer=""))
+    assert_same_training(log_lines(run), log_lines(uniform_run("1f1b")))
+    assert "updated on hosts: replica 0: stage 0 from" in run.stdout
+    table = run.stdout[run.stdout.index("Memory of one rank, MiB, measured | predicted") :]
+    (header, *rows) = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if "│" in line]
+    assert header[-1] == "on the host"
+    measured, predicted = (float(each) for each in rows[0][-1].split("|"))
+    assert measured == pytest.approx(predicted, rel=0.2, abs=0.05)
+    assert measured > 0
 
 
 def assert_events_say(lines: list[re.Match[str]], folder: Path) -> None:

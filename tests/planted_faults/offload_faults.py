@@ -82,7 +82,7 @@ OFFLOAD_FAULTS = (
         file="hetero/runtime/optimizer.py",
         find="        self._num_updates = num_updates\n",
         replace="",
-        hints=("tests/dist/test_offload.py",),
+        hints=("tests/dist/test_resume.py",),
     ),
     Fault(
         name="a loaded state leaves the host's weights as they were",
@@ -90,7 +90,7 @@ OFFLOAD_FAULTS = (
         file="hetero/runtime/host_optimizer.py",
         find="            self.adamw.main.copy_(self.weights)\n",
         replace="            pass\n",
-        hints=("tests/dist/test_offload.py",),
+        hints=("tests/dist/test_resume.py",),
     ),
     Fault(
         name="a plan may leave to a host what the stage does not hold",

@@ -8,17 +8,19 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from hetero.cost.memory import device_memory
+from hetero.cost.host_memory import host_memory
+from hetero.cost.memory import device_memory, memory_costs, plan_memory
 from hetero.cost.prediction_range import StepRange
 from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.offload import Offload
 from hetero.report.plan_wording import orders_of, range_of, shape_of
 from hetero.report.tables.measurement import measurement_table
 from hetero.report.tables.plan import PICTURE_COLUMNS, plan_picture, plan_table
 from hetero.report.tables.prediction import fullest, prediction_table
 from hetero.report.tables.static_memory import StaticBytes, static_memory_table
 from hetero.units import GIB, MIB
-from tests.helpers.models import llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.models import gpt2_model, llama_model
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.unit.report.samples import interleaved_report
 
 
@@ -243,3 +245,21 @@ def test_the_usual_order_goes_without_saying() -> None:
     each = [replica(*stages, num_samples=4 + r) for r in range(5)]
     many = plan(llama_model(), [dataclasses.replace(one, schedule="gpipe") for one in each])
     assert orders_of(many) == "replica 0: gpipe; replica 1: gpipe; replica 2: gpipe; and 2 more sorts"
+
+
+def test_what_hosts_update_is_said_below_the_table() -> None:
+    """Of each sort of replica once; and of a rank its host's bytes have a column."""
+    first, second, third = (stage(layers=held, ranks=(rank,)) for rank, held in enumerate([(0, 2.5), (2.5, 5), (5, 6)]))
+    offloads = [Offload(optimizer_from=-1), Offload(optimizer_from=2.5, speculate=True), Offload(optimizer_from=6)]
+    made = sharded(plan(gpt2_model(), [replica(first, second, third).with_each_stage(offload=offloads)]))
+    caption = plan_table(made).caption
+    assert isinstance(caption, str)
+    assert caption.splitlines()[-1] == (
+        "updated on hosts: replica 0: stage 0 from the embedding; stage 1 from the MLP of layer 2, previewed; "
+        "stage 2 from the head"
+    )
+    costs = memory_costs(made)
+    on_hosts = host_memory(made, costs)
+    measured = [StaticBytes(weights=0, gradients=0, optimizer=0, host=rank * MIB) for rank in range(3)]
+    cells = rows(static_memory_table(made, measured, plan_memory(made, costs), on_hosts))
+    assert cells[1][-1] == f"1.00 | {on_hosts[0, 1].held / MIB:.2f}"
