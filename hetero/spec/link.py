@@ -1,15 +1,34 @@
-"""Describes a link between two devices, and what devices of one node reach together, by message size."""
+"""Describes a link between two devices, and what devices of one node reach together, by message size.
+
+In files, bandwidths and latencies are numbers in the unit of their key, or text with a unit (:mod:`hetero.quantities`).
+"""
 
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
+from hetero import quantities
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT
 from hetero.units import GB
+
+
+def _bandwidth(value: Any) -> Any:
+    """The number that a text with a unit stands for, also in pairs with sizes of messages; all else as it is."""
+    if isinstance(value, str):
+        return quantities.bandwidth_gb_per_s(value)
+    if isinstance(value, list):
+        pairs = [tuple(each) if isinstance(each, list) else each for each in value]
+        return tuple((p[0], _bandwidth(p[1])) if isinstance(p, tuple) and len(p) == 2 else p for p in pairs)
+    return value
+
+
+def _latency(value: Any) -> Any:
+    """The number that a text with a unit stands for; all else as it is."""
+    return quantities.latency_us(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,14 +36,14 @@ class Link:
     """A full-duplex link between two devices, with the same figures in both directions.
 
     bandwidth_gb_per_s: 10^9 bytes per second; one number, or what was measured as pairs of message size in bytes
-        and bandwidth, in ascending size.
-    latency_us: time before the first byte arrives, added to every message.
+        and bandwidth, in ascending size. A file may say ``200Gbps``.
+    latency_us: time before the first byte arrives, added to every message. A file may say ``50us``.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    bandwidth_gb_per_s: float | tuple[tuple[int, float], ...]
-    latency_us: float
+    bandwidth_gb_per_s: Annotated[float | tuple[tuple[int, float], ...], BeforeValidator(_bandwidth)]
+    latency_us: Annotated[float, BeforeValidator(_latency)]
 
     def __post_init__(self) -> None:
         if self.latency_us < 0:
