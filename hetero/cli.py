@@ -15,6 +15,7 @@ COMMANDS = {
     "validate": "hetero.commands.show",
     "profile": "hetero.commands.profile",
     "devices": "hetero.commands.devices",
+    "discover": "hetero.commands.discover",
     "doctor": "hetero.commands.doctor",
     "elastic": "hetero.commands.elastic",
 }

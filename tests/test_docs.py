@@ -47,8 +47,11 @@ FOREIGN_FLAGS = frozenset(
         "--no-deps",  # of pip
         "--node-rank",  # of torchrun
         "--nproc-per-node",  # of torchrun
+        "--ntasks-per-node",  # of srun
         "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
+        "--rdzv-backend",  # of torchrun
+        "--rdzv-endpoint",  # of torchrun
         "--shm-size",  # of docker
         "--standalone",  # of torchrun
         "--threads",  # of nvcc

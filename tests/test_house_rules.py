@@ -20,6 +20,7 @@ BELOW_THE_ENTRY_POINTS = [path for path in SOURCES if path.is_relative_to(ROOT /
 READS_ENVIRONMENT = frozenset(
     {
         "hetero/elastic/warm_ranks.py",  # where a process becomes a rank, as under a launcher
+        "hetero/discovery/__main__.py",  # an entry point: it is a rank of whatever has launched it
         "hetero/doctor/__main__.py",  # an entry point: it tells what its host and its launcher say
         "hetero/emulation/__main__.py",  # an entry point: it hides the GPUs of its host
     }

@@ -14,6 +14,7 @@ class GpuFacts:
     """What CUDA says of a device.
 
     numa_node: of the memory that is near it; ``None`` where the host does not say.
+    pci_address: as the kernel writes it, such as ``0000:07:00.0``.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -22,6 +23,7 @@ class GpuFacts:
     compute_capability: tuple[int, int]
     memory_bytes: int
     numa_node: int | None = None
+    pci_address: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,8 @@
 """Checks one host: what follows from its facts alone, line by line, with what to do."""
 
+import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from packaging.specifiers import SpecifierSet
@@ -104,8 +106,9 @@ def check_driver(facts: HostFacts) -> Iterator[Finding]:
 def check_gpus(facts: HostFacts) -> Iterator[Finding]:
     """Every device is in the catalogue, is what that says of it, and has kernels in this torch."""
     torch = facts.torch
-    for gpu in dict.fromkeys(facts.gpus):
-        count = facts.gpus.count(gpu)
+    # Where each of them sits is no difference here.
+    alike = Counter(dataclasses.replace(gpu, numa_node=None, pci_address=None) for gpu in facts.gpus)
+    for gpu, count in alike.items():
         yield _gpu_finding(gpu, count)
         assert torch is not None, "only torch sees devices"
         if not has_kernels(torch.architectures, gpu.compute_capability):

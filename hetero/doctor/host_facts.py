@@ -20,6 +20,7 @@ from hetero.doctor.facts import HostFacts, InfinibandPort, NetworkInterface, Tor
 from hetero.errors import ConfigError
 from hetero.extras import is_installed
 from hetero.serialization import read_text
+from hetero.units import MIB
 
 PACKAGES = (
     "megatron-core",
@@ -49,6 +50,10 @@ NAMES = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 """Variables that are told: those of the libraries, and those of the launcher."""
+
+_MAX_KERNEL_BYTES = 2 * MIB
+"""Of a file of /proc or /sys. The largest that is read lists processors with 2 kB each; of /proc/sys, Linux lets nobody
+ask for 4 MiB at once."""
 
 _SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
@@ -86,14 +91,14 @@ def host_facts(
         cpus=len(os.sched_getaffinity(0)),
         all_cpus=os.cpu_count() or 1,
         interfaces=tuple(_interfaces()),
-        infiniband=tuple(_infiniband()),
+        infiniband=infiniband_ports(),
     )
 
 
 def kernel_text(path: str | Path) -> str | None:
     """What the kernel has to say in a file of /proc or /sys, if anything."""
     try:
-        return read_text(Path(path)).strip()
+        return read_text(Path(path), limit_bytes=_MAX_KERNEL_BYTES).strip()
     except ConfigError:
         return None
 
@@ -182,11 +187,18 @@ def _interfaces() -> Iterator[NetworkInterface]:
             )
 
 
-def _infiniband() -> Iterator[InfinibandPort]:
-    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
-        yield InfinibandPort(
+def infiniband_ports(root: Path = Path("/")) -> tuple[InfinibandPort, ...]:
+    """The ports that speak RDMA, as the kernel lists them.
+
+    Args:
+        root: where ``sys`` is.
+    """
+    return tuple(
+        InfinibandPort(
             device=port.parts[-3],
             port=int(port.name),
             state=(kernel_text(port / "state") or "unknown").partition(": ")[2] or "unknown",
             rate=kernel_text(port / "rate") or "unknown rate",
         )
+        for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    )

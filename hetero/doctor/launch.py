@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
+from hetero.distributed.launch_store import launch_store
 from hetero.doctor.facts import HostFacts
 from hetero.doctor.findings import Diagnosis
 from hetero.doctor.world import (
-    ARRIVE_WITHIN_S,
     TRY_S,
     Trial,
     check_facts,
@@ -29,10 +28,9 @@ def look_together(facts: HostFacts, *, plan: Plan | None, link_seconds: float) -
     meeting.
 
     Raises:
-        MembershipError: some rank did not arrive; on those that did.
+        MembershipError: some rank did not arrive, or none reaches the store; on those that did.
     """
-    store, rank, world_size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=ARRIVE_WITHIN_S)))
-    store = dist.PrefixStore("doctor", store)
+    store, rank, world_size = launch_store("doctor")
     ranks = exchanged_facts(store, facts, rank=rank, world_size=world_size)
     hosts = tuple({each.host: each for each in reversed(ranks)}.values())[::-1]
     if rank == 0:

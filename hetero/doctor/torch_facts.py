@@ -34,6 +34,7 @@ def _gpu(index: int) -> GpuFacts:
         compute_capability=(properties.major, properties.minor),
         memory_bytes=properties.total_memory,
         numa_node=_numa_node(address),
+        pci_address=address,
     )
 
 

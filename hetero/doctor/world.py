@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from hetero.distributed.launch_store import tell, told_by_all
 from hetero.doctor.channels import first_messages
 from hetero.doctor.facts import HostFacts
 from hetero.doctor.findings import Diagnosis, Finding, MeasuredLink, merged
 from hetero.doctor.host_checks import check_host
 from hetero.doctor.links import measure_links
 from hetero.doctor.world_checks import check_links, check_world, sampled_pairs
-from hetero.errors import ConfigError, HeteroError, MembershipError
+from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
 from hetero.serialization import from_json, to_json
-from hetero.text import number_ranges
-
-ARRIVE_WITHIN_S = 120.0
-"""Imports take longer on one host than on another; a rank that is later will not come."""
 
 TRY_S = 60.0
 """For one thing that ranks do together; where one of them cannot, the others wait for it as long as this."""
@@ -35,17 +32,8 @@ def exchanged_facts(store: dist.Store, facts: HostFacts, *, rank: int, world_siz
     Raises:
         MembershipError: some rank has not told its own in time.
     """
-    store.set(f"facts/{rank}", to_json(facts))
-    keys = [f"facts/{each}" for each in range(world_size)]
-    try:
-        store.wait(keys, datetime.timedelta(seconds=ARRIVE_WITHIN_S))
-    except dist.DistError:
-        missing = number_ranges(each for each in range(world_size) if not store.check([keys[each]]))
-        raise MembershipError(
-            f"ranks {missing} did not arrive within {ARRIVE_WITHIN_S:g} s; look at their output, and whether their "
-            "hosts reach MASTER_ADDR and MASTER_PORT"
-        ) from None
-    return [from_json(HostFacts, store.get(key).decode(), source=f"rank {key}") for key in keys]
+    tell(store, facts, rank=rank)
+    return told_by_all(store, HostFacts, world_size=world_size)
 
 
 def check_facts(ranks: Sequence[HostFacts]) -> tuple[Finding, ...]:

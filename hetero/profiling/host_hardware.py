@@ -17,6 +17,8 @@ _NVIDIA = "0x10de"
 _DISPLAY, _3D = "0x0300", "0x0302"
 """PCI classes of graphics cards, with and without an output for a screen; a card's sound and USB have others."""
 
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
 
 def memory_bytes(root: Path = ROOT) -> int:
     """Memory that this process may use: the host's, or the least limit of a control group that it is in.
@@ -47,8 +49,12 @@ def usable_cores(root: Path = ROOT, *, allowed: Iterable[int] | None = None) -> 
         allowed: that it may run on; asked of the kernel if ``None``.
     """
     cores = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
-    quotas = [quota for folder in _control_groups(root, "cpu") for quota in _quotas(folder)]
-    return cores[: max(1, math.floor(min([len(cores), *quotas])))]
+    return cores[: max(1, math.floor(min(len(cores), core_quota(root))))]
+
+
+def core_quota(root: Path = ROOT) -> float:
+    """How many cores' time this process may use by the quotas of its control groups; infinite without any."""
+    return min((quota for folder in _control_groups(root, "cpu") for quota in _quotas(folder)), default=math.inf)
 
 
 def processor_name(root: Path = ROOT) -> str | None:
@@ -64,6 +70,37 @@ def gpus_per_switch(root: Path = ROOT) -> int:
     """
     ports = [port for folder in (root / "sys/bus/pci/devices").glob("*") if (port := _root_port(folder)) is not None]
     return max(Counter(ports).values(), default=1)
+
+
+def pcie_gb_per_s(pci_address: str, root: Path = ROOT) -> float | None:
+    """What the narrowest PCIe link between a device and its root port carries in one direction, 10^9 bytes per second.
+
+    The most that the links are made for, as devices at rest slow theirs down; without the overhead of packets, which
+    takes another tenth or more. ``None`` where the kernel does not say, as in many virtual machines.
+
+    Args:
+        pci_address: such as ``0000:07:00.0``.
+        root: where ``sys`` is.
+    """
+    folder = (root / "sys/bus/pci/devices" / pci_address).resolve()
+    links = []
+    while _PCI_ADDRESS.fullmatch(folder.name):
+        speed = re.match(r"([0-9.]+) GT/s", kernel_text(folder / "max_link_speed") or "")
+        width = kernel_text(folder / "max_link_width") or ""
+        if speed is not None and width.isdecimal() and int(width) > 0:
+            links.append(float(speed[1]) * int(width) * _coded_share(float(speed[1])) / 8)
+        folder = folder.parent
+    return min(links, default=None)
+
+
+def _coded_share(gt_per_s: float) -> float:
+    """Bits of data per bit on the wire: 8 of 10 up to PCIe 2.0, 128 of 130 up to 5.0, all in 6.0 (PCI-SIG)."""
+    return 0.8 if gt_per_s <= 5 else 128 / 130 if gt_per_s <= 32 else 1.0
+
+
+def boot_id(root: Path = ROOT) -> str | None:
+    """What the kernel drew when it started: equal in all containers of one machine, different on any two machines."""
+    return kernel_text(root / "proc/sys/kernel/random/boot_id")
 
 
 def _root_port(device: Path) -> str | None:

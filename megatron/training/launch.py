@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hetero.cost.capacity import check_memory
 from hetero.distributed.environment import describe_cuda_environment, local_place
 from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
-from hetero.distributed.found_devices import FoundDevice, check_devices, found_device, short_of_memory
+from hetero.distributed.found_devices import check_devices, found_device, short_of_memory
 from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.distributed.runtime_versions import check_kernels, check_versions
@@ -32,6 +32,7 @@ from hetero.runtime.options import StageOptions
 from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DeviceType
+from hetero.spec.found_device import FoundDevice
 from hetero.spec.model import ModelSpec
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training.cli.config import PretrainConfig

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from hetero.doctor import channels, world
+from hetero.distributed import launch_store
+from hetero.doctor import channels
 from hetero.doctor import links as links_module
 from hetero.doctor.channels import first_messages
 from hetero.doctor.facts import HostFacts
@@ -175,7 +176,7 @@ def one_rank_is_missing(rank: int) -> str:
     store = dist.PrefixStore("doctor", _get_default_store())
     if rank == 2:
         return ""
-    with mock.patch.object(world, "ARRIVE_WITHIN_S", 1.0), pytest.raises(MembershipError) as caught:
+    with mock.patch.object(launch_store, "ARRIVE_WITHIN_S", 1.0), pytest.raises(MembershipError) as caught:
         exchanged_facts(store, facts_of(rank, 4), rank=rank, world_size=3)
     return str(caught.value)
 

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from hetero.distributed.found_devices import FoundDevice, check_devices, short_of_memory
+from hetero.distributed.found_devices import check_devices, short_of_memory
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.spec.devices import DeviceType
+from hetero.spec.found_device import FoundDevice
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.units import GIB
 from tests.helpers.models import gpt2_model

@@ -154,3 +154,9 @@ def test_gloo_must_not_listen_on_the_loopback() -> None:
     assert (found.severity, found.subject) == ("problem", "host name")
     told = dataclasses.replace(facts, environment={**facts.environment, "GLOO_SOCKET_IFNAME": "eth0"})
     assert faults(told) == []
+
+
+def test_equal_devices_are_one_line_wherever_they_sit() -> None:
+    gpus = tuple(dataclasses.replace(A100, numa_node=i // 4, pci_address=f"0000:{i:02x}:00.0") for i in range(8))
+    (found,) = [each.found for each in check_host(host(torch=torch_of(A100, gpus=gpus))) if each.subject == "GPUs"]
+    assert found.startswith(f"8 x {A100.name}, ")

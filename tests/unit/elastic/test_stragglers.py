@@ -4,7 +4,7 @@ import pytest
 
 from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import Simulation, simulate
-from hetero.distributed.found_devices import FoundDevice, check_devices
+from hetero.distributed.found_devices import check_devices
 from hetero.elastic.planning_problem import PlanningProblem, present_cluster
 from hetero.elastic.replanning import PlanTable, plan_for, predicted_step_s
 from hetero.elastic.stragglers import (
@@ -17,6 +17,7 @@ from hetero.elastic.stragglers import (
     with_slower_type,
 )
 from hetero.serialization import from_json, to_json
+from hetero.spec.found_device import FoundDevice
 from tests.unit.elastic.test_replanning import ALL, four_replicas, on_ranks, problem
 
 SETTINGS = StragglerSettings(threshold=1.3, recovered=1.1, for_s=10.0, window=3, retry_s=50.0)

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.profiling.host_hardware import gpus_per_switch, memory_bytes, processor_name, usable_cores
+from hetero.profiling.host_hardware import (
+    boot_id,
+    core_quota,
+    gpus_per_switch,
+    memory_bytes,
+    pcie_gb_per_s,
+    processor_name,
+    usable_cores,
+)
 from hetero.units import GIB
 
 UNLIMITED_1 = "9223372036854771712"
@@ -108,9 +116,22 @@ def test_cores_are_as_many_as_the_quota_has(tmp_path: Path, files: dict[str, str
     assert usable_cores(write(tmp_path, files), allowed={9, 3, 2, 8}) == cores
 
 
+def test_a_quota_may_be_a_part_of_a_core(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/a", f"{GROUPS}/a/cpu.max": "50000 100000", f"{GROUPS}/cpu.max": "max 100000"}
+    assert core_quota(write(tmp_path / "limited", files)) == 0.5
+    assert core_quota(tmp_path) == float("inf")
+
+
+def test_a_machine_by_what_it_drew_when_it_started(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/sys/kernel/random/boot_id": "ca0b8b8e-0d3b-4b51"})
+    assert boot_id(tmp_path) == "ca0b8b8e-0d3b-4b51"
+    assert boot_id(tmp_path / "elsewhere") is None
+
+
 def test_this_host() -> None:
     assert memory_bytes() > GIB
     assert usable_cores()
+    assert boot_id()
 
 
 def test_the_processor_by_its_name(tmp_path: Path) -> None:
@@ -165,3 +186,30 @@ def test_gpus_that_share_the_link_of_a_root_port(
     tmp_path: Path, devices: dict[str, dict[str, str]], shared: int
 ) -> None:
     assert gpus_per_switch(pci(tmp_path, devices)) == shared
+
+
+def pcie(speed: str, width: str = "16") -> dict[str, str]:
+    return {"max_link_speed": speed, "max_link_width": width}
+
+
+@pytest.mark.parametrize(
+    ("root_port", "device", "gb_per_s"),
+    [
+        (pcie("16.0 GT/s PCIe"), pcie("16.0 GT/s PCIe"), 31.51),
+        (pcie("8.0 GT/s PCIe"), pcie("16.0 GT/s PCIe"), 15.75),
+        (pcie("32.0 GT/s PCIe"), pcie("32.0 GT/s PCIe", "8"), 31.51),
+        (pcie("5 GT/s"), pcie("8 GT/s"), 8.0),
+        (pcie("64.0 GT/s PCIe"), pcie("64.0 GT/s PCIe"), 128.0),
+        ({}, pcie("32.0 GT/s PCIe"), 63.02),
+        ({}, pcie("Unknown", "0"), None),
+        ({}, {}, None),
+    ],
+    ids=["gen 4", "a slot of gen 3", "8 lanes", "gen 2", "gen 6", "no port", "a virtual machine", "nothing said"],
+)
+def test_what_the_narrowest_pcie_link_carries(
+    tmp_path: Path, root_port: dict[str, str], device: dict[str, str], gb_per_s: float | None
+) -> None:
+    port = "pci0000:00/0000:00:01.1"
+    root = pci(tmp_path, {port: root_port, f"{port}/0000:01:00.0": {**GPU, **device}})
+    assert pcie_gb_per_s("0000:01:00.0", root) == (None if gb_per_s is None else pytest.approx(gb_per_s, rel=1e-3))
+    assert pcie_gb_per_s("0000:99:00.0", root) is None

@@ -1,5 +1,6 @@
 """Clusters: numbering, links, and what is said about a description that is wrong."""
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from hetero.spec.cluster import ClusterSpec, Links, NodePair, NodeType, ZonePair
 from hetero.spec.devices import DeviceType
 from hetero.spec.link import GroupLink, Link
 
+PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
 PRESETS = sorted((Path(__file__).parents[3] / "scripts" / "presets" / "clusters").glob("*.yaml"))
 
 
@@ -278,3 +280,13 @@ def test_more_devices_than_can_be_counted_are_refused() -> None:
         ConfigError, match=r"it has 8,000,000,000,000 devices, at most 1,000,000 .*'a' has count 10{12} x"
     ):
         ClusterSpec(node_types=(NodeType(name="a", device="A100-40", gpus_per_node=8, count=10**12),))
+
+
+def test_the_page_about_cluster_files_has_every_field(tmp_path: Path) -> None:
+    """And the example on it loads."""
+    page = PAGE.read_text(encoding="utf-8")
+    (tmp_path / "c.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    assert load(ClusterSpec, tmp_path / "c.yaml").num_devices == 20
+    for described in (ClusterSpec, NodeType, Link, Links):
+        for field in dataclasses.fields(described):
+            assert f"`{field.name}`" in page, f"{described.__name__}.{field.name}"

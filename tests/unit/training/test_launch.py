@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.failure_detector import FailureDetectorOptions
-from hetero.distributed.found_devices import FoundDevice
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.devices import DeviceType
+from hetero.spec.found_device import FoundDevice
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training import launch, training
 from megatron.training.cli.model_config import model_spec

@@ -1,0 +1,132 @@
+"""Describes this host, or all nodes of a launch, as a cluster file; ``hetero discover`` calls it.
+
+A process of its own: it imports torch where there is one, which ``hetero`` itself never does.
+"""
+
+import argparse
+import datetime
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console
+
+from hetero.discovery.cluster_yaml import cluster_yaml
+from hetero.discovery.describe import describe
+from hetero.discovery.facts import NodeFacts, nodes_of
+from hetero.discovery.launched_by import launch_variables
+from hetero.discovery.node import node_facts
+from hetero.discovery.options import STDOUT, add_options, check_options
+from hetero.discovery.report import print_found
+from hetero.doctor.facts import TorchFacts
+from hetero.errors import HeteroError
+from hetero.extras import missing_modules, require
+from hetero.serialization import write_bytes
+
+WIDTH_IN_A_FILE = 120
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0, or 2 after a mistake of the user's, which stderr tells, on rank 0 alone if all have arrived."""
+    parser = argparse.ArgumentParser(prog="python -m hetero.discovery", description=__doc__)
+    add_options(parser)
+    args = parser.parse_args(argv)
+    try:
+        launch = launch_variables(os.environ)
+        if launch is None:
+            return _described(args, lambda: [_own_facts()])
+        require("train", asked_by="hetero discover on several ranks")
+        os.environ.update(launch)
+        return _together(args)
+    except HeteroError as error:
+        return _mistake(error)
+
+
+def _together(args: argparse.Namespace) -> int:
+    """As a rank of a launch: all tell their facts, and rank 0 describes them."""
+    from hetero.distributed.launch_store import dismiss, dismissed, launch_store, tell, told_by_all
+
+    store, rank, world_size = launch_store("discovery")
+    if rank > 0:
+        tell(store, _own_facts(), rank=rank)
+        return dismissed(store, rank=rank)
+
+    def facts() -> list[NodeFacts]:
+        tell(store, _own_facts(), rank=rank)
+        return told_by_all(store, NodeFacts, world_size=world_size)
+
+    code = 2
+    try:
+        code = _described(args, facts)
+    except HeteroError as error:
+        code = _mistake(error)
+    finally:
+        dismiss(store, code, world_size=world_size)
+    return code
+
+
+def _described(args: argparse.Namespace, facts: Callable[[], list[NodeFacts]]) -> int:
+    """Gather and write."""
+    # Before anything that takes time.
+    check_options(args)
+    ranks = facts()
+    nodes = nodes_of(ranks)
+    date = datetime.date.today().isoformat()
+    found = describe(nodes, date=date, num_allocated=_num_allocated(os.environ))
+    text = cluster_yaml(
+        found,
+        heading=f"As hetero discover found it on {date}, on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}. "
+        "docs/cluster.md explains every field.",
+    )
+    if args.out == STDOUT:
+        sys.stdout.write(text)
+        print_found(found, _console(stderr=True), out=None)
+    else:
+        write_bytes(args.out, text.encode())
+        print_found(found, _console(), out=args.out)
+    return 0
+
+
+def _own_facts() -> NodeFacts:
+    given = dict(os.environ)
+    torch, error = _torch_facts()
+    return node_facts(given, torch, torch_error=error)
+
+
+def _torch_facts() -> tuple[TorchFacts | None, str | None]:
+    """What torch tells, and why it cannot be imported where it is installed."""
+    if "torch" in missing_modules("train"):
+        return None, None
+    try:
+        from hetero.doctor.torch_facts import torch_facts
+    except (ImportError, OSError) as error:
+        # A library of CUDA that is not there, or one of another version.
+        return None, str(error).splitlines()[0]
+    return torch_facts(), None
+
+
+def _num_allocated(environment: Mapping[str, str]) -> int | None:
+    """Nodes that Slurm has given, in all components of a heterogeneous job."""
+    components = environment.get("SLURM_HET_SIZE")
+    names = (
+        [f"SLURM_JOB_NUM_NODES_HET_GROUP_{number}" for number in range(int(components))]
+        if components is not None and components.isdecimal()
+        else ["SLURM_JOB_NUM_NODES"]
+    )
+    counts = [environment.get(name, "") for name in names]
+    return sum(map(int, counts)) if all(count.isdecimal() for count in counts) else None
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """As wide as the terminal, or as a page if there is none."""
+    found = Console(stderr=stderr)
+    return found if found.is_terminal else Console(width=WIDTH_IN_A_FILE, stderr=stderr)
+
+
+def _mistake(error: HeteroError) -> int:
+    sys.stderr.write(f"hetero: {error}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
