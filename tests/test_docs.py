@@ -37,6 +37,7 @@ FOREIGN_FLAGS = frozenset(
     {
         "--check",  # of sha256sum
         "--duration",  # of py-spy
+        "--het-group",  # of srun
         "--hetero",  # the beginning of a name
         "--index-url",  # of pip
         "--ipc",  # of docker

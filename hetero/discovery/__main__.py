@@ -106,15 +106,9 @@ def _torch_facts() -> tuple[TorchFacts | None, str | None]:
 
 
 def _num_allocated(environment: Mapping[str, str]) -> int | None:
-    """Nodes that Slurm has given, in all components of a heterogeneous job."""
-    components = environment.get("SLURM_HET_SIZE")
-    names = (
-        [f"SLURM_JOB_NUM_NODES_HET_GROUP_{number}" for number in range(int(components))]
-        if components is not None and components.isdecimal()
-        else ["SLURM_JOB_NUM_NODES"]
-    )
-    counts = [environment.get(name, "") for name in names]
-    return sum(map(int, counts)) if all(count.isdecimal() for count in counts) else None
+    """Nodes that Slurm has given; to the components of a heterogeneous step together."""
+    count = environment.get("SLURM_JOB_NUM_NODES", "")
+    return int(count) if count.isdecimal() else None
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -48,25 +48,20 @@ def launch_variables(environment: Mapping[str, str]) -> dict[str, str] | None:
 def _check_one_node(environment: Mapping[str, str]) -> None:
     """That a batch script is on the only node of its allocation; the shell of ``salloc`` is on none."""
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or "1"
-    if "SLURM_PROCID" not in environment or nodes != "1":
+    # The batch script of a heterogeneous job is told of its own component alone.
+    is_one_of_several = environment.get("SLURM_HET_SIZE", "1") != "1"
+    if "SLURM_PROCID" not in environment or nodes != "1" or is_one_of_several:
         where = "the batch script" if "SLURM_PROCID" in environment else "a shell"
         raise ConfigError(
             f"this is {where} of Slurm job {environment['SLURM_JOB_ID']}, which has {nodes} "
-            f"node{'' if nodes == '1' else 's'}; {_HOW}"
+            f"node{'' if nodes == '1' else 's'}{' in this component' if is_one_of_several else ''}; {_HOW}"
         )
 
 
 def _of_step(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of a task of a step. In a heterogeneous step the tasks are counted over all of its components."""
+    """Of a task of a step; tasks and nodes of a heterogeneous step are those of all its components together."""
     world_size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
-    nodes = next(
-        (
-            environment[name]
-            for name in ("SLURM_JOB_NODELIST_HET_GROUP_0", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-            if environment.get(name)
-        ),
-        "",
-    )
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     address = environment.get("MASTER_ADDR") or first_host(nodes)
     if world_size != "1" and not address:
         raise ConfigError("Slurm says of no node list (SLURM_STEP_NODELIST); set MASTER_ADDR to the host of task 0")

@@ -59,6 +59,10 @@ def test_one_process_describes_its_host(environment: dict[str, str]) -> None:
         (JOB, "this is a shell of Slurm job 1234567, which has 4 nodes; start it on every node: srun "),
         (JOB | {"SLURM_JOB_NUM_NODES": "1"}, "this is a shell of Slurm job 1234567, which has 1 node; start it on"),
         (JOB | {"SLURM_PROCID": "0"}, "this is the batch script of Slurm job 1234567, which has 4 nodes; start it on"),
+        (
+            JOB | {"SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "1", "SLURM_HET_SIZE": "2"},
+            "this is the batch script of Slurm job 1234567, which has 1 node in this component; start it on every node",
+        ),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT; start"),
         (TORCHRUN | {"RANK": "first"}, "RANK is 'first', must be a whole number"),
         (
@@ -66,7 +70,15 @@ def test_one_process_describes_its_host(environment: dict[str, str]) -> None:
             "Slurm says of no node list (SLURM_STEP_NODELIST); set MASTER_ADDR to the host of task 0",
         ),
     ],
-    ids=["salloc", "salloc of one node", "sbatch", "half of torchrun", "no number", "no node list"],
+    ids=[
+        "salloc",
+        "salloc of one node",
+        "sbatch",
+        "sbatch of a heterogeneous job",
+        "half of torchrun",
+        "no number",
+        "no node list",
+    ],
 )
 def test_no_rank_of_a_launch(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
