@@ -185,8 +185,9 @@ def test_the_failure_detector_asks_the_watchdogs_of_all_groups(monkeypatch: pyte
     monkeypatch.setattr(training, "layers_of_ranks", layers_of_ranks)
     detector, config = SimpleNamespace(transport_error=str), parse("")
     stop, elastic = training.Stop(config.run), training.ElasticRank(None, config, rank=0)
+    alone = Launch(rank=0, world_size=1, local_rank=0)
     with pytest.raises(LayersError):
-        training._pretrain(config, torch.device("cpu"), detector, stop, elastic)  # type: ignore[arg-type]
+        training._pretrain(config, alone, torch.device("cpu"), detector, stop, elastic)  # type: ignore[arg-type]
     assert detector.transport_error() == "lost by one and two"
 
 
