@@ -110,11 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _first_steps(config: PretrainConfig, num_steps: int) -> PretrainConfig:
     """The same run, cut short; the learning rate follows the schedule of the whole run."""
-    optimizer = config.optimizer
-    if optimizer.lr_decay_iters is None:
-        optimizer = dataclasses.replace(optimizer, lr_decay_iters=config.run.train_iters)
-    run = dataclasses.replace(config.run, train_iters=num_steps)
-    return dataclasses.replace(config, run=run, optimizer=optimizer)
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, train_iters=num_steps))
 
 
 def _train(

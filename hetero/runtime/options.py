@@ -25,6 +25,8 @@ class StageOptions:
         bf16), or by TransformerEngine's kernel where that is (``te``).
     fp8_format, fp8_recipe: of the stages that the plan has in fp8; see TransformerEngine's recipes. Without a format,
         ``hybrid``: e4m3 forward, e5m2 backward.
+    fp8_amax_history_len, fp8_amax_compute_algo: of the recipe ``delayed``: over how many microbatches the largest
+        values are kept, and whether a scale follows the newest or the largest of them. Megatron-LM's defaults.
     gradient_accumulation_fusion: let the kernel that computes a weight's gradient add it up as well, where it can:
         TransformerEngine's, and in the local layers apex's if it is installed.
     moe_router_load_balancing: the auxiliary loss is a mean over microbatches, so it depends on their size.
@@ -46,6 +48,8 @@ class StageOptions:
     cross_entropy_fusion_impl: Literal["native", "te"] = "native"
     fp8_format: Literal["e4m3", "hybrid"] | None = None
     fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "delayed"
+    fp8_amax_history_len: int = 1
+    fp8_amax_compute_algo: Literal["most_recent", "max"] = "most_recent"
     moe_router_load_balancing: Literal["none", "aux_loss"] = "none"
     moe_aux_loss_coeff: float = 0.0
 

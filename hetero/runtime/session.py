@@ -22,7 +22,7 @@ class ParamScheduler(Protocol):
     """Sets the learning rate and the weight decay of the next update, as megatron-core's scheduler does."""
 
     def step(self, increment: int) -> None:
-        """Move on by so many updates."""
+        """Move on by the samples of an update."""
 
 
 class NotFiniteError(ConsensusError):
@@ -101,7 +101,7 @@ class TrainingSession:
         if self._check_for_nan and not result.is_finite:
             self._raise_not_finite()
         if self._schedule is not None and not result.skipped:
-            self._schedule.step(increment=1)
+            self._schedule.step(increment=self._context.plan.global_batch_size)
         return result
 
     def weights(self) -> dict[str, torch.Tensor]:

@@ -189,7 +189,7 @@ def _transformer_config(
         # fp8 copies of weights outlive an update unless somebody marks the microbatch behind it as the first.
         disable_parameter_transpose_cache=True,
         **_recompute_settings(work),
-        **_fp8_settings(choice),
+        **_fp8_settings(choice, options),
         **_moe_settings(context, options),
     )
 
@@ -209,12 +209,19 @@ def _recompute_settings(work: StageContext) -> dict[str, object]:
             }
 
 
-def _fp8_settings(choice: LayerChoice) -> dict[str, object]:
+def _fp8_settings(choice: LayerChoice, options: StageOptions) -> dict[str, object]:
     """Products in fp8; weights and gradients stay what they are without it."""
     if choice.fp8 is None:
         return {}
     fp8_format, recipe = choice.fp8
-    return {"fp8": fp8_format, "fp8_recipe": recipe, "fp8_param": False, "tp_only_amax_red": True}
+    return {
+        "fp8": fp8_format,
+        "fp8_recipe": recipe,
+        "fp8_param": False,
+        "fp8_amax_history_len": options.fp8_amax_history_len,
+        "fp8_amax_compute_algo": options.fp8_amax_compute_algo,
+        "tp_only_amax_red": True,
+    }
 
 
 def _moe_settings(context: ParallelContext, options: StageOptions) -> dict[str, object]:

@@ -101,7 +101,7 @@ def run_state(
         precision=plan.precision,
         plan=plan,
         consumed_samples=step * plan.global_batch_size,
-        adam_step=scheduler.num_steps,
+        adam_step=scheduler.num_steps // plan.global_batch_size,
         train_samples=config.run.train_iters * plan.global_batch_size,
         seed=config.run.seed,
         loss_scaler=None
@@ -216,7 +216,7 @@ def restore_scalars(
     scheduler: OptimizerParamScheduler,
 ) -> None:
     """Put schedule, loss scale and, if the plan is the same, dropout where they were."""
-    scheduler.step(increment=state.adam_step)
+    scheduler.step(increment=state.adam_step * context.plan.global_batch_size)
     if trainer.scaler is not None and trainer.scaler.options.constant is None and state.loss_scaler is not None:
         trainer.scaler.scale = state.loss_scaler.scale
         trainer.scaler.clean_steps = state.loss_scaler.growth_tracker

@@ -7,25 +7,29 @@ from megatron.training.cli.training_config import OptimizerConfig
 
 
 def build_scheduler(
-    optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, train_iters: int
+    optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, train_samples: int
 ) -> OptimizerParamScheduler:
-    """Build a scheduler of optimizer steps. Call ``step(increment=1)`` after each step that was not skipped."""
-    decay_iters = config.lr_decay_iters if config.lr_decay_iters is not None else train_iters
-    warmup_iters = config.lr_warmup_iters
+    """Build a scheduler that counts samples. Call ``step(increment=SAMPLES)`` after each step that was not skipped.
+
+    Args:
+        train_samples: length of the run.
+    """
+    decay_samples = config.lr_decay_samples if config.lr_decay_samples is not None else train_samples
+    warmup_samples: float = config.lr_warmup_samples
     if config.lr_warmup_fraction is not None:
-        warmup_iters = int(config.lr_warmup_fraction * decay_iters)
+        warmup_samples = config.lr_warmup_fraction * decay_samples
     return OptimizerParamScheduler(
         optimizer,
         init_lr=config.lr_warmup_init,
         max_lr=config.lr,
         min_lr=config.min_lr,
-        lr_warmup_steps=warmup_iters,
-        lr_decay_steps=decay_iters,
+        lr_warmup_steps=warmup_samples,
+        lr_decay_steps=decay_samples,
         lr_decay_style=config.lr_decay_style,
         start_wd=config.start_weight_decay,
         end_wd=config.end_weight_decay,
-        wd_incr_steps=train_iters,
+        wd_incr_steps=train_samples,
         wd_incr_style=config.weight_decay_incr_style,
-        wsd_decay_steps=config.lr_wsd_decay_iters,
+        wsd_decay_steps=config.lr_wsd_decay_samples,
         lr_wsd_decay_style=config.lr_wsd_decay_style,
     )

@@ -40,6 +40,7 @@ from megatron.training.data import SampleDataset, build_dataset, microbatches
 from megatron.training.elastic import ElasticRank
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
+from megatron.training.flag_notes import flag_notes
 from megatron.training.launch import Launch, agree_on_plan, joined
 from megatron.training.metrics import Metrics, check_tensorboard
 from megatron.training.param_scheduler import build_scheduler
@@ -58,6 +59,8 @@ def pretrain(config: PretrainConfig, launch: Launch) -> None:
         PlanError: the plan does not fit the devices.
         MembershipError: another rank was lost on the way.
     """
+    if launch.rank == 0 and (notes := flag_notes(config)) is not None:
+        _console().print(notes)
     stop, elastic = Stop(config.run), ElasticRank(launch.elastic, config, rank=launch.rank)
     with (
         elastic.failures(),
@@ -96,7 +99,7 @@ def _pretrain(
     trainer = build_trainer(
         config, context, host_cores=update_cores(local_rank=launch.local_rank, ranks=launch.local_world_size)
     )
-    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     with _metrics(config, context, trainer, emulation, layers) as metrics:
         elastic.report("built")
         detector.doing = "loading a checkpoint"
@@ -186,7 +189,7 @@ def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> 
 def start_session(config: PretrainConfig, context: ParallelContext, dataset: SampleDataset) -> TrainingSession:
     """Build a session with initial weights that runs the steps of ``config`` from the first on."""
     trainer = build_trainer(config, context)
-    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     return build_session(config, context, trainer, scheduler, dataset)
 
 
@@ -289,10 +292,7 @@ def _metrics(
     measured = _static_bytes(context, trainer) if config.emulation is None else None
     if context.rank != 0:
         return contextlib.nullcontext()
-    # A log file is as wide as it needs to be.
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=LOG_COLUMNS)
+    console = _console()
     console.print(plan_table(context.plan))
     console.print(plan_picture(context.plan))
     if measured is not None:
@@ -311,6 +311,12 @@ def _metrics(
         progress=config.run.progress,
         emulated=emulation.timing if emulation is not None else None,
     )
+
+
+def _console() -> Console:
+    """The terminal, or a log file, which is as wide as tables need it to be."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=LOG_COLUMNS)
 
 
 def _static_bytes(context: ParallelContext, trainer: Trainer) -> list[StaticBytes]:

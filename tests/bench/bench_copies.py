@@ -45,7 +45,7 @@ def measure(
     config = parse_args(argv)
     context = create_groups(assignments[rank].epoch.plan, device=torch.device("cpu"))
     trainer = build_trainer(config, context)
-    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     elastic = ElasticRank(assignments[rank], config, rank=rank)
     session = TrainingSession(context, trainer, data=data_of(context), schedule=scheduler)
     without, with_copies, write_s, fetch_s, step = [], [], [], [], 0

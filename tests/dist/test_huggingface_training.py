@@ -47,7 +47,8 @@ def logits_of(rank: int, made: Plan, argv: list[str], tokens_BS: torch.Tensor) -
     config = parse_args(argv)
     context = create_groups(made, device=torch.device("cpu"))
     trainer: Trainer = build_trainer(config, context)
-    load(config, context, trainer, build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=STEPS))
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
+    load(config, context, trainer, scheduler)
     (runner,) = trainer._executor._stages.values()
     model = runner._model
     model.module.eval()

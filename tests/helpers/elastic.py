@@ -222,7 +222,7 @@ def elastic_session(
     elastic, cpu = ElasticRank(assignment, config, rank=rank), torch.device("cpu")
     context = create_groups(assignment.epoch.plan, device=cpu, timing=elastic.timing(cpu))
     trainer = build_trainer(config, context)
-    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     start_step = elastic.restore(context, trainer, scheduler) if elastic.goes_on_from_copies else 0
     training = TrainingSession(
         context,

@@ -43,7 +43,7 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     config = parse_args(argv)
     context = create_groups(plan, device=torch.device("cpu"))
     trainer = build_trainer(config, context)
-    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_iters=config.run.train_iters)
+    scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     start_step = load(config, context, trainer, scheduler)
     training = TrainingSession(
         context,

@@ -1,7 +1,9 @@
 """Reads the command line into a :class:`PretrainConfig`."""
 
+import dataclasses
 from collections.abc import Sequence
 
+from hetero.errors import ConfigError
 from megatron.training.cli.config import PRETRAIN, PretrainConfig
 from megatron.training.cli.parser import read_flags
 from megatron.training.cli.rules import check_flags
@@ -14,8 +16,10 @@ def parse_args(argv: Sequence[str]) -> PretrainConfig:
 
     Raises:
         ConfigError: a flag is unknown, unsupported, missing, has no effect, contradicts another, or has a value out of
-            range. The message names flag, value, limit and fix.
+            range. The message has a line for each, with flag, value, limit and fix.
     """
-    flags = read_flags(argv)
-    check_flags(flags)
-    return PRETRAIN.read(flags)
+    flags, problems = read_flags(argv)
+    more, notes = check_flags(flags)
+    if problems := list(dict.fromkeys([*problems, *more])):
+        raise ConfigError("\n".join(problems))
+    return PRETRAIN.read(dataclasses.replace(flags, notes=notes))

@@ -3,7 +3,7 @@
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from megatron.training.cli import derived
-from megatron.training.cli.fields import Flag, config_dataclass, flag_reader, part
+from megatron.training.cli.fields import Flag, computed, config_dataclass, flag_reader, part
 from megatron.training.cli.model_config import KERNELS, STAGE_OPTIONS, ModelConfig
 from megatron.training.cli.parallel_config import PLAN, PRECISION, EmulationConfig, ParallelConfig
 from megatron.training.cli.training_config import (
@@ -41,6 +41,7 @@ class PretrainConfig:
 
     Names and defaults are Megatron-LM's where it has them.
     emulation: ``None`` where the devices are what they are.
+    notes: the flags that were given and have no effect, each with the reason.
     """
 
     model: ModelConfig = part(MODEL)
@@ -52,6 +53,7 @@ class PretrainConfig:
     checkpoint: CheckpointConfig = part(CHECKPOINTS)
     run: RunConfig = part(RUN)
     emulation: EmulationConfig | None = part(PLAN, when=derived.emulates)
+    notes: tuple[tuple[str, str], ...] = computed(lambda flags: tuple(flags.notes.items()))
 
 
 PRETRAIN = flag_reader(PretrainConfig)

@@ -139,38 +139,39 @@ def qkv_bias(flags: FlagValues) -> bool:
 
 
 def train_iters(flags: FlagValues) -> int:
-    """Steps of the run."""
+    """Steps of the run. Samples of a last step that they do not fill are left out, as Megatron-LM leaves them out."""
     steps: int | None = flags["--train-iters"]
-    return steps if steps is not None else _in_steps(flags, "--train-samples")
+    return steps if steps is not None else int(flags["--train-samples"] // flags["--global-batch-size"])
 
 
-def lr_decay_iters(flags: FlagValues) -> int | None:
-    """Step at which the decay ends; ``None`` is the last."""
-    return _steps(flags, "--lr-decay-iters", "--lr-decay-samples")
+def train_samples(flags: FlagValues) -> int:
+    """Length of the run for the schedules: samples as given, also those of a step that they do not fill."""
+    return _samples(flags, "--train-iters", "--train-samples") or 0
 
 
-def lr_warmup_iters(flags: FlagValues) -> int:
-    """Steps of the warmup, 0 where it is given as a fraction."""
-    return _steps(flags, "--lr-warmup-iters", "--lr-warmup-samples") or 0
+def lr_decay_samples(flags: FlagValues) -> int | None:
+    """Samples after which the decay ends; ``None`` is the end of the run."""
+    return _samples(flags, "--lr-decay-iters", "--lr-decay-samples")
 
 
-def lr_wsd_decay_iters(flags: FlagValues) -> int | None:
-    """Steps of WSD's last phase."""
-    return _steps(flags, "--lr-wsd-decay-iters", "--lr-wsd-decay-samples")
+def lr_warmup_samples(flags: FlagValues) -> int:
+    """Samples of the warmup, 0 where it is given as a fraction."""
+    return _samples(flags, "--lr-warmup-iters", "--lr-warmup-samples") or 0
 
 
-def _steps(flags: FlagValues, iters: str, samples: str) -> int | None:
-    """The value of whichever of two flags was given, in steps."""
+def lr_wsd_decay_samples(flags: FlagValues) -> int | None:
+    """Samples of WSD's last phase."""
+    return _samples(flags, "--lr-wsd-decay-iters", "--lr-wsd-decay-samples")
+
+
+def _samples(flags: FlagValues, iters: str, samples: str) -> int | None:
+    """The value of whichever of two flags was given, in samples."""
     if samples in flags.given:
-        return _in_steps(flags, samples)
+        given: int = flags[samples]
+        return given
     steps: int | None = flags[iters]
-    return steps
-
-
-def _in_steps(flags: FlagValues, samples: str) -> int:
-    num_samples: int = flags[samples]
     batch: int = flags["--global-batch-size"]
-    return num_samples // batch
+    return None if steps is None else steps * batch
 
 
 def start_weight_decay(flags: FlagValues) -> float:

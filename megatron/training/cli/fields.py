@@ -36,19 +36,37 @@ _SOURCE = "source"
 """Key of a field's metadata."""
 
 
+class UnreadableFlagError(Exception):
+    """Somebody asks for the value of a flag that has none: a wrong value was given, or none where one is required."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlagValues:
-    """Holds the value of every flag by its name, and which of them the user gave."""
+    """Holds the value of every flag by its name, and which of them the user gave.
+
+    unreadable: flags that have no value, since the given one is wrong or a required one is missing. Who asks for it
+        cannot judge what follows from it.
+    notes: flags that were given and have no effect, each with the reason.
+    """
 
     values: Mapping[str, Any]
     given: frozenset[str]
+    unreadable: frozenset[str] = frozenset()
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
+        """The value of the flag.
+
+        Raises:
+            UnreadableFlagError: it has none.
+        """
+        if name in self.unreadable:
+            raise UnreadableFlagError(name)
         return self.values[name]
 
     def shown(self, name: str) -> str:
         """Write the flag as the user did, for messages."""
-        value = self.values[name]
+        value = self[name]
         if isinstance(value, bool):
             return name
         return " ".join([name, *map(str, value)]) if isinstance(value, tuple) else f"{name} {value}"
@@ -56,10 +74,14 @@ class FlagValues:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Says what must hold for a flag to have an effect, and what the user adds to make it hold."""
+    """Says what must hold for a flag to have an effect, and what the user adds to make it hold.
+
+    note: where it does not hold, the flag is let pass with this reason and is no error: published scripts carry it.
+    """
 
     holds: Callable[[FlagValues], bool]
     fix: str
+    note: str = ""
 
 
 def given(name: str) -> Condition:

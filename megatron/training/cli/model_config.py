@@ -173,6 +173,9 @@ def model_spec(config: ModelConfig, *, tokenizer_vocab_size: int) -> ModelSpec:
 KERNELS = "model: kernels"
 """A group of ``--help`` beside that of the config."""
 
+_HAS_FP8 = Condition(lambda flags: flags["--fp8-format"] or derived.has_plan_file(flags), "--fp8-format")
+_OF_DELAYED_SCALES = Relations(needs=(_HAS_FP8, equals("--fp8-recipe", "delayed")))
+
 STAGE_OPTIONS = {
     "attention_dropout": flag("Share of attention weights dropped.", BELOW_1, default=0.1, group="regularization"),
     "hidden_dropout": flag(
@@ -244,9 +247,18 @@ STAGE_OPTIONS = {
     "fp8_recipe": flag(
         "With that: how scales are found, as TransformerEngine calls it.",
         group="precision",
-        relations=Relations(
-            needs=(Condition(lambda flags: flags["--fp8-format"] or derived.has_plan_file(flags), "--fp8-format"),)
-        ),
+        relations=Relations(needs=(_HAS_FP8,)),
+    ),
+    "fp8_amax_history_len": flag(
+        "With --fp8-recipe delayed: microbatches whose largest values a scale looks back on.",
+        COUNT,
+        group="precision",
+        relations=_OF_DELAYED_SCALES,
+    ),
+    "fp8_amax_compute_algo": flag(
+        "With --fp8-recipe delayed: take the newest of these values or the largest.",
+        group="precision",
+        relations=_OF_DELAYED_SCALES,
     ),
 }
 """Where the values of :class:`hetero.runtime.options.StageOptions` come from."""

@@ -99,7 +99,7 @@ class ParallelConfig:
 
     hetero_cluster: any plan is checked against it; ``planner`` is set if the plan is made for it.
     schedule: a name in :data:`hetero.schedule.orders.ORDERS`.
-    context_parallel_size, expert_model_parallel_size: of Megatron-LM's scripts, with one legal value.
+    recompute_method, context_parallel_size, expert_model_parallel_size: of Megatron-LM's scripts, with one legal value.
     precision: as the flags say; ``None`` is the plan file's, or fp32.
     use_distributed_optimizer: as the flags say; false is the plan file's, or none.
     timeout_minutes: for the ranks to arrive, and for a collective among ranks that all live.
@@ -178,6 +178,13 @@ class ParallelConfig:
         COUNT,
         default=None,
         relations=Relations(stated_by_plan=True, needs=(equals("--recompute-granularity", "full"),)),
+    )
+    recompute_method: str = flag(
+        "Accepted for Megatron-LM's scripts.",
+        only(
+            "block", "the first layers of a stage are recomputed, in place of uniform leave --recompute-num-layers out"
+        ),
+        default="block",
     )
     context_parallel_size: int = flag(
         "Accepted for Megatron-LM's scripts.",

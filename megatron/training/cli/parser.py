@@ -1,10 +1,11 @@
-"""Parses a command line into one value per flag, and says what is wrong with a word that is none."""
+"""Parses a command line into one value per flag, and says what is wrong with each word that is none."""
 
 import argparse
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from hetero.errors import ConfigError
@@ -12,26 +13,35 @@ from hetero.serialization import near_match
 from megatron.training.cli.config import FLAGS, GROUPS
 from megatron.training.cli.fields import Flag, FlagValues
 from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.without_effect import WITHOUT_EFFECT
 
 
-def read_flags(argv: Sequence[str]) -> FlagValues:
+def read_flags(argv: Sequence[str]) -> tuple[FlagValues, list[str]]:
     """Parse the command line into one value per flag. A flag given twice has its last value.
 
     ``--help`` prints and exits.
 
-    Raises:
-        ConfigError: a flag is unknown, or Megatron-LM's and not supported; a value is missing, or not what the flag
-            takes.
+    Returns:
+        The values; and what is wrong with each word, in the words of an error: a flag is unknown, or Megatron-LM's and
+        not supported; a value is missing, or not what the flag takes.
     """
     parser = _parser()
     if "--help" in argv or "-h" in argv:
         parser.parse_args(["--help"])
-    _check_names(argv)
-    tokens = _with_negative_numbers_joined(argv)
-    _check_each_value_has_a_flag(tokens)
-    namespace = parser.parse_args(tokens)
+    namespace, unreadable, notes = argparse.Namespace(), set(), {}
+    problems: list[str] = []
+    for words in _by_flag(argv):
+        problem = _problem(words)
+        if words.name in WITHOUT_EFFECT:
+            notes[words.name] = WITHOUT_EFFECT[words.name].reason
+        elif problem is None:
+            problem = _parse(parser, words, namespace)
+        if problem is not None:
+            problems.append(problem)
+            unreadable |= {flag.name for flag in FLAGS if words.name in flag.names}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
-    return FlagValues({flag.name: flag.default for flag in FLAGS} | given, frozenset(given))
+    values = {flag.name: flag.default for flag in FLAGS} | given
+    return FlagValues(values, frozenset({*given, *unreadable}), frozenset(unreadable), notes), problems
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="pretrain_gpt.py",
         usage="%(prog)s FLAGS",
         description="Pretrain a GPT model under the uniform plan of Megatron-LM's own flags, or under a plan file.",
-        epilog="Every other flag of Megatron-LM is refused by name, with what to do instead.",
+        epilog="Every other flag of Megatron-LM is known by name: it has no effect here and is accepted with a "
+        "warning, or it is refused with what to do instead. docs/megatron_flags.md lists them all.",
         allow_abbrev=False,
     )
     in_order = sorted(FLAGS, key=lambda flag: GROUPS.index(flag.group))
@@ -82,51 +93,72 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
     )
 
 
-def _check_names(argv: Sequence[str]) -> None:
-    """Refuse unknown and unsupported flags, all of them in one message."""
-    switches = {name: flag.is_switch for flag in FLAGS for name in flag.names}
-    known = [*switches, *UNSUPPORTED_FLAGS]
-    problems = []
+@dataclass(slots=True)
+class _Words:
+    """Holds a flag as the command line has it, and the words up to the next flag.
+
+    joined: the first value stands in the same word, behind "=".
+    """
+
+    name: str = ""
+    joined: bool = False
+    values: list[str] = field(default_factory=list)
+
+
+def _by_flag(argv: Sequence[str]) -> Iterator[_Words]:
+    """Cut the command line in front of every flag; what stands in front of the first one has no name."""
+    words = _Words()
     for token in argv:
         if not token.startswith("-") or token == "-" or _is_number(token):
+            words.values.append(token)
             continue
+        if words.name or words.values:
+            yield words
         name, equals, value = token.partition("=")
-        if name in UNSUPPORTED_FLAGS:
-            problems.append(f"{name} is not supported: {UNSUPPORTED_FLAGS[name]}")
-        elif name not in switches:
-            problems.append(f"unknown flag {name}{near_match(name, known) if name.strip('-') else ''}")
-        elif equals and switches[name]:
-            problems.append(f"{name} takes no value, found {value!r}")
-    if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
+        words = _Words(name, bool(equals), [value] if equals else [])
+    if words.name or words.values:
+        yield words
 
 
-def _with_negative_numbers_joined(argv: Sequence[str]) -> list[str]:
-    """Write ``--lr -1e-4`` as ``--lr=-1e-4``: argparse takes the first for two flags."""
-    valued = {flag.name for flag in FLAGS if not flag.is_switch and not flag.many}
-    tokens: list[str] = []
-    for token in argv:
-        if tokens and tokens[-1] in valued and token.startswith("-") and _is_number(token):
-            tokens[-1] += f"={token}"
-        else:
-            tokens.append(token)
-    return tokens
+def _problem(words: _Words) -> str | None:
+    """What is wrong with a flag's name or the number of its values."""
+    name = words.name
+    if not name:
+        return f"unexpected {words.values[0]!r}: put the name of its flag in front of it"
+    if name in UNSUPPORTED_FLAGS:
+        return f"{name} is not supported: {UNSUPPORTED_FLAGS[name]}"
+    most = _most_values().get(name)
+    if most is None:
+        known = [*_most_values(), *UNSUPPORTED_FLAGS]
+        return f"unknown flag {name}{near_match(name, known) if name.strip('-') else ''}"
+    surplus = words.values[1 if words.joined and most else int(min(most, len(words.values))) :]
+    if not surplus:
+        return None
+    if not most:
+        return f"{name} takes no value, found {surplus[0]!r}"
+    return f"unexpected {surplus[0]!r} after the value of {name}: put the name of its flag in front of it"
 
 
-def _check_each_value_has_a_flag(tokens: Sequence[str]) -> None:
-    flags = {name: flag for flag in FLAGS for name in flag.names}
-    name, room = "", 0.0
-    for token in tokens:
-        if token.startswith("--"):
-            name, equals, _ = token.partition("=")
-            room = 0 if flags[name].is_switch or equals else math.inf if flags[name].many else 1
-        elif room:
-            room -= 1
-        elif name and flags[name].is_switch:
-            raise ConfigError(f"{name} takes no value, found {token!r}")
-        else:
-            place = f" after the value of {name}" if name else ""
-            raise ConfigError(f"unexpected {token!r}{place}: put the name of its flag in front of it")
+@functools.cache
+def _most_values() -> dict[str, float]:
+    """How many values each flag takes that is accepted, with an effect or without."""
+    most: dict[str, float] = {
+        name: 0 if flag.is_switch else math.inf if flag.many else 1 for flag in FLAGS for name in flag.names
+    }
+    return most | {name: flag.most_values for name, flag in WITHOUT_EFFECT.items()}
+
+
+def _parse(parser: argparse.ArgumentParser, words: _Words, namespace: argparse.Namespace) -> str | None:
+    """Put the value of one flag into ``namespace``, or say what is wrong with it."""
+    tokens = [words.name, *words.values]
+    # argparse takes "--lr -1e-4" for two flags.
+    if len(words.values) == 1:
+        tokens = [f"{words.name}={words.values[0]}"]
+    try:
+        parser.parse_args(tokens, namespace)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _is_number(token: str) -> bool:

@@ -1,12 +1,15 @@
 """Checks which flags go together: what is required, excludes another, has an effect only beside another, or must fit.
 
-A flag that would change nothing is refused like a contradiction: its user expects an effect. What a flag excludes and
-needs stands at its declaration; of several violations, the first in the order of the declarations is told.
+A flag that would change nothing is refused like a contradiction: its user expects an effect, unless a table says that
+scripts carry it along. What a flag excludes and needs stands at its declaration. All violations are told, in the order
+of the declarations.
 """
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
-from hetero.errors import ConfigError
 from megatron.training.cli.config import FLAGS
 from megatron.training.cli.derived import (
     cluster_file,
@@ -18,238 +21,268 @@ from megatron.training.cli.derived import (
     is_rope,
     is_wsd,
     kv_channels,
-    lr_decay_iters,
-    lr_warmup_iters,
-    lr_wsd_decay_iters,
     plans_at_start,
-    train_iters,
 )
-from megatron.training.cli.fields import FlagValues
+from megatron.training.cli.fields import Condition, Flag, FlagValues, UnreadableFlagError
+from megatron.training.cli.without_effect import WITHOUT_EFFECT
 
 _IN_STEPS_AND_SAMPLES = tuple((flag.relations.in_steps, flag.name) for flag in FLAGS if flag.relations.in_steps)
 """Lengths that have a flag in steps and one in samples."""
 
+_ALTERNATIVES = (
+    ("--micro-batch-size", "--hetero-plan", "--hetero-cluster", "--hetero-emulate"),
+    ("--train-iters", "--train-samples"),
+    ("--data-path", "--train-data-path", "--mock-data"),
+)
+"""Of each row, one flag is required."""
 
-def check_flags(flags: FlagValues) -> None:
+
+def check_flags(flags: FlagValues) -> tuple[list[str], dict[str, str]]:
     """Check what the values of single flags cannot tell.
 
-    Raises:
-        ConfigError: something is missing, has no effect, contradicts another flag, or does not fit its value.
+    Returns:
+        What is missing, has no effect, contradicts another flag, or does not fit its value, all of it, in the words of
+        an error; and which flags have no effect and may be given all the same, each with the reason.
     """
-    _check_nothing_is_missing(flags)
-    _check_flags_go_together(flags)
-    for check in _VALUES_FIT:
-        check(flags)
-
-
-def _check_nothing_is_missing(flags: FlagValues) -> None:
-    missing = [flag.name for flag in FLAGS if flag.required and flag.name not in flags.given]
-    if not flags.given & {"--micro-batch-size", "--hetero-plan", "--hetero-cluster", "--hetero-emulate"}:
-        missing.append("--micro-batch-size (or --hetero-plan, --hetero-cluster or --hetero-emulate)")
-    if not flags.given & {"--train-iters", "--train-samples"}:
-        missing.append("--train-iters (or --train-samples)")
-    if not flags.given & {"--data-path", "--train-data-path", "--mock-data"}:
-        missing.append("--data-path (or --train-data-path, or --mock-data)")
-    if missing:
-        raise ConfigError(f"required and missing: {', '.join(missing)}")
-
-
-def _check_flags_go_together(flags: FlagValues) -> None:
+    problems = []
+    if missing := _missing(flags):
+        problems.append(f"required and missing: {', '.join(missing.values())}")
+    flags = dataclasses.replace(flags, unreadable=flags.unreadable.union(missing, *map(_others, missing)))
     given = [flag for flag in FLAGS if flag.name in flags.given]
-    for flag in given:
-        for other in flag.relations.excludes:
-            if other in flags.given:
-                raise ConfigError(
-                    f"{flags.shown(flag.name)} and {flags.shown(other)} exclude each other: leave one out"
-                )
-    _check_plan_flags(flags)
-    _check_counts_have_one_unit(flags)
-    for flag in given:
-        for condition in flag.relations.needs:
-            if not condition.holds(flags):
-                raise ConfigError(
-                    f"{flags.shown(flag.name)} has no effect without {condition.fix}: "
-                    f"add that, or leave {flag.name} out"
-                )
+    notes = dict(flags.notes)
+    checks: tuple[_Check, ...] = (
+        *(partial(_excluded, flag) for flag in given),
+        _check_plan_flags,
+        *(partial(_in_wrong_unit, iters, samples) for iters, samples in _IN_STEPS_AND_SAMPLES),
+        *(partial(_unmet, flag, condition, notes) for flag in given for condition in flag.relations.needs),
+        *(partial(_harmful, name) for name in flags.notes),
+        *_VALUES_FIT,
+    )
+    for check in checks:
+        problems += _judged(check, flags)
+    return problems, notes
 
 
-def _check_plan_flags(flags: FlagValues) -> None:
+_Check = Callable[[FlagValues], Iterable[str]]
+"""Yields what is wrong, in the words of an error."""
+
+
+def _judged(check: _Check, flags: FlagValues) -> list[str]:
+    """What a check finds, as far as the flags that it asks for have values: that some have none is told already."""
+    found: list[str] = []
+    with contextlib.suppress(UnreadableFlagError):
+        # One by one: what was found before a flag turns out to have no value stays.
+        for problem in check(flags):
+            found += [problem]
+    return found
+
+
+def _missing(flags: FlagValues) -> dict[str, str]:
+    """The flags that are required and not given, each as a message shows it."""
+    missing = {flag.name: flag.name for flag in FLAGS if flag.required and flag.name not in flags.given}
+    for wanted, *others in _ALTERNATIVES:
+        if not flags.given & {wanted, *others}:
+            *first, last = others
+            missing[wanted] = f"{wanted} (or {', '.join(first)}{' or ' if first else ''}{last})"
+    return missing
+
+
+def _others(name: str) -> tuple[str, ...]:
+    """The flags that could have been given in place of ``name``: they have no value either."""
+    return next((names for names in _ALTERNATIVES if names[0] == name), ())
+
+
+def _excluded(flag: Flag, flags: FlagValues) -> Iterator[str]:
+    for other in flag.relations.excludes:
+        if other in flags.given:
+            yield f"{flags.shown(flag.name)} and {flags.shown(other)} exclude each other: leave one out"
+
+
+def _check_plan_flags(flags: FlagValues) -> Iterator[str]:
     if is_auto(flags) and cluster_file(flags) is None:
-        raise ConfigError(
-            "--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml, or emulate it"
-        )
+        yield "--hetero-plan auto: plans for a cluster, so add --hetero-cluster CLUSTER.yaml, or emulate it"
     if emulates(flags) and flags["--distributed-backend"] == "nccl":
-        raise ConfigError("--distributed-backend nccl beside --hetero-emulate: the CPU computes; leave the backend out")
+        yield "--distributed-backend nccl beside --hetero-emulate: the CPU computes; leave the backend out"
     if plans_at_start(flags) and flags["--hetero-plan-time-limit"] >= 60 * flags["--distributed-timeout-minutes"]:
-        raise ConfigError(
+        yield (
             f"{flags.shown('--hetero-plan-time-limit')} (seconds): the other ranks wait for the plan no longer than "
             f"{flags.shown('--distributed-timeout-minutes')}; lower the first or raise the second"
         )
-    for source in ("--hetero-plan", "--hetero-cluster", "--hetero-emulate"):
-        for flag in FLAGS:
-            if flags[source] is not None and flag.relations.stated_by_plan and flag.name in flags.given:
-                raise ConfigError(
-                    f"{flags.shown(flag.name)} beside {flags.shown(source)}: the plan states it for each stage; "
-                    f"leave {flag.name} out, or change the plan"
-                )
-
-
-def _check_counts_have_one_unit(flags: FlagValues) -> None:
-    for iters, samples in _IN_STEPS_AND_SAMPLES:
-        length, right, wrong = ("--train-iters", iters, samples)
-        if has_samples(flags):
-            length, right, wrong = ("--train-samples", samples, iters)
-        if wrong in flags.given:
-            raise ConfigError(f"{flags.shown(wrong)} beside {flags.shown(length)}: use {right} with {length}")
-
-
-def _check_samples_are_whole_steps(flags: FlagValues, *names: str) -> None:
-    for samples in names:
-        batch: int = flags["--global-batch-size"]
-        steps, rest = divmod(flags[samples] or 0, batch)
-        if rest:
-            raise ConfigError(
-                f"{flags.shown(samples)} is no multiple of {flags.shown('--global-batch-size')}: "
-                f"round it, for instance to {(steps + 1) * batch}"
+    source = next((name for name in _PLAN_SOURCES if flags[name] is not None), None)
+    for flag in FLAGS:
+        if source is not None and flag.relations.stated_by_plan and flag.name in flags.given:
+            yield (
+                f"{flags.shown(flag.name)} beside {flags.shown(source)}: the plan states it for each stage; "
+                f"leave {flag.name} out, or change the plan"
             )
 
 
-def _check_train_samples(flags: FlagValues) -> None:
-    _check_samples_are_whole_steps(flags, "--train-samples")
+_PLAN_SOURCES = ("--hetero-plan", "--hetero-cluster", "--hetero-emulate")
+"""Flags that name a plan or what to plan for; the first that is given is told."""
 
 
-def _check_experts(flags: FlagValues) -> None:
+def _in_wrong_unit(iters: str, samples: str, flags: FlagValues) -> Iterator[str]:
+    length, right, wrong = ("--train-iters", iters, samples)
+    if has_samples(flags):
+        length, right, wrong = ("--train-samples", samples, iters)
+    if wrong in flags.given:
+        yield f"{flags.shown(wrong)} beside {flags.shown(length)}: use {right} with {length}"
+
+
+def _unmet(flag: Flag, condition: Condition, notes: dict[str, str], flags: FlagValues) -> Iterator[str]:
+    """Tell that a flag needs another, or put into ``notes`` that it has no effect and may stand there all the same."""
+    if condition.holds(flags):
+        return
+    if condition.note:
+        notes[flag.name] = condition.note
+    else:
+        yield (f"{flags.shown(flag.name)} has no effect without {condition.fix}: add that, or leave {flag.name} out")
+
+
+def _harmful(name: str, flags: FlagValues) -> Iterator[str]:
+    """Tell that a flag, which has no effect in most models, would have one in this."""
+    needs = WITHOUT_EFFECT[name].needs
+    if needs is not None and not needs.holds(flags):
+        yield f"{name} is not supported without {needs.fix}: add that, or leave {name} out"
+
+
+def _check_train_samples(flags: FlagValues) -> Iterator[str]:
+    if has_samples(flags) and flags["--train-samples"] < flags["--global-batch-size"]:
+        yield (
+            f"{flags.shown('--train-samples')} are fewer than one step's {flags.shown('--global-batch-size')}: raise "
+            "the first or lower the second"
+        )
+
+
+def _check_experts(flags: FlagValues) -> Iterator[str]:
     if not has_experts(flags):
         return
     if not flags["--disable-bias-linear"]:
-        raise ConfigError(f"{flags.shown('--num-experts')}: the experts here have no biases, add --disable-bias-linear")
+        yield (f"{flags.shown('--num-experts')}: the experts here have no biases, add --disable-bias-linear")
     if flags["--moe-router-topk"] > flags["--num-experts"]:
-        raise ConfigError(
+        yield (
             f"{flags.shown('--moe-router-topk')} exceeds {flags.shown('--num-experts')}: "
             "a token visits each expert at most once"
         )
 
 
-def _check_ffn(flags: FlagValues) -> None:
+def _check_ffn(flags: FlagValues) -> Iterator[str]:
     if ffn_hidden_size(flags) == 0:
-        raise ConfigError(
+        yield (
             f"{flags.shown('--hidden-size')} with --swiglu: two thirds of {4 * flags['--hidden-size']}, rounded down "
             "to a multiple of 64, is 0; give --ffn-hidden-size"
         )
 
 
-def _check_heads(flags: FlagValues) -> None:
+def _check_heads(flags: FlagValues) -> Iterator[str]:
     heads: int = flags["--num-attention-heads"]
     if flags["--group-query-attention"] and heads % flags["--num-query-groups"]:
-        raise ConfigError(f"{flags.shown('--num-query-groups')} does not divide {flags.shown('--num-attention-heads')}")
+        yield (f"{flags.shown('--num-query-groups')} does not divide {flags.shown('--num-attention-heads')}")
     if flags["--kv-channels"] is None and flags["--hidden-size"] % heads:
-        raise ConfigError(
+        yield (
             f"{flags.shown('--num-attention-heads')} does not divide {flags.shown('--hidden-size')}: "
             "change one, or give --kv-channels"
         )
+        return
     size = kv_channels(flags)
     rotated = int(size * flags["--rotary-percent"])
     if is_rope(flags) and (rotated < 2 or rotated % 2):
-        raise ConfigError(
+        yield (
             f"{flags.shown('--rotary-percent')} of heads of size {size} rotates {rotated} channels: "
             "channels rotate in pairs, so change --rotary-percent or --kv-channels"
         )
 
 
-def _check_positions(flags: FlagValues) -> None:
+def _check_positions(flags: FlagValues) -> Iterator[str]:
     if flags["--max-position-embeddings"] < flags["--seq-length"]:
-        raise ConfigError(
-            f"{flags.shown('--max-position-embeddings')} is below {flags.shown('--seq-length')}: raise it to that"
-        )
+        yield (f"{flags.shown('--max-position-embeddings')} is below {flags.shown('--seq-length')}: raise it to that")
     contradiction = flags["--position-embedding-type"] != "rope" and "--position-embedding-type" in flags.given
     if flags["--use-rotary-position-embeddings"] and contradiction:
-        raise ConfigError(
+        yield (
             f"{flags.shown('--position-embedding-type')} and --use-rotary-position-embeddings exclude each other: "
             "leave one out"
         )
     low, high = "--hetero-rope-low-freq-factor", "--hetero-rope-high-freq-factor"
     if flags["--use-rope-scaling"] and flags[low] >= flags[high]:
-        raise ConfigError(f"{flags.shown(low)} is not below {flags.shown(high)}: lower the first or raise the second")
+        yield (f"{flags.shown(low)} is not below {flags.shown(high)}: lower the first or raise the second")
 
 
-def _check_tokenizer(flags: FlagValues) -> None:
+def _check_tokenizer(flags: FlagValues) -> Iterator[str]:
     name, model = flags["--tokenizer-type"], flags["--tokenizer-model"]
     if name == "HuggingFaceTokenizer" and model is None:
-        raise ConfigError(
+        yield (
             "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model: a tokenizer.json or the folder that has it"
         )
     if name != "HuggingFaceTokenizer" and model is not None:
-        raise ConfigError(f"--tokenizer-model {model} has no effect: --tokenizer-type {name} reads no file")
+        yield (f"--tokenizer-model {model} has no effect: --tokenizer-type {name} reads no file")
     if name == "NullTokenizer" and flags["--vocab-size"] is None:
-        raise ConfigError("--tokenizer-type NullTokenizer needs --vocab-size: it has no vocabulary of its own")
+        yield ("--tokenizer-type NullTokenizer needs --vocab-size: it has no vocabulary of its own")
 
 
-def _check_learning_rates(flags: FlagValues) -> None:
+def _check_learning_rates(flags: FlagValues) -> Iterator[str]:
     for name in ("--min-lr", "--lr-warmup-init"):
         if flags[name] > flags["--lr"]:
-            raise ConfigError(f"{flags.shown(name)} is above {flags.shown('--lr')}: lower it, or raise --lr")
+            yield (f"{flags.shown(name)} is above {flags.shown('--lr')}: lower it, or raise --lr")
 
 
-def _check_phases(flags: FlagValues) -> None:
+def _check_phases(flags: FlagValues) -> Iterator[str]:
     """Warmup, then decay, and WSD's last steps between them and the end of the decay."""
-    _check_samples_are_whole_steps(flags, *(samples for _, samples in _IN_STEPS_AND_SAMPLES))
-    decay_iters, warmup_iters = lr_decay_iters(flags) or train_iters(flags), lr_warmup_iters(flags)
-    wsd_decay_iters = lr_wsd_decay_iters(flags)
-    unit = "samples" if has_samples(flags) else "iters"
-    if is_wsd(flags) and wsd_decay_iters is None:
-        raise ConfigError(f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}: the length of its last phase")
+    unit, said = ("samples", "samples") if has_samples(flags) else ("iters", "steps")
+    total: int = flags[f"--train-{unit}"]
+    decay: int = flags[f"--lr-decay-{unit}"] or total
+    wsd_decay: int | None = flags[f"--lr-wsd-decay-{unit}"]
+    if is_wsd(flags) and wsd_decay is None:
+        yield f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}: the length of its last phase"
     fraction: float | None = flags["--lr-warmup-fraction"]
-    warmup = warmup_iters if fraction is None else int(fraction * decay_iters)
-    if warmup >= decay_iters:
-        raise ConfigError(
-            f"the warmup of {warmup} steps does not end before the decay of the learning rate does, at step "
-            f"{decay_iters}: lower --lr-warmup-{unit}, or raise --lr-decay-{unit}"
+    warmup: int = flags[f"--lr-warmup-{unit}"] if fraction is None else int(fraction * decay)
+    if warmup >= decay:
+        yield (
+            f"the warmup of {warmup} {said} does not end before the decay of the learning rate does, after {decay}: "
+            f"lower --lr-warmup-{unit}, or raise --lr-decay-{unit}"
         )
-    if wsd_decay_iters is not None and warmup + wsd_decay_iters > decay_iters:
-        raise ConfigError(
-            f"WSD's last {wsd_decay_iters} steps and a warmup of {warmup} do not fit into the {decay_iters} steps "
-            f"until the decay ends: lower --lr-wsd-decay-{unit}, or raise --lr-decay-{unit}"
+    elif wsd_decay is not None and warmup + wsd_decay > decay:
+        yield (
+            f"WSD's last {wsd_decay} {said} and a warmup of {warmup} do not fit into the {decay} {said} until the "
+            f"decay ends: lower --lr-wsd-decay-{unit}, or raise --lr-decay-{unit}"
         )
 
 
-def _check_weight_decay(flags: FlagValues) -> None:
+def _check_weight_decay(flags: FlagValues) -> Iterator[str]:
     if flags["--weight-decay-incr-style"] == "constant":
         return
     start, end = flags["--start-weight-decay"], flags["--end-weight-decay"]
     if start is None or end is None:
-        raise ConfigError(
-            f"{flags.shown('--weight-decay-incr-style')} needs both --start-weight-decay and --end-weight-decay"
-        )
-    if end < start:
-        raise ConfigError(
+        yield (f"{flags.shown('--weight-decay-incr-style')} needs both --start-weight-decay and --end-weight-decay")
+    elif end < start:
+        yield (
             f"{flags.shown('--end-weight-decay')} is below {flags.shown('--start-weight-decay')}: "
             "weight decay may grow over a run, not shrink"
         )
 
 
-def _check_batches(flags: FlagValues) -> None:
+def _check_batches(flags: FlagValues) -> Iterator[str]:
     micro: int | None = flags["--micro-batch-size"]
     if micro is not None and flags["--global-batch-size"] % micro:
-        raise ConfigError(
+        yield (
             f"{flags.shown('--global-batch-size')} is no multiple of {flags.shown('--micro-batch-size')}: change one"
         )
 
 
-def _check_virtual_stages(flags: FlagValues) -> None:
+def _check_virtual_stages(flags: FlagValues) -> Iterator[str]:
     given, pp = flags["--num-layers-per-virtual-pipeline-stage"], flags["--pipeline-model-parallel-size"]
     if given is not None and flags["--num-layers"] % (given * pp):
-        raise ConfigError(
+        yield (
             f"{flags.shown('--num-layers-per-virtual-pipeline-stage')} x --pipeline-model-parallel-size {pp} does not "
             f"divide {flags.shown('--num-layers')}: change one, or give an uneven plan with --hetero-plan"
         )
 
 
-def _check_loss_scale(flags: FlagValues) -> None:
+def _check_loss_scale(flags: FlagValues) -> Iterator[str]:
     if flags["--min-loss-scale"] > flags["--initial-loss-scale"]:
-        raise ConfigError(f"{flags.shown('--min-loss-scale')} is above {flags.shown('--initial-loss-scale')}: lower it")
+        yield (f"{flags.shown('--min-loss-scale')} is above {flags.shown('--initial-loss-scale')}: lower it")
 
 
-_VALUES_FIT: tuple[Callable[[FlagValues], None], ...] = (
+_VALUES_FIT: tuple[_Check, ...] = (
     _check_train_samples,
     _check_experts,
     _check_ffn,
@@ -263,4 +296,4 @@ _VALUES_FIT: tuple[Callable[[FlagValues], None], ...] = (
     _check_virtual_stages,
     _check_loss_scale,
 )
-"""Values that must fit one another, in the order in which they are told: of several wrong ones, the first."""
+"""Values that must fit one another, in the order in which they are told."""

@@ -36,6 +36,11 @@ from megatron.training.cli.value_types import (
 REGULARIZATION, OPTIMIZER = "regularization", "optimizer"
 """Groups of ``--help`` beside that of the config."""
 
+_HAS_FILES = Condition(
+    lambda flags: not flags["--mock-data"],
+    "--data-path or --train-data-path",
+    note="--mock-data makes up its tokens, which are neither split nor kept",
+)
 _OF_TRAIN_FILES = Relations(needs=(given("--train-data-path"),))
 _OF_GROWING_DECAY = Relations(
     needs=(
@@ -56,6 +61,7 @@ class DataConfig:
     """Says where the tokens come from. ``data_path`` is prefixes, or weights and prefixes in turn, as Megatron has it.
 
     Exactly one of ``data_path``, ``train_data_path`` and ``mock_data`` is set.
+    dataloader_type: of Megatron-LM's scripts, with one legal value.
     tokenizer_model: a ``tokenizer.json`` or its folder for ``HuggingFaceTokenizer``, else ``None``.
     """
 
@@ -79,14 +85,17 @@ class DataConfig:
         "Shares of training, validation and test.",
         SPLIT,
         default="969, 30, 1",
-        relations=Relations(needs=(given("--data-path"),)),
+        relations=Relations(
+            needs=(
+                _HAS_FILES,
+                Condition(lambda flags: flags["--data-path"] or flags["--mock-data"], "--data-path"),
+            )
+        ),
     )
     data_cache_path: Path | None = flag(
         "Folder that keeps the sample indices between runs.",
         default=None,
-        relations=Relations(
-            needs=(Condition(lambda flags: not flags["--mock-data"], "--data-path or --train-data-path"),)
-        ),
+        relations=Relations(needs=(_HAS_FILES,)),
     )
     mock_data: bool = flag(
         "Made-up tokens instead of files.",
@@ -100,18 +109,23 @@ class DataConfig:
     )
     tokenizer_model: str | None = flag("A tokenizer.json, or the folder that has it.", PATH_AS_GIVEN, default=None)
     eod_mask_loss: bool = flag("Leave the end of a document out of the loss.", default=False)
+    dataloader_type: str = flag(
+        "Accepted for Megatron-LM's scripts.",
+        only("single", "samples come in one fixed order, whatever the plan"),
+        default="single",
+    )
     num_workers: int = flag("Processes per rank that load samples; 0 loads in the rank.", PROCESSES, default=2)
     seed: int = computed(itemgetter("--seed"))
 
 
 @config_dataclass
 class OptimizerConfig:
-    """Sets AdamW and its schedules. Counts are optimizer steps; ``clip_grad`` 0 switches clipping off.
+    """Sets AdamW and its schedules, which count samples, as Megatron-LM's do. ``clip_grad`` 0 switches clipping off.
 
     optimizer: of Megatron-LM's scripts, with one legal value.
-    lr_decay_iters: ``None`` decays until the last step.
-    lr_warmup_fraction: share of the steps until the decay ends, instead of ``lr_warmup_iters``.
-    lr_wsd_decay_iters: set exactly when ``lr_decay_style`` is ``WSD``.
+    lr_decay_samples: ``None`` decays until the end of the run.
+    lr_warmup_fraction: share of the samples until the decay ends, instead of ``lr_warmup_samples``.
+    lr_wsd_decay_samples: set exactly when ``lr_decay_style`` is ``WSD``.
     start_weight_decay, end_weight_decay: both are ``weight_decay`` while ``weight_decay_incr_style`` is ``constant``.
     """
 
@@ -161,8 +175,8 @@ class OptimizerConfig:
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = flag(
         "Shape of the decay; WSD stays at --lr until its last steps.", default="linear"
     )
-    lr_decay_iters: int | None = computed(
-        derived.lr_decay_iters,
+    lr_decay_samples: int | None = computed(
+        derived.lr_decay_samples,
         Flag("--lr-decay-iters", "Step at which the decay ends; without it, the last step.", COUNT),
         Flag(
             "--lr-decay-samples",
@@ -171,8 +185,8 @@ class OptimizerConfig:
             relations=Relations(in_steps="--lr-decay-iters"),
         ),
     )
-    lr_warmup_iters: int = computed(
-        derived.lr_warmup_iters,
+    lr_warmup_samples: int = computed(
+        derived.lr_warmup_samples,
         Flag(
             "--lr-warmup-iters",
             "Steps in which the learning rate rises.",
@@ -195,8 +209,8 @@ class OptimizerConfig:
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = flag(
         "Shape of WSD's last steps.", default="exponential", relations=_OF_WSD
     )
-    lr_wsd_decay_iters: int | None = computed(
-        derived.lr_wsd_decay_iters,
+    lr_wsd_decay_samples: int | None = computed(
+        derived.lr_wsd_decay_samples,
         Flag("--lr-wsd-decay-iters", "How many steps those are.", COUNT, relations=_OF_WSD),
         Flag(
             "--lr-wsd-decay-samples",
@@ -288,6 +302,7 @@ class CheckpointConfig:
 class RunConfig:
     """Says how long to train, from which seed, what to tell, and when to evaluate.
 
+    train_samples: what the schedules take for the length of the run; its last step may have no room for all of them.
     eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
     exit_interval: leave at a step that is a multiple of it; ``exit_duration_minutes``: leave after that time.
     check_for_nan: end with an error at a loss or a gradient that is not finite, unless a loss scale adapts to it.
@@ -301,8 +316,13 @@ class RunConfig:
             COUNT,
             relations=Relations(excludes=("--train-samples",)),
         ),
-        Flag("--train-samples", "Samples to train, a multiple of --global-batch-size.", COUNT),
+        Flag(
+            "--train-samples",
+            "Samples to train; those that do not fill a step of --global-batch-size are left out.",
+            COUNT,
+        ),
     )
+    train_samples: int = computed(derived.train_samples)
     seed: int = flag("Decides initial weights, dropout and the order of samples.", SEED, default=1234)
     eval_iters: int = flag("Global batches of an evaluation on validation data; 0 for none.", COUNT_FROM_0, default=0)
     eval_interval: int = flag(

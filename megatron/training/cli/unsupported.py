@@ -1,7 +1,8 @@
 """Megatron-LM's flags that this program knows and refuses, each with what to do instead.
 
-A flag that is accepted and ignored trains another model than the user asked for, so nothing is ignored. The names
-are those of Megatron-LM from megatron-core 0.11 to 0.17, older ones only where scripts in the wild still use them.
+Ignoring one of them would train another model than the user asked for, on other data or for another time, or save or
+load something else; what may be ignored is in :mod:`.without_effect`. The names are those of Megatron-LM from
+megatron-core 0.11 to 0.17, older ones only where scripts in the wild still use them.
 """
 
 from collections.abc import Mapping
@@ -13,24 +14,20 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "checkpoints have one format here, which any plan loads: leave it out and use --save, --save-interval, "
         "--hetero-keep-last, --async-save, --load, --ckpt-step or --finetune; tools/convert_checkpoint.py reads others",
         """
-        --persistent-save-interval --save-retain-interval --save-wgrads-interval
-        --save-dgrads-interval --no-save-optim --no-save-rng --no-load-optim --no-load-rng
-        --load-main-params-from-ckpt --pretrained-checkpoint --no-initialization
-        --exit-on-missing-checkpoint --use-checkpoint-args --use-mp-args-from-checkpoint-args
+        --persistent-save-interval --save-retain-interval --save-wgrads-interval --save-dgrads-interval
+        --no-save-optim --no-save-rng --load-main-params-from-ckpt --pretrained-checkpoint
+        --no-initialization --exit-on-missing-checkpoint --use-checkpoint-args --use-mp-args-from-checkpoint-args
         --no-use-tokenizer-model-from-checkpoint-args --disable-use-tokenizer-model-from-checkpoint-args
         --non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir
-        --non-persistent-local-ckpt-dir --non-persistent-local-ckpt-algo --ckpt-format --auto-detect-ckpt-format
-        --ckpt-convert-format --ckpt-convert-save --ckpt-convert-update-legacy-dist-opt-format
-        --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --ckpt-fully-parallel-load
-        --ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-save-process-group
-        --ckpt-fully-parallel-load-process-group --ckpt-assume-constant-structure --async-strategy
-        --async-ckpt-cpu-priority --async-ckpt-io-priority --use-persistent-ckpt-worker --use-dist-ckpt
-        --dist-ckpt-format --dist-ckpt-workers --dist-ckpt-strictness --dist-ckpt-save-pre-mcore-014
-        --dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient
-        --no-strict-fsdp-dtensor-load --disable-strict-fsdp-dtensor-load --replication --replication-jump
-        --replication-factor --override-opt_param-scheduler --override-opt-param-scheduler
-        --use-checkpoint-opt_param-scheduler --use-checkpoint-opt-param-scheduler
+        --non-persistent-local-ckpt-dir --non-persistent-local-ckpt-algo --ckpt-convert-format --ckpt-convert-save
+        --ckpt-convert-update-legacy-dist-opt-format --no-strict-fsdp-dtensor-load --disable-strict-fsdp-dtensor-load
+        --replication --replication-jump --replication-factor --override-opt_param-scheduler
+        --override-opt-param-scheduler --use-checkpoint-opt_param-scheduler --use-checkpoint-opt-param-scheduler
         """,
+    ),
+    (
+        "leave it out: a run goes on with all of its state; weights alone are loaded by --finetune",
+        "--no-load-optim",
     ),
     (
         "leave it out: evaluation is --eval-interval and --eval-iters, on the validation share of the data",
@@ -39,8 +36,8 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (
         "leave it out: SIGTERM saves and leaves, and --exit-interval or --exit-duration-in-mins do so on their own",
         """
-        --exit-signal --exit-signal-handler
-        --exit-signal-handler-for-dataloader --exit-signal-handler-for-training --phase-transition-iterations
+        --exit-signal --exit-signal-handler-for-dataloader --exit-signal-handler-for-training
+        --phase-transition-iterations
         """,
     ),
     (
@@ -54,23 +51,20 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "leave it out: with --bf16 or --fp16, gradients are summed and weights updated in fp32, and the softmax of the "
         "loss is in fp32, always",
         """
-        --fp32-residual-connection
-        --attention-softmax-in-fp32 --accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 --fp16-lm-cross-entropy
-        --apply-query-key-layer-scaling --disable-bf16-reduced-precision-matmul
-        --ddp-reduce-scatter-with-fp32-accumulation --ddp-param-name-patterns-for-fp32-local-accumulation
-        --no-log-loss-scale-to-tensorboard --disable-log-loss-scale-to-tensorboard
+        --fp32-residual-connection --disable-bf16-reduced-precision-matmul
+        --ddp-param-name-patterns-for-fp32-local-accumulation
         """,
     ),
     (
         "leave it out: weights stay in bf16 under --fp8-format and --fp8-recipe, a plan (--hetero-plan) says which "
         "stages are in fp8, and there is no fp4",
         """
-        --fp8-quantizer-factory --fp8-margin --fp8-interval --fp8-amax-history-len
-        --fp8-amax-compute-algo --no-fp8-wgrad --disable-fp8-wgrad --fp8-param-gather --fp8-e4m3 --fp8-hybrid
-        --first-last-layers-bf16 --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16 --fp4-format --fp4-recipe
-        --fp4-param-gather --fp4-quantizer-factory --te-precision-config-file --keep-fp8-transpose-cache
-        --reuse-grad-buf-for-mxfp8-param-ag --moe-router-padding-for-fp8 --moe-router-padding-for-quantization
-        --kitchen-config-file --kitchen-recipe-number --use-kitchen-attention --kitchen-attention-backend
+        --fp8-quantizer-factory --fp8-margin --no-fp8-wgrad
+        --disable-fp8-wgrad --fp8-e4m3 --fp8-hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16
+        --num-layers-at-end-in-bf16 --fp4-format --fp4-recipe --fp4-param-gather --fp4-quantizer-factory
+        --te-precision-config-file --reuse-grad-buf-for-mxfp8-param-ag --moe-router-padding-for-fp8
+        --moe-router-padding-for-quantization --kitchen-config-file --kitchen-recipe-number --use-kitchen-attention
+        --kitchen-attention-backend
         """,
     ),
     # Who holds which part of the model.
@@ -92,23 +86,16 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (
         "context parallelism is not there yet: leave it out and split the model with --tensor-model-parallel-size "
         "and --sequence-parallel",
-        "--cp-comm-type --hierarchical-context-parallel-sizes --hybrid-context-parallel --max-seqlen-per-dp-cp-rank",
+        "--hierarchical-context-parallel-sizes --hybrid-context-parallel --max-seqlen-per-dp-cp-rank",
     ),
     (
         "expert parallelism is not there yet, every rank of a stage holds all its experts: leave it out",
-        """
-        --expert-tensor-parallel-size --overlap-moe-expert-parallel-comm --delay-wgrad-compute
-        --ep-overlap-early-attn-memory-release --moe-token-dispatcher-type --moe-enable-deepep
-        --moe-flex-dispatcher-backend --moe-deepep-num-sms --moe-hybridep-num-sms --moe-extended-tp
-        """,
+        "--expert-tensor-parallel-size --moe-extended-tp",
     ),
     (
         "leave it out: --use-distributed-optimizer shares fp32 state among all holders, and optimizer_share of the "
         "stages in a plan says who takes more",
-        """
-        --num-distributed-optimizer-instances --overlap-param-gather-with-optimizer-step --no-align-param-gather
-        --use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
-        """,
+        "--use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype",
     ),
     (
         "fully sharded data parallelism is not supported: leave it out and split the model with "
@@ -135,7 +122,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         "leave it out: --recompute-granularity full recomputes every layer of a stage, or with --recompute-num-layers "
         "its first ones; a plan (--hetero-plan) says so for each stage",
         """
-        --recompute-method --recompute-modules --checkpoint-num-layers
+        --recompute-modules --checkpoint-num-layers
         --distribute-saved-activations --moe-layer-recompute
         """,
     ),
@@ -143,43 +130,12 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (
         "the schedule decides when stages exchange tensors: leave it out; how far a stage runs ahead is in_flight in a "
         "plan (--hetero-plan)",
-        """
-        --overlap-p2p-communication --no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush
-        --use-ring-exchange-p2p --no-scatter-gather-tensors-in-pipeline --defer-embedding-wgrad-compute
-        --wgrad-deferral-limit --pipeline-model-parallel-comm-backend
-        """,
-    ),
-    (
-        "a bucket is reduced as soon as its last gradient is there: leave it out; --ddp-bucket-size sets the size "
-        "and --no-overlap-grad-reduce waits for the last backward",
-        """
-        --ddp-num-buckets --ddp-pad-buckets-for-high-nccl-busbw --ddp-average-in-collective --no-align-grad-reduce
-        --disable-align-grad-reduce --delay-grad-reduce --no-delay-grad-reduce --no-gradient-reduce-div-fusion
-        --no-contiguous-buffers-in-local-ddp --DDP-impl
-        """,
-    ),
-    (
-        "overlap of tensor-parallel communication with matrix products is not supported: leave it out",
-        """
-        --tp-comm-overlap --tp-comm-overlap-cfg --tp-comm-overlap-rs-dgrad --tp-comm-bootstrap-backend
-        --no-tp-comm-bulk-wgrad --disable-tp-comm-bulk-wgrad --no-tp-comm-bulk-dgrad --disable-tp-comm-bulk-dgrad
-        --no-tp-comm-overlap-ag --disable-tp-comm-overlap-ag --no-tp-comm-overlap-rs --disable-tp-comm-overlap-rs
-        --no-tp-comm-split-ag --disable-tp-comm-split-ag --no-tp-comm-split-rs --disable-tp-comm-split-rs
-        --no-async-tensor-model-parallel-allreduce --symmetric-ar-type
-        """,
+        "--pipeline-model-parallel-comm-backend",
     ),
     (
         "process groups follow from the plan and their settings from NCCL's own environment variables: leave it out; "
         "--distributed-timeout-minutes sets how long a collective may take",
-        """
-        --use-nccl-ub --disable-symmetric-registration --use-sharp --sharp-enabled-group
-        --nccl-communicator-config-path --high-priority-stream-groups --use-tp-pp-dp-mapping
-        --disable-gloo-process-groups --distributed-timeout-seconds-after-init --lazy-mpu-init --fake-process-group
-        --flight-recorder-dump-path --flight-recorder-trace-buffer-size --no-flight-recorder-dump-on-timeout
-        --disable-flight-recorder-dump-on-timeout --flight-recorder-include-stack-trace
-        --no-flight-recorder-include-only-active --disable-flight-recorder-include-only-active
-        --no-flight-recorder-extra-dump-on-exec --disable-flight-recorder-extra-dump-on-exec
-        """,
+        "--use-tp-pp-dp-mapping --distributed-timeout-seconds-after-init --lazy-mpu-init --fake-process-group",
     ),
     ("start with torchrun, which tells each process its rank in the environment", "--local-rank"),
     # Optimizer.
@@ -200,7 +156,6 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --mup-attn-scale-power
         """,
     ),
-    ("the loss is always a mean over the tokens that count: leave it out", "--calculate-per-token-loss"),
     (
         "of the checks of losses, gradients and weights there is one, --check-for-nan-in-loss-and-grad: leave it out",
         """
@@ -213,26 +168,23 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (
         "use --tokenizer-type HuggingFaceTokenizer and --tokenizer-model with the model's tokenizer.json",
         """
-        --vocab-file --merge-file --vocab-extra-ids --tiktoken-pattern --tiktoken-num-special-tokens
-        --tiktoken-special-tokens --tokenizer-sentencepiece-legacy --tokenizer-metadata --tokenizer-special-tokens
-        --tokenizer-hf-use-fast --tokenizer-hf-no-use-fast --tokenizer-hf-include-special-tokens
-        --tokenizer-hf-no-include-special-tokens --legacy-tokenizer --trust-remote-code
+        --vocab-file --merge-file --vocab-extra-ids --tokenizer-sentencepiece-legacy --tokenizer-metadata
+        --tokenizer-special-tokens --tokenizer-hf-no-use-fast --tokenizer-hf-include-special-tokens
+        --tokenizer-hf-no-include-special-tokens
         """,
     ),
     ("use --vocab-size, which --make-vocab-size-divisible-by rounds up", "--padded-vocab-size"),
     (
         "documents are packed and attend to one another: leave it out",
-        "--reset-attention-mask --reset-position-ids --no-create-attention-mask-in-dataloader",
+        "--reset-attention-mask --reset-position-ids",
     ),
     ("write the prefixes behind --data-path or --train-data-path", "--data-args-path --per-split-data-args-path"),
     ("use --seq-length", "--encoder-seq-length --decoder-seq-length"),
     (
         "samples come in one fixed order from memory-mapped files, whatever the plan: leave it out",
         """
-        --dataloader-type --data-impl --mmap-warmup --no-mmap-bin-files --num-dataset-builder-threads
-        --object-storage-cache-path --s3-cache-path --mid-level-dataset-surplus --allow-ambiguous-pad-tokens
-        --per-dataset-sequences-path --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap --sample-rate
-        --disable-msc
+        --data-impl --object-storage-cache-path --s3-cache-path --mid-level-dataset-surplus
+        --allow-ambiguous-pad-tokens --sample-rate
         """,
     ),
     (
@@ -254,18 +206,12 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "use --position-embedding-type learned_absolute or rope",
-        """
-        --no-position-embedding --relative-attention-num-buckets --relative-attention-max-distance --mrope-section
-        --no-rope-freq
-        """,
+        "--relative-attention-num-buckets --relative-attention-max-distance --mrope-section --no-rope-freq",
     ),
     (
         "leave it out: what stretches rotary embeddings for long sequences is --rotary-base, --use-rope-scaling or "
         "--rotary-seq-len-interpolation-factor",
-        """
-        --rotary-interleaved
-        --rotary-scaling-factor --rope-type --mscale --mscale-all-dim --enable-gpt-oss
-        """,
+        "--rotary-interleaved --rotary-scaling-factor --rope-type --mscale --mscale-all-dim --enable-gpt-oss",
     ),
     (
         "multi-latent attention is not supported: use --group-query-attention to shrink keys and values",
@@ -313,19 +259,18 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         --moe-router-score-function --moe-router-dtype --moe-router-enable-expert-bias --moe-router-bias-update-rate
         --moe-router-force-load-balancing --moe-router-force-biased --moe-enable-routing-replay --moe-z-loss-coeff
         --moe-input-jitter-eps --moe-expert-capacity-factor --moe-pad-expert-input-to-capacity --moe-token-drop-policy
-        --moe-apply-probs-on-input --moe-latent-size --moe-per-layer-logging --moe-use-upcycling
-        --moe-upcycling-granularity --export-moe-apply-probs-on-input
+        --moe-apply-probs-on-input --moe-latent-size --moe-use-upcycling --moe-upcycling-granularity
+        --export-moe-apply-probs-on-input
         """,
     ),
     (
         "norms stand before attention and MLP, with a scale around one: leave it out",
-        "--apply-layernorm-1p --apply-residual-connection-post-layernorm",
+        "--apply-residual-connection-post-layernorm",
     ),
     (
         "weights are drawn from one normal distribution per parameter name: leave it out, or use --init-method-std",
         """
-        --init-method-xavier-uniform --embedding-init-method-std --data-parallel-random-init --use-cpu-initialization
-        --te-rng-tracker --inference-rng-tracker
+        --init-method-xavier-uniform --embedding-init-method-std --data-parallel-random-init --inference-rng-tracker
         """,
     ),
     (
@@ -346,65 +291,16 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     # Kernels and code paths.
-    ("leave it out: models are always megatron-core's", "--use-mcore-models --use-legacy-models"),
+    ("leave it out: models are always megatron-core's", "--use-legacy-models"),
     (
-        "leave it out: --transformer-impl chooses the layers, and they choose the kernels that the device can run",
-        """
-        --use-flash-attn --persist-layer-norm --fused-residual-rmsnorm
-        --moe-grouped-gemm --moe-use-legacy-grouped-gemm --moe-permute-fusion
-        --moe-router-fusion --no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding
-        --deterministic-mode --batch-invariant-mode --disable-jit-fuser --onnx-safe
-        """,
-    ),
-    (
-        "CUDA graphs are not supported: leave it out",
-        "--enable-cuda-graph --external-cuda-graph --cuda-graph-impl --cuda-graph-scope --cuda-graph-warmup-steps",
+        "leave it out: runs repeat each other bit for bit where the kernels that --transformer-impl chooses do",
+        "--deterministic-mode --batch-invariant-mode --onnx-safe",
     ),
     (
         "there is one way to build a model, from the flags of the group 'model' in --help: leave it out",
         "--spec --yaml-cfg --enable-experimental --config-logger-dir",
     ),
     # Watching the run.
-    (
-        "use --tensorboard-dir; what is written there, and how often, cannot be chosen",
-        """
-        --tensorboard-log-interval --tensorboard-queue-size --log-timers-to-tensorboard
-        --log-validation-ppl-to-tensorboard --log-memory-to-tensorboard --log-world-size-to-tensorboard
-        --log-learning-rate-to-tensorboard --no-log-learning-rate-to-tensorboard --no-log-learnig-rate-to-tensorboard
-        --log-batch-size-to-tensorboard
-        """,
-    ),
-    (
-        "the log line of every --log-interval steps is fixed: leave it out",
-        """
-        --log-params-norm --log-num-zeros-in-grad --log-throughput --log-progress --log-energy --log-memory-interval
-        --log-device-memory-used --logging-level --timing-log-level --timing-log-option
-        --no-barrier-with-level-1-timing
-        """,
-    ),
-    (
-        "only TensorBoard is written: use --tensorboard-dir",
-        """
-        --wandb-project --wandb-entity --wandb-exp-name --wandb-save-dir --enable-one-logger --no-one-logger
-        --one-logger-project --one-logger-run-name --one-logger-async --app-tag-run-name --app-tag-run-version
-        """,
-    ),
-    (
-        "profile from outside, with nsys or torch.profiler: leave it out",
-        """
-        --profile --profile-step-start --profile-step-end --profile-ranks --use-pytorch-profiler
-        --pytorch-profiler-collect-shapes --pytorch-profiler-collect-callstack --pytorch-profiler-collect-chakra
-        --record-memory-history --memory-snapshot-path --run-workload-inspector-server
-        """,
-    ),
-    (
-        "slow ranks are the planner's subject: leave it out and describe them in a plan (--hetero-plan)",
-        "--log-straggler --disable-straggler-on-startup --straggler-ctrlr-port --straggler-minmax-count",
-    ),
-    (
-        "garbage collection and allocator are left to Python and torch: leave it out",
-        "--manual-gc --manual-gc-interval --no-manual-gc-eval --disable-manual-gc-eval --empty-unused-memory-level",
-    ),
     (
         "restarting after a failure is not there yet: leave it out and start the job again",
         """

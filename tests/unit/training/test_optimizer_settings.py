@@ -19,12 +19,13 @@ def seen(flags: str, *, train_iters: int, num_steps: int) -> list[tuple[float, f
     """Learning rate, and weight decay of matrices and of vectors, before each step."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "wd_mult": multiple} for multiple in (1.0, 0.0)]
     optimizer = torch.optim.AdamW(groups)
-    scheduler = build_scheduler(optimizer, parse(flags).optimizer, train_iters=train_iters)
+    config = parse(flags, f"--train-iters {train_iters}")
+    scheduler = build_scheduler(optimizer, config.optimizer, train_samples=config.run.train_samples)
     found = []
     for _ in range(num_steps):
         matrices, vectors = optimizer.param_groups
         found.append((matrices["lr"], matrices["weight_decay"], vectors["weight_decay"]))
-        scheduler.step(increment=1)
+        scheduler.step(increment=config.parallel.global_batch_size)
     return found
 
 

@@ -59,7 +59,7 @@ def test_sample_counts_become_steps() -> None:
 
 def test_a_fraction_of_warmup_is_handed_on() -> None:
     optimizer = parse("--lr-warmup-fraction 0.25").optimizer
-    assert (optimizer.lr_warmup_fraction, optimizer.lr_warmup_iters) == (0.25, 0)
+    assert (optimizer.lr_warmup_fraction, optimizer.lr_warmup_samples) == (0.25, 0)
 
 
 @pytest.mark.parametrize(("cuda", "backend"), [(True, "nccl"), (False, "gloo")])

@@ -1,21 +1,25 @@
-"""Flags of Megatron-LM that are refused, each with what to do instead."""
+"""Flags of Megatron-LM that are refused, each with what to do instead, or accepted without effect."""
 
 import pytest
+from rich.console import Console
 
 from hetero.errors import ConfigError
+from megatron.training.cli import unsupported, without_effect
 from megatron.training.cli.config import FLAGS
-from megatron.training.cli.unsupported import _GROUPS, UNSUPPORTED_FLAGS
+from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.without_effect import WITHOUT_EFFECT
+from megatron.training.flag_notes import flag_notes
 from tests.helpers.flags import parse
 
 
-def test_no_flag_is_both_supported_and_unsupported() -> None:
-    assert {name for flag in FLAGS for name in flag.names} & set(UNSUPPORTED_FLAGS) == set()
-
-
-def test_each_is_listed_once() -> None:
-    listed = [flag for _, flags in _GROUPS for flag in flags.split()]
-    assert len(listed) == len(set(listed)) == len(UNSUPPORTED_FLAGS)
-    assert all(flag.startswith("--") for flag in listed)
+def test_each_is_listed_once_and_in_one_place() -> None:
+    refused = [flag for _, flags in unsupported._GROUPS for flag in flags.split()]
+    ignored = [flag.partition("=")[0] for _, flags in without_effect._GROUPS for flag in flags.split()]
+    known = [*refused, *ignored, *(name for flag in FLAGS for name in flag.names)]
+    assert len(known) == len(set(known))
+    assert set(refused) == set(UNSUPPORTED_FLAGS)
+    assert set(ignored) == {name for name, flag in WITHOUT_EFFECT.items() if flag.needs is None}
+    assert all(flag.startswith("--") for flag in known)
 
 
 @pytest.mark.parametrize("form", ["{}", "{} 1", "{}=1"])
@@ -30,17 +34,18 @@ def test_each_is_refused_by_name_with_advice(form: str) -> None:
     ("flag", "advice"),
     [
         ("--no-save-optim", "checkpoints have one format here"),
-        ("--exit-signal-handler", "SIGTERM saves and leaves"),
-        ("--accumulate-allreduce-grads-in-fp32", "gradients are summed and weights updated in fp32"),
-        ("--fp8-param-gather", "weights stay in bf16 under --fp8-format"),
+        ("--exit-signal", "SIGTERM saves and leaves"),
+        ("--fp32-residual-connection", "gradients are summed and weights updated in fp32"),
+        ("--fp4-format", "weights stay in bf16 under --fp8-format"),
+        ("--no-load-optim", "--finetune"),
         ("--main-params-dtype", "--use-distributed-optimizer"),
         ("--use-torch-fsdp2", "--hetero-plan"),
         ("--microbatch-group-size-per-virtual-pipeline-stage", "as many microbatches as there are pipeline ranks"),
         ("--virtual-pipeline-model-parallel-size", "--num-virtual-stages-per-pipeline-rank"),
         ("--decoder-first-pipeline-num-layers", "--hetero-plan"),
         ("--pipeline-model-parallel-layout", "--hetero-plan"),
-        ("--cp-comm-type", "context parallelism is not there yet"),
-        ("--moe-token-dispatcher-type", "expert parallelism is not there yet"),
+        ("--hybrid-context-parallel", "context parallelism is not there yet"),
+        ("--expert-tensor-parallel-size", "expert parallelism is not there yet"),
         ("--recompute-activations", "--recompute-granularity selective"),
         ("--rampup-batch-size", "--global-batch-size"),
         ("--full-validation", "--eval-iters"),
@@ -48,8 +53,7 @@ def test_each_is_refused_by_name_with_advice(form: str) -> None:
         ("--padded-vocab-size", "--vocab-size"),
         ("--warmup", "--lr-warmup-iters"),
         ("--batch-size", "--micro-batch-size"),
-        ("--wandb-project", "--tensorboard-dir"),
-        ("--use-flash-attn", "--transformer-impl"),
+        ("--deterministic-mode", "--transformer-impl"),
         ("--multi-latent-attention", "--group-query-attention"),
     ],
 )
@@ -59,13 +63,76 @@ def test_advice(flag: str, advice: str) -> None:
 
 def test_advice_names_supported_flags_only() -> None:
     supported = {name for flag in FLAGS for name in flag.names} | {"--help"}
-    for flag, advice in UNSUPPORTED_FLAGS.items():
+    reasons = {name: flag.reason for name, flag in WITHOUT_EFFECT.items()}
+    for flag, advice in {**UNSUPPORTED_FLAGS, **reasons}.items():
         named = {word.strip(",.;:()'") for word in advice.split() if word.strip("('").startswith("--")}
         assert named <= supported, flag
 
 
-def test_all_wrong_names_are_told_at_once() -> None:
+def test_all_that_is_wrong_is_told_at_once_and_each_once() -> None:
+    """Names, values, what is missing, what excludes one another, what has no effect, and what does not fit."""
+    wrong = (
+        "--fp4-format e2m1 --skip-train --hiden-size 4 --skip-train --seed x --swiglu 1 --lr 0.1 --min-lr 1 --min-lr 2 "
+        "--bf16 --fp16 --finetune --num-attention-heads 5 --lr-decay-iters 9 --lr-warmup-iters 9 "
+        "--no-position-embedding"
+    )
     with pytest.raises(ConfigError) as error:
-        parse("--fp4-format e2m1 --skip-train --hiden-size 4 --skip-train")
-    lines = str(error.value).splitlines()
-    assert [line.split()[0] for line in lines] == ["--fp4-format", "--skip-train", "unknown"]
+        parse(wrong, without="--mock-data --micro-batch-size")
+    assert [line.split(": ")[0] for line in str(error.value).splitlines()] == [
+        "--fp4-format is not supported",
+        "--skip-train is not supported",
+        "unknown flag --hiden-size (did you mean '--hidden-size'?)",
+        "--seed",
+        "--swiglu takes no value, found '1'",
+        "required and missing",
+        "--bf16 and --fp16 exclude each other",
+        "--finetune has no effect without --load",
+        "--no-position-embedding is not supported without --position-embedding-type rope",
+        "--num-attention-heads 5 does not divide --hidden-size 48",
+        "--min-lr 2.0 is above --lr 0.1",
+        "the warmup of 9 steps does not end before the decay of the learning rate does, after 9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "without", "told"),
+    [
+        # Heads, warmup, batches and vocabulary cannot be judged.
+        ("--hidden-size x --swiglu --train-iters y", "", ["--hidden-size", "--train-iters"]),
+        ("--global-batch-size x --micro-batch-size 3", "", ["--global-batch-size"]),
+        ("--lr-warmup-iters 200", "--lr --train-iters", ["required and missing"]),
+        ("--load= --finetune", "", ["--load"]),
+        ("--tokenizer-type x", "--vocab-size", ["--tokenizer-type"]),
+    ],
+)
+def test_what_follows_from_a_flag_without_value_is_not_judged(wrong: str, without: str, told: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(wrong, without=without)
+    assert [line.split(": ")[0] for line in str(error.value).splitlines()] == told
+
+
+def test_flags_without_effect_are_accepted_and_listed() -> None:
+    for name, flag in WITHOUT_EFFECT.items():
+        values = ["1", "2"][: 2 if flag.most_values > 1 else int(flag.most_values)]
+        context = "--position-embedding-type rope" if flag.needs else ""
+        assert parse(context, " ".join([name, *values])).notes == ((name, flag.reason),)
+        if flag.most_values < 2:
+            with pytest.raises(ConfigError, match=f"{name} takes no value|after the value of {name}"):
+                parse(context, " ".join([name, *values, "3"]))
+
+
+def test_one_warning_lists_them_with_the_reasons() -> None:
+    config = parse(
+        "--use-mcore-models --manual-gc --manual-gc-interval 3 --split 1 --train-samples 83", without="--train-iters"
+    )
+    console = Console(width=130)
+    with console.capture() as capture:
+        console.print(flag_notes(config))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert lines[0] == "warning: 4 flags have no effect here"
+    assert [line.split()[0] for line in lines[2:]] == [
+        *("--use-mcore-models", "--manual-gc", "--manual-gc-interval", "--split", "--train-samples")
+    ]
+    assert "garbage collection and allocator are left to Python" in lines[3]
+    assert lines[-1].startswith("--train-samples 83 are 10 steps of 8; the last 3 fill no step and are left out")
+    assert flag_notes(parse()) is None
