@@ -10,6 +10,7 @@ from setuptools import find_namespace_packages, setup
 
 TRAIN = ["isal>=1.6", "megatron-core>=0.16.1,<0.17", "safetensors>=0.4.3", "torch>=2.10"]
 TOKENIZERS = ["tokenizers>=0.20"]
+SENTENCEPIECE = ["sentencepiece>=0.2"]
 TENSORBOARD = ["tensorboard>=2.16"]
 ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31"]
 
@@ -43,12 +44,14 @@ setup(
     extras_require={
         "train": TRAIN,
         "tokenizers": TOKENIZERS,
+        "sentencepiece": SENTENCEPIECE,
         "tensorboard": TENSORBOARD,
         "elastic": [*TRAIN, *ELASTIC],
         "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
         "test": [
             *TRAIN,
             *TOKENIZERS,
+            *SENTENCEPIECE,
             *TENSORBOARD,
             *ELASTIC,
             "hypothesis>=6.100",

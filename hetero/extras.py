@@ -15,6 +15,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "train": ("torch", "megatron.core", "safetensors", "isal"),
         "tokenizers": ("tokenizers",),
+        "sentencepiece": ("sentencepiece",),
         "tensorboard": ("tensorboard",),
         "elastic": ("torch", "megatron.core", "safetensors", "isal", "aiohttp", "etcd3gw", "obstore", "requests"),
         "transformer-engine": ("transformer_engine",),

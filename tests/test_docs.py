@@ -16,6 +16,8 @@ from hetero.spec.devices import DeviceType
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training.cli.config import FLAGS
 from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
+from megatron.training.cli.without_effect import WITHOUT_EFFECT
+from tests.helpers import flag_table
 from tests.helpers.data_sheets import check_data_sheet
 from tests.helpers.sources import ROOT, name
 
@@ -103,6 +105,10 @@ def test_paths_exist(page: Path) -> None:
     assert missing == []
 
 
+def test_the_table_of_flags_is_that_of_the_code() -> None:
+    assert flag_table.written() == flag_table.flag_table(), "run python -m tests.helpers.flag_table"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_modules_exist(page: Path) -> None:
     """Dotted names, of a module or of what one defines."""
@@ -122,7 +128,9 @@ def is_defined(dotted: str) -> bool:
 @cache
 def known_flags() -> frozenset[str]:
     """Those of training, supported or not, and those that the sources and scripts declare: a text that is one flag."""
-    known = {name for flag in FLAGS for name in flag.names} | set(UNSUPPORTED_FLAGS) | FOREIGN_FLAGS
+    known = (
+        {name for flag in FLAGS for name in flag.names} | set(UNSUPPORTED_FLAGS) | set(WITHOUT_EFFECT) | FOREIGN_FLAGS
+    )
     paths = [path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.py")]
     for path in (path for path in paths if not path.name.startswith("test_")):
         texts = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_text(node))

@@ -61,6 +61,8 @@ class Recipe:
 
     tokenizer_type: str
     tokenizer_model: str | None
+    vocab_file: Path | None = None
+    merge_file: Path | None = None
     vocab_size: int | None
     json_keys: tuple[str, ...]
     append_eod: bool
@@ -279,6 +281,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = Recipe(
         tokenizer_type=flags.tokenizer_type,
         tokenizer_model=flags.tokenizer_model,
+        vocab_file=flags.vocab_file,
+        merge_file=flags.merge_file,
         vocab_size=flags.vocab_size,
         json_keys=tuple(dict.fromkeys(flags.json_keys)),
         append_eod=flags.append_eod,
@@ -325,7 +329,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace output that exists")
     parser.add_argument("--tokenizer-type", required=True, choices=TOKENIZER_TYPES)
-    parser.add_argument("--tokenizer-model", help="a tokenizer.json, or the folder that has it")
+    parser.add_argument(
+        "--tokenizer-model", help="a tokenizer.json or a SentencePiece model, or the folder that has it"
+    )
+    parser.add_argument("--vocab-file", type=Path, help="GPT2BPETokenizer: its vocab.json")
+    parser.add_argument("--merge-file", type=Path, help="GPT2BPETokenizer: its merges.txt")
     parser.add_argument("--vocab-size", type=int, help="ids of NullTokenizer; a limit for the others")
     parser.add_argument("--append-eod", action="store_true", help="end every document with the end-of-document token")
     parser.add_argument(
@@ -379,7 +387,11 @@ def _format_of(path: Path, input_format: str) -> Format:
 def _tokenizer(recipe: Recipe) -> Tokenizer:
     """Built once per process: far too large to travel with every task."""
     return build_tokenizer(
-        tokenizer_type=recipe.tokenizer_type, tokenizer_model=recipe.tokenizer_model, vocab_size=recipe.vocab_size
+        tokenizer_type=recipe.tokenizer_type,
+        tokenizer_model=recipe.tokenizer_model,
+        vocab_size=recipe.vocab_size,
+        vocab_file=recipe.vocab_file,
+        merge_file=recipe.merge_file,
     )
 
 

@@ -51,6 +51,8 @@ def describe(config: PretrainConfig, path: Path) -> None:
         tokenizer_type=config.data.tokenizer_type,
         tokenizer_model=config.data.tokenizer_model,
         vocab_size=config.model.vocab_size,
+        vocab_file=config.data.vocab_file,
+        merge_file=config.data.merge_file,
     )
     model = model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size)
     problem = planning_problem(config, planner, model)

@@ -10,7 +10,8 @@ These stand in for ``megatron.core.tokenizers`` of 0.16, which does not serve he
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, get_args
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.serialization import near_match, parse_json, read_text
-from megatron.training.cli.value_types import TokenizerType
+from megatron.training.cli.value_types import TOKENIZER_FILES, TokenizerType
 
 if TYPE_CHECKING:
+    import sentencepiece
     import tokenizers
 
 TOKENIZER_TYPES: tuple[str, ...] = get_args(TokenizerType)
@@ -177,6 +179,34 @@ class HuggingFaceTokenizer:
             model.no_truncation()
             model.no_padding()
             vocabulary = model.get_vocab(with_added_tokens=True)
+        return cls._of(model, vocabulary, file=file, content=text)
+
+    @classmethod
+    def of_gpt2_files(cls, vocab_file: Path, merge_file: Path) -> "HuggingFaceTokenizer":
+        """Read the two files of GPT-2's byte-pair encoding, as Megatron-LM's ``GPT2BPETokenizer`` does.
+
+        Raises:
+            ConfigError: a file is missing or damaged, the vocabulary has no end of document, or the tokenizers library
+                is not installed.
+        """
+        require("tokenizers", asked_by="GPT2BPETokenizer")
+        import tokenizers  # noqa: PLC0415
+
+        vocabulary, merges = parse_json(read_text(vocab_file), source=str(vocab_file)), read_text(merge_file)
+        if not isinstance(vocabulary, dict) or not all(type(value) is int for value in vocabulary.values()):
+            raise ConfigError(f"{vocab_file}: no vocabulary, which is an object with an id for each token")
+        with _naming(merge_file, f"not the merges of {vocab_file}; fetch both anew"):
+            # The first line names the version.
+            pairs = [tuple(line.split(" ")) for line in merges.splitlines()[1:] if line]
+            model = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
+            model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            model.decoder = tokenizers.decoders.ByteLevel()
+        return cls._of(model, vocabulary, file=vocab_file, content=json.dumps([vocabulary, merges]))
+
+    @classmethod
+    def _of(
+        cls, model: "tokenizers.Tokenizer", vocabulary: Mapping[str, int], *, file: Path, content: str
+    ) -> "HuggingFaceTokenizer":
         # The count would be too small where ids have gaps.
         vocab_size = max(vocabulary.values(), default=-1) + 1
         if vocab_size > MAX_VOCABULARY:
@@ -185,19 +215,100 @@ class HuggingFaceTokenizer:
         return cls(
             model=model,
             file=file,
-            digest=hashlib.sha256(text.encode("utf-8")).hexdigest(),
+            digest=hashlib.sha256(content.encode("utf-8")).hexdigest(),
             vocab_size=vocab_size,
             eod=_end_of_document(file, model),
         )
 
 
-def build_tokenizer(*, tokenizer_type: str, tokenizer_model: str | None, vocab_size: int | None) -> Tokenizer:
+@dataclass(frozen=True)
+class SentencePieceTokenizer:
+    """Tokenizes with the file of a SentencePiece model (arXiv 1808.06226), by Google's library.
+
+    Its end of document is the model's EOS.
+    file: where it was read, for messages.
+    digest: SHA-256 of the file.
+    bos: put in front of each document, as Megatron-LM's ``Llama2Tokenizer`` does; ``None`` for nothing.
+    """
+
+    pad: ClassVar[int] = NO_TOKEN
+    model: "sentencepiece.SentencePieceProcessor"
+    file: Path
+    digest: str
+    vocab_size: int
+    eod: int
+    bos: int | None
+
+    @property
+    def unique_identifiers(self) -> dict[str, str | int]:
+        return {
+            "class": "SentencePieceTokenizer",
+            "sha256": self.digest,
+            "bos": NO_TOKEN if self.bos is None else self.bos,
+        }
+
+    def tokenize(self, text: str) -> list[int]:
+        ids: list[int] = self.model.encode(text, out_type=int)
+        return ids if self.bos is None else [self.bos, *ids]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        text: str = self.model.decode([int(i) for i in ids if i not in (self.eod, self.bos)])
+        return text
+
+    @classmethod
+    def load(cls, path: Path, *, asked_by: str) -> "SentencePieceTokenizer":
+        """Read a model's file, or ``tokenizer.model`` in a folder.
+
+        Args:
+            asked_by: the name of the tokenizer, which says whether documents begin with BOS.
+
+        Raises:
+            ConfigError: there is no such file, it is no model, it has no EOS or no BOS where that is asked for, or the
+                sentencepiece library is not installed.
+        """
+        require("sentencepiece", asked_by=asked_by)
+        import sentencepiece  # noqa: PLC0415  (optional, as above)
+
+        file = path / "tokenizer.model" if path.is_dir() else path
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{file}: {error.strerror or error}; --tokenizer-model wants a SentencePiece model"
+            ) from None
+        with _naming(file, "no SentencePiece model; a tokenizer.json is for --tokenizer-type HuggingFaceTokenizer"):
+            model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        begins = asked_by == "Llama2Tokenizer"
+        if model.eos_id() < 0 or (begins and model.bos_id() < 0):
+            raise ConfigError(
+                f"{file}: the model has no {'EOS' if model.eos_id() < 0 else 'BOS'}, which {asked_by} needs; train it "
+                "with one"
+            )
+        return cls(
+            model=model,
+            file=file,
+            digest=hashlib.sha256(content).hexdigest(),
+            vocab_size=model.get_piece_size(),
+            eod=model.eos_id(),
+            bos=model.bos_id() if begins else None,
+        )
+
+
+def build_tokenizer(
+    *,
+    tokenizer_type: str,
+    tokenizer_model: str | None,
+    vocab_size: int | None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+) -> Tokenizer:
     """Build the tokenizer that the flags ask for.
 
     Args:
         tokenizer_type: one of :data:`TOKENIZER_TYPES`.
-        tokenizer_model: ``HuggingFaceTokenizer`` only: ``tokenizer.json`` or a folder with one.
+        tokenizer_model: a ``tokenizer.json``, a SentencePiece model, or a folder with one.
         vocab_size: the model's; ``NullTokenizer`` has no other, the rest must fit into it.
+        vocab_file, merge_file: of ``GPT2BPETokenizer``.
 
     Raises:
         ConfigError: an unknown type, a missing or superfluous flag, or a vocabulary that the model cannot hold.
@@ -205,20 +316,26 @@ def build_tokenizer(*, tokenizer_type: str, tokenizer_model: str | None, vocab_s
     if tokenizer_type not in TOKENIZER_TYPES:
         hint = near_match(tokenizer_type, list(TOKENIZER_TYPES)) or f" (known: {', '.join(TOKENIZER_TYPES)})"
         raise ConfigError(f"--tokenizer-type {tokenizer_type}: unknown{hint}")
+    given = {"--tokenizer-model": tokenizer_model, "--vocab-file": vocab_file, "--merge-file": merge_file}
+    wanted = TOKENIZER_FILES.get(tokenizer_type, ())
+    for name, value in given.items():
+        if value is None and name in wanted:
+            raise ConfigError(f"{tokenizer_type} needs {name}")
+        if value is not None and name not in wanted:
+            raise ConfigError(f"{name} {value}: {tokenizer_type} does not read it, remove the flag")
     tokenizer: Tokenizer
-    if tokenizer_type == "HuggingFaceTokenizer":
-        if tokenizer_model is None:
-            raise ConfigError("HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or a folder with one")
-        tokenizer = HuggingFaceTokenizer.load(Path(tokenizer_model))
+    if vocab_file is not None and merge_file is not None:
+        tokenizer = HuggingFaceTokenizer.of_gpt2_files(vocab_file, merge_file)
+    elif tokenizer_type == "HuggingFaceTokenizer":
+        tokenizer = HuggingFaceTokenizer.load(Path(str(tokenizer_model)))
+    elif tokenizer_model is not None:
+        tokenizer = SentencePieceTokenizer.load(Path(tokenizer_model), asked_by=tokenizer_type)
+    elif tokenizer_type == "NullTokenizer":
+        if vocab_size is None or vocab_size < 2:
+            raise ConfigError(f"NullTokenizer needs --vocab-size of at least 2, got {vocab_size}")
+        tokenizer = NullTokenizer(vocab_size=vocab_size)
     else:
-        if tokenizer_model is not None:
-            raise ConfigError(f"--tokenizer-model {tokenizer_model}: {tokenizer_type} reads no file, remove the flag")
-        if tokenizer_type == "NullTokenizer":
-            if vocab_size is None or vocab_size < 2:
-                raise ConfigError(f"NullTokenizer needs --vocab-size of at least 2, got {vocab_size}")
-            tokenizer = NullTokenizer(vocab_size=vocab_size)
-        else:
-            tokenizer = ByteLevelTokenizer()
+        tokenizer = ByteLevelTokenizer()
     if vocab_size is not None and vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"--vocab-size {vocab_size} is below the {tokenizer.vocab_size} ids of {tokenizer_type}; raise or remove it"

@@ -158,6 +158,8 @@ def agree_on_plan_and_tokenizer(
             tokenizer_type=config.data.tokenizer_type,
             tokenizer_model=config.data.tokenizer_model,
             vocab_size=config.model.vocab_size,
+            vocab_file=config.data.vocab_file,
+            merge_file=config.data.merge_file,
         )
     )
     model = on_all_ranks(lambda: model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size))

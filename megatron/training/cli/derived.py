@@ -9,6 +9,7 @@ from typing import Literal
 from hetero.plan.ir import Precision
 from hetero.spec.model import RotaryScaling
 from megatron.training.cli.fields import FlagValues
+from megatron.training.cli.value_types import TokenizerType
 
 
 def has_samples(flags: FlagValues) -> bool:
@@ -91,6 +92,12 @@ def moe_router_load_balancing(flags: FlagValues) -> Literal["none", "aux_loss"]:
     """As given or by default, but none where there are no experts."""
     style: Literal["none", "aux_loss"] = flags["--moe-router-load-balancing-type"]
     return style if has_experts(flags) else "none"
+
+
+def tokenizer_type(flags: FlagValues) -> TokenizerType:
+    """As given, else GPT-2's, which is Megatron-LM's default."""
+    given: TokenizerType | None = flags["--tokenizer-type"]
+    return given or "GPT2BPETokenizer"
 
 
 def num_query_groups(flags: FlagValues) -> int:

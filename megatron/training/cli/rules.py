@@ -22,8 +22,10 @@ from megatron.training.cli.derived import (
     is_wsd,
     kv_channels,
     plans_at_start,
+    tokenizer_type,
 )
 from megatron.training.cli.fields import Condition, Flag, FlagValues, UnreadableFlagError
+from megatron.training.cli.value_types import TOKENIZER_FILES
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 
 _IN_STEPS_AND_SAMPLES = tuple((flag.relations.in_steps, flag.name) for flag in FLAGS if flag.relations.in_steps)
@@ -33,6 +35,7 @@ _ALTERNATIVES = (
     ("--micro-batch-size", "--hetero-plan", "--hetero-cluster", "--hetero-emulate"),
     ("--train-iters", "--train-samples"),
     ("--data-path", "--train-data-path", "--mock-data"),
+    ("--tokenizer-type", "--vocab-file"),
 )
 """Of each row, one flag is required."""
 
@@ -208,15 +211,23 @@ def _check_positions(flags: FlagValues) -> Iterator[str]:
 
 
 def _check_tokenizer(flags: FlagValues) -> Iterator[str]:
-    name, model = flags["--tokenizer-type"], flags["--tokenizer-model"]
-    if name == "HuggingFaceTokenizer" and model is None:
-        yield (
-            "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model: a tokenizer.json or the folder that has it"
-        )
-    if name != "HuggingFaceTokenizer" and model is not None:
-        yield (f"--tokenizer-model {model} has no effect: --tokenizer-type {name} reads no file")
+    name = tokenizer_type(flags)
+    wanted = TOKENIZER_FILES.get(name, ())
+    for file in ("--tokenizer-model", "--vocab-file", "--merge-file"):
+        if file in wanted and flags[file] is None:
+            yield f"--tokenizer-type {name} needs {file}: {_FILE_OF[file]}"
+        if file not in wanted and flags[file] is not None:
+            reads = " and ".join(wanted) or "no file"
+            yield f"{flags.shown(file)} has no effect: --tokenizer-type {name} reads {reads}"
     if name == "NullTokenizer" and flags["--vocab-size"] is None:
-        yield ("--tokenizer-type NullTokenizer needs --vocab-size: it has no vocabulary of its own")
+        yield "--tokenizer-type NullTokenizer needs --vocab-size: it has no vocabulary of its own"
+
+
+_FILE_OF = {
+    "--tokenizer-model": "a tokenizer.json or a SentencePiece model, or the folder that has it",
+    "--vocab-file": "GPT-2's vocab.json",
+    "--merge-file": "GPT-2's merges.txt",
+}
 
 
 def _check_learning_rates(flags: FlagValues) -> Iterator[str]:

@@ -62,7 +62,8 @@ class DataConfig:
 
     Exactly one of ``data_path``, ``train_data_path`` and ``mock_data`` is set.
     dataloader_type: of Megatron-LM's scripts, with one legal value.
-    tokenizer_model: a ``tokenizer.json`` or its folder for ``HuggingFaceTokenizer``, else ``None``.
+    tokenizer_model: a ``tokenizer.json``, a SentencePiece model or the folder of one, where the tokenizer reads it.
+    vocab_file, merge_file: both set exactly for ``GPT2BPETokenizer``.
     """
 
     seq_length: int = flag("Tokens of one sample.", COUNT)
@@ -102,12 +103,21 @@ class DataConfig:
         default=False,
         relations=Relations(excludes=("--data-path", "--train-data-path")),
     )
-    tokenizer_type: TokenizerType = flag(
-        "Bytes as tokens; the tokenizer.json of a Hugging Face model, behind --tokenizer-model; or none, only "
-        "--vocab-size many numbers.",
-        TOKENIZER,
+    tokenizer_type: TokenizerType = computed(
+        derived.tokenizer_type,
+        Flag(
+            "--tokenizer-type",
+            "Behind --tokenizer-model the tokenizer.json of a Hugging Face model, or a SentencePiece model, where "
+            "Llama2Tokenizer begins documents with BOS; GPT-2's --vocab-file and --merge-file, which choose it on "
+            "their own; bytes as tokens; or none, only --vocab-size many numbers.",
+            TOKENIZER,
+        ),
     )
-    tokenizer_model: str | None = flag("A tokenizer.json, or the folder that has it.", PATH_AS_GIVEN, default=None)
+    tokenizer_model: str | None = flag(
+        "A tokenizer.json or a SentencePiece model, or the folder that has it.", PATH_AS_GIVEN, default=None
+    )
+    vocab_file: Path | None = flag("GPT-2's vocab.json.", default=None)
+    merge_file: Path | None = flag("GPT-2's merges.txt.", default=None)
     eod_mask_loss: bool = flag("Leave the end of a document out of the loss.", default=False)
     dataloader_type: str = flag(
         "Accepted for Megatron-LM's scripts.",

@@ -168,7 +168,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (
         "use --tokenizer-type HuggingFaceTokenizer and --tokenizer-model with the model's tokenizer.json",
         """
-        --vocab-file --merge-file --vocab-extra-ids --tokenizer-sentencepiece-legacy --tokenizer-metadata
+        --vocab-extra-ids --tokenizer-sentencepiece-legacy --tokenizer-metadata
         --tokenizer-special-tokens --tokenizer-hf-no-use-fast --tokenizer-hf-include-special-tokens
         --tokenizer-hf-no-include-special-tokens
         """,

@@ -4,16 +4,36 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Generic, Literal, TypeVar, get_args
 
 from hetero.serialization import near_match
 
 T = TypeVar("T")
 
-TokenizerType = Literal["ByteLevelTokenizer", "HuggingFaceTokenizer", "NullTokenizer"]
+TokenizerType = Literal[
+    "ByteLevelTokenizer",
+    "HuggingFaceTokenizer",
+    "GPT2BPETokenizer",
+    "Llama2Tokenizer",
+    "GPTSentencePieceTokenizer",
+    "SentencePieceTokenizer",
+    "NullTokenizer",
+]
+
+TOKENIZER_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "HuggingFaceTokenizer": ("--tokenizer-model",),
+        "GPT2BPETokenizer": ("--vocab-file", "--merge-file"),
+        "Llama2Tokenizer": ("--tokenizer-model",),
+        "GPTSentencePieceTokenizer": ("--tokenizer-model",),
+        "SentencePieceTokenizer": ("--tokenizer-model",),
+    }
+)
+"""By tokenizer, the flags that name its files."""
 
 MAX_SHOWN = 60
 """Characters of a wrong value that a message repeats."""
@@ -110,6 +130,8 @@ def only(value: T, why: str) -> ValueType[T]:
 
 
 def _parse_split(text: str) -> str:
+    # Quotes inside a variable of a shell script are no quotes to the shell.
+    text = text.strip("'\"")
     shares = text.split(",")
     # Plain decimals only: megatron-core reads "1e2" as the two numbers 1 and 2.
     if len(shares) > 3 or not all(re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*", share) for share in shares):
@@ -143,7 +165,8 @@ PATH_AS_GIVEN = text("PATH", str)
 PREFIXES = text("PREFIX", str)
 TOKENIZER = dataclasses.replace(
     one_of(*get_args(TokenizerType)),
-    limit="ByteLevelTokenizer, HuggingFaceTokenizer (which reads any model's tokenizer.json) or NullTokenizer",
+    limit="HuggingFaceTokenizer (which reads any model's tokenizer.json), GPT2BPETokenizer, Llama2Tokenizer, "
+    "GPTSentencePieceTokenizer, SentencePieceTokenizer, ByteLevelTokenizer or NullTokenizer",
     choices=(),  # the nearest name to another of Megatron-LM's tokenizers would be a wrong advice
 )
 SPLIT = ValueType(

@@ -133,7 +133,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     # Checkpoints.
     (
-        "checkpoints have one format, which any plan loads and tools/convert_checkpoint.py writes anew in others",
+        "checkpoints have one format, which any plan loads; tools/convert_checkpoint.py reads others",
         """
         --ckpt-format=NAME --auto-detect-ckpt-format --use-dist-ckpt --dist-ckpt-format=NAME --dist-ckpt-workers=N
         --dist-ckpt-strictness=NAME --dist-ckpt-save-pre-mcore-014 --dist-ckpt-optim-fully-reshardable

@@ -3,6 +3,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,106 @@ def hugging_face(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     return build_tokenizer(tokenizer_type="ByteLevelTokenizer", tokenizer_model=None, vocab_size=None)
+
+
+def write_sentencepiece(folder: Path, **options: object) -> Path:
+    """A small SentencePiece model, as ``folder/tokenizer.model``."""
+    file = folder / "tokenizer.model"
+    with file.open("wb") as out:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["to be or not to be, that is the question"] * 4),
+            model_writer=out,
+            vocab_size=30,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **options,
+        )
+    return file
+
+
+def sentence_pieces(kind: str, path: Path) -> Tokenizer:
+    return build_tokenizer(tokenizer_type=kind, tokenizer_model=str(path), vocab_size=None)
+
+
+def test_sentencepiece_models_are_read_as_megatron_reads_them(tmp_path: Path) -> None:
+    """Documents end with EOS; of Llama 2 they begin with BOS."""
+    library = sentencepiece.SentencePieceProcessor(model_file=str(write_sentencepiece(tmp_path)))
+    text = "to be that question"
+    ids = library.encode(text, out_type=int)
+    for kind, expected in (
+        ("GPTSentencePieceTokenizer", ids),
+        ("SentencePieceTokenizer", ids),
+        ("Llama2Tokenizer", [library.bos_id(), *ids]),
+    ):
+        tokenizer = sentence_pieces(kind, tmp_path)
+        assert (tokenizer.vocab_size, tokenizer.eod) == (library.get_piece_size(), library.eos_id())
+        assert tokenizer.tokenize(text) == expected
+        assert tokenizer.detokenize([*expected, tokenizer.eod]) == text
+        assert pickle.loads(pickle.dumps(tokenizer)).tokenize(text) == expected
+    keys = [
+        sentence_pieces(kind, tmp_path).unique_identifiers for kind in ("Llama2Tokenizer", "SentencePieceTokenizer")
+    ]
+    assert keys[0] != keys[1], "their tokens differ"
+
+
+def test_what_is_no_sentencepiece_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.model: No such file or directory; --tokenizer-model wants"):
+        sentence_pieces("Llama2Tokenizer", tmp_path)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: no SentencePiece model; a tokenizer\.json is for"):
+        sentence_pieces("Llama2Tokenizer", write_tokenizer(tmp_path, "</s>"))
+    write_sentencepiece(tmp_path, bos_id=-1)
+    with pytest.raises(ConfigError, match="the model has no BOS, which Llama2Tokenizer needs"):
+        sentence_pieces("Llama2Tokenizer", tmp_path)
+    assert sentence_pieces("GPTSentencePieceTokenizer", tmp_path).tokenize("to be")
+    write_sentencepiece(tmp_path, eos_id=-1)
+    with pytest.raises(ConfigError, match="the model has no EOS, which GPTSentencePieceTokenizer needs"):
+        sentence_pieces("GPTSentencePieceTokenizer", tmp_path)
+
+
+def gpt2(folder: Path, vocab_size: int | None = None) -> Tokenizer:
+    return build_tokenizer(
+        tokenizer_type="GPT2BPETokenizer",
+        tokenizer_model=None,
+        vocab_size=vocab_size,
+        vocab_file=folder / "vocab.json",
+        merge_file=folder / "merges.txt",
+    )
+
+
+@given(TEXTS)
+def test_gpt2s_two_files_give_the_ids_of_its_one(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.getbasetemp() / "gpt2"
+    if not folder.exists():
+        folder.mkdir()
+        model = json.loads(write_tokenizer(folder, "<|endoftext|>").read_text())["model"]
+        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+        (folder / "merges.txt").write_text(
+            "\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""])
+        )
+    one, two = hugging_face(folder), gpt2(folder)
+    assert (two.vocab_size, two.eod) == (one.vocab_size, one.eod)
+    if "<|" not in text:
+        assert two.tokenize(text) == one.tokenize(text)
+    assert two.detokenize([*two.tokenize(text), two.eod]) == text
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "message"),
+    [
+        (None, "#version\n", r"vocab\.json: "),
+        ("[1]", "#version\n", r"vocab\.json: no vocabulary, which is an object"),
+        ('{"a": "b"}', "#version\n", r"vocab\.json: no vocabulary, which is an object"),
+        ('{"a": 0, "b": 1}', "#version\na c\n", r"merges\.txt: not the merges of .*vocab\.json"),
+        ('{"a": 0, "b": 1}', "#version\na\n", r"merges\.txt: not the merges of .*vocab\.json"),
+        ('{"a": 0, "b": 1}', "#version\n", r"vocab\.json: the vocabulary has no end of document"),
+    ],
+)
+def test_a_damaged_file_of_gpt2_is_named(tmp_path: Path, vocabulary: str | None, merges: str, message: str) -> None:
+    if vocabulary is not None:
+        (tmp_path / "vocab.json").write_text(vocabulary)
+    (tmp_path / "merges.txt").write_text(merges)
+    with pytest.raises(ConfigError, match=message):
+        gpt2(tmp_path)
 
 
 @given(TEXTS)
@@ -167,7 +268,7 @@ def test_no_token_is_padding(kind: str) -> None:
     ("kind", "model", "vocab_size", "message"),
     [
         ("ByteLevelTokeniser", None, None, "did you mean 'ByteLevelTokenizer'"),
-        ("GPT2BPETokenizer", None, None, "unknown"),
+        ("GPT2BPETokenizer", None, None, "GPT2BPETokenizer needs --vocab-file"),
         ("HuggingFaceTokenizer", None, None, "needs --tokenizer-model"),
         ("ByteLevelTokenizer", "gpt2", None, "remove the flag"),
         ("ByteLevelTokenizer", None, 256, "--vocab-size 256 is below the 257"),

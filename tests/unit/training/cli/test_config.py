@@ -127,6 +127,7 @@ EFFECTS = [
         "b.json",
         context="--tokenizer-type HuggingFaceTokenizer --tokenizer-model a.json",
     ),
+    Effect("--vocab-file v --merge-file m", "data.tokenizer_type", "GPT2BPETokenizer", without="--tokenizer-type"),
     Effect("--eod-mask-loss", "data.eod_mask_loss", True),
     Effect("--num-workers 0", "data.num_workers", 0),
     Effect("--adam-beta1 0.8", "optimizer.adam_beta1", 0.8),

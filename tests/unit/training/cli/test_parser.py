@@ -21,7 +21,7 @@ from tests.helpers.flags import command, parse
         ("--hidden-dropout 1", "--hidden-dropout: '1' is not a number from 0 to below 1"),
         ("--rotary-percent 0", "--rotary-percent: '0' is not a number above 0 and up to 1"),
         ("--lr-decay-style cosin", "(did you mean 'cosine'?)"),
-        ("--tokenizer-type GPT2BPETokenizer", "HuggingFaceTokenizer (which reads any model's tokenizer.json)"),
+        ("--tokenizer-type BertWordPieceCase", "HuggingFaceTokenizer (which reads any model's tokenizer.json)"),
         ("--split 0,1", "--split: '0,1' is not one to three shares"),
         ("--split 1e2,1", "--split: '1e2,1' is not one to three shares"),
         ("--tensorboard-dir=", "--tensorboard-dir: '' is not a name"),

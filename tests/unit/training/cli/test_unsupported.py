@@ -49,7 +49,7 @@ def test_each_is_refused_by_name_with_advice(form: str) -> None:
         ("--recompute-activations", "--recompute-granularity selective"),
         ("--rampup-batch-size", "--global-batch-size"),
         ("--full-validation", "--eval-iters"),
-        ("--vocab-file", "--tokenizer-type HuggingFaceTokenizer"),
+        ("--vocab-extra-ids", "--tokenizer-type HuggingFaceTokenizer"),
         ("--padded-vocab-size", "--vocab-size"),
         ("--warmup", "--lr-warmup-iters"),
         ("--batch-size", "--micro-batch-size"),

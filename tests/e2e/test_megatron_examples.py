@@ -1,0 +1,106 @@
+"""Megatron-LM's own examples train: their flags less those that a round of messages names, at a size for the CPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+
+from tests.helpers.forked_launch import forked
+from tests.helpers.megatron_examples import GPT3_175B, LLAMA3_8B_FP8, MIXTRAL_8X7B, with_values
+from tests.unit.training.corpora import write_corpus
+
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
+
+TINY = {
+    "--hidden-size": "32",
+    "--seq-length": "16",
+    "--max-position-embeddings": "16",
+    "--global-batch-size": "4",
+    "--log-interval": "1",
+    "--eval-interval": "2",
+    "--eval-iters": "1",
+}
+STEPS = {"--train-iters": "2", "--lr-decay-iters": "2"}
+TINY_LAYERS = {"--num-layers": "2", "--num-attention-heads": "4"}
+GROUPED = {"--num-query-groups": "2", "--ffn-hidden-size": "64"}
+NO_FP8 = ("--fp8-format", "--fp8-amax-history-len", "--fp8-amax-compute-algo", "--fp8-param-gather")
+
+
+def folders(folder: Path, *names: str) -> dict[str, str]:
+    """A path in ``folder`` for each flag that names one."""
+    return {f"--{name}": str(folder / name) for name in names}
+
+
+def corpus(folder: Path) -> str:
+    return write_corpus(folder / "corpus", [[1 + (i + j) % 50 for j in range(30)] for i in range(60)])
+
+
+def gpt2_files(folder: Path) -> None:
+    symbols = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*symbols, "<|endoftext|>"])}
+    (folder / "vocab-file").write_text(json.dumps(vocabulary))
+    (folder / "merge-file").write_text("#version: 0.2\n")
+
+
+def sentencepiece_model(folder: Path) -> None:
+    with (folder / "tokenizer-model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["to be or not to be, that is the question " * 9] * 9),
+            model_writer=file,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+
+
+def gpt3(folder: Path) -> list[str]:
+    gpt2_files(folder)
+    files = folders(folder, "save", "load", "tensorboard-dir", "vocab-file", "merge-file")
+    parallel = {"--tensor-model-parallel-size": "1", "--pipeline-model-parallel-size": "2", "--rampup-batch-size": None}
+    return with_values(
+        GPT3_175B.split(), {**TINY, **TINY_LAYERS, **STEPS, **files, **parallel, "--data-path": corpus(folder)}
+    )
+
+
+def llama3(folder: Path) -> list[str]:
+    files = folders(folder, "save", "load", "tensorboard-dir", "data-cache-path")
+    samples = {"--train-samples": "11", "--lr-decay-samples": "10", "--lr-warmup-samples": "3"}
+    left_out = dict.fromkeys(("--decoupled-lr", "--decoupled-min-lr", *NO_FP8))
+    changes = {"--kv-channels": "8", "--vocab-size": "100", "--save-interval": "2"}
+    return with_values(
+        LLAMA3_8B_FP8.split(), {**TINY, **TINY_LAYERS, **GROUPED, **files, **samples, **left_out, **changes}
+    )
+
+
+def mixtral(folder: Path) -> list[str]:
+    sentencepiece_model(folder)
+    files = folders(folder, "save", "load", "tensorboard-dir", "tokenizer-model")
+    parallel = {"--pipeline-model-parallel-size": "2", "--expert-model-parallel-size": None, "--no-load-optim": None}
+    warmup = {"--lr-warmup-iters": "1"}
+    return with_values(
+        MIXTRAL_8X7B.split(),
+        {**TINY, **TINY_LAYERS, **GROUPED, **STEPS, **files, **parallel, **warmup, "--data-path": corpus(folder)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (gpt3, []),
+        (
+            llama3,
+            ["warning: 16 flags have no effect here", "--train-samples 11 are 2 steps of 4; the last 3 fill no step"],
+        ),
+        (mixtral, ["warning: 7 flags have no effect here"]),
+    ],
+    ids=["gpt3", "llama3", "mixtral"],
+)
+def test_an_example_trains(example: object, said: list[str], tmp_path: Path) -> None:
+    assert callable(example)
+    run = forked(2, example(tmp_path))
+    assert run.returncode == 0, run.stderr
+    assert [line for line in run.stdout.splitlines() if line.startswith("step 2/2 | loss ")]
+    assert [line for line in said if line not in run.stdout] == []
+    assert any((tmp_path / "save").iterdir()), "the end of the run is saved"
