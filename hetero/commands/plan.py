@@ -43,7 +43,7 @@ from hetero.report.tables.prediction import prediction_table
 from hetero.report.trace import chrome_trace
 from hetero.serialization import check_can_be_written, load, save, write_bytes
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.model_import import load_model
+from hetero.spec.model_import import load_model, precision_of
 from hetero.units import BYTES_OF_PRECISION
 
 
@@ -52,11 +52,17 @@ def add_plan(commands: Any) -> None:
     parser = commands.add_parser("plan", help="find the plan with the shortest step for a cluster and a model")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
     parser.add_argument(
-        "--model", type=Path, required=True, metavar="MODEL", help="model.yaml, or a Hugging Face config.json"
+        "--model",
+        type=Path,
+        required=True,
+        metavar="MODEL",
+        help="model.yaml, or a Hugging Face model: its config.json, its folder, or its name in the local cache",
     )
     parser.add_argument("--global-batch-size", type=int, required=True, metavar="N")
     parser.add_argument("--seq-length", type=int, help="tokens of a sample (default: the model's most)")
-    parser.add_argument("--precision", choices=list(BYTES_OF_PRECISION), default=PRECISION)
+    parser.add_argument(
+        "--precision", choices=list(BYTES_OF_PRECISION), help=f"default: what a config.json says, else {PRECISION}"
+    )
     parser.add_argument(
         "--fp8", action="store_true", help="with bf16: stages on devices that have fp8 multiply in it (an estimate)"
     )
@@ -138,6 +144,24 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    """Plan in the precision that is asked for, else that of the model's file.
+
+    Raises:
+        ConfigError: the input is wrong; where a device lacks a precision, it says whether the file asks for that.
+    """
+    if args.precision is not None:
+        return _planned(args)
+    said = precision_of(args.model)
+    args.precision = said or PRECISION
+    try:
+        return _planned(args)
+    except ConfigError as error:
+        if said is None or said not in str(error):
+            raise
+        raise ConfigError(f"{error}; {said} is what {args.model} says, --precision chooses another") from None
+
+
+def _planned(args: argparse.Namespace) -> int:
     wanted = outputs(args, compares=True)
     for flag, path in (("--out", args.out), ("--uniform-out", args.uniform_out)):
         if path is not None:

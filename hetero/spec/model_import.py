@@ -1,15 +1,17 @@
-"""Loads a model from our own fields as YAML or JSON, or from a Hugging Face ``config.json``.
+"""Loads a model from our own fields as YAML or JSON, or from a Hugging Face ``config.json`` or the folder that has it.
 
 Only what megatron-core's GPTModel computes the same way is imported; the rest is refused by the key that differs.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hetero.errors import ConfigError
 from hetero.serialization import load, near_match, parse_json, read_text
 from hetero.spec.hugging_face.families import TABLES
+from hetero.spec.hugging_face.folder import hugging_face_folder
 from hetero.spec.hugging_face.keys import ConfigValues
 from hetero.spec.hugging_face.models import BUILDERS
 from hetero.spec.model import ModelSpec
@@ -18,14 +20,48 @@ from hetero.spec.model import ModelSpec
 def load_model(path: Path) -> ModelSpec:
     """Loads the model that a file describes.
 
+    Args:
+        path: a file, or what :func:`hugging_face_folder` finds.
+
     Raises:
         ConfigError: the file is missing or malformed, or a Hugging Face model that cannot be expressed.
     """
+    path = _file(path)
     if path.suffix == ".json":
         config = parse_json(read_text(path), source=str(path))
         if isinstance(config, dict) and "model_type" in config:
             return from_hugging_face(config, source=str(path))
     return load(ModelSpec, path)
+
+
+def precision_of(path: Path) -> str | None:
+    """Reads the type of the weights from a Hugging Face configuration: bf16, fp16, fp32 or fp64.
+
+    ``None`` where it says none, or for a file with our own fields.
+
+    Args:
+        path: as :func:`load_model` takes it.
+
+    Raises:
+        ConfigError: the file is missing or malformed.
+    """
+    path = _file(path)
+    config = parse_json(read_text(path), source=str(path)) if path.suffix == ".json" else None
+    if not isinstance(config, dict) or "model_type" not in config:
+        return None
+    # transformers 5 says dtype; "auto" and nothing mean that the tensors say it.
+    given = config.get("dtype") or config.get("torch_dtype")
+    return _PRECISIONS.get(str(given).removeprefix("torch."))
+
+
+_PRECISIONS: Mapping[str, str] = MappingProxyType(
+    {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+)
+
+
+def _file(path: Path) -> Path:
+    folder = hugging_face_folder(path)
+    return path if folder is None else folder / "config.json"
 
 
 def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:

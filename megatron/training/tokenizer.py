@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, get_args
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.serialization import near_match, parse_json, read_text
+from hetero.spec.hugging_face.folder import hugging_face_folder
 from megatron.training.cli.value_types import TOKENIZER_FILES, TokenizerType
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "HuggingFaceTokenizer":
-        """Read ``tokenizer.json``, or the file of that name in a folder.
+        """Read ``tokenizer.json``, or the file of that name in a folder or in the local cache of the hub.
 
         Raises:
             ConfigError: there is no such file, it is no tokenizer, its vocabulary has no end of document, or the
@@ -170,7 +171,8 @@ class HuggingFaceTokenizer:
         require("tokenizers", asked_by="HuggingFaceTokenizer")
         import tokenizers  # noqa: PLC0415  (optional: byte-level and mock runs need none)
 
-        file = path / "tokenizer.json" if path.is_dir() else path
+        folder = hugging_face_folder(path)
+        file = path if folder is None else folder / "tokenizer.json"
         text = read_text(file)
         _check_is_tokenizer(file, text)
         with _naming(file, "not a tokenizer that the tokenizers library reads; fetch the file anew, or update it"):
@@ -257,7 +259,7 @@ class SentencePieceTokenizer:
 
     @classmethod
     def load(cls, path: Path, *, asked_by: str) -> "SentencePieceTokenizer":
-        """Read a model's file, or ``tokenizer.model`` in a folder.
+        """Read a model's file, or ``tokenizer.model`` in a folder or in the local cache of the hub.
 
         Args:
             asked_by: the name of the tokenizer, which says whether documents begin with BOS.
@@ -269,7 +271,8 @@ class SentencePieceTokenizer:
         require("sentencepiece", asked_by=asked_by)
         import sentencepiece  # noqa: PLC0415  (optional, as above)
 
-        file = path / "tokenizer.model" if path.is_dir() else path
+        folder = hugging_face_folder(path)
+        file = path if folder is None else folder / "tokenizer.model"
         try:
             content = file.read_bytes()
         except OSError as error:
