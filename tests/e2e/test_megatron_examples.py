@@ -29,12 +29,13 @@ NO_FP8 = ("--fp8-format", "--fp8-amax-history-len", "--fp8-amax-compute-algo", "
 
 
 def folders(folder: Path, *names: str) -> dict[str, str]:
-    """A path in ``folder`` for each flag that names one."""
-    return {f"--{name}": str(folder / name) for name in names}
+    """A path in ``folder`` for each flag that names one, and one for checkpoints."""
+    checkpoints = str(folder / "checkpoints")
+    return {"--save": checkpoints, "--load": checkpoints, **{f"--{name}": str(folder / name) for name in names}}
 
 
 def corpus(folder: Path) -> str:
-    return write_corpus(folder / "corpus", [[1 + (i + j) % 50 for j in range(30)] for i in range(60)])
+    return write_corpus(folder / "corpus", [[1 + (i + j) % 15 for j in range(30)] for i in range(60)])
 
 
 def gpt2_files(folder: Path) -> None:
@@ -57,7 +58,7 @@ def sentencepiece_model(folder: Path) -> None:
 
 def gpt3(folder: Path) -> list[str]:
     gpt2_files(folder)
-    files = folders(folder, "save", "load", "tensorboard-dir", "vocab-file", "merge-file")
+    files = folders(folder, "tensorboard-dir", "vocab-file", "merge-file")
     parallel = {"--tensor-model-parallel-size": "1", "--pipeline-model-parallel-size": "2", "--rampup-batch-size": None}
     return with_values(
         GPT3_175B.split(), {**TINY, **TINY_LAYERS, **STEPS, **files, **parallel, "--data-path": corpus(folder)}
@@ -65,7 +66,7 @@ def gpt3(folder: Path) -> list[str]:
 
 
 def llama3(folder: Path) -> list[str]:
-    files = folders(folder, "save", "load", "tensorboard-dir", "data-cache-path")
+    files = folders(folder, "tensorboard-dir", "data-cache-path")
     samples = {"--train-samples": "11", "--lr-decay-samples": "10", "--lr-warmup-samples": "3"}
     left_out = dict.fromkeys(("--decoupled-lr", "--decoupled-min-lr", *NO_FP8))
     changes = {"--kv-channels": "8", "--vocab-size": "100", "--save-interval": "2"}
@@ -76,7 +77,7 @@ def llama3(folder: Path) -> list[str]:
 
 def mixtral(folder: Path) -> list[str]:
     sentencepiece_model(folder)
-    files = folders(folder, "save", "load", "tensorboard-dir", "tokenizer-model")
+    files = folders(folder, "tensorboard-dir", "tokenizer-model")
     parallel = {"--pipeline-model-parallel-size": "2", "--expert-model-parallel-size": None, "--no-load-optim": None}
     warmup = {"--lr-warmup-iters": "1"}
     return with_values(
@@ -103,4 +104,4 @@ def test_an_example_trains(example: object, said: list[str], tmp_path: Path) -> 
     assert run.returncode == 0, run.stderr
     assert [line for line in run.stdout.splitlines() if line.startswith("step 2/2 | loss ")]
     assert [line for line in said if line not in run.stdout] == []
-    assert any((tmp_path / "save").iterdir()), "the end of the run is saved"
+    assert any((tmp_path / "checkpoints").iterdir()), "the end of the run is saved"

@@ -15,8 +15,8 @@ def hugging_face_folder(path: Path, environment: Mapping[str, str] = os.environ)
     """Finds the folder that ``path`` means; ``None`` if it is a file, or no name of a folder or a model of the hub.
 
     A folder may be a repository as the hub's cache keeps it (``models--OWNER--NAME``), of which the snapshot of the
-    main branch is taken. ``OWNER/NAME`` is looked up in that cache: ``HF_HUB_CACHE``, or ``hub`` in ``HF_HOME``, which is
-    ``~/.cache/huggingface`` by default. Nothing is fetched.
+    main branch is taken. ``OWNER/NAME`` is looked up in that cache, which is ``HF_HUB_CACHE``, or ``hub`` in
+    ``HF_HOME``, by default ``~/.cache/huggingface``. Nothing is fetched.
 
     Raises:
         ConfigError: the cache has no snapshot of the model.

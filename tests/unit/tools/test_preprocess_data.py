@@ -202,7 +202,7 @@ def test_ids_beyond_the_vocabulary_are_bad(tmp_path: Path, capsys: pytest.Captur
         (["--pattern", "*.py"], r"no file in this folder matches --pattern '\*.py'"),
         (["--input", "nowhere/*.txt"], "nowhere/.* no such file or folder"),
         (["--json-keys", "body"], "plain text has one key"),
-        (["--tokenizer-model", "gpt2"], "reads no file"),
+        (["--tokenizer-model", "gpt2"], "does not read it"),
         (["--pattern", "empty*"], "no document with any text under 'text'"),
     ],
 )

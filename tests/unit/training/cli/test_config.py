@@ -33,6 +33,7 @@ LLAMA3 = RotaryScaling(
     original_max_position_embeddings=8192,
 )
 FILES = {"context": "--data-path a", "without": "--mock-data"}
+GPT2 = {"context": "--vocab-file a --merge-file b", "without": "--tokenizer-type"}
 SPLIT_FILES = {"context": "--train-data-path a", "without": "--mock-data"}
 SAMPLES = {"context": "--train-samples 800", "without": "--train-iters"}
 CLUSTER = {"context": "--hetero-cluster c.yaml", "without": "--micro-batch-size"}
@@ -127,7 +128,8 @@ EFFECTS = [
         "b.json",
         context="--tokenizer-type HuggingFaceTokenizer --tokenizer-model a.json",
     ),
-    Effect("--vocab-file v --merge-file m", "data.tokenizer_type", "GPT2BPETokenizer", without="--tokenizer-type"),
+    Effect("--vocab-file v", "data.vocab_file", Path("v"), **GPT2),
+    Effect("--merge-file m", "data.merge_file", Path("m"), **GPT2),
     Effect("--eod-mask-loss", "data.eod_mask_loss", True),
     Effect("--num-workers 0", "data.num_workers", 0),
     Effect("--adam-beta1 0.8", "optimizer.adam_beta1", 0.8),

@@ -57,6 +57,10 @@ def test_sample_counts_become_steps() -> None:
     assert by_samples == parse("--lr-warmup-iters 10")
 
 
+def test_gpt2s_files_alone_choose_its_tokenizer() -> None:
+    assert parse("--vocab-file v --merge-file m", without="--tokenizer-type").data.tokenizer_type == "GPT2BPETokenizer"
+
+
 def test_a_fraction_of_warmup_is_handed_on() -> None:
     optimizer = parse("--lr-warmup-fraction 0.25").optimizer
     assert (optimizer.lr_warmup_fraction, optimizer.lr_warmup_samples) == (0.25, 0)
