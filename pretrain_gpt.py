@@ -25,12 +25,12 @@ from hetero.runtime import cpu_backend
 
 
 def load_kernels_at_start(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
-    """Have CUDA load all kernels when it starts, in a training with experts, unless the user has chosen.
+    """Have CUDA load all kernels when it starts, in a training that may have experts, unless the user has chosen.
 
     Those get other numbers of tokens all the time, by which cuBLAS chooses kernels: no warm-up has them all. For other
     models it has (:mod:`hetero.runtime.warm_up`), and what is never called need not take memory.
     """
-    if any(word.partition("=")[0] == "--num-experts" for word in argv):
+    if any(word.partition("=")[0] in ("--num-experts", "--yaml-cfg") for word in argv):
         environment.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 

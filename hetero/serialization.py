@@ -310,8 +310,18 @@ def load(cls: type[T], path: Path) -> T:
     """
     if path.suffix == ".json":
         return from_json(cls, read_text(path), source=str(path))
+    return checked(cls, read_yaml(path), source=str(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """Read the plain data of a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, is no YAML, or is beyond a limit.
+    """
+    text = read_text(path, limit_bytes=MAX_YAML_BYTES)
     try:
-        data = _YamlLoader(read_text(path, limit_bytes=MAX_YAML_BYTES)).get_single_data()
+        return _YamlLoader(text).get_single_data()
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except _UnfitError as error:
@@ -319,7 +329,6 @@ def load(cls: type[T], path: Path) -> T:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         # PyYAML lets through what its constructors meet, such as ``!!bool 3``.
         raise ConfigError(f"{path}: not plain data: {type(error).__name__}: {error}") from None
-    return checked(cls, data, source=str(path))
 
 
 def save(value: Any, path: Path) -> None:

@@ -7,6 +7,7 @@ from hetero.errors import ConfigError
 from megatron.training.cli.config import PRETRAIN, PretrainConfig
 from megatron.training.cli.parser import read_flags
 from megatron.training.cli.rules import check_flags
+from megatron.training.cli.yaml_config import with_yaml
 
 
 def parse_args(argv: Sequence[str]) -> PretrainConfig:
@@ -15,11 +16,13 @@ def parse_args(argv: Sequence[str]) -> PretrainConfig:
     ``--help`` prints and exits.
 
     Raises:
-        ConfigError: a flag is unknown, unsupported, missing, has no effect, contradicts another, or has a value out of
-            range. The message has a line for each, with flag, value, limit and fix.
+        ConfigError: the file of ``--yaml-cfg`` cannot be read; or a flag is unknown, unsupported, missing, has no
+            effect, contradicts another, or has a value out of range. The message has a line for each, with flag,
+            value, limit and fix.
     """
-    flags, problems = read_flags(argv)
-    more, notes = check_flags(flags)
+    words, from_file = with_yaml(argv)
+    flags, problems = read_flags(words)
+    more, notes = check_flags(dataclasses.replace(flags, from_file=from_file))
     if problems := list(dict.fromkeys([*problems, *more])):
         raise ConfigError("\n".join(problems))
     return PRETRAIN.read(dataclasses.replace(flags, notes=notes))

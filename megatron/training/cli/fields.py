@@ -47,12 +47,14 @@ class FlagValues:
     unreadable: flags that have no value, since the given one is wrong or a required one is missing. Who asks for it
         cannot judge what follows from it.
     notes: flags that were given and have no effect, each with the reason.
+    from_file: flags that only a file of settings has, which states also what has no effect.
     """
 
     values: Mapping[str, Any]
     given: frozenset[str]
     unreadable: frozenset[str] = frozenset()
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    from_file: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> Any:
         """The value of the flag.

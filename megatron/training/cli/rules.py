@@ -138,6 +138,8 @@ def _unmet(flag: Flag, condition: Condition, notes: dict[str, str], flags: FlagV
         return
     if condition.note:
         notes[flag.name] = condition.note
+    elif flag.name in flags.from_file:
+        notes[flag.name] = f"it needs {condition.fix}"
     else:
         yield (f"{flags.shown(flag.name)} has no effect without {condition.fix}: add that, or leave {flag.name} out")
 

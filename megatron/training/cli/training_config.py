@@ -357,4 +357,9 @@ class RunConfig:
     )
     log_interval: int = flag("Steps from one log line to the next.", COUNT, default=100)
     tensorboard_dir: Path | None = flag("Folder for TensorBoard's files; without it none are written.", default=None)
+    yaml_cfg: Path | None = flag(
+        "A YAML file of Megatron-LM's with flags, by their names with underscores; where the command line has one as "
+        "well, that counts.",
+        default=None,
+    )
     progress: bool = off_switch("--no-progress", "No progress bar.")

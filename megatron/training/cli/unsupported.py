@@ -298,7 +298,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "there is one way to build a model, from the flags of the group 'model' in --help: leave it out",
-        "--spec --yaml-cfg --enable-experimental --config-logger-dir",
+        "--spec --enable-experimental --config-logger-dir",
     ),
     # Watching the run.
     (
