@@ -10,15 +10,21 @@ from itertools import cycle, pairwise
 from typing import Any
 
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.spec.model import ModelSpec
+from hetero.spec.model import ModelSpec, RotaryScaling
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 from tests.helpers.plans import plan, replica, sharded, stage, with_every_replica
+
+STRETCHED = RotaryScaling(
+    kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8
+)
+"""Llama 3.2's kind, whose small models tie their embeddings as well. Of two wavelengths, 6 lies between what is kept
+(below 2) and what is divided (above 8), and 628 is divided."""
 
 STYLES: dict[str, Callable[[], ModelSpec]] = {
     "gpt2-tied": gpt2_model,
     "llama-gqa": llama_model,
     "gpt2-untied": lambda: gpt2_model(tied_embeddings=False),
-    "llama-tied": lambda: llama_model(tied_embeddings=True),
+    "llama-tied": lambda: llama_model(tied_embeddings=True, rotary_scaling=STRETCHED),
     "llama-qk-norm": lambda: llama_model(qk_layernorm=True),
     "moe": moe_model,
 }
