@@ -199,7 +199,7 @@ class HuggingFaceTokenizer:
             raise ConfigError(f"{vocab_file}: no vocabulary, which is an object with an id for each token")
         with _naming(merge_file, f"not the merges of {vocab_file}; fetch both anew"):
             # The first line names the version.
-            pairs = [tuple(line.split(" ")) for line in merges.splitlines()[1:] if line]
+            pairs = [(left, right) for left, right in (line.split(" ") for line in merges.splitlines()[1:] if line)]
             model = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
             model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
             model.decoder = tokenizers.decoders.ByteLevel()
