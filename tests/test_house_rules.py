@@ -23,6 +23,7 @@ READS_ENVIRONMENT = frozenset(
         "hetero/discovery/__main__.py",  # an entry point: it is a rank of whatever has launched it
         "hetero/doctor/__main__.py",  # an entry point: it tells what its host and its launcher say
         "hetero/emulation/__main__.py",  # an entry point: it hides the GPUs of its host
+        "hetero/spec/hugging_face/folder.py",  # where Hugging Face's own libraries keep their cache
     }
 )
 """Modules of ``hetero`` that may read environment variables, each with the reason beside it."""

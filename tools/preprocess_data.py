@@ -9,6 +9,7 @@ input: the same input gives the same bytes with any number of workers. Output ap
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import os
 import re
@@ -278,16 +279,8 @@ def preprocess(
 def main(argv: Sequence[str] | None = None) -> int:
     """0, or 2 when the input or a flag is wrong, 130 when interrupted; either way no output has been touched."""
     flags = _parser().parse_args(argv)
-    recipe = Recipe(
-        tokenizer_type=flags.tokenizer_type,
-        tokenizer_model=flags.tokenizer_model,
-        vocab_file=flags.vocab_file,
-        merge_file=flags.merge_file,
-        vocab_size=flags.vocab_size,
-        json_keys=tuple(dict.fromkeys(flags.json_keys)),
-        append_eod=flags.append_eod,
-        skip_bad=flags.skip_bad,
-    )
+    given = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Recipe)}
+    recipe = Recipe(**given | {"json_keys": tuple(dict.fromkeys(flags.json_keys))})
     try:
         files = find_input(flags.input, input_format=flags.input_format, pattern=flags.pattern)
         lines = preprocess(
@@ -386,13 +379,8 @@ def _format_of(path: Path, input_format: str) -> Format:
 @functools.cache
 def _tokenizer(recipe: Recipe) -> Tokenizer:
     """Built once per process: far too large to travel with every task."""
-    return build_tokenizer(
-        tokenizer_type=recipe.tokenizer_type,
-        tokenizer_model=recipe.tokenizer_model,
-        vocab_size=recipe.vocab_size,
-        vocab_file=recipe.vocab_file,
-        merge_file=recipe.merge_file,
-    )
+    names = ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
+    return build_tokenizer(**{name: getattr(recipe, name) for name in names})
 
 
 def _read(chunk: tuple[FileRange, ...]) -> Iterator[tuple[FileRange, int, bytes | OSError]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, get_args
 
 from hetero.errors import ConfigError
 from hetero.extras import require
-from hetero.serialization import near_match, parse_json, read_text
+from hetero.serialization import near_match, parse_json, read_bytes, read_text
 from hetero.spec.hugging_face.folder import hugging_face_folder
 from megatron.training.cli.value_types import TOKENIZER_FILES, TokenizerType
 
@@ -273,12 +273,7 @@ class SentencePieceTokenizer:
 
         folder = hugging_face_folder(path)
         file = path if folder is None else folder / "tokenizer.model"
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"{file}: {error.strerror or error}; --tokenizer-model wants a SentencePiece model"
-            ) from None
+        content = read_bytes(file)
         with _naming(file, "no SentencePiece model; a tokenizer.json is for --tokenizer-type HuggingFaceTokenizer"):
             model = sentencepiece.SentencePieceProcessor(model_proto=content)
         begins = asked_by == "Llama2Tokenizer"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hetero.errors import ConfigError
+from hetero.serialization import read_text
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Of a model in the hub: the owner's and the model's own."""
@@ -44,7 +45,7 @@ def _snapshot(repository: Path) -> Path:
     """The snapshot of the main branch, or the only one."""
     main = repository / "refs/main"
     if main.is_file():
-        folder = repository / "snapshots" / main.read_text(encoding="utf-8").strip()
+        folder = repository / "snapshots" / read_text(main).strip()
         if folder.is_dir():
             return folder
     found = sorted(each for each in (repository / "snapshots").glob("*") if each.is_dir())
