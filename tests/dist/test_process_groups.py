@@ -2,6 +2,7 @@
 
 import functools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -43,15 +44,22 @@ def recorded_groups(rank: int, plan: Plan) -> list[Call]:
         calls.append((tuple(ranks), use_local_synchronization, backend))
         return new_group(ranks, backend=backend, use_local_synchronization=use_local_synchronization)
 
-    dist.new_group = recording
-    create_groups(plan, device=CPU)
+    with mock.patch.object(dist, "new_group", recording):
+        create_groups(plan, device=CPU)
     return calls
+
+
+@functools.cache
+def calls_of_all_ranks() -> list[list[Call]]:
+    """Of two unlike replicas: asked once, and looked at by several tests."""
+    made = two_unlike_replicas()
+    return run_ranks(recorded_groups, made.world_size, made)
 
 
 def test_every_rank_creates_every_group_in_the_same_order() -> None:
     """Also those that it is not in, also if it idles: torch counts the groups of a process to tell them apart."""
     made = two_unlike_replicas()
-    calls = run_ranks(recorded_groups, made.world_size, made)
+    calls = calls_of_all_ranks()
     collective = [[ranks for ranks, members_only, _ in of_rank if not members_only] for of_rank in calls]
     assert all(of_rank == collective[0] for of_rank in collective)
     own = [[ranks for ranks, members_only, _ in of_rank if members_only] for of_rank in calls]
@@ -60,17 +68,15 @@ def test_every_rank_creates_every_group_in_the_same_order() -> None:
 
 def test_the_groups_are_the_communicators_of_the_plan() -> None:
     """The world apart, which is there before."""
-    made = two_unlike_replicas()
-    calls = run_ranks(recorded_groups, made.world_size, made)[0]
+    calls = calls_of_all_ranks()[0]
     assert [ranks for ranks, members_only, _ in calls if not members_only] == [
-        each.ranks for each in PlanCommunicators(made).ordered[1:]
+        each.ranks for each in PlanCommunicators(two_unlike_replicas()).ordered[1:]
     ]
 
 
 def test_groups_have_the_one_backend_that_serves_the_device() -> None:
     """A group that names none gets all of the world's: on CUDA, gloo's connections beside each communicator of NCCL."""
-    made = two_unlike_replicas()
-    for calls in run_ranks(recorded_groups, made.world_size, made):
+    for calls in calls_of_all_ranks():
         assert {backend for _, _, backend in calls} == {"gloo"}
     assert backend_of_config("cpu:gloo,cuda:nccl", torch.device("cuda", 3)) == "nccl"
     assert backend_of_config("cpu:gloo,cuda:nccl", CPU) == "gloo"

@@ -18,8 +18,9 @@ import hetero.commands.elastic  # noqa: E402
 import hetero.elastic.agent  # noqa: E402
 import hetero.runtime.trainer  # noqa: E402, F401
 import megatron.training.training  # noqa: E402, F401
-import tests.helpers.process_state  # noqa: E402, F401
+from tests.helpers.process_state import state_of_this_process  # noqa: E402
 
 # The ranks share what was imported here, and need not look through it for garbage.
 gc.collect()
+state_of_this_process()
 gc.freeze()

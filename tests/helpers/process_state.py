@@ -6,6 +6,7 @@ unfit for another test: of functions and methods, of global dicts, lists and set
 Nobody looks at attributes of objects that a module keeps, and at caches of functions.
 """
 
+import functools
 import gc
 import operator
 import os
@@ -49,17 +50,29 @@ _FILLED_IN_LATER = ("__slotnames__", "_abc_impl", "__warningregistry__")
 """What ``copyreg``, ``abc`` and ``warnings`` set when they please."""
 
 
+_OLD_TENSOR_TYPE = type(torch.FloatTensor)
+"""Of ``torch.FloatTensor`` and its like, whose 740 attributes each nobody can set."""
+
+
 class ProcessState:
-    """The state of a process before its first test."""
+    """The state of a process before its first test.
+
+    Who forks may make it before: what modules hold is the same in the fork, and takes a while to look at.
+    """
 
     def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._seen: dict[str, list[_Namespace]] = {}
+        self._see_new_modules()
+        self.renew()
+
+    def renew(self) -> None:
+        """In a fork: what it has of its own."""
         self._environment = dict(os.environ)
         self._folder = Path.cwd()
         self._path = list(sys.path)
         self._filters = list(warnings.filters)
         self._handlers = _signal_handlers()
-        self._seen: dict[str, list[_Namespace]] = {}
-        self._see_new_modules()
 
     def begin(self) -> None:
         """Before a test, but after the import of its module."""
@@ -88,9 +101,14 @@ class ProcessState:
         return list(self._left())
 
     def _see_new_modules(self) -> None:
-        for name, module in list(sys.modules.items()):
-            if name not in self._seen and _is_watched(name) and isinstance(module, ModuleType):
+        if not (new := sys.modules.keys() - self._known):
+            return
+        self._known |= new
+        for name in new:
+            if _is_watched(name) and isinstance(module := sys.modules[name], ModuleType):
                 self._seen[name] = list(_namespaces(module))
+        # They stay: nobody has to look through them for garbage after every test.
+        gc.freeze()
 
     def _left(self) -> Iterator[str]:
         for namespaces in self._seen.values():
@@ -109,6 +127,12 @@ class ProcessState:
         num_threads = len(list(Path("/proc/self/task").iterdir()))
         if num_threads > MOST_THREADS:
             yield f"{num_threads} threads"
+
+
+@functools.cache
+def state_of_this_process() -> ProcessState:
+    """The one of a fork server, which its forks find made."""
+    return ProcessState()
 
 
 class _Namespace:
@@ -165,7 +189,7 @@ def _namespaces(module: ModuleType) -> Iterator[_Namespace]:
             continue
         if isinstance(value, dict | list | set):
             yield _Namespace(f"{name}.{key}", None, value)
-        elif isinstance(value, type) and value.__module__ == name:
+        elif isinstance(value, type) and value.__module__ == name and not isinstance(value, _OLD_TENSOR_TYPE):
             yield _Namespace(f"{name}.{key}", value, vars(value))
 
 
