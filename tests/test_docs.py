@@ -19,7 +19,7 @@ from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 from tests.helpers import flag_table
 from tests.helpers.data_sheets import check_data_sheet
-from tests.helpers.sources import ROOT, name
+from tests.helpers.sources import ROOT, name, with_words
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SOURCE_FOLDERS = ("hetero", "megatron", "tools", "scripts", "tests")
@@ -132,7 +132,7 @@ def known_flags() -> frozenset[str]:
         {name for flag in FLAGS for name in flag.names} | set(UNSUPPORTED_FLAGS) | set(WITHOUT_EFFECT) | FOREIGN_FLAGS
     )
     paths = [path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    for path in (path for path in paths if not path.name.startswith("test_")):
+    for path in with_words((path for path in paths if not path.name.startswith("test_")), '"--', "'--"):
         texts = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_text(node))
         known.update(text for text in texts if re.fullmatch(r"--[a-z][\w-]*", text))
     for path in (ROOT / "scripts").rglob("*.sh"):

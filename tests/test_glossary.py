@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,19 @@ def exists(dotted: str, *, below: Path) -> bool:
     module = path / f"{parts[0]}.py"
     if not module.is_file():
         return False
-    body: list[ast.stmt] | None = ast.parse(module.read_text(encoding="utf-8")).body
+    body: list[ast.stmt] | None = statements(module)
     for part in parts[1:]:
         found = next((node for node in body or () if part in names_of(node)), None)
         if found is None:
             return False
         body = found.body if isinstance(found, ast.ClassDef) else None
     return True
+
+
+@cache
+def statements(module: Path) -> list[ast.stmt]:
+    """Of a module, parsed once for all of its names."""
+    return ast.parse(module.read_text(encoding="utf-8")).body
 
 
 def names_of(node: ast.stmt) -> set[str]:
