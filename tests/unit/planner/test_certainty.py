@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import cache
 
 import pytest
 
@@ -11,7 +12,7 @@ from hetero.cost.runtime_model import HETERO
 from hetero.data.cost_models import model_costs
 from hetero.planner.certainty import MOST_MEASUREMENTS, Measurement, Rival, RunnerUp, certainty_of
 from hetero.planner.deadline import CountedWork, Deadline
-from hetero.planner.plan_cluster import plan_cluster
+from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.report.tables.certainty import LINKS_COMMAND, command_for, narrows, rival_in_words
@@ -34,6 +35,13 @@ def problem(*devices: str, precision: str = "bf16", layers: int = 24, **override
     return Problem(**{"cluster": spec, "costs": costs, "global_batch_size": 32, **overrides})  # type: ignore[arg-type]  # likewise
 
 
+@cache
+def one_type() -> tuple[Problem, PlanResult]:
+    """A question of one node type and its answer, found once for all tests: nobody may change it."""
+    question = problem("H100")
+    return question, plan_cluster(question, deadline=Deadline(1.0, CountedWork()))
+
+
 def test_a_planned_step_has_a_range_rivals_and_measurements() -> None:
     question = problem("H100", "A100-80")
     result = plan_cluster(question, deadline=Deadline(2.0, CountedWork()))
@@ -53,8 +61,7 @@ def test_a_planned_step_has_a_range_rivals_and_measurements() -> None:
 
 def test_a_profile_of_the_device_that_decides_narrows_the_range_most() -> None:
     """What it names are the tp and the microbatches of the plan."""
-    question = problem("H100")
-    result = plan_cluster(question, deadline=Deadline(1.0, CountedWork()))
+    question, result = one_type()
     first, *_ = certainty_of(result.simulation, question.topology, question.costs).measurements
     assert (first.how, first.device) == ("profile", "H100")
     stage = result.plan.replicas[0].stages[0]
@@ -94,8 +101,7 @@ def test_an_order_is_certain_beyond_the_error_of_the_ratio(
 
 
 def test_a_plan_cannot_be_told_apart_from_itself() -> None:
-    question = problem("H100")
-    result = plan_cluster(question, deadline=Deadline(1.0, CountedWork()))
+    question, result = one_type()
     itself = RunnerUp("itself", result.simulation, 1.0)
     (rival,) = certainty_of(result.simulation, question.topology, question.costs, [itself]).rivals
     assert not rival.is_certain
@@ -127,8 +133,7 @@ def test_a_yardstick_of_which_nothing_fits_is_said_not_to() -> None:
 
 
 def test_the_comparison_marks_what_is_not_certain() -> None:
-    question = problem("H100")
-    result = plan_cluster(question, deadline=Deadline(1.0, CountedWork()))
+    question, result = one_type()
     others = [
         Yardstick(name="near", best=result.scored),
         Yardstick(name="far", best=result.scored),
