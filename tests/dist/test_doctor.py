@@ -53,6 +53,7 @@ def tell(rank: int, world_size: int, plan: Plan | None, link_seconds: float) -> 
     return check_facts(ranks), Diagnosis(hosts=(), findings=findings, links=tuple(links))
 
 
+@pytest.mark.slow
 def test_versions_that_differ_are_named_and_links_are_measured() -> None:
     (before, after), *others = run_ranks(tell, 4, 4, None, 20.0)
     assert {facts for facts, _ in others} == {before}, "every rank knows the same"

@@ -125,7 +125,9 @@ def test_what_only_a_node_has_that_leaves_is_fetched_from_it(tmp_path: Path) -> 
     assert_as_one_process(TWO_RANKS, again)
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "sharded", [pytest.param(False, marks=pytest.mark.slow, id="whole"), pytest.param(True, id="sharded")]
+)
 def test_a_lost_node_comes_back_and_the_bits_are_the_same(sharded: bool, tmp_path: Path) -> None:
     """Killed after three steps with every step copied: what was committed is there, and training goes on from it."""
     with nodes(tmp_path, "a", "b") as made:

@@ -29,8 +29,9 @@ ALWAYS = (("one-stage", "gpt2-tied"), ("half-cut-and-whole", "moe"))
 
 def _cases() -> Iterator[Any]:
     for name, style, plan in LAYOUTS:
-        always = (name, style) in ALWAYS
-        marks = () if always else (pytest.mark.slow, pytest.mark.rotates(f"fused accumulation in {style}"))
+        marks = [] if (name, style) in ALWAYS else [pytest.mark.rotates(f"fused accumulation in {style}")]
+        if marks or plan.world_size > 1:
+            marks.append(pytest.mark.slow)
         yield pytest.param(trainings_of(name, style, plan, "as-zb-h1"), id=f"{name}-{style}", marks=marks)
 
 

@@ -104,16 +104,21 @@ OPTIONS = {"beside": BESIDE, "after": AFTER, "sharded": SHARDED, "sharded-unequa
 DISTRIBUTED = ("sharded", "sharded-unequal", "gathered")
 """Of these, the plans have a distributed optimizer."""
 
-FAST = {("three-domains", "gpt2-tied"), ("unequal-domains", "llama-gqa")}
-"""What every run has, the fast one too."""
+ALWAYS = {("three-domains", "gpt2-tied"), ("unequal-domains", "llama-gqa"), ("equal-nodes", "llama-gqa")}
+"""What every run has."""
+
+FAST = "equal-nodes"
+"""Of these, what the fast one has, too."""
 
 
 def _cases() -> Iterator[Any]:
     """Every layout in all ways, in one visit of its ranks."""
     for layout, build in PLANS.items():
         for style, model in MODELS.items():
-            row = "beside the fast ones" if any(layout == name for name, _ in FAST) else layout
-            marks = () if (layout, style) in FAST else (pytest.mark.slow, pytest.mark.rotates(row))
+            row = "beside the fast ones" if any(layout == name for name, _ in ALWAYS) else layout
+            marks = [] if (layout, style) in ALWAYS else [pytest.mark.rotates(row)]
+            if marks or layout != FAST:
+                marks.append(pytest.mark.slow)
             ways = {how: Training(in_the_way(build(model()), how), options) for how, options in OPTIONS.items()}
             yield pytest.param(ways, id=f"{layout}-{style}", marks=marks)
 

@@ -166,6 +166,7 @@ def overflow_on_one_rank(rank: int, plan: Plan, bad_rank: int) -> tuple[list[Ste
     return results, weights
 
 
+@pytest.mark.slow
 def test_an_overflow_on_one_rank_is_everybodys() -> None:
     """All ranks skip together and move the scale alike: doubled after a clean step, halved at the second overflow."""
     plan = sharded(in_precision(CHOSEN[0][1], "fp16"))

@@ -30,7 +30,10 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(100)]
 
 NUM_STEPS = 2
 TOLERANCE = 1e-9
-IN_THE_SUITE, IN_THE_FAST_RUN = 100, 3
+IN_THE_SUITE, IN_EVERY_RUN = 100, 3
+IN_THE_FAST_RUN = 2
+"""The number of that plan, which is a small one."""
+
 TURNS = 10
 """In which a run takes every tenth of them."""
 
@@ -43,8 +46,10 @@ def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) ->
 
 def _cases() -> Iterator[Any]:
     for n in range(IN_THE_SUITE):
-        row = pytest.mark.rotates(f"from {n - n % TURNS}")
-        yield pytest.param(n, marks=() if n < IN_THE_FAST_RUN else (pytest.mark.slow, row))
+        marks = [] if n < IN_EVERY_RUN else [pytest.mark.rotates(f"from {n - n % TURNS}")]
+        if n != IN_THE_FAST_RUN:
+            marks.append(pytest.mark.slow)
+        yield pytest.param(n, marks=marks)
 
 
 @pytest.mark.parametrize("number", list(_cases()))

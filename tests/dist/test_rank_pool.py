@@ -244,6 +244,7 @@ def leave_and_look(rank: int, leaver: Callable[[], None]) -> dict[str, object]:
     return what_a_test_could_see(rank)
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_bits_in_a_used_process(pool: RankPool) -> None:
     """After experts, half layers and other groups, what a first training gave; and no process had to be replaced."""
     plan = layout("tp-2|1", "llama-gqa")

@@ -75,7 +75,9 @@ def _cases() -> Iterator[Any]:
     """The small plan in every precision, each other one in one per run."""
     for name, precision in itertools.product(PLANS, get_args(Precision)):
         if precision != "fp64":
-            marks = () if name == "small" else (pytest.mark.slow, pytest.mark.rotates(f"waits of {name}"))
+            marks = [] if name == "small" else [pytest.mark.rotates(f"waits of {name}")]
+            if marks or precision != "fp32":
+                marks.append(pytest.mark.slow)
             yield pytest.param(name, precision, id=f"{name}-{precision}", marks=marks)
 
 

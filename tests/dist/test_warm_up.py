@@ -69,7 +69,7 @@ def _cases() -> list[Any]:
         marks = [pytest.mark.slow, pytest.mark.rotates("half precision")]
         cases.append(pytest.param(made, SMALL_BUCKETS, id=precision, marks=marks))
     split = with_delays(layout("everything", "llama-tied"), DELAYS["as-zb-h1"])
-    cases.append(pytest.param(split, SMALL_BUCKETS, id="split"))
+    cases.append(pytest.param(split, SMALL_BUCKETS, id="split", marks=pytest.mark.slow))
     cases.append(pytest.param(sharded(everything), GATHERS, id="sharded", marks=pytest.mark.slow))
     cases.append(pytest.param(under(NAME, forwards_again), SMALL_BUCKETS, id="forwards again"))
     return cases
