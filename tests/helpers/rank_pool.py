@@ -195,7 +195,9 @@ def _serve(connection: Connection, address: tuple[str, int], stacks: Path) -> No
     from tests.helpers.process_state import state_of_this_process  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, _cores_of_this_run())
+    # Ranks wake one another some thousand times a step, by way of gloo's threads. Who is woken waits its turn here: if
+    # it takes the core at once, both wait for one another more often, which costs a third of all seconds of a step.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
     state = state_of_this_process()
     state.renew()
@@ -217,19 +219,6 @@ def _serve(connection: Connection, address: tuple[str, int], stacks: Path) -> No
         if answer.error is not None:
             # The others of this case are being killed; nobody asks this process again.
             os._exit(1)
-
-
-def _cores_of_this_run() -> set[int]:
-    """The share of the machine's cores that the ranks of one of several pytest processes have for themselves.
-
-    Ranks wake one another some thousand times a step, by way of gloo's threads, which costs a third less of the
-    kernel's time where it does not take a message to another core.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    share = max(1, len(cores) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-    first = number * share % len(cores)
-    return set(cores[first : first + share])
 
 
 def _answer(case: _Case, store: Any, state: Any) -> _Answer:
