@@ -3,8 +3,10 @@
 import argparse
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from hetero.errors import HeteroError, PlanMemoryError
 
@@ -16,6 +18,7 @@ COMMANDS = {
     "profile": "hetero.commands.profile",
     "devices": "hetero.commands.devices",
     "discover": "hetero.commands.discover",
+    "launch": "hetero.commands.launch",
     "doctor": "hetero.commands.doctor",
     "elastic": "hetero.commands.elastic",
 }
@@ -25,6 +28,22 @@ Only the module of the command that runs is imported: the planner takes two seco
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Hands a command that has a default for ``flags`` all words behind ``--``, wherever its own words stand.
+
+    argparse would take the first of them for one more positional of the command, of which it has had all.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if args is None or "--" not in args or self.get_default("flags") is None:
+            return super().parse_known_args(args, namespace)
+        words = list(args)
+        own = words.index("--")
+        found, unknown = super().parse_known_args(words[:own], namespace)
+        found.flags = words[own + 1 :]
+        return found, unknown
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -32,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 if ``hetero doctor`` found a problem, or the reader of stdout left early; 2 after a mistake of the user's,
         3 if it is a plan that its devices have not the memory for, which are told on stderr.
     """
-    parser = argparse.ArgumentParser(prog="hetero", description="Plans for training on GPUs that are not alike.")
+    parser = _Parser(prog="hetero", description="Plans for training on GPUs that are not alike.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     words = sys.argv[1:] if argv is None else argv
     for command in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         getattr(importlib.import_module(COMMANDS[command]), f"add_{command}")(commands)
-    args = parser.parse_args(words)
+    args = parser.parse_args(words, argparse.Namespace(command_line=shlex.join(["hetero", *words])))
     try:
         exit_code = int(args.run(args))
         sys.stdout.flush()

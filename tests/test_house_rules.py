@@ -21,6 +21,7 @@ READS_ENVIRONMENT = frozenset(
     {
         "hetero/elastic/warm_ranks.py",  # where a process becomes a rank, as under a launcher
         "hetero/discovery/__main__.py",  # an entry point: it is a rank of whatever has launched it
+        "hetero/commands/launch.py",  # an entry point: Slurm says in it which allocation it runs in
         "hetero/doctor/__main__.py",  # an entry point: it tells what its host and its launcher say
         "hetero/emulation/__main__.py",  # an entry point: it hides the GPUs of its host
         "hetero/spec/hugging_face/folder.py",  # where Hugging Face's own libraries keep their cache

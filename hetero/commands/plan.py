@@ -19,8 +19,9 @@ from hetero.cost.capacity import memory_error
 from hetero.cost.memory import plan_memory
 from hetero.cost.model_flops import utilizations
 from hetero.cost.network import Topology
+from hetero.cost.prediction_range import StepRange
 from hetero.cost.runtime_model import HETERO
-from hetero.cost.simulation.simulator import simulate
+from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.data.cost_models import model_costs, plan_costs
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError
@@ -29,6 +30,7 @@ from hetero.plan.ir import DEFAULT_DROPOUT
 from hetero.planner.certainty import RunnerUp, certainty_of
 from hetero.planner.cover.search import SearchProgress
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
+from hetero.planner.plan_provenance import with_provenance
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.planner.scoring import goal_value
@@ -192,10 +194,10 @@ def _planned(args: argparse.Namespace) -> int:
         interleaves=not args.no_interleave,
     )
     result = _with_progress(problem)
-    if args.out is not None:
-        save(result.plan, args.out)
     out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
     certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
+    if args.out is not None:
+        _save(result.simulation, certainty.step, problem, args.command_line, args.out)
     found, command_of = utilizations(result.simulation, costs), partial(plan_again, args)
     out.print(prediction_table(result.simulation, result.memory, problem.cluster, certainty.step))
     say(f"\n{plan_picture(result.plan)}\n")
@@ -204,7 +206,7 @@ def _planned(args: argparse.Namespace) -> int:
     if args.out is not None:
         say(f"written to {args.out}")
     if args.uniform_out is not None:
-        say(_uniform(problem, result, args.uniform_out))
+        say(_uniform(problem, result, args))
     others = _compared(problem) if args.compare or wanted.comparison else ()
     rivals = certainty_of(result.simulation, problem.topology, costs, _runners_up(result, others, problem)).rivals
     if others:
@@ -254,13 +256,18 @@ def _compared(problem: Problem) -> tuple[Yardstick, ...]:
         return yardsticks(problem)
 
 
-def _uniform(problem: Problem, result: PlanResult, path: Path) -> str:
+def _save(simulation: Simulation, step: StepRange, problem: Problem, command: str, path: Path) -> None:
+    """Write a plan with what is known of where it comes from."""
+    save(with_provenance(simulation, step, cluster=problem.cluster, command=command), path)
+
+
+def _uniform(problem: Problem, result: PlanResult, args: argparse.Namespace) -> str:
     """Write the best uniform plan, and say what it is.
 
     Raises:
         ConfigError: none fits.
     """
-    found = best_uniform(problem)
+    path, found = args.uniform_out, best_uniform(problem)
     if found.best is None:
         if found.timed_out:
             raise ConfigError(
@@ -268,7 +275,8 @@ def _uniform(problem: Problem, result: PlanResult, path: Path) -> str:
                 "fits; leave it out"
             )
         raise ConfigError(f"--uniform-out {path}: no uniform plan of this model fits these devices; leave it out")
-    save(found.best.plan, path)
+    step = certainty_of(found.best.simulation, problem.topology, problem.costs).step
+    _save(found.best.simulation, step, problem, args.command_line, path)
     ratio = found.best.step_s / result.simulation.step_s
     return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {path}"
 

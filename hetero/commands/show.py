@@ -13,7 +13,7 @@ from hetero.plan.gradient_groups import Bucket, by_number, gradient_buckets
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import lower, step_rows
 from hetero.plan.validate import validate
-from hetero.report.plan_wording import communicators_in_words, ranks_in_words
+from hetero.report.plan_wording import communicators_in_words, provenance_lines, ranks_in_words
 from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
@@ -39,6 +39,8 @@ def _show(args: argparse.Namespace) -> int:
     plan = legal_plan(args.plan)
     console().print(plan_table(plan))
     print(f"\n{plan_picture(plan)}\n\ncommunicators: {communicators_in_words(plan)}")
+    for line in provenance_lines(plan):
+        print(line)
     if args.schedule:
         for r, replica in enumerate(plan.replicas):
             print(f"\nreplica {r}\n{_schedule_text(replica)}")

@@ -28,6 +28,7 @@ from pydantic import ConfigDict
 
 from hetero.format_versions import FormatUpgrades, renamed_key
 from hetero.plan.offload import NOTHING_ON_HOST, Offload
+from hetero.plan.provenance import PlanProvenance
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.serialization import STRICT
 from hetero.spec.devices import DeviceCatalogue, DeviceType
@@ -290,7 +291,7 @@ def _from_version_3(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_version_4(plan: dict[str, Any]) -> dict[str, Any]:
-    """Version 4 had nothing on hosts, as is so by default."""
+    """Version 4 had nothing on hosts and did not say where a plan comes from, as is so by default."""
     return plan
 
 
@@ -304,6 +305,8 @@ class Plan:
         them; ``None`` for the launch's own, whatever they are.
     devices: descriptions of the device types of its stages that do not ship.
     idle_ranks: belong to the launch and to no stage: they hold nothing and join world-wide collectives only.
+    provenance: where the plan comes from, ``None`` if nobody said. It is no part of what the plan does, so that two
+        plans with nothing but another one are equal.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -327,6 +330,7 @@ class Plan:
     replicas: tuple[Replica, ...]
     idle_ranks: tuple[int, ...] = ()
     gradient_sync: GradientSyncPlan = GradientSyncPlan()
+    provenance: PlanProvenance | None = dataclasses.field(default=None, compare=False)
 
     @property
     def device_types(self) -> DeviceCatalogue:

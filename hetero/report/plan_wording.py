@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from hetero.cost.prediction_range import StepRange
+from hetero.launch.hosts import nodes_in_words
 from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
 from hetero.plan.ir import Plan, Stage
 from hetero.schedule.orders import BY_DEPTHS
@@ -164,10 +165,27 @@ def recompute_of(stage: Stage) -> str:
     return f"{stage.recompute} {stage.recompute_num_layers}/{len(stage.layer_numbers)}"
 
 
+def provenance_lines(plan: Plan) -> list[str]:
+    """What made the plan, for which cluster, and what was predicted; nothing if the plan does not say."""
+    if (origin := plan.provenance) is None:
+        return []
+    predicted = origin.prediction
+    seconds = f"{_rounded(predicted.step_low_s)} to {_rounded(predicted.step_high_s)}"
+    bubble = max(0.0, predicted.bubble_share)
+    return [
+        f"made for: {nodes_in_words(origin.cluster)}",
+        f"predicted: {predicted.step_s:.4g} s per step ({seconds}), bubble {bubble:.1%}",
+        f"made by: {origin.command}",
+    ]
+
+
 def range_of(step: StepRange) -> str:
     """``1.10 to 1.38``: the seconds between which nine of ten such steps were measured."""
-    low, high = (f"{seconds:#.3g}".removesuffix(".") for seconds in (step.low_s, step.high_s))
-    return f"{low} to {high}"
+    return f"{_rounded(step.low_s)} to {_rounded(step.high_s)}"
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:#.3g}".removesuffix(".")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """Plans at start: rank 0 asks the planner, and all ranks get its answer."""
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
     from hetero.cost.model_flops import utilizations  # noqa: PLC0415
     from hetero.planner.certainty import certainty_of  # noqa: PLC0415
     from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
+    from hetero.planner.plan_provenance import with_provenance  # noqa: PLC0415
     from hetero.report.tables.planner_result import result_lines  # noqa: PLC0415
 
     if planner.out is not None:
@@ -72,9 +74,10 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
         )
     problem = asked.on(asked.cluster)
     result = plan_cluster(problem)
-    if planner.out is not None:
-        save(result.plan, planner.out)
     certainty = certainty_of(result.simulation, problem.topology, problem.costs, result.runners_up)
+    if planner.out is not None:
+        command = shlex.join(sys.argv)
+        save(with_provenance(result.simulation, certainty.step, cluster=asked.cluster, command=command), planner.out)
     found = utilizations(result.simulation, problem.costs)
     for line in result_lines(result, certainty, found, "the same launch with --hetero-profile {}".format):
         print(line)

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hetero.checkpoint.folder import published_steps
 from hetero.plan.ir import Plan
 from hetero.serialization import load, save
+from hetero.spec.cluster import ClusterSpec
 from tests.helpers.commands import MODEL, ROOT, STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
 from tests.helpers.forked_launch import forked
 from tests.helpers.host_training import left_to_hosts
@@ -137,6 +138,9 @@ def test_planning_at_start(tmp_path: Path) -> None:
     assert_same_training(log_lines(run), log_lines(uniform_run("1f1b")))
     chosen = load(Plan, tmp_path / "plan.json")
     assert sorted(chosen.ranks()) == [0, 1]
+    assert chosen.provenance is not None
+    assert chosen.provenance.cluster == load(ClusterSpec, tmp_path / "cluster.yaml")
+    assert "pretrain_gpt.py" in chosen.provenance.command
     assert run.stdout.count("predicted: ") == 1, "one rank plans"
     assert run.stdout.index("predicted: ") < run.stdout.index("step 1/3")
 

@@ -62,10 +62,19 @@ def test_the_planner_works(tmp_path: Path) -> None:
         ["validate", plan, "--cluster", CLUSTER],
         ["show", plan, "--schedule", "--program"],
         ["simulate", plan, "--cluster", CLUSTER, "--trace", trace, "--report", report, "--figure", f"memory={figure}"],
+        ["launch", plan],
         ["profile", "import", tmp_path, "--out", tmp_path / "imported"],
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("planned in", f"ok, fits {CLUSTER}", "\n0F0 ", "\ncompute  0F0 ", "s per step", "links.json: "):
+    for said in (
+        "planned in",
+        f"ok, fits {CLUSTER}",
+        "\n0F0 ",
+        "\ncompute  0F0 ",
+        "s per step",
+        "--node-rank 2",
+        "links.json: ",
+    ):
         assert said in done.stdout
     assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert "<svg" in report.read_text(encoding="utf-8")

@@ -93,6 +93,11 @@ class SlurmCluster:
         lines = self.call("squeue", "--noheader", "--array", "--format=%i %T", f"--jobs={job}", check=False)
         return dict(line.split() for line in lines.splitlines())
 
+    def wait_for_end(self, job: int) -> None:
+        """Until a job and all its components are over, however they ended; tests have a time limit."""
+        while self.call("squeue", "--noheader", f"--jobs={job}", check=False).strip():
+            time.sleep(0.5)
+
     def _start(self, name: str, words: list[str]) -> None:
         with (self._folder / f"{name}.out").open("ab") as out:
             self._processes.append(subprocess.Popen(words, env=self.environment, stdout=out, stderr=out))
@@ -120,8 +125,9 @@ class SlurmCluster:
             "TaskPlugin=task/none",
             "JobAcctGatherType=jobacct_gather/none",
             "SelectType=select/linear",
-            "SchedulerType=sched/builtin",
-            "SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0",
+            # The one that starts heterogeneous jobs.
+            "SchedulerType=sched/backfill",
+            "SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1",
             "MpiDefault=none",
             "ReturnToService=2",
             "KillWait=30",

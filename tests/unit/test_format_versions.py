@@ -94,6 +94,14 @@ def test_a_plan_of_version_4_leaves_nothing_to_hosts() -> None:
     )
 
 
+def test_a_plan_of_version_4_does_not_say_where_it_comes_from() -> None:
+    data = json.loads(todays_plan())
+    del data["provenance"]
+    read = from_json(Plan, json.dumps({**data, "format_version": 4}), source="plan.json")
+    assert read == from_json(Plan, todays_plan(), source="plan.json")
+    assert read.provenance is None
+
+
 @pytest.mark.parametrize("version", [6, 10**30])
 def test_a_later_version_is_refused_by_name(version: int) -> None:
     text = todays_plan().replace('"format_version": 5', f'"format_version": {version}')

@@ -20,6 +20,7 @@ from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import best_uniform
 from hetero.serialization import load, save
+from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model
 from hetero.spec.parameters import parameters
 from hetero.units import GIB
@@ -89,6 +90,23 @@ def test_plan_writes_a_plan_that_simulate_reads(files: Path, capsys: pytest.Capt
     assert "s per step" in printed
     assert "None" not in printed
     assert json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_plans_say_where_they_come_from(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both plans: the command as it was typed, the cluster with its figures, and what simulate predicts for them."""
+    plans = ["--out", str(files / "plan.json"), "--uniform-out", str(files / "uniform.json")]
+    assert run(files, *plans) == 0
+    capsys.readouterr()
+    for path in plans[1::2]:
+        origin = load(Plan, Path(path)).provenance
+        assert origin is not None
+        assert shlex.split(origin.command)[:2] == ["hetero", "plan"]
+        assert shlex.split(origin.command)[-4:] == plans
+        assert origin.cluster == load(ClusterSpec, files / "cluster.yaml")
+        assert main(["simulate", path, "--cluster", str(files / "cluster.yaml"), "--json"]) == 0
+        simulated = json.loads(capsys.readouterr().out)
+        predicted = dataclasses.asdict(origin.prediction)
+        assert predicted == pytest.approx({name: simulated[name] for name in predicted})
 
 
 def test_a_distributed_optimizer_needs_less_memory(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,7 +240,7 @@ def test_estimates_are_called_estimates() -> None:
     assert slow[3].startswith("estimate: ")
     assert slow[5] == "-", "it has no head"
     assert fast[7] == "none of this model's layers"
-    assert "Plan format 4, report format 1." in text
+    assert "Plan format 5, report format 1." in text
 
 
 def test_hostile_names_are_text() -> None:

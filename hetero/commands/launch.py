@@ -1,0 +1,250 @@
+"""``hetero launch`` takes a plan to its hosts: prints each host's line, runs all of them, or writes a Slurm script."""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hetero.commands.console import console
+from hetero.commands.show import legal_plan
+from hetero.cost.capacity import check_memory
+from hetero.errors import ConfigError
+from hetero.launch.cluster_of_plan import changes_since, cluster_of_launch
+from hetero.launch.hosts import NodeHost, assigned_hosts, check_others_reach, invented_hosts
+from hetero.launch.planned_flags import check_nothing_is_missing, launch_flags, missing_flags, planned_flags
+from hetero.launch.probing import check_hosts
+from hetero.launch.run import HostCommand, run_on_hosts
+from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, batch_script, check_allocation, step_script
+from hetero.launch.ssh import DEFAULT_SSH, command_on, watched
+from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.ir import Plan
+from hetero.report.tables.launch import launch_table
+from hetero.serialization import check_can_be_written, load, write_bytes
+from hetero.spec.cluster import ClusterSpec
+
+PROGRAM = "pretrain_gpt.py"
+
+DEFAULT_PORT = 29_500
+"""torchrun's own."""
+
+
+def add_launch(commands: Any) -> None:
+    """Add the parser of ``hetero launch``."""
+    parser = commands.add_parser(
+        "launch",
+        help="print, run or submit the lines that start a plan on its hosts",
+        usage="hetero launch PLAN.json [--cluster C.yaml] [--hosts H ...] [--print | --run | --sbatch [FILE]] -- FLAGS",
+        description="Start a plan on its hosts. FLAGS are those of the program that the plan does not imply; "
+        "docs/launch.md tells more.",
+    )
+    # Says that words behind -- are FLAGS, see hetero.cli.
+    parser.set_defaults(run=_launch, flags=[])
+    parser.add_argument("plan", type=Path, metavar="PLAN.json")
+    parser.add_argument(
+        "--cluster", type=Path, metavar="CLUSTER.yaml", help="default: the cluster that the plan was made for"
+    )
+    parser.add_argument(
+        "--hosts",
+        nargs="+",
+        metavar="[TYPE=]HOST,...",
+        help="of each node type, or in the order of the cluster file (default: what Slurm has allocated, else "
+        "localhost if one is enough, else made-up names)",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--print", action="store_true", help="print who runs where, and each host's line; the default")
+    how.add_argument("--run", action="store_true", dest="start", help="run all: over ssh, or in Slurm's allocation")
+    how.add_argument("--sbatch", nargs="?", const="-", metavar="FILE", help="write a batch script, or print it")
+    _add_line_options(parser)
+    _add_slurm_and_ssh_options(parser)
+
+
+def _add_line_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("lines")
+    group.add_argument("--program", default=PROGRAM, metavar="FILE", help="what ranks run (default: %(default)s)")
+    group.add_argument(
+        "--torchrun", metavar="PATH", help="default: the one beside this Python, else 'torchrun' as the shell finds it"
+    )
+    group.add_argument("--master-addr", default="", metavar="ADDRESS", help="of node 0 (default: its host's name)")
+    group.add_argument(
+        "--master-port", type=_port, metavar="N", help=f"default: {DEFAULT_PORT}, in Slurm by the job's number"
+    )
+    group.add_argument(
+        "--env", type=_variable, action="append", default=[], metavar="NAME=VALUE", help="for ranks; may be repeated"
+    )
+    group.add_argument(
+        "--numa-binding",
+        choices=["node", "socket", "exclusive", "core-complex"],
+        help="torchrun's: keeps a rank on the processors near its GPU (needs numactl)",
+    )
+
+
+def _add_slurm_and_ssh_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("ssh and Slurm")
+    group.add_argument(
+        "--ssh", type=shlex.split, metavar="COMMAND", help=f"for --run (default: {shlex.join(DEFAULT_SSH)})"
+    )
+    group.add_argument(
+        "--logs", type=Path, metavar="FOLDER", help="for --run: a file for each host (default: launch-logs/TIME)"
+    )
+    group.add_argument(
+        "--sbatch-option",
+        action="append",
+        default=[],
+        metavar="[TYPE:]OPTION=VALUE",
+        help="for --sbatch: such as fast:partition=a100, of one node type or of all; may be repeated",
+    )
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 < port < 2**16:
+        raise argparse.ArgumentTypeError(f"is {text}, must be from 1 to 65535")
+    return port
+
+
+def _variable(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"is {text!r}, must be NAME=VALUE")
+    return text
+
+
+def _launch(args: argparse.Namespace) -> int:
+    plan, cluster = _plan_and_cluster(args)
+    flags = launch_flags(planned_flags(plan, args.plan), args.flags)
+    if (args.start or args.sbatch is not None) and args.program == PROGRAM:
+        check_nothing_is_missing(args.flags)
+    allocation = allocation_in(os.environ) if args.hosts is None and args.sbatch is None else None
+    _check_options_have_an_effect(args, over_ssh=args.start and allocation is None)
+    if args.sbatch is not None:
+        return _write_batch_script(args, cluster, flags)
+    if allocation is not None:
+        return _in_allocation(args, plan, cluster, flags, allocation)
+    hosts = invented_hosts(cluster) if args.hosts is None else assigned_hosts(cluster, args.hosts)
+    if args.start:
+        return _run(args, cluster, flags, hosts)
+    _print_lines(args, plan, flags, hosts)
+    return 0
+
+
+def _check_options_have_an_effect(args: argparse.Namespace, *, over_ssh: bool) -> None:
+    if args.sbatch_option and args.sbatch is None:
+        raise ConfigError(f"--sbatch-option {args.sbatch_option[0]} has no effect without --sbatch: add that")
+    for flag, value in (("--ssh", args.ssh), ("--logs", args.logs)):
+        if value is not None and not over_ssh:
+            raise ConfigError(f"{flag} has no effect but with --run outside of Slurm: leave it out")
+    if args.hosts is not None and args.sbatch is not None:
+        raise ConfigError("--hosts beside --sbatch: Slurm chooses the hosts; leave it out, or use --sbatch-option")
+
+
+def _plan_and_cluster(args: argparse.Namespace) -> tuple[Plan, ClusterSpec]:
+    """The plan and the cluster of the launch, which fit one another."""
+    plan = legal_plan(args.plan)
+    given = None if args.cluster is None else load(ClusterSpec, args.cluster)
+    cluster = cluster_of_launch(plan, given, plan_file=args.plan, file=args.cluster)
+    check_plan_on_cluster(plan, cluster)
+    check_memory(plan, cluster)
+    if changed := changes_since(plan, cluster):
+        sys.stderr.write(f"hetero: note: {changed}\n")
+    return plan, cluster
+
+
+def _options_of_hosts(args: argparse.Namespace, flags: Sequence[str], hosts: Sequence[NodeHost]) -> TorchrunOptions:
+    """The options for named hosts; a single one needs no address unless a port is asked for."""
+    needs_address = len(hosts) > 1 or args.master_port is not None
+    options = _options(args, flags, address=hosts[0].address if needs_address else "", port=DEFAULT_PORT)
+    check_others_reach(options.address, hosts)
+    return options
+
+
+def _options(args: argparse.Namespace, flags: Sequence[str], *, address: str, port: int) -> TorchrunOptions:
+    beside = Path(sys.executable).with_name("torchrun")
+    return TorchrunOptions(
+        torchrun=args.torchrun or (str(beside) if beside.exists() else "torchrun"),
+        program=args.program,
+        flags=tuple(flags),
+        address=args.master_addr or address,
+        port=args.master_port or port,
+        environment=tuple(args.env),
+        numa_binding=args.numa_binding,
+    )
+
+
+def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hosts: Sequence[NodeHost]) -> None:
+    options = _options_of_hosts(args, flags, hosts)
+    console().print(launch_table(plan, hosts))
+    if args.hosts is None and len(hosts) > 1:
+        print("\n# The names of hosts are made up: give yours with --hosts.")
+    if args.program == PROGRAM and (missing := missing_flags(args.flags)):
+        print(f"\n# Not complete: a plan does not imply {', '.join(missing)}, among others; give them after --.")
+    for host in hosts:
+        print(f"\n# {host.title}: {_devices(host)}")
+        print(shell_text(options.words(host, num_nodes=len(hosts))))
+
+
+def _devices(host: NodeHost) -> str:
+    first, last = host.ranks.start, host.ranks.stop - 1
+    return f"{len(host.ranks)} x {host.node_type.device}, rank{'s' * (last > first)} {first}" + (
+        f"-{last}" if last > first else ""
+    )
+
+
+def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], hosts: Sequence[NodeHost]) -> int:
+    if args.hosts is None and len(hosts) > 1:
+        raise ConfigError(f"--run: the plan needs {len(hosts)} hosts; name them with --hosts")
+    options = _options_of_hosts(args, flags, hosts)
+    folder, ssh = str(Path.cwd()), DEFAULT_SSH if args.ssh is None else args.ssh
+    check_hosts(hosts, options, plan=args.plan, folder=folder, ssh=ssh, devices=cluster.device_types)
+    logs = args.logs or Path("launch-logs") / time.strftime("%Y%m%d-%H%M%S")
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--logs {logs}: cannot be made: {error.strerror}") from None
+    commands = [
+        HostCommand(
+            host,
+            tuple(command_on(host.name, watched(options.words(host, num_nodes=len(hosts)), folder=folder), ssh=ssh)),
+        )
+        for host in hosts
+    ]
+    print(f"logs of {len(hosts)} host{'s' * (len(hosts) > 1)} in {logs}", flush=True)
+    # Like Ctrl-C, so that no host is left running.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run_on_hosts(commands, logs=logs, say=partial(print, flush=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write_batch_script(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str]) -> int:
+    options = _options(args, flags, address="", port=0)
+    script = batch_script(cluster, options, sbatch_options=args.sbatch_option, made_by=args.command_line)
+    if args.sbatch == "-":
+        sys.stdout.write(script)
+        return 0
+    path = Path(args.sbatch)
+    check_can_be_written(path, asked_by="--sbatch")
+    write_bytes(path, script.encode())
+    print(f"written to {path}; submit it with: sbatch {shlex.quote(str(path))}")
+    return 0
+
+
+def _in_allocation(
+    args: argparse.Namespace, plan: Plan, cluster: ClusterSpec, flags: Sequence[str], allocation: Allocation
+) -> int:
+    """Print or run the srun step of Slurm's allocation."""
+    check_allocation(allocation, cluster)
+    script = step_script(cluster, _options(args, flags, address="", port=0))
+    if not args.start:
+        console().print(launch_table(plan, allocated_hosts(allocation, cluster)))
+        sys.stdout.write(f"\n{script}")
+        return 0
+    return subprocess.run(["bash", "-euo", "pipefail", "-c", script], check=False).returncode

@@ -1,0 +1,140 @@
+"""Gives every node of a cluster a host, and checks that the hosts are those that a plan needs."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetero.errors import ConfigError
+from hetero.serialization import near_match
+from hetero.spec.cluster import ClusterSpec, NodeType
+
+_HOST = re.compile(r"(?:[\w.-]+@)?[\w.:]([\w.:-]*)")
+"""A name or an address, with a user in front of it for ssh. It cannot be taken for an option."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeHost:
+    """A node of the cluster and the host that it is.
+
+    node: its number, which is its node rank: nodes are numbered as in the cluster file, and so are the ranks on them.
+    ranks: of the plan, one per device.
+    """
+
+    name: str
+    node: int
+    node_type: NodeType
+    ranks: range
+
+    @property
+    def address(self) -> str:
+        """The host without the user that ssh takes."""
+        return self.name.rpartition("@")[2]
+
+    @property
+    def title(self) -> str:
+        """``gpu-3 (node 3, a100)``."""
+        return f"{self.name} (node {self.node}, {self.node_type.name})"
+
+
+def assigned_hosts(cluster: ClusterSpec, words: Sequence[str]) -> tuple[NodeHost, ...]:
+    """The nodes of ``cluster``, in its order, each with a host of ``words``.
+
+    Args:
+        words: ``a,b`` or ``TYPE=a,b``, where TYPE is a node type. Without types, hosts count in the order of the nodes.
+
+    Raises:
+        ConfigError: too few or too many hosts, one that is named twice or is no name, or an unknown node type.
+    """
+    of_type = _by_type(cluster, words) if any("=" in word for word in words) else _in_order(cluster, words)
+    names = [name for node_type in cluster.node_types for name in of_type[node_type.name]]
+    if repeated := [name for name, count in Counter(map(_address, names)).items() if count > 1]:
+        raise ConfigError(f"--hosts: {repeated[0]} is named twice; each node of the plan is a host of its own")
+    return tuple(_nodes(cluster, names))
+
+
+def check_others_reach(address: str, hosts: Sequence[NodeHost]) -> None:
+    """Checks that ``address``, where all meet, is not one that every machine has for itself.
+
+    Raises:
+        ConfigError: it is, and there are hosts that are not this machine by their names.
+    """
+    others = [host for host in hosts if not _is_loopback(host.address)]
+    if _is_loopback(address) and others:
+        raise ConfigError(
+            f"--hosts: all meet at node 0, which is {address}; to {others[0].name} that is another machine: name it as "
+            "the others know it, or give its address with --master-addr"
+        )
+
+
+def invented_hosts(cluster: ClusterSpec) -> tuple[NodeHost, ...]:
+    """The nodes with made-up names: ``localhost`` for a single one, else such as ``a100-0``."""
+    if sum(node_type.count for node_type in cluster.node_types) == 1:
+        return tuple(_nodes(cluster, ["localhost"]))
+    return tuple(_nodes(cluster, [f"{each.name}-{i}" for each in cluster.node_types for i in range(each.count)]))
+
+
+def nodes_in_words(cluster: ClusterSpec) -> str:
+    """``2 x fast (8 A100-40), 1 x slow (4 V100-16)``: the nodes by type, with the devices of each."""
+    return ", ".join(f"{each.count} x {each.name} ({each.gpus_per_node} {each.device})" for each in cluster.node_types)
+
+
+def _nodes(cluster: ClusterSpec, names: Sequence[str]) -> Iterator[NodeHost]:
+    types = itertools.chain.from_iterable(itertools.repeat(each, each.count) for each in cluster.node_types)
+    first = 0
+    for node, (name, node_type) in enumerate(zip(names, types, strict=True)):
+        ranks = range(first, first + node_type.gpus_per_node)
+        yield NodeHost(name=name, node=node, node_type=node_type, ranks=ranks)
+        first = ranks.stop
+
+
+def _by_type(cluster: ClusterSpec, words: Sequence[str]) -> dict[str, list[str]]:
+    known = [node_type.name for node_type in cluster.node_types]
+    found: dict[str, list[str]] = {name: [] for name in known}
+    for word in words:
+        name, equals, hosts = word.partition("=")
+        if not equals:
+            raise ConfigError(f"--hosts {word}: others have their node type in front; write TYPE={word}")
+        if name not in found:
+            hint = near_match(name, known) or f" (known: {', '.join(known)})"
+            raise ConfigError(f"--hosts {word}: unknown node type {name!r}{hint}")
+        found[name] += _names(word, hosts)
+    for node_type in cluster.node_types:
+        given = found[node_type.name]
+        if len(given) != node_type.count:
+            fix = "name more" if len(given) < node_type.count else "leave some out, or plan for a larger cluster"
+            raise ConfigError(
+                f"--hosts: node type {node_type.name!r} has {len(given)} host{'s' * (len(given) != 1)}"
+                f"{' (' + ', '.join(given) + ')' if given else ''}, the plan needs {node_type.count}; {fix}"
+            )
+    return found
+
+
+def _in_order(cluster: ClusterSpec, words: Sequence[str]) -> dict[str, list[str]]:
+    names = [name for word in words for name in _names(word, word)]
+    needed = sum(node_type.count for node_type in cluster.node_types)
+    if len(names) != needed:
+        fix = "name more" if len(names) < needed else "leave some out, or plan for a larger cluster"
+        raise ConfigError(
+            f"--hosts: {len(names)} host{'s' * (len(names) != 1)} for a plan that needs {needed}, "
+            f"{nodes_in_words(cluster)}; {fix}"
+        )
+    left = iter(names)
+    return {each.name: list(itertools.islice(left, each.count)) for each in cluster.node_types}
+
+
+def _names(word: str, hosts: str) -> list[str]:
+    names = hosts.split(",")
+    for name in names:
+        if not _HOST.fullmatch(name):
+            raise ConfigError(f"--hosts {word}: {name!r} is no name of a host; write names with commas between them")
+    return names
+
+
+def _is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1") or address.startswith("127.")
+
+
+def _address(name: str) -> str:
+    return name.rpartition("@")[2]

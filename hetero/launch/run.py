@@ -1,0 +1,147 @@
+"""Runs a launch from one host: starts all torchruns, shows what they say, and ends all as soon as one has failed."""
+
+import collections
+import contextlib
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.errors import ConfigError, MembershipError
+from hetero.launch.hosts import NodeHost
+
+LAST_LINES = 15
+"""Lines of a log that a message repeats."""
+
+END_WITHIN_S = 60.0
+"""From the word to end until what is left is killed: torchrun gives its ranks 30 s, and ssh takes some."""
+
+_LAST_WORDS_S = 5.0
+
+INTERRUPTED = 130
+"""Exit code of what a signal has ended, as shells have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCommand:
+    """What runs for a host on this machine: its shell, or ssh."""
+
+    host: NodeHost
+    words: tuple[str, ...]
+
+
+class _Watched:
+    """A host's process, and a thread that copies what it says into its log."""
+
+    def __init__(
+        self, command: HostCommand, log: Path, *, say: Callable[[str], None], ended: "queue.Queue[_Watched]"
+    ) -> None:
+        self.host, self.log = command.host, log
+        self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._say, self._ended = say, ended
+        try:
+            self.process = subprocess.Popen(
+                command.words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # A Ctrl-C of the terminal is for this process, which then ends all hosts alike.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"host {self.host.title}: {command.words[0]} cannot be started: {error.strerror}"
+            ) from None
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        assert self.process.stdout is not None
+        with self.log.open("wb") as log:
+            for line in self.process.stdout:
+                log.write(line)
+                log.flush()
+                text = line.decode("utf-8", errors="replace").rstrip()
+                self.last.append(text)
+                self._say(text)
+        self.process.wait()
+        self._ended.put(self)
+
+    def wait(self) -> None:
+        """Until it has ended, which it is made to in the end, and all that it said is in its log."""
+        try:
+            self.process.wait(timeout=END_WITHIN_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self.process.kill()
+            self.process.wait()
+        # What it has left behind may hold its output open, and says nothing any more.
+        self._thread.join(timeout=_LAST_WORDS_S)
+
+    def tell_to_end(self) -> None:
+        """Close its standard input, which its shell watches."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+def run_on_hosts(commands: Sequence[HostCommand], *, logs: Path, say: Callable[[str], None]) -> int:
+    """Run all hosts to their end.
+
+    Args:
+        logs: an existing folder, which gets a file for each host.
+        say: takes each line of output, behind the host's name where there are several hosts.
+
+    Returns:
+        0, or :data:`INTERRUPTED` if a signal has ended them.
+
+    Raises:
+        ConfigError: a process cannot be started.
+        MembershipError: a host has failed, after which the others were ended; the message has the last lines of its
+            log.
+    """
+    ended: queue.Queue[_Watched] = queue.Queue()
+    running: list[_Watched] = []
+    try:
+        for command in commands:
+            name = command.host.name
+            prefix = f"{name}: " if len(commands) > 1 else ""
+            log = logs / f"{name}.log"
+            running.append(_Watched(command, log, say=_prefixed(say, prefix), ended=ended))
+        left, failed = len(running), None
+        while left and failed is None:
+            done = ended.get()
+            left -= 1
+            failed = done if done.process.returncode else None
+    except KeyboardInterrupt:
+        _end(running)
+        return INTERRUPTED
+    except ConfigError:
+        _end(running)
+        raise
+    if failed is None:
+        return 0
+    _end(running)
+    raise MembershipError(_message(failed, others=len(running) - 1))
+
+
+def _prefixed(say: Callable[[str], None], prefix: str) -> Callable[[str], None]:
+    return lambda line: say(prefix + line)
+
+
+def _end(running: Sequence[_Watched]) -> None:
+    for each in running:
+        each.tell_to_end()
+    for each in running:
+        each.wait()
+
+
+def _message(failed: _Watched, *, others: int) -> str:
+    code = failed.process.returncode
+    how = f"exit code {code}" if code > 0 else f"signal {-code}"
+    after = (
+        f", after which {'the other was' if others == 1 else f'the {others} others were'} told to end" if others else ""
+    )
+    said = "\n".join(f"    {line}" for line in failed.last) or "    (nothing)"
+    return f"host {failed.host.title} has ended with {how}{after}; the last lines of {failed.log}:\n{said}"

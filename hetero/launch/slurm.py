@@ -1,0 +1,210 @@
+"""Writes a launch for Slurm: a batch script, and the srun step that is the same inside an allocation.
+
+Each node type is a component of a heterogeneous job (``#SBATCH hetjob``), so that each may ask for other nodes; a
+single one is a plain job. One step runs over all components with a task per node. It numbers its tasks over the
+components in their order (``SLURM_PROCID``), which is that of the cluster file, and so the plan's ranks land on their
+node types.
+"""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetero.errors import ConfigError
+from hetero.launch.hosts import NodeHost, assigned_hosts
+from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.serialization import near_match
+from hetero.spec.cluster import ClusterSpec, NodeType
+
+FIRST_PORT, PORTS = 15_000, 15_000
+"""Where ranks meet, by the number of the job: below the ports that Linux gives away by itself (32768 on). A choice."""
+
+_OPTION = re.compile(r"[a-z][a-z-]*(=[^\n]+)?")
+
+_OF_THE_PLAN = ("nodes", "ntasks", "ntasks-per-node")
+
+_ADDRESS = """# The address by which Slurm itself reaches the first node of the plan.
+node="$(scontrol show hostnames "{nodes}" | head -n 1)"
+export RENDEZVOUS_HOST="$(scontrol --oneliner show node "$node" | grep -o ' NodeAddr=[^ ]*' | cut -d= -f2)"
+"""
+
+
+_OF_THE_JOB = [
+    "#SBATCH --job-name=hetero",
+    "#SBATCH --output=%x-%j.out",
+    "# Two minutes before the time is over, every rank finishes its step, saves (with --save) and leaves.",
+    "#SBATCH --signal=TERM@120",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """What an allocation of Slurm says of itself in the environment.
+
+    num_nodes, node_lists: of each component; a list is as Slurm shortens it, such as ``gpu[0-3]``.
+    """
+
+    num_nodes: tuple[int, ...]
+    node_lists: tuple[str, ...]
+
+
+def allocation_in(environment: Mapping[str, str]) -> Allocation | None:
+    """The allocation that this process runs in, ``None`` outside of one.
+
+    Raises:
+        ConfigError: a variable of Slurm's is no number.
+    """
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    size = _number(environment, "SLURM_HET_SIZE", "1")
+    components = [""] if size == 1 else [f"_HET_GROUP_{i}" for i in range(size)]
+    return Allocation(
+        num_nodes=tuple(_number(environment, f"SLURM_JOB_NUM_NODES{each}", "1") for each in components),
+        node_lists=tuple(environment.get(f"SLURM_JOB_NODELIST{each}", "") for each in components),
+    )
+
+
+def check_allocation(allocation: Allocation, cluster: ClusterSpec) -> None:
+    """Checks that a component of the allocation has the nodes of each node type, in the order of the cluster file.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    wanted = tuple(each.count for each in cluster.node_types)
+    if allocation.num_nodes != wanted:
+        said = ", ".join(f"{each.count} of {each.name!r}" for each in cluster.node_types)
+        raise ConfigError(
+            f"this allocation of Slurm has {_counted(allocation.num_nodes)}, the plan needs {_counted(wanted)} "
+            f"({said}); submit what 'hetero launch ... --sbatch' writes"
+        )
+
+
+def allocated_hosts(allocation: Allocation, cluster: ClusterSpec) -> tuple[NodeHost, ...]:
+    """The nodes of the allocation, which fits ``cluster``, as Slurm names them.
+
+    Raises:
+        ConfigError: ``scontrol`` does not tell their names.
+    """
+    words = []
+    for node_type, nodes in zip(cluster.node_types, allocation.node_lists, strict=True):
+        asked = ["scontrol", "show", "hostnames", nodes]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ConfigError(f"{shlex.join(asked)}: {error}; is Slurm's scontrol on the PATH?") from None
+        words.append(f"{node_type.name}={','.join(done.stdout.split())}")
+    return assigned_hosts(cluster, words)
+
+
+def batch_script(cluster: ClusterSpec, options: TorchrunOptions, *, sbatch_options: Sequence[str], made_by: str) -> str:
+    """A script for ``sbatch`` that launches the plan.
+
+    Args:
+        sbatch_options: ``account=me`` for all components, ``fast:constraint=a100`` for that of a node type.
+        made_by: the line that asked for it.
+
+    Raises:
+        ConfigError: an option for a node type that the cluster has not.
+    """
+    lines = ["#!/usr/bin/env bash", f"# Made by: {' '.join(made_by.splitlines())}"]
+    components = [list(_component(each, sbatch_options)) for each in cluster.node_types]
+    _check_types(cluster, sbatch_options)
+    for index, component in enumerate(components):
+        lines += ["#SBATCH hetjob"] if index else _OF_THE_JOB
+        lines += [f"#SBATCH --{shlex.quote(option)}" for option in component]
+    return "\n".join([*lines, "set -euo pipefail", "", step_script(cluster, options)])
+
+
+def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
+    """The lines of bash that start one task per node inside an allocation, and end with the last of them."""
+    types = cluster.node_types
+    is_heterogeneous = len(types) > 1
+    address = _ADDRESS.format(nodes="$SLURM_JOB_NODELIST_HET_GROUP_0" if is_heterogeneous else "$SLURM_JOB_NODELIST")
+    if options.address:
+        address = f"export RENDEZVOUS_HOST={shlex.quote(options.address)}\n"
+    port = str(options.port) if options.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))"
+    flags = "\n".join(f"    {line}" for line in _flag_lines(options.flags))
+    num_nodes, torchrun = sum(each.count for each in types), shlex.quote(options.torchrun)
+    steps = [
+        [
+            *([f"--het-group={index}"] if is_heterogeneous else []),
+            *(f"--ntasks={each.count}", "--ntasks-per-node=1", "--cpu-bind=none"),
+        ]
+        for index, each in enumerate(types)
+    ]
+    srun = " : \\\n    ".join(
+        f'{" ".join(step)} \\\n        bash -c "$launch" node {each.gpus_per_node} {torchrun} "${{program[@]}}"'
+        for step, each in zip(steps, types, strict=True)
+    )
+    variables = "".join(
+        f"export {name}={shlex.quote(value)}\n"
+        for name, _, value in (each.partition("=") for each in options.environment)
+    )
+    binding = "" if options.numa_binding is None else f" --numa-binding {options.numa_binding}"
+    return (
+        f"{address}export RENDEZVOUS_PORT={port}\n{variables}\n"
+        f"program=(\n    {shlex.quote(options.program)}\n{flags}\n)\n\n"
+        "# Task n of the step is node n of the plan. It is told how many devices it has, torchrun, and the program.\n"
+        "launch='\n"
+        '    devices="$1" torchrun="$2"\n'
+        "    shift 2\n"
+        f'    exec "$torchrun" --nnodes {num_nodes} --node-rank "$SLURM_PROCID" \\\n'
+        f'        --nproc-per-node "$devices"{binding} \\\n'
+        '        --master-addr "$RENDEZVOUS_HOST" --master-port "$RENDEZVOUS_PORT" "$@"\n'
+        "'\n\n"
+        f"srun --kill-on-bad-exit=1 \\\n    {srun}\n"
+    )
+
+
+def _flag_lines(flags: Sequence[str]) -> list[str]:
+    return shell_text(flags, indent="").replace(" \\\n", "\n").splitlines()
+
+
+def _component(node_type: NodeType, sbatch_options: Sequence[str]) -> Iterator[str]:
+    """What one node type asks for."""
+    own = [rest for name, rest in map(_typed, sbatch_options) if name in ("", node_type.name)]
+    given = {option.partition("=")[0] for option in own}
+    yield f"nodes={node_type.count}"
+    yield "ntasks-per-node=1"
+    if node_type.device != "cpu" and not given & {"gpus-per-node", "gres", "gpus"}:
+        yield f"gpus-per-node={node_type.gpus_per_node}"
+    yield "exclusive"
+    yield from own
+
+
+def _typed(option: str) -> tuple[str, str]:
+    """A node type, empty for all, and the option. The value of that may have a colon as well."""
+    name, colon, value = option.partition("=")
+    node_type, _, name = name.rpartition(":")
+    return node_type, name + colon + value
+
+
+def _check_types(cluster: ClusterSpec, sbatch_options: Sequence[str]) -> None:
+    known = [each.name for each in cluster.node_types]
+    for option in sbatch_options:
+        name, rest = _typed(option)
+        if name and name not in known:
+            hint = near_match(name, known) or f" (known: {', '.join(known)})"
+            raise ConfigError(f"--sbatch-option {option}: unknown node type {name!r}{hint}")
+        if (follows := rest.partition("=")[0]) in _OF_THE_PLAN:
+            raise ConfigError(f"--sbatch-option {option}: {follows} follows from the plan; leave it out")
+        if not _OPTION.fullmatch(rest):
+            raise ConfigError(
+                f"--sbatch-option {option}: must be a long option of sbatch without its dashes, such as "
+                "TYPE:partition=NAME"
+            )
+
+
+def _number(environment: Mapping[str, str], name: str, default: str) -> int:
+    text = environment.get(name, default)
+    if not text.isdecimal():
+        raise ConfigError(f"environment: {name} is {text!r}, must be a whole number; is this an allocation of Slurm?")
+    return int(text)
+
+
+def _counted(num_nodes: Sequence[int]) -> str:
+    if len(num_nodes) == 1:
+        return f"{num_nodes[0]} node{'s' * (num_nodes[0] != 1)} in one component"
+    return f"{' + '.join(map(str, num_nodes))} nodes in {len(num_nodes)} components"

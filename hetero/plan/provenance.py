@@ -1,0 +1,44 @@
+"""Says where a plan comes from: the command that made it, the cluster it is for, and what was predicted for it there.
+
+Nothing that trains reads it. ``hetero launch`` takes the cluster from it and ``hetero show`` tells it; whoever edits a
+plan by hand takes it out, as the prediction is of the plan as it was made.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from hetero.serialization import STRICT
+from hetero.spec.cluster import ClusterSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanPrediction:
+    """What a step of a plan was predicted to take.
+
+    step_s: seconds of a step; nine of ten such steps take ``step_low_s`` to ``step_high_s``.
+    bubble_share: of the devices' time in a step, the part in which they compute nothing.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    step_s: float
+    step_low_s: float
+    step_high_s: float
+    bubble_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanProvenance:
+    """Where a plan comes from.
+
+    command: the line that made it, as it was typed.
+    cluster: the one that the plan was made for, with the figures that it had then.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    command: str
+    cluster: ClusterSpec
+    prediction: PlanPrediction

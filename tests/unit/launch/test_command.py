@@ -1,0 +1,271 @@
+"""``hetero launch``: what it prints, what it refuses before anything starts, and runs over a stand-in for ssh."""
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero.cli import main
+from hetero.serialization import save
+from hetero.spec.cluster import ClusterSpec
+from tests.unit.launch.plans import CLUSTER, OWN_FLAGS, UNEVEN, made_for, written
+
+SSH = """#!/bin/sh
+# Runs here what it is asked to run there; arguments: options, host, text.
+for text; do host="$previous"; previous="$text"; done
+[ "$host" != gone ] || { echo "ssh: connect to host gone: No route to host" >&2; exit 255; }
+eval "$text"
+"""
+
+TORCHRUN = """#!/bin/sh
+# Says what it was told. The second node fails, unless all wait; the first waits until it is told to end.
+echo "torchrun $*"
+[ -z "$SUCCEEDS" ] || exit 0
+if [ "$4" = 0 ] || [ -n "$WAITS" ]; then
+    trap 'echo ended; exit 1' TERM
+    touch "$BEGUN"
+    echo waits
+    while :; do sleep 0.05; done
+fi
+while [ ! -e "$BEGUN" ]; do sleep 0.05; done
+echo "RuntimeError: no memory left"
+exit 3
+"""
+
+
+def lines_of(said: str) -> list[list[str]]:
+    """The words of every torchrun line."""
+    return [shlex.split(line) for line in said.replace("\\\n", " ").splitlines() if "torchrun --" in line]
+
+
+def launched(*words: str, flags: list[str] | None = None) -> int:
+    return main(["launch", *words, "--torchrun", "torchrun", "--", *(OWN_FLAGS if flags is None else flags)])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, flags: list[str] | None = None) -> str:
+    """The one message, before which nothing was said."""
+    assert launched(*words, flags=flags) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("hetero: ")
+    return said.err
+
+
+def test_lines_and_table_say_who_runs_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = written(tmp_path)
+    assert launched(plan, "--hosts", "fast=a", "slow=b") == 0
+    said = capsys.readouterr().out
+    first, second = lines_of(said)
+    assert first[:9] == shlex.split("torchrun --nnodes 2 --node-rank 0 --master-addr a --master-port 29500")
+    assert second[4] == "1"
+    assert [words[words.index("--nproc-per-node") + 1] for words in (first, second)] == ["2", "1"]
+    assert first[first.index("pretrain_gpt.py") + 1 :][:4] == ["--hetero-plan", plan, "--num-layers", "6"]
+    assert first[-len(OWN_FLAGS) :] == OWN_FLAGS
+    assert re.search(r"0-1 +│ a +│ +0 │ cpu 0-1 +│ +0 │ 0, tp 2 +│ emb \+ 0-3", said)
+    assert re.search(r"2 +│ b +│ +1 │ cpu 0 +│ +0 │ 1 +│ 4-5 \+ head", said)
+
+
+def test_what_is_not_complete_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", written(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "# The names of hosts are made up" in said
+    assert "a plan does not imply --lr, --tokenizer-type, --train-iters, --data-path" in said
+
+
+def test_a_flag_that_says_the_same_stands_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launched(written(tmp_path), flags=[*OWN_FLAGS, "--norm-epsilon=1.0e-5", "--swiglu"]) == 0
+    words = lines_of(capsys.readouterr().out)[0]
+    assert [word for word in words if "norm-epsilon" in word] == ["--norm-epsilon=1.0e-5"]
+    assert words.count("--swiglu") == 1
+
+
+def test_flags_that_contradict_the_plan_are_named_with_both_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--num-layers", "12", "--bf16", "--micro-batch-size=2", "--hetero-plan", "other.json"]
+    said = refused(capsys, written(tmp_path), flags=[*OWN_FLAGS, *more])
+    assert said == (
+        f"hetero: flags after -- contradict the plan: --hetero-plan other.json (the plan says {tmp_path}/plan.json), "
+        "--num-layers 12 (the plan says 6), --bf16 (the plan does not have it), --micro-batch-size 2 (the plan states "
+        "it for each stage); leave them out, or make a plan for them\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hosts", "a"], "1 host for a plan that needs 2"),
+        (["--hosts", "a,a"], "a is named twice"),
+        (["--hosts", "fast=a", "slwo=b"], "unknown node type 'slwo' (did you mean 'slow'?)"),
+        (["--run"], "--run: the plan needs 2 hosts; name them with --hosts"),
+        (["--sbatch-option", "account=me"], "has no effect without --sbatch"),
+        (["--hosts", "a,b", "--sbatch"], "--hosts beside --sbatch: Slurm chooses the hosts"),
+        (["--hosts", "localhost,b"], "all meet at node 0, which is localhost; to b that is another machine"),
+        (["--logs", "folder"], "--logs has no effect but with --run outside of Slurm"),
+        (["--sbatch", "none/job.sbatch"], "--sbatch none/job.sbatch: there is no folder none"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert said in refused(capsys, written(tmp_path), *words)
+
+
+def test_what_a_plan_cannot_say_has_to_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, written(tmp_path), "--sbatch", flags=["--lr", "1", "--train-samples", "8"])
+    assert "required and missing after --: --tokenizer-type, --data-path" in said
+
+
+def test_a_plan_without_a_cluster_asks_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, written(tmp_path, UNEVEN))
+    assert "it does not say for which cluster it was made; add --cluster CLUSTER.yaml" in said
+    save(CLUSTER, tmp_path / "cluster.json")
+    assert launched(written(tmp_path, UNEVEN), "--cluster", str(tmp_path / "cluster.json")) == 0
+
+
+def test_a_plan_for_other_nodes_is_refused_and_one_for_other_links_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turned = ClusterSpec(node_types=CLUSTER.node_types[::-1], links=CLUSTER.links)
+    save(turned, tmp_path / "cluster.json")
+    said = refused(capsys, written(tmp_path), "--cluster", str(tmp_path / "cluster.json"))
+    assert "was made for 1 x fast (2 cpu), 1 x slow (1 cpu);" in said
+    assert "cluster.json has 1 x slow (1 cpu), 1 x fast (2 cpu); give the cluster" in said
+    save(ClusterSpec(node_types=CLUSTER.node_types), tmp_path / "cluster.json")
+    assert launched(written(tmp_path), "--cluster", str(tmp_path / "cluster.json")) == 0
+    said = capsys.readouterr().err
+    assert "the cluster has other links than when the plan was made" in said
+    assert said.rstrip().endswith("this plans again: hetero plan --cluster c.yaml")
+
+
+SCONTROL = """#!/bin/sh
+# Names the nodes of "a,b", and tells the address of one.
+case "$*" in
+    "show hostnames "*) echo "$3" | tr , '\\n' ;;
+    *) echo "NodeName=$4 NodeAddr=address-of-$4 NodeHostName=$4" ;;
+esac
+"""
+
+SRUN = """#!/bin/sh
+echo "$RENDEZVOUS_HOST:$RENDEZVOUS_PORT $*"
+"""
+
+
+def test_inside_an_allocation_slurms_nodes_are_shown_and_its_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"}
+    allocation |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "big", "SLURM_JOB_NODELIST_HET_GROUP_1": "small"}
+    allocation |= {f"SLURM_JOB_NUM_NODES_HET_GROUP_{i}": "1" for i in range(2)}
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for name, text in (allocation | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).items():
+        monkeypatch.setenv(name, text)
+    plan = written(tmp_path)
+    assert launched(plan) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"0-1 +│ big .*\n.*\n│ 2 +│ small ", said)
+    assert "srun --kill-on-bad-exit=1 \\\n    --het-group=0 --ntasks=1" in said
+    assert launched(plan, "--run") == 0
+    said = capfd.readouterr().out
+    assert said.startswith("address-of-big:15007 --kill-on-bad-exit=1 --het-group=0 --ntasks=1")
+    assert " node 2 torchrun pretrain_gpt.py --hetero-plan " in said
+    assert launched(plan, "--hosts", "a,b") == 0, "hosts that are named count"
+    monkeypatch.setenv("SLURM_HET_SIZE", "1")
+    assert "has 1 node in one component, the plan needs 1 + 1 nodes in 2 components" in refused_here(plan, capfd)
+
+
+def refused_here(plan: str, capfd: pytest.CaptureFixture[str]) -> str:
+    capfd.readouterr()
+    assert launched(plan, "--run") == 2
+    return capfd.readouterr().err
+
+
+class Hosts:
+    """A folder with the program, and ``ssh`` and ``torchrun`` that stand in for the real ones."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, text in (("ssh", SSH), ("torchrun", TORCHRUN)):
+            (folder / name).write_text(text)
+            (folder / name).chmod((folder / name).stat().st_mode | stat.S_IXUSR)
+        (folder / "pretrain_gpt.py").touch()
+        self.plan = written(folder)
+        self.folder = folder
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("BEGUN", str(folder / "begun"))
+
+    def words(self, *hosts: str) -> list[str]:
+        how = ["--run", "--ssh", f"{self.folder}/ssh -v", "--logs", "logs", "--torchrun", f"{self.folder}/torchrun"]
+        return ["launch", self.plan, "--hosts", *hosts, *how, "--master-addr", "far", "--", *OWN_FLAGS]
+
+    def run(self, *hosts: str) -> int:
+        return main(self.words(*hosts))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    return Hosts(tmp_path, monkeypatch)
+
+
+def test_all_hosts_run_over_ssh_to_their_end(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SUCCEEDS", "yes")
+    assert hosts.run("me@far", "localhost") == 0
+    said = capsys.readouterr().out
+    assert "me@far: torchrun --nnodes 2 --node-rank 0 --master-addr far" in said
+    assert "localhost: torchrun --nnodes 2 --node-rank 1 --master-addr far" in said
+    assert sorted(path.name for path in (hosts.folder / "logs").iterdir()) == ["localhost.log", "me@far.log"]
+
+
+def test_a_host_that_fails_ends_the_others_and_is_told_with_its_log(
+    hosts: Hosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hosts.run("far", "other") == 2
+    said = capsys.readouterr()
+    assert "host other (node 1, slow) has ended with exit code 3, after which the other was told to end" in said.err
+    assert "; the last lines of logs/other.log:\n    torchrun --nnodes 2 --node-rank 1 " in said.err
+    assert said.err.endswith("\n    RuntimeError: no memory left\n")
+    assert (hosts.folder / "logs" / "far.log").read_text().splitlines()[-1] == "ended"
+
+
+def test_a_signal_ends_all_hosts(hosts: Hosts) -> None:
+    command = [sys.executable, "-m", "hetero", *hosts.words("far", "127.0.0.1")]
+    with subprocess.Popen(command, env={**os.environ, "WAITS": "yes"}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said: list[str] = []
+        while len([line for line in said if line.endswith("waits\n")]) < 2:
+            said.append(process.stdout.readline())
+            assert said[-1], said
+        process.terminate()
+        assert process.wait() == 130
+    for name in ("far", "127.0.0.1"):
+        assert (hosts.folder / "logs" / f"{name}.log").read_text().splitlines()[-1] == "ended"
+
+
+def test_hosts_are_asked_first(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hosts.run("far", "gone") == 2
+    said = capsys.readouterr()
+    assert "host gone (node 1, slow)" in said.err
+    assert "No route to host; try 'ssh gone true'" in said.err
+    assert said.out == ""
+    (hosts.folder / "pretrain_gpt.py").unlink()
+    assert hosts.run("far", "localhost") == 2
+    problem = "there is no program pretrain_gpt.py; hosts need what this one has, in the same place"
+    assert capsys.readouterr().err == (
+        f"hetero: host far (node 0, fast): {problem}\nhost localhost (node 1, slow): {problem}\n"
+    )
+
+
+def test_provenance_is_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", written(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "made for: 1 x fast (2 cpu), 1 x slow (1 cpu)\n" in said
+    assert "predicted: 1.25 s per step (1.10 to 1.50), bubble 25.0%\nmade by: hetero plan --cluster c.yaml\n" in said
+    assert made_for() == UNEVEN, "where a plan comes from is no part of what it does"

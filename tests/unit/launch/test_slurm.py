@@ -1,0 +1,90 @@
+"""Batch scripts as text, held against what was written once and read; and what an allocation says of itself."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.launch.slurm import Allocation, allocation_in, batch_script, check_allocation, step_script
+from hetero.launch.torchrun import TorchrunOptions
+from hetero.spec.cluster import ClusterSpec, NodeType
+from tests.unit.launch.plans import CLUSTER
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
+
+GPUS = ClusterSpec(
+    node_types=(
+        NodeType(name="a100", device="A100-40", gpus_per_node=8, count=2),
+        NodeType(name="v100", device="V100-16", gpus_per_node=4),
+    )
+)
+OPTIONS = TorchrunOptions(flags=("--hetero-plan", "plan.json", "--bf16", "--split", "9, 1"), address="", port=0)
+
+
+def script(cluster: ClusterSpec, *sbatch_options: str) -> str:
+    return batch_script(cluster, OPTIONS, sbatch_options=sbatch_options, made_by="hetero launch plan.json --sbatch")
+
+
+def test_one_node_type_is_a_plain_job() -> None:
+    alone = ClusterSpec(node_types=GPUS.node_types[:1])
+    assert script(alone, "partition=all") == (GOLDEN / "one_node_type.sbatch").read_text()
+
+
+def test_several_node_types_are_a_heterogeneous_job() -> None:
+    written = script(GPUS, "account=me", "a100:constraint=a100", "v100:gpus-per-node=v100:4")
+    assert written == (GOLDEN / "two_node_types.sbatch").read_text()
+
+
+def test_processors_are_no_gpus() -> None:
+    assert "--gpus" not in script(CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("a10:partition=a", r"--sbatch-option a10:partition=a: unknown node type 'a10' \(did you mean 'a100'\?\)"),
+        ("v100:--partition=a", r"must be a long option of sbatch without its dashes"),
+        ("v100:nodes=3", r"nodes follows from the plan; leave it out"),
+        ("partition a", r"must be a long option of sbatch without its dashes"),
+    ],
+)
+def test_an_option_that_sbatch_has_not_is_told(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        script(GPUS, option)
+
+
+def test_the_shell_gets_every_word_as_it_was_given() -> None:
+    options = TorchrunOptions(
+        torchrun="/my env/torchrun",
+        program="it's.py",
+        flags=("--split", "9, 1"),
+        address="ib0 host",
+        port=7,
+        environment=("A=b 'c'",),
+    )
+    stand_in = 'srun() { echo "$A" "$RENDEZVOUS_HOST" "$RENDEZVOUS_PORT"; shift 7; printf "<%s>" "$@"; }\n'
+    text = stand_in + step_script(ClusterSpec(node_types=GPUS.node_types[:1]), options)
+    done = subprocess.run(["bash", "-euc", text], capture_output=True, text=True, check=True)
+    assert done.stdout == "b 'c' ib0 host 7\n<node><8></my env/torchrun><it's.py><--split><9, 1>"
+
+
+def test_an_allocation_is_read_and_held_against_the_plan() -> None:
+    assert allocation_in({"PATH": "/bin"}) is None
+    plain = allocation_in({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "gpu[0-2]"})
+    assert plain == Allocation(num_nodes=(3,), node_lists=("gpu[0-2]",))
+    mixed = allocation_in(
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_HET_SIZE": "2",
+            "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2",
+            "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
+        }
+    )
+    assert mixed is not None
+    check_allocation(mixed, GPUS)
+    said = r"has 3 nodes in one component, the plan needs 2 \+ 1 nodes in 2 components \(2 of 'a100', 1 of 'v100'\)"
+    with pytest.raises(ConfigError, match=said):
+        check_allocation(plain, GPUS)
+    with pytest.raises(ConfigError, match="SLURM_HET_SIZE is 'two', must be a whole number"):
+        allocation_in({"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "two"})

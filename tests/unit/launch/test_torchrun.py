@@ -1,0 +1,38 @@
+"""The line of each host, and its text for a shell."""
+
+import shlex
+
+import pytest
+
+from hetero.launch.hosts import assigned_hosts, invented_hosts
+from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.spec.cluster import ClusterSpec
+from tests.unit.launch.plans import CLUSTER
+
+
+def test_every_host_starts_its_own_number_of_processes() -> None:
+    options = TorchrunOptions(flags=("--lr", "1"), address="a", port=1234, environment=("A=b c",), numa_binding="node")
+    first, second = (options.words(host, num_nodes=2) for host in assigned_hosts(CLUSTER, ["a,b"]))
+    meeting = "--master-addr a --master-port 1234"
+    assert shlex.join(first) == (
+        f"env 'A=b c' torchrun --nnodes 2 --node-rank 0 {meeting} --nproc-per-node 2 --numa-binding node "
+        "pretrain_gpt.py --lr 1"
+    )
+    assert shlex.join(second[3:]) == (
+        f"--nnodes 2 --node-rank 1 {meeting} --nproc-per-node 1 --numa-binding node pretrain_gpt.py --lr 1"
+    )
+
+
+def test_a_single_host_finds_a_port_itself() -> None:
+    (host,) = invented_hosts(ClusterSpec(node_types=CLUSTER.node_types[:1]))
+    words = TorchrunOptions(address="", port=29500).words(host, num_nodes=1)
+    assert words == ["torchrun", "--standalone", "--nproc-per-node", "2", "pretrain_gpt.py"]
+
+
+@pytest.mark.parametrize("width", [10, 40, 200])
+def test_a_shell_reads_the_words_that_were_written(width: int) -> None:
+    words = ["torchrun", "--data-path", "0.3", "a b", "0.7", "it's", "--swiglu", "--split", "9, 1", "$HOME"]
+    text = shell_text(words, width=width)
+    assert shlex.split(text.replace("\\\n", " ")) == words
+    assert "--data-path 0.3" in text
+    assert ("\n" in text) == (width < 200)
