@@ -224,6 +224,7 @@ def _planned(args: argparse.Namespace) -> int:
             result=result,
             others=others,
             rivals=rivals,
+            plan_file=args.out,
         )
         for line in written(wanted, report):
             say(line)
@@ -339,6 +340,7 @@ def _simulate(args: argparse.Namespace) -> int:
         memory=memory,
         certainty=certainty,
         executions=executions,
+        plan_file=args.plan,
     )
     for line in written(wanted, report):
         say(line)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import CostModel
@@ -103,6 +104,7 @@ class Report:
     others: the yardsticks; empty if nothing was compared.
     rivals: how the plan stands against those of them that have a plan.
     executions: plans that ran under emulation, this one first; empty if none did.
+    plan_file: where the plan lies, ``None`` if it was not written.
     """
 
     model_name: str
@@ -116,6 +118,7 @@ class Report:
     others: tuple[Yardstick, ...] = ()
     rivals: tuple[Rival, ...] = ()
     executions: tuple[Execution, ...] = ()
+    plan_file: Path | None = None
 
     @property
     def plan(self) -> Plan:

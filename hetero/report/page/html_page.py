@@ -19,6 +19,7 @@ from hetero.report.figures.canvas import inline_svg
 from hetero.report.figures.catalogue import DRAWINGS
 from hetero.report.figures.colours import BACKWARD, COLOURS, UPDATE, WAIT, hue_of, shade
 from hetero.report.figures.timeline import is_cut
+from hetero.report.launch_lines import launch_lines
 from hetero.report.page.template import rendered
 from hetero.report.plan_wording import (
     depth_of,
@@ -84,6 +85,7 @@ def html_page(report: Report) -> str:
         measurements=[narrows(each, report.certainty.step) for each in report.certainty.measurements],
         range=range_of(report.certainty.step),
         has_uncertain=any(not rival.is_certain for rival in report.rivals),
+        launch=launch_lines(report.plan, report.cluster, report.plan_file),
         origin=_origin(report),
         plan_format=report.plan.format_version,
     )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_the_page_is_well_formed_and_has_a_row_per_stage(make: Callable[[], Repo
     reader = read(html_page(report))
     assert len(cells(reader, "plan")) == len(report.rows)
     assert list(reader.sections) == [
-        "cluster", "timeline", "memory", *(["comparison"] if report.others else []), "plan", "basis",
+        "cluster", "timeline", "memory", *(["comparison"] if report.others else []), "plan", "launch", "basis",
     ]  # fmt: skip
 
 
@@ -111,6 +112,15 @@ def test_the_plan_is_told_stage_by_stage() -> None:
     times = report.simulation.stages[0, 0]
     assert first[13] == f"{times.busy_s / report.simulation.step_s:.0%}"
     assert "Idle GPUs: 6-7." in read(html_page(report)).sections["plan"]
+
+
+def test_the_lines_that_start_the_plan_are_those_of_its_file_and_its_nodes() -> None:
+    report = dataclasses.replace(mixed_report(), plan_file=Path("my plan.json"))
+    said = "\n".join(read(html_page(report)).sections["launch"])
+    nodes = [f"{each.name}-{i}" for each in report.cluster.node_types for i in range(each.count)]
+    assert "hetero launch 'my plan.json' --hosts " in said
+    assert all(f"{name} (node {node}, " in said for node, name in enumerate(nodes))
+    assert said.count("torchrun --nnodes") == said.count("--hetero-plan 'my plan.json'") == len(nodes)
 
 
 def test_stages_in_turns_are_one_row_and_the_order_is_told() -> None:

@@ -1,0 +1,55 @@
+"""The lines that start a report's plan, with made-up names where nobody has said which hosts they are."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.launch.hosts import invented_hosts
+from hetero.launch.planned_flags import LEFT_TO_THE_USER, launch_flags, planned_flags
+from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.plan.ir import Plan
+from hetero.spec.cluster import ClusterSpec
+
+MOST_HOSTS = 64
+"""Hosts whose lines are shown."""
+
+UNWRITTEN_PLAN = Path("plan.json")
+"""What the lines call a plan that no file has."""
+
+PORT = 29_500
+"""torchrun's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchLines:
+    """How a plan is started.
+
+    command: the line that starts all hosts.
+    hosts: a title and torchrun's line for each of the first hosts.
+    num_left_out: hosts behind those.
+    """
+
+    command: str
+    hosts: tuple[tuple[str, str], ...]
+    num_left_out: int
+
+
+def launch_lines(plan: Plan, cluster: ClusterSpec, file: Path | None) -> LaunchLines:
+    """The lines for ``plan`` in ``file``, ``None`` if it was not written; they end where the user's own flags begin."""
+    path = UNWRITTEN_PLAN if file is None else file
+    hosts = invented_hosts(cluster)
+    flags = launch_flags(planned_flags(plan, path), ())
+    options = TorchrunOptions(flags=flags, address=hosts[0].address, port=PORT)
+    names = [
+        f"{each.name}={','.join(host.name for host in hosts if host.node_type == each)}" for each in cluster.node_types
+    ]
+    own = " ".join(f"{name} ..." for name in LEFT_TO_THE_USER)
+    asked = ["--hosts", *names] if len(hosts) > 1 else []
+    return LaunchLines(
+        command=f"{shlex.join(['hetero', 'launch', str(path), *asked, '--run'])} -- {own}",
+        hosts=tuple(
+            (host.title, shell_text(options.words(host, num_nodes=len(hosts))) + " \\\n    " + own)
+            for host in hosts[:MOST_HOSTS]
+        ),
+        num_left_out=max(0, len(hosts) - MOST_HOSTS),
+    )
