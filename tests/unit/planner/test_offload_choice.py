@@ -3,6 +3,7 @@
 import inspect
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,11 +92,15 @@ def test_what_is_left_out_of_the_search_for_a_better_choice_is_none() -> None:
             assert not any_below(question, shortest)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_no_choice_is_better_for_200_stages_of_up_to_eight_blocks(seed: int) -> None:
-    draw = random.Random(100 + seed)
-    for _ in range(25):
+def rotating(count: int, row: str) -> list[Any]:
+    """Numbers of parts, of which a run takes one."""
+    return [pytest.param(part, marks=(pytest.mark.slow, pytest.mark.rotates(row))) for part in range(count)]
+
+
+@pytest.mark.parametrize("part", rotating(20, "large stages"))
+def test_no_choice_is_better_for_200_stages_of_up_to_eight_blocks(part: int) -> None:
+    draw = random.Random(100 + part)
+    for _ in range(10):
         question = random_question(draw, [draw.randint(1, 8)])
         shortest = check_answer(question, asked(question))
         assert not any_below(question, 10**12 if shortest is None else shortest)
@@ -110,11 +115,11 @@ def test_stages_of_one_host_are_chosen_together(most_blocks: tuple[int, ...]) ->
         assert check_answer(question, asked(question)) == least_step_of_host(question)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("most_blocks", [(3, 3), (2, 2, 2)], ids=["two stages", "three stages"])
-def test_many_stages_of_one_host_are_chosen_together(most_blocks: tuple[int, ...]) -> None:
-    draw = random.Random(3)
-    for _ in range(60):
+@pytest.mark.parametrize("part", rotating(6, "many hosts"))
+def test_many_stages_of_one_host_are_chosen_together(part: int, most_blocks: tuple[int, ...]) -> None:
+    draw = random.Random(200 + part)
+    for _ in range(10):
         question = random_question(draw, [draw.randint(1, most) for most in most_blocks])
         assert check_answer(question, asked(question)) == least_step_of_host(question)
 
