@@ -359,6 +359,9 @@ class _Run:
             if self.metrics is not None:
                 self.metrics.record(step, result, lr=lr)
             last = result.stop or self.stop.is_last(step)
+            if last:
+                # What all ranks do behind the last step may be in a communicator in which weights are still gathered.
+                self.session.trainer.finish_gather()
             self.elastic.after_step(step, result, is_end=self.stop.is_last(step))
             with self._outside_steps():
                 self.detector.doing = f"saving step {step}"

@@ -34,14 +34,14 @@ def two_stages(precision: Precision = "fp32") -> Plan:
     return plan(MODEL, [replica(*stages)], idle_ranks=(IDLE,), precision=precision)
 
 
-class CountedUpdates:
-    """A schedule that counts."""
+class CountedSamples:
+    """A schedule that counts what it is told, as Megatron-LM's do: samples."""
 
     def __init__(self) -> None:
-        self.num_updates = 0
+        self.num_samples = 0
 
     def step(self, increment: int) -> None:
-        self.num_updates += increment
+        self.num_samples += increment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Ended:
     """What a rank saw of a few steps, the second of which was spoilt."""
 
     skipped: list[bool]
-    num_updates: int
+    num_samples: int
     error: str
 
 
@@ -57,7 +57,7 @@ def spoil_the_second_step(rank: int, plan: Plan, what: str, check: bool, scale: 
     """The last stage's loss is no number, or rank 1's gradient is infinite."""
     context = create_groups(plan, device=CPU)
     trainer = Trainer(context, options=StageOptions(), adam=ADAM, seed=7, data_parallel=SMALL_BUCKETS, loss_scale=scale)
-    schedule, skipped = CountedUpdates(), []
+    schedule, skipped = CountedSamples(), []
     session = TrainingSession(context, trainer, data=data_of(context), schedule=schedule, check_for_nan=check)
     try:
         for step in range(3):
@@ -73,8 +73,8 @@ def spoil_the_second_step(rank: int, plan: Plan, what: str, check: bool, scale: 
             if hook is not None:
                 hook.remove()
     except NotFiniteError as error:
-        return Ended(skipped, schedule.num_updates, str(error))
-    return Ended(skipped, schedule.num_updates, "")
+        return Ended(skipped, schedule.num_samples, str(error))
+    return Ended(skipped, schedule.num_samples, "")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_is_no_number_ends_training_on_all_ranks(what: str, named: str) -> 
     made = two_stages()
     ended = run_ranks(spoil_the_second_step, made.world_size, made, what, True, None)
     assert [each.skipped for each in ended] == [[False]] * made.world_size
-    assert [each.num_updates for each in ended] == [1] * made.world_size
+    assert [each.num_samples for each in ended] == [made.global_batch_size] * made.world_size
     (said,) = {each.error for each in ended}
     assert said.startswith(f"step 2: {named}, and training stopped before it could be saved; ")
     assert said.endswith("or skip such steps with --no-check-for-nan-in-loss-and-grad")
@@ -106,7 +106,7 @@ def test_a_step_that_is_skipped_moves_no_schedule(
 ) -> None:
     made = two_stages(precision)
     ended = run_ranks(spoil_the_second_step, made.world_size, made, "gradient", check, scale)
-    assert ended == [Ended([False, True, False], 2, "")] * made.world_size
+    assert ended == [Ended([False, True, False], 2 * made.global_batch_size, "")] * made.world_size
 
 
 def test_a_constant_scale_does_not_adapt() -> None:
