@@ -38,8 +38,18 @@ class TransferDirection:
     kind: ActionKind
 
 
+@dataclass(slots=True)
+class HostSpan:
+    """Something that a host does: when it is over, in emulated seconds; 0 where nobody counts."""
+
+    end_s: float = 0.0
+
+
 class Timing:
-    """Lets everything happen at once, in the real time of this device."""
+    """Lets everything happen at once, in the real time of this device.
+
+    What hosts do, threads of a rank wait for, each by its own seconds; the rank's own move when it waits for them.
+    """
 
     def compute(self, action: Action) -> AbstractContextManager[None]:
         """Surrounds a compute whose input is there, or the update."""
@@ -52,11 +62,42 @@ class Timing:
         return start()
 
     def collective(
-        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+        self,
+        queued: QueuedAction,
+        operation: Collective,
+        bucket: Bucket,
+        start: Start,
+        *,
+        ready_s: float | None = None,
     ) -> Sequence[Waitable]:
         """Start the collective ``queued`` of the program among the holders of ``bucket``, all phases of it where
-        ``bucket.domains`` has some."""
+        ``bucket.domains`` has some.
+
+        Args:
+            ready_s: when a thread beside the rank has come to it; ``None`` for the rank's own time.
+        """
         return start()
+
+    def now_s(self) -> float:
+        """The rank's own time."""
+        return 0.0
+
+    def reached_s(self, queued: QueuedAction) -> float:
+        """When the device has come to what ``queued`` starts behind."""
+        return 0.0
+
+    def wait_beside(self, works: Sequence[Waitable]) -> float:
+        """Wait for communication in a thread beside the rank; when it was over."""
+        for work in works:
+            work.wait()
+        return 0.0
+
+    def host(self, kind: ActionKind, bucket: Bucket, *, after_s: float) -> AbstractContextManager[HostSpan]:
+        """Surrounds what the host of this rank does to its part of ``bucket``, not before ``after_s``."""
+        return nullcontext(HostSpan())
+
+    def host_came(self, queued: QueuedAction, at_s: float) -> None:
+        """Take note that weights, which ``queued`` brings from the host, came at ``at_s``, and the rank waited."""
 
     def meet(self) -> None:
         """Take note that all ranks of the world have just agreed on a step."""

@@ -89,9 +89,20 @@ class ComputeSeconds(Timing):
         self._computed.append((begin, self._clock.mark()))
 
     def collective(
-        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+        self,
+        queued: QueuedAction,
+        operation: Collective,
+        bucket: Bucket,
+        start: Start,
+        *,
+        ready_s: float | None = None,
     ) -> Sequence[Waitable]:
         return [_WaitedFor(self, work) for work in start()]
+
+    def wait_beside(self, works: Sequence[Waitable]) -> float:
+        for work in works:
+            (work.work if isinstance(work, _WaitedFor) else work).wait()
+        return 0.0
 
     @contextmanager
     def outside_steps(self) -> Iterator[None]:

@@ -148,7 +148,7 @@ class GradientSync:
             works = self._timing.collective(queued, local.collectives.summing, local.bucket, start)
             self._pending += works
         if self._host is not None:
-            self._host.summed(local, works)
+            self._host.summed(local, works, ready_s=self._timing.reached_s(queued))
 
     def _may_launch(self, queued: QueuedAction, all_arrived: bool) -> bool:
         return all(

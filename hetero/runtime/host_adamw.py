@@ -171,6 +171,10 @@ class HostAdamW:
         """Of the state, both of them where there are two."""
         return sum(tensor.nbytes for state in (self._state, self._other) if state is not None for tensor in state)
 
+    def has_previewed(self, update: HostUpdate) -> bool:
+        """Whether a commit of ``update`` has nothing to compute."""
+        return self._previewed == update
+
     def preview(self, gradients: torch.Tensor, update: HostUpdate, *, weights: torch.Tensor) -> None:
         """Write into ``weights`` what ``update`` would make of them, and leave the state as it is.
 

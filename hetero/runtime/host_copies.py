@@ -4,14 +4,13 @@ Where the device is the processor itself, gradients are copied as well, as the n
 written where they are read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from hetero.distributed.timing import Waitable
 from hetero.errors import ConfigError
 
 
@@ -31,8 +30,8 @@ class HostCopies(Protocol):
         """Where weights of the host are written before they are copied to ``weights``: these themselves where the
         host can."""
 
-    def after(self, works: Sequence[Waitable]) -> Callable[[], None]:
-        """To be called where a copy is made that is to see what the caller has done so far, and what ``works`` do."""
+    def behind(self) -> Callable[[], None]:
+        """To be called where a copy is made that is to see what the caller has done so far."""
 
     def outwards(self) -> AbstractContextManager[object]:
         """Surrounds copies to the host, which are over behind it."""
@@ -69,12 +68,8 @@ class _ProcessorCopies:
     def for_copies(self, weights: torch.Tensor) -> torch.Tensor:
         return weights
 
-    def after(self, works: Sequence[Waitable]) -> Callable[[], None]:
-        def wait() -> None:
-            for work in works:
-                work.wait()
-
-        return wait
+    def behind(self) -> Callable[[], None]:
+        return _at_once
 
     def outwards(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -103,15 +98,9 @@ class _CudaCopies:
     def for_copies(self, weights: torch.Tensor) -> torch.Tensor:
         return _pinned(weights.numel(), weights.dtype)
 
-    def after(self, works: Sequence[Waitable]) -> Callable[[], None]:
+    def behind(self) -> Callable[[], None]:
         so_far = torch.cuda.current_stream(self._device).record_event()
-
-        def wait() -> None:
-            torch.cuda.current_stream(self._device).wait_event(so_far)
-            for work in works:
-                work.wait()
-
-        return wait
+        return lambda: torch.cuda.current_stream(self._device).wait_event(so_far)
 
     def outwards(self) -> AbstractContextManager[object]:
         return _Outwards(self._out)
@@ -151,6 +140,10 @@ class _Recorded:
     def wait(self) -> object:
         torch.cuda.current_stream(self.device).wait_event(self.event)
         return None
+
+
+def _at_once() -> None:
+    pass
 
 
 def _pinned(numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hetero.distributed.timing import Waitable
+from hetero.distributed.timing import Timing, Waitable
+from hetero.plan.gradient_groups import Bucket
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_adamw import BoundThreads, HostAdamW, HostUpdate
 from hetero.runtime.host_copies import Arrived, HostCopies, host_copies
+from hetero.schedule.actions import ActionKind
 
 UpdateOf = Mapping[bool, HostUpdate]
 """The update of what decays (true) and of what does not."""
@@ -72,13 +74,34 @@ class HostRange:
         return self.adamw.nbytes + self.gradients.nbytes + beside
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Gradients that are on the host.
+
+    at_s: when.
+    previewed: the preview that they gave rise to, and when its weights are back.
+    """
+
+    at_s: float
+    previewed: "Future[float] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class _Updated:
+    """A bucket whose update has been computed. Its weights are back at ``at_s``, or on their way in a stream."""
+
+    arrived: Arrived
+    at_s: float
+
+
 @dataclass(slots=True, eq=False)
 class _HostBucket:
     """The ranges of one bucket, and how far its step has come."""
 
+    bucket: Bucket
     ranges: list[HostRange]
-    copied: "Future[Future[None] | None] | None" = None
-    updated: "Future[Arrived] | None" = None
+    copied: "Future[_Copied] | None" = None
+    updated: "Future[_Updated] | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,14 +116,17 @@ class _Guess:
 class _CopyOut:
     """A copy of summed gradients to the host.
 
-    summed: comes back when they are there.
+    computed: comes back when the device has computed them; they are summed when ``works`` are over too.
+    ready_s: when that is, if there are no works.
     updated: of the step before.
     """
 
     bucket: _HostBucket
-    summed: Callable[[], None]
+    computed: Callable[[], None]
+    works: Sequence[Waitable]
+    ready_s: float
     guess: _Guess | None
-    updated: "Future[Arrived] | None"
+    updated: "Future[_Updated] | None"
 
 
 class HostOptimizer:
@@ -111,6 +137,7 @@ class HostOptimizer:
     Args:
         ranges: places in their buckets, and whether these decay, in the order of the forward.
         speculates: previews updates.
+        timing: how long copies and updates take.
 
     Attributes:
         counts: how many buckets were previewed, had been previewed rightly, and were updated with the norm known.
@@ -123,10 +150,12 @@ class HostOptimizer:
         speculates: bool,
         device: torch.device,
         cores: Sequence[int],
+        timing: Timing | None = None,
     ) -> None:
         self.counts = {"previewed": 0, "right": 0, "updated": 0}
         self.trusts_guesses = True
         self.speculates = speculates
+        self._timing = timing or Timing()
         self._copies = host_copies(device)
         self._threads = BoundThreads(cores)
         self._copying = ThreadPoolExecutor(1, thread_name_prefix="host-copy-out")
@@ -136,7 +165,7 @@ class HostOptimizer:
         self._buckets: dict[int, _HostBucket] = {}
         for local, place, decays in ranges:
             made = _host_range(local, place, decays, self._threads, self._copies, speculates=speculates)
-            self._buckets.setdefault(local.number, _HostBucket([])).ranges.append(made)
+            self._buckets.setdefault(local.number, _HostBucket(local.bucket, [])).ranges.append(made)
 
     def __contains__(self, bucket: int) -> bool:
         return bucket in self._buckets
@@ -160,11 +189,11 @@ class HostOptimizer:
         self.wait_until_copied()
         self._guess = _Guess(guess) if self.speculates and self.trusts_guesses else None
 
-    def summed(self, local: LocalBucket, works: Sequence[Waitable]) -> None:
+    def summed(self, local: LocalBucket, works: Sequence[Waitable], *, ready_s: float = 0.0) -> None:
         """The gradients of a bucket are there, or are once ``works`` are over: copy out what is updated here."""
         bucket = self._buckets.get(local.number)
         if bucket is not None:
-            begin = _CopyOut(bucket, self._copies.after(works), self._guess, bucket.updated)
+            begin = _CopyOut(bucket, self._copies.behind(), works, ready_s, self._guess, bucket.updated)
             bucket.copied = self._copying.submit(self._copy_out, begin)
 
     def wait_until_copied(self) -> None:
@@ -176,8 +205,9 @@ class HostOptimizer:
     def update(self, updates: UpdateOf) -> None:
         """Start the update of all ranges, in the order of the forward."""
         self._guess_is_over()
+        agreed_s = self._timing.now_s()
         for bucket in self._buckets.values():
-            bucket.updated = self._updating.submit(self._update, bucket, bucket.copied, updates)
+            bucket.updated = self._updating.submit(self._update, bucket, bucket.copied, updates, agreed_s)
 
     def skip(self) -> None:
         """There is no update in this step: put back the weights that were previewed."""
@@ -185,64 +215,82 @@ class HostOptimizer:
         for bucket in self._buckets.values():
             bucket.updated = self._updating.submit(self._skip, bucket)
 
-    def arrival(self, bucket: int) -> Waitable | None:
+    def arrival(self, bucket: int) -> "HostArrival | None":
         """To be waited for before the weights of ``bucket`` that this rank updates are read on the device."""
         found = self._buckets.get(bucket)
-        return _Arrival(found.updated) if found is not None and found.updated is not None else None
+        return HostArrival(found.updated) if found is not None and found.updated is not None else None
 
     def finish(self) -> None:
         """Wait for everything that was started; what a thread raised is raised here."""
         self.wait_until_copied()
         for bucket in self._buckets.values():
             if bucket.updated is not None:
-                bucket.updated.result().wait()
+                bucket.updated.result().arrived.wait()
 
     @torch.no_grad()
-    def _copy_out(self, begin: "_CopyOut") -> "Future[None] | None":
-        """Returns the preview that it has asked for."""
+    def _copy_out(self, begin: _CopyOut) -> _Copied:
         if begin.updated is not None:
             # The last update reads what is overwritten here.
             begin.updated.result()
         with self._copies.outwards():
-            begin.summed()
-            for each in begin.bucket.ranges:
-                self._copies.copy(each.gradients, each.local.gradients[each.place])
-        return self._updating.submit(self._preview, begin.bucket, begin.guess) if begin.guess is not None else None
+            begin.computed()
+            there_s = max(begin.ready_s, self._timing.wait_beside(begin.works))
+            with self._timing.host(ActionKind.OUT_G, begin.bucket.bucket, after_s=there_s) as span:
+                for each in begin.bucket.ranges:
+                    self._copies.copy(each.gradients, each.local.gradients[each.place])
+        previewed = None
+        if begin.guess is not None:
+            previewed = self._updating.submit(self._preview, begin.bucket, begin.guess, span.end_s)
+        return _Copied(span.end_s, previewed)
 
     @torch.no_grad()
-    def _preview(self, bucket: _HostBucket, guess: _Guess) -> None:
+    def _preview(self, bucket: _HostBucket, guess: _Guess, copied_s: float) -> float:
+        """Returns when the weights are back."""
         if guess.is_over:
-            return
+            return 0.0
         self._may_change()
         self.counts["previewed"] += 1
+        with self._timing.host(ActionKind.PREVIEW, bucket.bucket, after_s=copied_s) as span:
+            for each in bucket.ranges:
+                each.adamw.preview(each.gradients, guess.updates[each.decays], weights=each.leaving)
+        return self._bring_back(bucket.bucket, bucket.ranges, after_s=span.end_s).at_s
+
+    @torch.no_grad()
+    def _update(
+        self, bucket: _HostBucket, copying: "Future[_Copied] | None", updates: UpdateOf, agreed_s: float
+    ) -> _Updated:
+        copied = copying.result() if copying is not None else _Copied(agreed_s, None)
+        # A preview that comes behind this finds that it is too late.
+        has_previewed = copied.previewed is not None and copied.previewed.done()
+        back_s = copied.previewed.result() if copied.previewed is not None and has_previewed else 0.0
+        wrong = [each for each in bucket.ranges if not each.adamw.has_previewed(updates[each.decays])]
         for each in bucket.ranges:
-            each.adamw.preview(each.gradients, guess.updates[each.decays], weights=each.leaving)
-        self._bring_back(bucket.ranges)
-
-    @torch.no_grad()
-    def _update(self, bucket: _HostBucket, copied: "Future[Future[None] | None] | None", updates: UpdateOf) -> Arrived:
-        previewed = copied.result() if copied is not None else None
-        if previewed is not None and previewed.done():
-            # One that comes behind this finds that it is too late.
-            previewed.result()
-        wrong = [
-            each
-            for each in bucket.ranges
-            if not each.adamw.commit(each.gradients, updates[each.decays], weights=each.leaving)
-        ]
+            if each not in wrong:
+                each.adamw.commit(each.gradients, updates[each.decays], weights=each.leaving)
         self.counts["updated" if wrong else "right"] += 1
-        return self._bring_back(wrong)
+        if not wrong:
+            return _Updated(self._copies.arrived(), max(back_s, agreed_s))
+        with self._timing.host(ActionKind.HOST_UPDATE, bucket.bucket, after_s=max(agreed_s, copied.at_s)) as span:
+            for each in wrong:
+                each.adamw.commit(each.gradients, updates[each.decays], weights=each.leaving)
+        return self._bring_back(bucket.bucket, wrong, after_s=span.end_s)
 
     @torch.no_grad()
-    def _skip(self, bucket: _HostBucket) -> Arrived:
-        return self._bring_back([each for each in bucket.ranges if each.adamw.skip(weights=each.leaving)])
-
-    def _bring_back(self, ranges: Sequence[HostRange]) -> Arrived:
+    def _skip(self, bucket: _HostBucket) -> _Updated:
+        changed = [each for each in bucket.ranges if each.adamw.skip(weights=each.leaving)]
         with self._copies.inwards():
-            for each in ranges:
-                if each.leaving.data_ptr() != each.weights.data_ptr():
-                    self._copies.copy(each.weights, each.leaving)
-        return self._copies.arrived()
+            self._copy_in(changed)
+        return _Updated(self._copies.arrived(), 0.0)
+
+    def _bring_back(self, bucket: Bucket, ranges: Sequence[HostRange], *, after_s: float) -> _Updated:
+        with self._copies.inwards(), self._timing.host(ActionKind.IN_P, bucket, after_s=after_s) as span:
+            self._copy_in(ranges)
+        return _Updated(self._copies.arrived(), span.end_s)
+
+    def _copy_in(self, ranges: Sequence[HostRange]) -> None:
+        for each in ranges:
+            if each.leaving.data_ptr() != each.weights.data_ptr():
+                self._copies.copy(each.weights, each.leaving)
 
     def _guess_is_over(self) -> None:
         if self._guess is not None:
@@ -251,14 +299,16 @@ class HostOptimizer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
+class HostArrival:
     """Weights on their way back; waiting raises what the update raised."""
 
-    updated: "Future[Arrived]"
+    updated: "Future[_Updated]"
 
-    def wait(self) -> object:
-        self.updated.result().wait()
-        return None
+    def wait(self) -> float:
+        """Returns when they are back."""
+        updated = self.updated.result()
+        updated.arrived.wait()
+        return updated.at_s
 
     def is_completed(self) -> bool:
         return self.updated.done()

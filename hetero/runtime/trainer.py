@@ -283,6 +283,7 @@ def _host_optimizer(
         speculates=any(work.stage.offload.speculate for work in context.stages),
         device=context.device,
         cores=cores or update_cores(local_rank=0, ranks=1),
+        timing=context.timing,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from hetero.distributed.timing import Timing, Waitable
 from hetero.runtime.buckets import LocalBucket
-from hetero.runtime.host_optimizer import HostOptimizer
+from hetero.runtime.host_optimizer import HostArrival, HostOptimizer
 from hetero.schedule.program import Program, QueuedAction
 
 
@@ -47,7 +47,7 @@ class WeightGather:
         self._host = host
         self._timing = timing or Timing()
         self._queue = [(queued, by_number[queued.action.number]) for queued in gathers]
-        self._copied = [by_number[queued.action.number] for queued in copies]
+        self._copied = [(queued, by_number[queued.action.number]) for queued in copies]
         awaited = {queued.action.number: queued for queued in (*gathers, *copies)}
         self._waited_for_at_once = [
             number for number, queued in awaited.items() if any(point.position is None for point in queued.before)
@@ -63,16 +63,18 @@ class WeightGather:
         """
         for local in self._at_hand:
             local.return_weights()
-        for local in self._copied:
-            self._pending[local.number] = local, self._own_part(local)
-        updated = _so_far(self._buckets[0].weights.device) if self._buckets else None
+        for queued, local in self._copied:
+            arrival = self._own_part(local)
+            works = [_FromHost(self._timing, queued, arrival)] if arrival is not None else []
+            self._pending[local.number] = local, works
+        updated = _so_far(self._buckets[0].weights.device, self._timing) if self._buckets else None
         for queued, local in self._queue:
             if self._launcher is None:
-                works = self._gather(queued, local)
+                gathering = self._gather(queued, local)
             else:
                 assert updated is not None
-                works = [_Launched(self._launcher.submit(self._gather_behind, updated, queued, local))]
-            self._pending[local.number] = local, works
+                gathering = [_Launched(self._launcher.submit(self._gather_behind, updated, queued, local))]
+            self._pending[local.number] = local, gathering
         for number in self._waited_for_at_once:
             self._wait(number)
 
@@ -90,20 +92,19 @@ class WeightGather:
         for number in list(self._pending):
             self._wait(number)
 
-    def _own_part(self, local: LocalBucket) -> Sequence[Waitable]:
-        arrival = self._host.arrival(local.number) if self._host is not None else None
-        return [arrival] if arrival is not None else []
+    def _own_part(self, local: LocalBucket) -> HostArrival | None:
+        return self._host.arrival(local.number) if self._host is not None else None
 
-    def _gather(self, queued: QueuedAction, local: LocalBucket) -> Sequence[Waitable]:
+    def _gather(self, queued: QueuedAction, local: LocalBucket, *, ready_s: float | None = None) -> Sequence[Waitable]:
         start = partial(local.collectives.gather, local.weights)
-        return self._timing.collective(queued, "all_gather", local.bucket, start)
+        return self._timing.collective(queued, "all_gather", local.bucket, start, ready_s=ready_s)
 
     def _gather_behind(self, updated: "_Update", queued: QueuedAction, local: LocalBucket) -> Sequence[Waitable]:
         """In the thread: once the own part is there, of the device's update or of the host's."""
         with updated.seen():
-            for arrival in self._own_part(local):
-                arrival.wait()
-            return self._gather(queued, local)
+            arrival = self._own_part(local)
+            came_s = arrival.wait() if arrival is not None else 0.0
+            return self._gather(queued, local, ready_s=max(updated.at_s, came_s))
 
     def _wait(self, number: int) -> None:
         if number in self._pending:
@@ -150,11 +151,28 @@ class _Launched:
 
 
 @dataclass(frozen=True, slots=True)
+class _FromHost:
+    """Weights that nobody else holds, on their way from the host."""
+
+    timing: Timing
+    queued: QueuedAction
+    arrival: HostArrival
+
+    def wait(self) -> object:
+        self.timing.host_came(self.queued, self.arrival.wait())
+        return None
+
+    def is_completed(self) -> bool:
+        return self.arrival.is_completed()
+
+
+@dataclass(frozen=True, slots=True)
 class _Update:
-    """The update of the device, as far as it was started."""
+    """The update of the device, as far as it was started; and when it is over."""
 
     device: torch.device
     event: torch.cuda.Event | None
+    at_s: float
 
     def seen(self) -> "torch.cuda.StreamContext | nullcontext[None]":
         """Surrounds what comes behind it, in a thread; on CUDA in a stream that waits for it."""
@@ -165,6 +183,6 @@ class _Update:
         return torch.cuda.stream(stream)
 
 
-def _so_far(device: torch.device) -> _Update:
+def _so_far(device: torch.device, timing: Timing) -> _Update:
     event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-    return _Update(device, event)
+    return _Update(device, event, timing.now_s())

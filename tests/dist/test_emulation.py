@@ -4,6 +4,7 @@ Times are compared on the ranks' emulated clocks, which a busy machine does not 
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +19,20 @@ from hetero.emulation.ranks.setup import emulate
 from hetero.emulation.records import EmulatedRun, StepRecord
 from hetero.emulation.timeline import executed
 from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.offload import Offload
+from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer
 from hetero.spec.cluster import ClusterSpec
+from hetero.spec.host import HostProfile, UpdateRate
+from hetero.spec.link import Link
+from hetero.spec.parameters import parameters
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import run_alone, run_ranks
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
-from tests.helpers.training import ADAM, data_of, one_process
+from tests.helpers.training import ADAM, SMALL_BUCKETS, data_of, one_process, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.timeout(120)]
 
@@ -35,6 +41,7 @@ BLOCK_S = (0.02, 0.04)
 
 MODEL = gpt2_model()
 NUM_STEPS = 3
+NEVER_CLIPPED = dataclasses.replace(ADAM, clip_grad=1e9)
 VOCABULARY = 60
 BUCKET_NUMEL = 20_000
 
@@ -50,6 +57,7 @@ def emulated_steps(
     costs: CostModel,
     data_parallel: DataParallelOptions,
     options: EmulationOptions,
+    adam: AdamOptions,
 ) -> tuple[tuple[StepRecord, ...], list[float]]:
     """Steps on one rank: what it recorded, and the losses."""
     emulation = emulate(
@@ -64,12 +72,13 @@ def emulated_steps(
     trainer = Trainer(
         context,
         options=StageOptions(init_method_std=0.1),
-        adam=ADAM,
+        adam=adam,
         seed=7,
         data_parallel=dataclasses.replace(data_parallel, bucket_numel=emulation.bucket_numel),
     )
     session = TrainingSession(context, trainer, data=data_of(context))
     losses = [session.step().loss for _ in range(NUM_STEPS)]
+    trainer.finish_gather()
     return tuple(emulation.timing.steps), losses
 
 
@@ -79,6 +88,7 @@ def run(
     *,
     data_parallel: DataParallelOptions | None = None,
     time_scale: float = 0.5,
+    adam: AdamOptions = ADAM,
     **profiled: Any,
 ) -> tuple[EmulatedRun, CostModel]:
     data_parallel = data_parallel or DataParallelOptions(bucket_numel=BUCKET_NUMEL)
@@ -100,6 +110,7 @@ def run(
         costs,
         data_parallel,
         EmulationOptions(time_scale=time_scale, seq_length=16),
+        adam,
         timeout_s=100,
     )
     steps, losses = zip(*answers, strict=True)
@@ -146,6 +157,74 @@ def test_a_step_takes_what_the_simulator_says(name: str) -> None:
 
 
 SHARED = DataParallelOptions(bucket_numel=BUCKET_NUMEL, overlap_param_gather=True)
+
+
+def on_hosts(described: Plan, *offloads: Offload) -> Plan:
+    """With these of the stages of the first replica, and of the only stage of the second."""
+    firsts, rest = offloads[: len(described.replicas[0].stages)], offloads[len(described.replicas[0].stages) :]
+    made = sharded(described).with_replica(0, described.replicas[0].with_each_stage(offload=firsts))
+    return made.with_replica(1, made.replicas[1].with_each_stage(offload=rest)) if rest else made
+
+
+def all_of(plan: Plan) -> int:
+    return sum(parameter.numel for parameter in parameters(plan.model))
+
+
+def host_cases() -> Iterator[Any]:
+    """Twelve plans, whose hosts update all parameters in so many seconds; copies are as slow as a fifth of that."""
+    one = plan(MODEL, [replica(a100_stage(0, 6, 0, depth=1), num_samples=4)])
+    two = PLANS["one stage after the other"]
+    unlike = PLANS["two replicas of unequal depth"]
+    wide = PLANS["microbatches 1 and 2"]
+    end, all_, head = Offload(optimizer_from=3), Offload(optimizer_from=-1), Offload(optimizer_from=6)
+    nothing = Offload()
+    cases = {
+        "one, its end": (one, (end,), 0.3),
+        "one, all": (one, (all_,), 0.3),
+        "one, all, slowly": (one, (all_,), 1.5),
+        "one, the head": (one, (head,), 4.0),
+        "two, the second": (two, (nothing, end), 0.5),
+        "two, both": (two, (all_, Offload(optimizer_from=4.5)), 0.8),
+        "unlike, some": (unlike, (nothing, Offload(optimizer_from=2), end), 0.6),
+        "wide, the first": (wide, (Offload(optimizer_from=1.5), nothing), 0.8),
+    }
+    for name, (described, offloads, seconds) in cases.items():
+        marks = (pytest.mark.slow, pytest.mark.rotates("hosts"))
+        yield pytest.param(on_hosts(described, *offloads), seconds, id=name, marks=marks)
+        if name in ("one, its end", "one, all", "two, both", "unlike, some"):
+            previewed = [dataclasses.replace(o, speculate=o != nothing) for o in offloads]
+            yield pytest.param(
+                on_hosts(described, *previewed),
+                seconds,
+                id=f"{name}, previewed",
+                marks=(pytest.mark.slow, pytest.mark.rotates("previews")),
+            )
+
+
+@pytest.mark.parametrize(("described", "seconds"), list(host_cases()))
+def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> None:
+    """And what they update is right."""
+    numel = all_of(described)
+    copy = Link(bandwidth_gb_per_s=4 * numel / (seconds / 5) / 1e9, latency_us=0.0)
+    updates = (UpdateRate(threads=1, elements_per_s=numel / seconds),)
+    host = HostProfile(source="a test", memory_gib=64, updates=updates, to_device=copy, to_host=copy)
+    cluster = nodes(described.world_size, gb_per_s=0.01, host=host)
+    ran, costs = run(described, cluster, data_parallel=SHARED, time_scale=2.0, adam=NEVER_CLIPPED)
+    # What was previewed in the first step, which is not emulated, was there at once.
+    last = ran.ranks[0][-1]
+    assert last.end_s - last.start_s == pytest.approx(simulate(described, cluster, costs).step_s, rel=0.05)
+    alone = run_alone(
+        train,
+        one_process_plan(_small(described)),
+        NUM_STEPS,
+        SMALL_BUCKETS,
+        None,
+        None,
+        "every step",
+        "cpu",
+        NEVER_CLIPPED,
+    )
+    assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
 
 
 @pytest.mark.slow

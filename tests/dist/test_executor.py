@@ -44,7 +44,13 @@ class Recording(Timing):
         self._runs = False
 
     def collective(
-        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+        self,
+        queued: QueuedAction,
+        operation: Collective,
+        bucket: Bucket,
+        start: Start,
+        *,
+        ready_s: float | None = None,
     ) -> Sequence[Waitable]:
         if operation == "all_gather":
             self.gathers.append((bucket.ranks, bucket.position))

@@ -205,7 +205,13 @@ class Watching(Timing):
         self._before: Sequence[Waitable] = ()
 
     def collective(
-        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+        self,
+        queued: QueuedAction,
+        operation: Collective,
+        bucket: Bucket,
+        start: Start,
+        *,
+        ready_s: float | None = None,
     ) -> Sequence[Waitable]:
         deadline = time.monotonic() + 60
         while not all(work.is_completed() for work in self._before):

@@ -1,14 +1,14 @@
 """A plan as the simulator needs it: device groups with their rows, lanes, seconds and points of collectives."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from hetero.cost.cost_model import CostModel, StageCost
-from hetero.cost.gradient_volume import owned_parameters
+from hetero.cost.gradient_volume import OwnedParameters, owned_parameters
 from hetero.cost.network import Topology, transfer_cost
 from hetero.cost.simulation.engine import LaneStart, Pipeline, Slice
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes, one_lane_each
@@ -101,7 +101,10 @@ class SimulatedPlan:
             cuts = order, numbers, kind, tuple((stages[s].start, stages[s].end) for s in numbers)
             if cuts not in self._points:
                 self._points[cuts] = CollectivePoints(replica, numbers, row, self._options)
-            update_s = max(self._update_s(r, numbers, rank) for rank in first.ranks)
+            update_s = max(
+                update_seconds(self.plan, self.costs, self._owned, stages=[(r, s) for s in numbers], rank=rank)
+                for rank in first.ranks
+            )
             groups.append(
                 DeviceGroup(stages=numbers, row=row, lanes=lanes, update_s=update_s, points=self._points[cuts])
             )
@@ -109,19 +112,6 @@ class SimulatedPlan:
             for i, rank in enumerate(first.ranks):
                 self.lane_of_rank[rank] = keys[lanes[i // first.tp]]
         self.groups.append(groups)
-
-    def _update_s(self, r: int, numbers: Sequence[int], rank: int) -> float:
-        """Seconds of the update of these stages on ``rank``: of all that it holds, or of what it owns of that."""
-        seconds = 0.0
-        for s in numbers:
-            stage, update_s = self.plan.replicas[r].stages[s], self.stage_costs[r, s].update_s
-            if self._owned is not None:
-                held = self.costs.parameters_per_rank(
-                    device=stage.device, first_layer=stage.start, end_layer=stage.end, tp=stage.tp
-                )
-                update_s *= self._owned[rank][s].on_device / held
-            seconds += update_s
-        return seconds
 
     def stage_of(self, lane: LaneKey, point: Point) -> Stage:
         """The stage whose compute ``point`` lies in, of the replica of ``lane``."""
@@ -183,3 +173,29 @@ class SimulatedPlan:
                 for g, group in enumerate(groups)
             ),
         )
+
+
+def update_seconds(
+    plan: Plan,
+    costs: CostModel,
+    owned: Mapping[int, Mapping[int, OwnedParameters]] | None,
+    *,
+    stages: Sequence[StageKey],
+    rank: int,
+) -> float:
+    """Seconds of the update of these stages on the device of ``rank``, of all that it holds or of what it owns there.
+
+    Args:
+        owned: of a plan with a distributed optimizer (:func:`.owned_parameters`).
+    """
+    seconds = 0.0
+    for r, s in stages:
+        stage = plan.replicas[r].stages[s]
+        update_s = costs.of(stage).update_s
+        if owned is not None:
+            held = costs.parameters_per_rank(
+                device=stage.device, first_layer=stage.start, end_layer=stage.end, tp=stage.tp
+            )
+            update_s *= owned[rank][s].on_device / held
+        seconds += update_s
+    return seconds

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost
+from hetero.cost.simulation.host_updates import HostRates, host_rates
 from hetero.distributed.timing import Collective, TransferDirection
 from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
@@ -74,6 +75,7 @@ class LinkModel:
         self._bytes_per_row = plan.seq_length / small.seq_length * plan.model.hidden_size * costs.element_bytes
         self._described = {p.name: p.numel for p in parameters(plan.model)}
         self._buckets = gradient_buckets(small, bucket_numel=bucket_numel)
+        self._host_rates: dict[str, HostRates] = {}
         self.meetings: dict[Hashable, int] = {WORLD: small.world_size}
         self.meetings |= dict.fromkeys(_messages(small), 2)
         for _, _, stage in small.stages():
@@ -119,14 +121,30 @@ class LinkModel:
             seconds=total_s, wires=(*((("rank", rank), total_s) for rank in bucket.ranks), *ports.items())
         )
 
-    def _phases(self, operation: Collective, bucket: Bucket) -> tuple[TransferCost, ...]:
-        """Those of an all-reduce: one, or three where it is hierarchical."""
-        element = self._costs.element_bytes if operation == "all_gather" else self._costs.gradient_bytes
-        numel = sum(
+    def host_s(self, kind: ActionKind, bucket: Bucket, rank: int) -> float:
+        """Seconds of what the host of ``rank`` does to the part of ``bucket`` that the rank owns."""
+        node_type = self._topology.cluster.node_type_of_rank(rank)
+        if node_type.name not in self._host_rates:
+            self._host_rates[node_type.name] = host_rates(node_type)
+        rates, shard = self._host_rates[node_type.name], bucket.shard_of(rank)
+        numel: float = self._numel(bucket) * (shard.stop - shard.start) / bucket.length
+        if kind == ActionKind.OUT_G:
+            return rates.out_s(numel * self._costs.gradient_bytes)
+        if kind == ActionKind.IN_P:
+            return rates.in_s(numel * self._costs.element_bytes)
+        return numel / rates.update
+
+    def _numel(self, bucket: Bucket) -> float:
+        """Elements of the described model's bucket."""
+        return sum(
             self._described[segment.parameter.name] * segment.numel / segment.parameter.numel
             for segment in bucket.segments
         )
-        num_bytes = int(numel * element)
+
+    def _phases(self, operation: Collective, bucket: Bucket) -> tuple[TransferCost, ...]:
+        """Those of an all-reduce: one, or three where it is hierarchical."""
+        element = self._costs.element_bytes if operation == "all_gather" else self._costs.gradient_bytes
+        num_bytes = int(self._numel(bucket) * element)
         return all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, self._topology).phases
 
     def _wires_between(self, key: MessageKey) -> list[Hashable]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
-from hetero.distributed.timing import Collective, Start, Timing, TransferDirection, Waitable
+from hetero.distributed.timing import Collective, HostSpan, Start, Timing, TransferDirection, Waitable
 from hetero.emulation.cluster.device_memory import DeviceMemory
 from hetero.emulation.cluster.emulated_clock import EmulatedClock
 from hetero.emulation.cluster.link_model import (
@@ -86,6 +86,7 @@ class Device:
 
     stages: by index, those that it holds.
     computes: of a step, in order.
+    update_s: of what it updates itself, for all its stages.
     """
 
     stages: Mapping[int, Stage]
@@ -93,11 +94,7 @@ class Device:
     tp_group: tuple[int, ...]
     memory: DeviceMemory
     computes: Sequence[Action]
-
-    @property
-    def update_s(self) -> float:
-        """Seconds of the update of all its weights."""
-        return sum(cost.update_s for cost in self.costs.values())
+    update_s: float
 
     @property
     def busy_s(self) -> float:
@@ -138,6 +135,8 @@ class EmulatedTiming(Timing):
         self._tp_meetings = 0
         self._outside = False
         self._worked_s = 0.0
+        self._hosts_free_s: dict[ActionKind, float] = {}
+        self._gathers_launched_s = 0.0
         self._step = _Step(0.0, 0.0)
         self.steps: list[StepRecord] = []
 
@@ -195,11 +194,21 @@ class EmulatedTiming(Timing):
         return [_Arrivals(self, keys, works)]
 
     def collective(
-        self, queued: QueuedAction, operation: Collective, bucket: Bucket, start: Start
+        self,
+        queued: QueuedAction,
+        operation: Collective,
+        bucket: Bucket,
+        start: Start,
+        *,
+        ready_s: float | None = None,
     ) -> Sequence[Waitable]:
         if self._as_fast_as_it_can:
             return start()
-        ready_s = self._clock.at_s
+        if ready_s is not None:
+            # In a thread that launches one after the other.
+            ready_s = self._gathers_launched_s = max(self._gathers_launched_s, ready_s)
+        else:
+            ready_s = self._clock.at_s
         if queued.action.kind == ActionKind.REDUCE:
             # All ranks launch their sums in one order, and this one's turn came no sooner than the last one's.
             ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, queued.after))
@@ -207,7 +216,35 @@ class EmulatedTiming(Timing):
         key = collective_key(operation, bucket)
         takes = self._link_model.collective(operation, bucket)
         self._timetable.come(key, self._meetings, ready_s=ready_s, takes=takes)
-        return [_Done(self, key, queued, bucket.position, start())]
+        return [_Done(self, key, self._meetings, queued, bucket.position, start())]
+
+    def now_s(self) -> float:
+        return self._clock.at_s
+
+    def reached_s(self, queued: QueuedAction) -> float:
+        return max(map(self._passed_s, queued.after), default=self._clock.at_s)
+
+    def wait_beside(self, works: Sequence[Waitable]) -> float:
+        return max((work.wait_beside() if isinstance(work, _Done) else _waited(work) for work in works), default=0.0)
+
+    @contextlib.contextmanager
+    def host(self, kind: ActionKind, bucket: Bucket, *, after_s: float) -> Iterator[HostSpan]:
+        """Copies out, updates and copies in are a queue each; a thread is as late as its queue, but for the last."""
+        span = HostSpan()
+        if self._as_fast_as_it_can:
+            yield span
+            return
+        queue = ActionKind.HOST_UPDATE if kind == ActionKind.PREVIEW else kind
+        start_s = max(self._hosts_free_s.get(queue, 0.0), after_s)
+        span.end_s = self._hosts_free_s[queue] = start_s + self._link_model.host_s(kind, bucket, self._rank)
+        yield span
+        if kind != ActionKind.IN_P:
+            self._clock.sleep_until(span.end_s)
+
+    def host_came(self, queued: QueuedAction, at_s: float) -> None:
+        if not self._as_fast_as_it_can:
+            self._clock.advance(at_s)
+            self._weights_came(queued, at_s)
 
     def _passed_s(self, point: Point) -> float:
         """When the described device passes a point; the real backward is over in no time."""
@@ -260,11 +297,15 @@ class EmulatedTiming(Timing):
             self._timetable.come(key, self._tp_meetings, ready_s=self._clock.at_s, takes=_NOTHING)
             self._clock.advance(self._timetable.appointment(key, self._tp_meetings).end_s)
 
-    def appointment(self, key: MessageKey | CollectiveKey) -> Appointment:
+    def appointment(self, key: MessageKey | CollectiveKey, *, number: int | None = None) -> Appointment:
         """When something of this step starts and ends; the rank's own time moves to its end."""
-        found = self._timetable.appointment(key, self._meetings)
+        found = self.appointment_beside(key, self._meetings if number is None else number)
         self._clock.advance(found.end_s)
         return found
+
+    def appointment_beside(self, key: MessageKey | CollectiveKey, number: int) -> Appointment:
+        """When something of the step with this number starts and ends, for a thread beside the rank."""
+        return self._timetable.appointment(key, number)
 
     def arrived(self, key: MessageKey) -> None:
         """A message is really here; it counts as received when the described link has brought it."""
@@ -272,21 +313,22 @@ class EmulatedTiming(Timing):
         direction = key.direction
         self._step.arrivals.append(Arrival(direction.boundary, direction.kind, key.number, found.start_s, found.end_s))
 
-    def done(self, key: CollectiveKey, queued: QueuedAction, position: float) -> None:
-        """A collective is really done; it counts as done when the described links have carried it.
-
-        A forward that waited for weights in its middle has the rest of its layers still before it.
-        """
-        found = self.appointment(key)
+    def done(self, key: CollectiveKey, number: int, queued: QueuedAction, position: float) -> None:
+        """A collective is really done; it counts as done when the described links have carried it."""
+        found = self.appointment(key, number=number)
         ran = BucketCollective(queued.action.kind, key.ranks, position, found.start_s, found.end_s)
         self._step.collectives.append(ran)
+        self._weights_came(queued, found.end_s)
+
+    def _weights_came(self, queued: QueuedAction, at_s: float) -> None:
+        """A forward that waited for weights in its middle has the rest of its layers still before it."""
         running = self._running
         if running is None or self._device is None:
             return
         for point in queued.before:
             if point.action == running.action and point.position is not None:
                 stage = self._device.stages[point.action.stage]
-                running.had_to_wait(found.end_s, share=share_of_forward(self._costs, stage, point.position))
+                running.had_to_wait(at_s, share=share_of_forward(self._costs, stage, point.position))
 
     def _finish_warm_up(self) -> None:
         """Compare this machine's work with the emulated one, and start the clock; collective over the world.
@@ -320,18 +362,20 @@ class _Arrivals:
 
 
 class _Done:
-    """A collective under way."""
+    """A collective under way, for the ``number``-th time."""
 
     def __init__(
         self,
         timing: EmulatedTiming,
         key: CollectiveKey,
+        number: int,
         queued: QueuedAction,
         position: float,
         works: Sequence[Waitable],
     ) -> None:
         self._timing = timing
         self._key = key
+        self._number = number
         self._queued = queued
         self._position = position
         self._works = works
@@ -339,10 +383,21 @@ class _Done:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._timing.done(self._key, self._queued, self._position)
+        self._timing.done(self._key, self._number, self._queued, self._position)
+
+    def wait_beside(self) -> float:
+        """In a thread beside the rank; returns when it is over."""
+        for work in self._works:
+            work.wait()
+        return self._timing.appointment_beside(self._key, self._number).end_s
 
     def is_completed(self) -> bool:
         return False
+
+
+def _waited(work: Waitable) -> float:
+    work.wait()
+    return 0.0
 
 
 _NOTHING = Occupation(seconds=0.0)

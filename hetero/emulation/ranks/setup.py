@@ -9,8 +9,12 @@ import torch.distributed as dist
 
 from hetero.cost.capacity import capacity_of_rank
 from hetero.cost.cost_model import CostModel
+from hetero.cost.gradient_volume import owned_parameters
+from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.network import Topology
+from hetero.cost.simulation.host_updates import host_rates
+from hetero.cost.simulation.simulated_plan import update_seconds
 from hetero.cost.stage_memory import memory_of_stage
 from hetero.distributed.rank_consensus import from_rank_0, on_all_ranks
 from hetero.emulation.cluster.device_memory import DeviceMemory
@@ -24,7 +28,6 @@ from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.plan.lowering import step_rows
-from hetero.plan.offload import offloads
 from hetero.plan.rank_description import describe_rank
 from hetero.plan.validate import validate
 from hetero.schedule.actions import COMPUTE
@@ -102,14 +105,13 @@ def _all_gather(own: WarmUp) -> list[WarmUp]:
 
 def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: int, seq_length: int) -> Plan:
     """The small model's plan, after a look at every device's price."""
-    if offloads(stage for _, _, stage in plan.stages()):
-        raise ConfigError(
-            "emulation: the plan leaves the optimizer of some stages to hosts (offload), whose updates and copies are "
-            "not emulated yet; take offload out of its stages"
-        )
     check_plan_on_cluster(plan, cluster)
     for _, _, stage in plan.stages():
         costs.of(stage)
+        if stage.offload.optimizer_from is not None:
+            for rank in stage.ranks:
+                host_rates(cluster.node_type_of_rank(rank))
+    check_host_memory(plan, cluster)
     small = small_plan(plan, vocab_size=vocab_size, seq_length=seq_length)
     validate(small)
     return small
@@ -153,6 +155,13 @@ def _device(plan: Plan, cluster: ClusterSpec, costs: CostModel, rank: int) -> De
             capacity_bytes=capacity_of_rank(rank, cluster),
         ),
         computes=[action for action in row if action.kind in COMPUTE],
+        update_s=update_seconds(
+            plan,
+            costs,
+            owned_parameters(plan) if plan.distributed_optimizer else None,
+            stages=[(first.replica, s) for s in stages],
+            rank=rank,
+        ),
     )
 
 
