@@ -162,7 +162,7 @@ def test_flags_exist(page: Path) -> None:
         ("--fast", True),
         ("--check", True),
         ("--buckets", False),
-        ("--stages", False),
+        ("--segments", False),
         ("--share", False),
         ("--heartbeat-timeout", False),
     ],

@@ -162,18 +162,18 @@ class _LaunchQueue:
 
     def __init__(self, entries: Sequence[tuple[QueuedAction, LocalBucket]]) -> None:
         self._entries = entries
-        self._launched = 0
-        self._missing: list[set[torch.nn.Parameter]] = []
         self._places: dict[torch.nn.Parameter, list[int]] = {}
         for place, (_, local) in enumerate(entries):
             for tensor in local.tensors():
                 self._places.setdefault(tensor, []).append(place)
+        self.begin()
 
     @property
     def is_over(self) -> bool:
         return self._launched == len(self._entries)
 
     def begin(self) -> None:
+        """Nothing of this step has been launched."""
         self._launched = 0
         self._missing = [local.tensors() for _, local in self._entries]
 

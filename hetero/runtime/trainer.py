@@ -223,6 +223,8 @@ class Trainer:
             self._executor.update(partial(self._apply, result))
         else:
             self.optimizer.skip()
+            # What was previewed is not gathered, so that no forward would wait until the old weights are back.
+            self.finish_host_updates()
         return result
 
     def _apply(self, result: StepResult) -> None:

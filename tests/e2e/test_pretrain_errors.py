@@ -199,7 +199,7 @@ CASES = {
         message="elsewhere/plan.json: no such file (looked in {folder}/elsewhere)",
     ),
     "half-a-file": Case(
-        text=lambda text: text[: text.index("4,")],
+        text=lambda text: text[: text.index("5,")],
         message="{plan}: not JSON, line 2 column 21: Expecting value. Is the file complete?",
     ),
     "an-empty-file": Case(

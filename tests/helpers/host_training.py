@@ -97,4 +97,10 @@ def _make_late(host: Any, lateness: random.Random, late_by_s: float) -> None:
         time.sleep(late_by_s * lateness.random())
         run(task, count=count)
 
-    host._copies.copy, host._threads.run = late_copy, late_run
+    skip = host._skip
+
+    def late_skip(bucket: Any) -> Any:
+        time.sleep(late_by_s * lateness.random())
+        return skip(bucket)
+
+    host._copies.copy, host._threads.run, host._skip = late_copy, late_run, late_skip

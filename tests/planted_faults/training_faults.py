@@ -106,8 +106,8 @@ TRAINING_FAULTS = (
         name="weight decay reaches its end with the learning rate",
         kind="wrong divisor",
         file="megatron/training/param_scheduler.py",
-        find="wd_incr_steps=train_iters,",
-        replace="wd_incr_steps=decay_iters,",
+        find="wd_incr_steps=train_samples,",
+        replace="wd_incr_steps=decay_samples,",
         hints=("tests/unit/training/test_optimizer_settings.py",),
     ),
 )
