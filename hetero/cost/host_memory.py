@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hetero.cost.cost_model import CostModel
 from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.memory import memory_costs
-from hetero.cost.stage_memory import optimizer_bytes_per_parameter
+from hetero.cost.offload.blocks import ElementBytes
 from hetero.errors import PlanMemoryError
 from hetero.plan.ir import Plan, StageKey
 from hetero.plan.offload import offloads
@@ -103,17 +103,12 @@ def check_host_memory(plan: Plan, cluster: ClusterSpec) -> None:
 
 
 def _of_parameters(numel: float, plan: Plan, costs: CostModel, *, speculates: bool, device: str) -> HostMemory:
-    state = int(_state_bytes(costs) * numel)
+    element_bytes = ElementBytes.of(costs)
+    state = int(element_bytes.host_state * numel)
     return HostMemory(
         optimizer=state,
         previews=state if speculates else 0,
-        gradients=int(costs.gradient_bytes * numel),
-        weights=int(costs.element_bytes * numel) if plan.device_types.of(device).compute_capability is not None else 0,
+        gradients=int(element_bytes.gradient * numel),
+        weights=int(element_bytes.weight * numel) if plan.device_types.of(device).compute_capability is not None else 0,
         checkpoint=state,
     )
-
-
-def _state_bytes(costs: CostModel) -> int:
-    """A device whose weights are in full precision updates these themselves; a host has them once more."""
-    beside_weights = optimizer_bytes_per_parameter(costs)
-    return beside_weights + (costs.state_bytes if costs.element_bytes == costs.state_bytes else 0)

@@ -17,7 +17,7 @@ After a step that was clipped or skipped nothing is previewed in the next one: i
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -109,7 +109,7 @@ class _Guess:
     """The update that previews of one step try, until the right one is known."""
 
     updates: UpdateOf
-    is_over: bool = field(default=False)
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from hetero.cost.gradient_volume import CountedBucket, buckets_of_one_rank
 from hetero.cost.network import Topology
+from hetero.cost.offload.host_resources import PREVIEW_FACTOR
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.errors import ConfigError
 from hetero.plan.offload import offloads, stages_of_ranks, updates_on_host
@@ -41,6 +42,14 @@ class HostRates:
     copy_out: Link
     copy_in: Link
     sharing: int
+
+    def update_s(self, elements: float) -> float:
+        """Seconds of a direct update."""
+        return elements / self.update
+
+    def preview_s(self, elements: float) -> float:
+        """Seconds of a preview, whose commit takes none."""
+        return PREVIEW_FACTOR * self.update_s(elements)
 
     def out_s(self, num_bytes: float) -> float:
         """Seconds of a copy to the host."""
@@ -155,10 +164,10 @@ class HostUpdates:
             for each in reversed(left):
                 if max(host_s, copied_s[each.bucket]) >= 0.0:
                     break
-                host_s = max(host_s, copied_s[each.bucket]) + each.owned / rates.update
+                host_s = max(host_s, copied_s[each.bucket]) + rates.preview_s(each.owned)
                 done.append((host_s, each))
         for each in left[: len(left) - len(done)]:
-            host_s = max(0.0, host_s, copied_s[each.bucket]) + each.owned / rates.update
+            host_s = max(0.0, host_s, copied_s[each.bucket]) + rates.update_s(each.owned)
             done.append((host_s, each))
         arrived: dict[float, float] = {}
         back_s = float("-inf")

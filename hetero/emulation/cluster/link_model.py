@@ -132,7 +132,7 @@ class LinkModel:
             return rates.out_s(numel * self._costs.gradient_bytes)
         if kind == ActionKind.IN_P:
             return rates.in_s(numel * self._costs.element_bytes)
-        return numel / rates.update
+        return rates.preview_s(numel) if kind == ActionKind.PREVIEW else rates.update_s(numel)
 
     def _numel(self, bucket: Bucket) -> float:
         """Elements of the described model's bucket."""

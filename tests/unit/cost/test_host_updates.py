@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero.cost.offload.host_resources import PREVIEW_FACTOR
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.errors import ConfigError
 from hetero.plan.ir import GradientSyncPlan, Plan
@@ -64,7 +65,8 @@ def test_a_preview_begins_with_the_gradients(update_s: float) -> None:
     copy_s = 4 * numel / 1e9
     result = simulate(one_stage(Offload(optimizer_from=5, speculate=True)), cluster(1, rate=numel / update_s), COSTS)
     before_s = 5 * BACKWARD_S
-    assert exposed_s(result) == pytest.approx(max(0.0, 2 * copy_s + update_s - before_s - 5 * FORWARD_S), abs=1e-6)
+    preview_s = PREVIEW_FACTOR * update_s
+    assert exposed_s(result) == pytest.approx(max(0.0, 2 * copy_s + preview_s - before_s - 5 * FORWARD_S), abs=1e-6)
 
 
 def test_what_has_not_been_previewed_by_then_is_updated_as_it_is_needed() -> None:
@@ -73,7 +75,7 @@ def test_what_has_not_been_previewed_by_then_is_updated_as_it_is_needed() -> Non
         one_stage(Offload(optimizer_from=4, speculate=True)), gradient_sync=GradientSyncPlan(bucket_numel=numel_from(5))
     )
     sizes = numel_from(5), numel_from(4) - numel_from(5)
-    rate = sizes[0] / 11.0
+    rate = PREVIEW_FACTOR * sizes[0] / 11.0
     result = simulate(made, cluster(1, rate=rate, copy_gb_per_s=1e6), COSTS)
     # Previewed from -10 to 1; then the other one, for which layer 4 waits that is reached at 4.
     assert exposed_s(result) == pytest.approx(max(0.0, 1.0 + sizes[1] / rate - 4 * FORWARD_S), abs=1e-4)
