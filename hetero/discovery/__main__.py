@@ -18,9 +18,9 @@ from hetero.discovery.launched_by import launch_variables
 from hetero.discovery.node import node_facts
 from hetero.discovery.options import STDOUT, add_options, check_options
 from hetero.discovery.report import print_found
-from hetero.doctor.facts import TorchFacts
+from hetero.doctor.installed_torch import torch_facts_or_error
 from hetero.errors import HeteroError
-from hetero.extras import missing_modules, require
+from hetero.extras import require
 from hetero.serialization import write_bytes
 
 WIDTH_IN_A_FILE = 120
@@ -89,20 +89,8 @@ def _described(args: argparse.Namespace, facts: Callable[[], list[NodeFacts]]) -
 
 def _own_facts() -> NodeFacts:
     given = dict(os.environ)
-    torch, error = _torch_facts()
+    torch, error = torch_facts_or_error()
     return node_facts(given, torch, torch_error=error)
-
-
-def _torch_facts() -> tuple[TorchFacts | None, str | None]:
-    """What torch tells, and why it cannot be imported where it is installed."""
-    if "torch" in missing_modules("train"):
-        return None, None
-    try:
-        from hetero.doctor.torch_facts import torch_facts
-    except (ImportError, OSError) as error:
-        # A library of CUDA that is not there, or one of another version.
-        return None, str(error).splitlines()[0]
-    return torch_facts(), None
 
 
 def _num_allocated(environment: Mapping[str, str]) -> int | None:

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from hetero.distributed.environment import set_cuda_environment
 from hetero.doctor.checklist import print_diagnosis
-from hetero.doctor.facts import HostFacts, TorchFacts
+from hetero.doctor.facts import HostFacts
 from hetero.doctor.findings import Diagnosis, joined
 from hetero.doctor.host_checks import check_host
 from hetero.doctor.host_facts import host_facts
+from hetero.doctor.installed_torch import torch_facts_or_error
 from hetero.doctor.options import add_options
 from hetero.errors import ConfigError, HeteroError
-from hetero.extras import missing_modules
 from hetero.plan.ir import Plan
 from hetero.serialization import load, to_json
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         is_launched = given.get("WORLD_SIZE", "1") != "1"
         plan = _plan(args, is_launched=is_launched)
-        torch, torch_error = _torch_facts()
+        torch, torch_error = torch_facts_or_error()
         facts = host_facts(given, torch, torch_error=torch_error)
         parts = []
         for part in _diagnoses(facts, plan, args.link_seconds, is_launched=is_launched):
@@ -69,18 +69,6 @@ def _plan(args: argparse.Namespace, *, is_launched: bool) -> Plan | None:
     if not is_launched:
         raise ConfigError("--plan has no effect in one process: launch hetero doctor on the plan's ranks with torchrun")
     return load(Plan, args.plan)
-
-
-def _torch_facts() -> tuple[TorchFacts | None, str | None]:
-    """What torch tells, and why it cannot be imported where it is installed."""
-    if "torch" in missing_modules("train"):
-        return None, None
-    try:
-        from hetero.doctor.torch_facts import torch_facts
-    except (ImportError, OSError) as error:
-        # A library of CUDA that is not there, or one of another version.
-        return None, str(error).splitlines()[0]
-    return torch_facts(), None
 
 
 def _print(diagnosis: Diagnosis) -> None:
