@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.status import Status
 
@@ -31,13 +31,14 @@ from hetero.planner.certainty import RunnerUp, certainty_of
 from hetero.planner.cover.search import SearchProgress
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.plan_provenance import with_provenance
-from hetero.planner.problem import Problem
+from hetero.planner.problem import Offloading, Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.planner.scoring import goal_value
 from hetero.report.content import Execution, Report
 from hetero.report.plan_wording import range_of
 from hetero.report.prediction_json import prediction_json
 from hetero.report.tables.certainty import certainty_lines, utilization_lines
+from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.measurement import measurement_lines, measurement_table
 from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.planner_result import comparison_table, result_lines
@@ -107,6 +108,16 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--no-interleave", action="store_true", help="one stage of a replica per GPU, and never several in turns"
     )
+    parser.add_argument(
+        "--offload",
+        choices=get_args(Offloading),
+        default=Problem.offload,
+        help="with --use-distributed-optimizer, auto leaves optimizer state to hosts that the cluster file describes, "
+        "where memory is short (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--host-memory-gib", type=int, metavar="GIB", help="of every host, in place of what the cluster file says"
+    )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
     add_outputs(parser)
     _add_profiles(parser)
@@ -168,7 +179,7 @@ def _planned(args: argparse.Namespace) -> int:
     for flag, path in (("--out", args.out), ("--uniform-out", args.uniform_out)):
         if path is not None:
             check_can_be_written(path, asked_by=flag)
-    model, cluster = load_model(args.model), load(ClusterSpec, args.cluster)
+    model, cluster = load_model(args.model), load(ClusterSpec, args.cluster).with_host_memory_gib(args.host_memory_gib)
     costs = model_costs(
         model,
         seq_length=model.max_position_embeddings if args.seq_length is None else args.seq_length,
@@ -192,6 +203,7 @@ def _planned(args: argparse.Namespace) -> int:
         splits_backward=not args.no_split_backward,
         fp8=args.fp8,
         interleaves=not args.no_interleave,
+        offload=args.offload,
     )
     result = _with_progress(problem)
     out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
@@ -200,6 +212,8 @@ def _planned(args: argparse.Namespace) -> int:
         _save(result.simulation, certainty.step, problem, args.command_line, args.out)
     found, command_of = utilizations(result.simulation, costs), partial(plan_again, args)
     out.print(prediction_table(result.simulation, result.memory, problem.cluster, certainty.step))
+    if (on_hosts := host_memory_table(result.plan, problem.cluster)) is not None:
+        out.print(on_hosts)
     say(f"\n{plan_picture(result.plan)}\n")
     for line in result_lines(result, certainty, found, command_of):
         say(line)
@@ -313,6 +327,8 @@ def _simulate(args: argparse.Namespace) -> int:
     certainty, found = certainty_of(simulation, Topology(cluster), costs), utilizations(simulation, costs)
     out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
     out.print(prediction_table(simulation, memory, cluster, certainty.step))
+    if (on_hosts := host_memory_table(plan, cluster)) is not None:
+        out.print(on_hosts)
     say(
         f"{simulation.step_s:.4g} s per step ({range_of(certainty.step)}), {simulation.samples_per_s:.4g} samples/s, "
         f"{simulation.tokens_per_s:.4g} tokens/s"

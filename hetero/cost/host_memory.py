@@ -22,6 +22,7 @@ from hetero.errors import PlanMemoryError
 from hetero.plan.ir import Plan, StageKey
 from hetero.plan.offload import offloads
 from hetero.spec.cluster import ClusterSpec
+from hetero.spec.devices import DeviceType
 from hetero.units import GIB
 
 
@@ -37,12 +38,19 @@ class HostMemory:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+        return sum(self.named().values())
 
     @property
     def held(self) -> int:
         """What is there all the time."""
         return self.total - self.checkpoint
+
+    def named(self) -> dict[str, int]:
+        """Its parts by their names."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __add__(self, other: "HostMemory") -> "HostMemory":
+        return HostMemory(**{name: count + getattr(other, name) for name, count in self.named().items()})
 
 
 def host_memory(plan: Plan, costs: CostModel) -> Mapping[StageKey, HostMemory]:
@@ -54,22 +62,33 @@ def host_memory(plan: Plan, costs: CostModel) -> Mapping[StageKey, HostMemory]:
     for r, s, stage in plan.stages():
         if stage.offload.optimizer_from is not None:
             most = max(owned[rank][s].on_host for rank in stage.ranks)
-            found[r, s] = _of_parameters(most, plan, costs, speculates=stage.offload.speculate, device=stage.device)
+            device_type = plan.device_types.of(stage.device)
+            found[r, s] = of_parameters(most, costs, device_type, speculates=stage.offload.speculate)
     return found
 
 
-def host_bytes_of_ranks(plan: Plan, costs: CostModel) -> Mapping[int, int]:
-    """By rank, what it takes of its host's memory at most, of all its stages."""
+def host_memory_of_ranks(plan: Plan, costs: CostModel) -> Mapping[int, HostMemory]:
+    """By rank, what it takes of its host's memory at most, of all its stages; empty where nothing is left to hosts."""
     if not offloads(stage for _, _, stage in plan.stages()):
         return {}
-    taken = dict.fromkeys(plan.ranks(), 0)
+    taken = dict.fromkeys(plan.ranks(), HostMemory())
     owned = owned_parameters(plan)
     for _, s, stage in plan.stages():
         for rank in stage.ranks:
-            taken[rank] += _of_parameters(
-                owned[rank][s].on_host, plan, costs, speculates=stage.offload.speculate, device=stage.device
-            ).total
+            device_type = plan.device_types.of(stage.device)
+            owns = owned[rank][s].on_host
+            taken[rank] += of_parameters(owns, costs, device_type, speculates=stage.offload.speculate)
     return taken
+
+
+def host_memory_of_nodes(plan: Plan, cluster: ClusterSpec) -> Mapping[int, HostMemory]:
+    """By node, what its ranks take of its memory; of nodes to which something is left."""
+    nodes: dict[int, HostMemory] = {}
+    for rank, taken in host_memory_of_ranks(plan, memory_costs(plan)).items():
+        if taken.total:
+            node = cluster.node_of_rank(rank)
+            nodes[node] = nodes.get(node, HostMemory()) + taken
+    return nodes
 
 
 def check_host_memory(plan: Plan, cluster: ClusterSpec) -> None:
@@ -78,23 +97,16 @@ def check_host_memory(plan: Plan, cluster: ClusterSpec) -> None:
     Raises:
         PlanMemoryError: naming the node, the bytes and what would help; also of hosts that nobody has described.
     """
-    on_node: dict[int, int] = {}
-    of_ranks = host_bytes_of_ranks(plan, memory_costs(plan))
-    for rank, taken in of_ranks.items():
-        if taken:
-            on_node[cluster.node_of_rank(rank)] = on_node.get(cluster.node_of_rank(rank), 0) + taken
-    for rank, taken in of_ranks.items():
-        node, node_type = cluster.node_of_rank(rank), cluster.node_type_of_rank(rank)
-        if not taken:
-            continue
+    for node, taken in host_memory_of_nodes(plan, cluster).items():
+        node_type = cluster.node_type_of_node(node)
         usable = node_type.usable_host_memory_gib
-        needed = f"{on_node[node] / GIB:.2f} GiB, a checkpoint that is written included"
+        needed = f"{taken.total / GIB:.2f} GiB, a checkpoint that is written included"
         if usable is None:
             raise PlanMemoryError(
                 f"node {node}: its ranks leave {needed} to the host, and the cluster file does not say what node type "
                 f"{node_type.name!r} has; add the output of `hetero profile host` under host, or set host_memory_gib"
             )
-        if on_node[node] > usable * GIB:
+        if taken.total > usable * GIB:
             raise PlanMemoryError(
                 f"node {node}: its ranks leave {needed} to the host, and node type {node_type.name!r} has {usable:g} "
                 "GiB; let stages keep more on their devices (a higher optimizer_from), or set speculate to false, with "
@@ -102,13 +114,14 @@ def check_host_memory(plan: Plan, cluster: ClusterSpec) -> None:
             )
 
 
-def _of_parameters(numel: float, plan: Plan, costs: CostModel, *, speculates: bool, device: str) -> HostMemory:
+def of_parameters(numel: float, costs: CostModel, device_type: DeviceType, *, speculates: bool) -> HostMemory:
+    """What a rank on such a device takes of its host, for ``numel`` parameters that it owns and leaves there."""
     element_bytes = ElementBytes.of(costs)
     state = int(element_bytes.host_state * numel)
     return HostMemory(
         optimizer=state,
         previews=state if speculates else 0,
         gradients=int(element_bytes.gradient * numel),
-        weights=int(element_bytes.weight * numel) if plan.device_types.of(device).compute_capability is not None else 0,
+        weights=int(element_bytes.weight * numel) if device_type.compute_capability is not None else 0,
         checkpoint=state,
     )

@@ -12,7 +12,7 @@ from hetero.data.cost_models import model_costs
 from hetero.elastic.records import NodeInfo
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Precision
-from hetero.planner.problem import Problem
+from hetero.planner.problem import Offloading, Problem
 from hetero.serialization import STRICT, near_match
 from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.model import ModelSpec
@@ -32,6 +32,7 @@ class PlanningProblem:
     profiles: beside those that ship.
     data_sheets: price devices without any profile by their data sheets.
     time_limit_s: seconds for a plan that nobody waits for.
+    offload: as of :class:`~hetero.planner.problem.Problem`.
     small_model: what computes, is copied and stored where ``model`` is emulated; ``None`` where it is not.
     slower_types: the node types of the cluster that stand for stragglers, and how many times as slow these are
         (:mod:`hetero.elastic.stragglers`).
@@ -50,6 +51,7 @@ class PlanningProblem:
     profiles: tuple[Profile, ...] = ()
     data_sheets: bool = False
     time_limit_s: float = Problem.time_limit_s
+    offload: Offloading = Problem.offload
     small_model: ModelSpec | None = None
     slower_types: dict[str, float] = field(default_factory=dict)
 
@@ -64,8 +66,10 @@ class PlanningProblem:
             return plan
         return dataclasses.replace(plan.with_precision("fp32"), model=self.small_model)
 
-    def on(self, cluster: ClusterSpec, *, time_limit_s: float | None = None) -> Problem:
+    def on(self, cluster: ClusterSpec, *, time_limit_s: float | None = None, previews: bool = False) -> Problem:
         """The question for all nodes of ``cluster``, by default with the launch's time limit.
+
+        previews: hosts may preview updates, as elastic training refuses.
 
         Raises:
             ConfigError: a profile, a number or the cluster is wrong.
@@ -88,6 +92,8 @@ class PlanningProblem:
             attention_dropout=self.runtime.attention_dropout,
             time_limit_s=self.time_limit_s if time_limit_s is None else time_limit_s,
             splits_backward=self.splits_backward,
+            offload=self.offload,
+            previews=previews,
         )
 
     def counts_of(self, nodes: Iterable[NodeInfo]) -> dict[str, int]:

@@ -61,9 +61,11 @@ def initial_plans(
         if best is not None and enough.is_over():
             break
         best = better_of(best, _score_within_budget(plan, problem, deadline), problem)
-    if best is None:
-        smallest = LeastMemoryPipeline(problem, StageOptionTable(problem, num_gradient_groups=0)).plan()
-        best = _score_within_budget(smallest, problem, deadline) if smallest is not None else None
+    for hosts in (False, True)[: 1 + problem.offloads]:
+        if best is None:
+            table = StageOptionTable(problem, num_gradient_groups=0, hosts=hosts)
+            smallest = LeastMemoryPipeline(problem, table).plan()
+            best = _score_within_budget(smallest, problem, deadline) if smallest is not None else None
     if problem.goal == "time" and problem.budget_per_hour is None:
         uniform = best_plan(
             itertools.chain.from_iterable(every_uniform(problem, stage_options).values()),

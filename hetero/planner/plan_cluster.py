@@ -27,7 +27,7 @@ from hetero.planner.replica.feasibility import check_devices, check_links, check
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template
-from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value, memory_is_short
 from hetero.planner.time_shares import TimeShare
 
 GRADIENT_GROUPS = (3, 8, 24)
@@ -102,8 +102,9 @@ def plan_cluster(
         check_model_fits(problem)
     published = published_shape(problem, stage_options, TimeShare.PUBLISHED_SHAPES.of(deadline))
     initial = better_of(first.best, published, problem)
+    hosts = problem.offloads and memory_is_short(initial)
     for num_gradient_groups in GRADIENT_GROUPS:
-        stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups)
+        stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts)
         found = _search(problem, stage_options, sync_tiers, deadline, report=report, tolerance=tolerance)
         if found.plans or not found.covers or deadline.is_over():
             break

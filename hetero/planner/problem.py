@@ -8,15 +8,20 @@ from typing import Literal
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
+from hetero.cost.simulation.host_updates import can_update
 from hetero.errors import ConfigError
 from hetero.plan.device_rules import FP8_MULTIPLE, fp8_obstacle
 from hetero.plan.ir import Plan, Precision, Replica
-from hetero.spec.cluster import ClusterSpec
+from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.model import ModelSpec, sequence_length_error
 from hetero.units import GIB
 
 Goal = Literal["time", "money"]
 """``time``: the shortest step. ``money``: the least money per token, nodes that idle not counted."""
+
+
+Offloading = Literal["auto", "none"]
+"""``auto``: plans leave optimizer state to hosts where memory is short. ``none``: they never do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +31,7 @@ class PlannerNodeType:
 
     index: among the node types of the problem.
     memory_bytes: of one device.
+    host_bytes: of the host's memory, one device's part; 0 where plans leave nothing to the hosts.
     first_rank: of the first node; the others follow.
     """
 
@@ -35,6 +41,7 @@ class PlannerNodeType:
     gpus_per_node: int
     count: int
     memory_bytes: int
+    host_bytes: int
     zone: str
     price_per_hour: float | None
     first_rank: int
@@ -64,6 +71,8 @@ class Problem:
     splits_backward: plans may split backwards, which the runtime does with megatron-core's local layers only.
     fp8: every stage computes in fp8 that can.
     interleaves: a device group may hold several stages of a replica.
+    offload: of stages on hosts that the cluster file describes, with ``distributed_optimizer``.
+    previews: hosts may update before the norm of the gradient is known, which elastic training refuses.
     seed: of the solver's random choices. With one and the same seed the search takes the same course as long as the
         time limit does not cut it short.
     time_limit_s: seconds after which the best plan so far is returned, with the bound that was proven by then.
@@ -82,6 +91,8 @@ class Problem:
     splits_backward: bool = True
     fp8: bool = False
     interleaves: bool = True
+    offload: Offloading = "auto"
+    previews: bool = True
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
@@ -159,6 +170,7 @@ class Problem:
                     gpus_per_node=node_type.gpus_per_node,
                     count=node_type.count,
                     memory_bytes=memory_gib * GIB,
+                    host_bytes=self._host_bytes(node_type),
                     zone=node_type.zone,
                     price_per_hour=node_type.price_per_hour,
                     first_rank=first_rank,
@@ -166,6 +178,17 @@ class Problem:
             )
             first_rank += node_type.num_devices
         return tuple(node_types)
+
+    def _host_bytes(self, node_type: NodeType) -> int:
+        host_gib = node_type.usable_host_memory_gib
+        if not (self.offload == "auto" and self.distributed_optimizer and host_gib and can_update(node_type)):
+            return 0
+        return int(host_gib * GIB) // node_type.gpus_per_node
+
+    @property
+    def offloads(self) -> bool:
+        """Whether some host may update for its devices."""
+        return any(node_type.host_bytes for node_type in self.node_types)
 
     def node_type_of(self, rank: int) -> PlannerNodeType:
         """The node type whose nodes ``rank`` is on."""

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hetero.cost.capacity import capacity_bytes
+from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.cost.stage_memory import MemoryBreakdown
+from hetero.errors import PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan, Recompute, Replica, StageKey
+from hetero.plan.offload import NOTHING_ON_HOST
 from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
@@ -86,8 +89,8 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
     """Check ``plan`` and predict its step.
 
     Returns:
-        ``None`` if a stage takes more memory than its device has, or if to look at it would take longer than is left of
-        ``deadline``.
+        ``None`` if a stage takes more memory than its device or its host has, or if to look at it would take longer
+        than is left of ``deadline``.
 
     Raises:
         PlanError: the plan is not legal, or not for this cluster.
@@ -98,7 +101,7 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
     validate(plan)
     check_plan_on_cluster(plan, problem.cluster)
     memory = plan_memory(plan, problem.costs)
-    if bytes_over_capacity(plan, problem, memory):
+    if bytes_over_capacity(plan, problem, memory) or not _hosts_have_room(plan, problem):
         return None
     return ScoredPlan(plan=plan, simulation=simulate(plan, problem.topology, problem.costs), memory=memory)
 
@@ -182,6 +185,23 @@ def bytes_over_capacity(
         if parts.total > capacity:
             over[r, s] = parts.total - capacity
     return over
+
+
+def _hosts_have_room(plan: Plan, problem: Problem) -> bool:
+    try:
+        check_host_memory(plan, problem.cluster)
+    except PlanMemoryError:
+        return False
+    return True
+
+
+def memory_is_short(best: ScoredPlan | None) -> bool:
+    """Whether leaving state to hosts may be worth it: nothing fits, or the best plan so far computes again for the
+    memory that it saves. A heuristic: a plan that cuts layers more finely to fit, or idles small devices, is not
+    seen."""
+    return best is None or any(
+        stage.recompute != "none" or stage.offload != NOTHING_ON_HOST for _, _, stage in best.plan.stages()
+    )
 
 
 def goal_value(candidate: ScoredPlan, problem: Problem) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetero.cost.capacity import capacity_bytes
+from hetero.cost.host_memory import host_memory_of_nodes
 from hetero.cost.measured_utilization import utilization_warnings
 from hetero.cost.memory import PlanMemory, device_memory
 from hetero.cost.model_flops import Products, Utilization, overall_mfu
@@ -52,6 +53,14 @@ def prediction_json(
                 "capacity_bytes": capacity_bytes(plan.replicas[r].stages[s], cluster),
             }
             for (r, s), parts in device_memory(plan, memory).items()
+        ],
+        "host_memory": [
+            {
+                "node": node,
+                "bytes": memory.named(),
+                "capacity_gib": cluster.node_type_of_node(node).usable_host_memory_gib,
+            }
+            for node, memory in host_memory_of_nodes(plan, cluster).items()
         ],
         "rivals": [
             {"name": each.name, "ratio": each.ratio, "certain_from": each.certain_from, "is_certain": each.is_certain}

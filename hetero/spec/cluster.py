@@ -227,6 +227,18 @@ class ClusterSpec:
         """The device types that ship and that the cluster describes."""
         return shipped_and(self.devices)
 
+    def with_host_memory_gib(self, gib: int | None) -> "ClusterSpec":
+        """The same with so much memory of every host for training; as it is if ``None``.
+
+        Raises:
+            ConfigError: a host that is described has less.
+        """
+        if gib is None:
+            return self
+        return dataclasses.replace(
+            self, node_types=tuple(dataclasses.replace(each, host_memory_gib=gib) for each in self.node_types)
+        )
+
     @property
     def num_devices(self) -> int:
         """Number of devices, which is also that of ranks."""
@@ -247,6 +259,19 @@ class ClusterSpec:
             ConfigError: the cluster has no such rank.
         """
         return self._locate(rank)[1]
+
+    def node_type_of_node(self, node: int) -> NodeType:
+        """The type of a node, by its number.
+
+        Raises:
+            ConfigError: the cluster has no such node.
+        """
+        first = 0
+        for node_type in self.node_types:
+            if first <= node < first + node_type.count:
+                return node_type
+            first += node_type.count
+        raise ConfigError(f"cluster: it has {first} nodes, and none with number {node}; the first one is 0")
 
     def nic_of_rank(self, rank: int) -> tuple[int, int]:
         """The number of the node that ``rank`` sits on, and of the node's network interface that it uses.

@@ -42,7 +42,7 @@ def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: Mode
     from hetero.elastic.planning_problem import PlanningProblem  # noqa: PLC0415
 
     return PlanningProblem(
-        cluster=load(ClusterSpec, planner.cluster),
+        cluster=load(ClusterSpec, planner.cluster).with_host_memory_gib(planner.host_memory_gib),
         model=model,
         seq_length=config.data.seq_length,
         precision=config.parallel.precision or "fp32",
@@ -53,6 +53,7 @@ def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: Mode
         profiles=tuple(load(Profile, path) for path in planner.profiles),
         data_sheets=planner.data_sheets,
         time_limit_s=planner.time_limit_s,
+        offload=planner.offload,
     )
 
 
@@ -72,7 +73,7 @@ def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -
             f"{planner.cluster}: it describes {asked.cluster.num_devices} devices, the launch has "
             f"{dist.get_world_size()} ranks; start one process per device, or correct gpus_per_node and count"
         )
-    problem = asked.on(asked.cluster)
+    problem = asked.on(asked.cluster, previews=True)
     result = plan_cluster(problem)
     certainty = certainty_of(result.simulation, problem.topology, problem.costs, result.runners_up)
     if planner.out is not None:

@@ -13,6 +13,11 @@ PREVIEW_FACTOR = 1.8
 """What a preview and its commit take over a direct update; measured from 1.6 to 1.8 on one host
 (docs/offload.md, ``tests/bench/bench_host_adamw.py``)."""
 
+_MEASURED = ", which offload is priced by; measure it with `hetero profile host`, or state it"
+
+LARGE_BYTES = 2**27
+"""Of a copy whose latency does not count any more."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostResources:
@@ -55,23 +60,46 @@ class HostResources:
             memory_bytes: that training may use for this, at most what the host has.
             threads: for updates; by default as many as were measured at most.
 
+        Where there are no devices, copies stay inside the host's memory. Where nobody measured these, a sum in it is
+        taken to be as fast as a copy from a device, which is a heuristic.
+
         Raises:
             ConfigError: a figure is missing that offload needs.
         """
-        missing = [name for name in ("updates", "to_device", "memory_copy_gb_per_s") if not getattr(host, name)]
-        if missing or host.to_device is None or host.to_host is None or host.memory_copy_gb_per_s is None:
-            raise ConfigError(
-                f"host: it has no {', '.join(missing)}, which offload is priced by; measure them with "
-                "`hetero profile host` on a host with a GPU, or state them"
-            )
+        inside = host.memory_copy_gb_per_s
+        if host.to_host is not None and host.to_device is not None:
+            to_host, to_device = host.to_host, host.to_device
+        elif inside is not None:
+            to_host = to_device = Link(bandwidth_gb_per_s=inside, latency_us=0.0)
+        else:
+            raise ConfigError(f"host: it has neither to_host and to_device nor memory_copy_gb_per_s{_MEASURED}")
+        if not host.updates:
+            raise ConfigError(f"host: it has no updates{_MEASURED}")
         threads = host.updates[-1].threads if threads is None else threads
         return cls(
             memory_bytes=memory_bytes,
             threads=threads,
             elements_per_s=host.elements_per_s(threads=threads),
-            to_device=host.to_device,
-            to_host=host.to_host,
-            copied_bytes_per_s=host.memory_copy_gb_per_s * GB,
+            to_device=to_device,
+            to_host=to_host,
+            copied_bytes_per_s=to_host.bytes_per_s(LARGE_BYTES) if inside is None else inside * GB,
+        )
+
+    def part(self, ranks: int, *, of: int) -> Self:
+        """What ``ranks`` of ``of`` ranks may use together, of threads and of what the host's memory copies, while the
+        others use theirs. Its memory is whole, and so are the links, whose ranks a question lists.
+
+        Raises:
+            ConfigError: there are fewer threads than ranks.
+        """
+        if self.threads < of:
+            raise ConfigError(f"host: {self.threads} threads for updates of {of} ranks; each needs one at least")
+        threads = self.threads * ranks // of
+        return dataclasses.replace(
+            self,
+            threads=threads,
+            elements_per_s=self.elements_per_s * threads / self.threads,
+            copied_bytes_per_s=self.copied_bytes_per_s * ranks / of,
         )
 
     def share(self, *, cards: int, cards_per_switch: int) -> Self:
@@ -80,16 +108,8 @@ class HostResources:
         Raises:
             ConfigError: there are fewer threads than cards.
         """
-        if self.threads < cards:
-            raise ConfigError(f"host: {self.threads} threads for updates of {cards} cards; each needs one at least")
-        threads = self.threads // cards
         return dataclasses.replace(
-            self,
-            memory_bytes=self.memory_bytes // cards,
-            threads=threads,
-            elements_per_s=self.elements_per_s * threads / self.threads,
-            copied_bytes_per_s=self.copied_bytes_per_s / cards,
-            unknown_cards=cards_per_switch - 1,
+            self.part(1, of=cards), memory_bytes=self.memory_bytes // cards, unknown_cards=cards_per_switch - 1
         )
 
     def update_thread_s(self, elements: float) -> float:

@@ -64,6 +64,12 @@ def _copy_s(link: Link, num_bytes: float, sharing: int) -> float:
     return link.latency_us * 1e-6 + num_bytes * sharing / link.bytes_per_s(max(1, int(num_bytes)))
 
 
+def can_update(node_type: NodeType) -> bool:
+    """Whether the cluster file says all that :func:`host_rates` needs."""
+    host = node_type.host
+    return bool(host and host.updates and (host.to_host or host.memory_copy_gb_per_s))
+
+
 def host_rates(node_type: NodeType) -> HostRates:
     """What a rank of such a node gets of its host.
 

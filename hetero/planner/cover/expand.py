@@ -93,6 +93,7 @@ def _replica(
                 in_flight=depth,
                 recompute=stage.option.recompute,
                 fp8=stage.option.fp8,
+                offload=stage.option.offload(layer),
             )
         )
         layer = end

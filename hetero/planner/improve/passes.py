@@ -12,6 +12,7 @@ from hetero.planner.improve.gradient_sync import choose_gradient_sync
 from hetero.planner.improve.half_layers import cut_layers_in_half
 from hetero.planner.improve.interleaving import interleave
 from hetero.planner.improve.local_search import change_locally
+from hetero.planner.improve.residency import choose_residency
 from hetero.planner.improve.split_backward import split_backwards
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist
@@ -46,6 +47,12 @@ PASSES = (
         improve=interleave,
     ),
     ImprovementPass(
+        name="residency",
+        changes="where memory is short: layers that are computed again, updates that hosts make, previews",
+        share=0.25,
+        improve=choose_residency,
+    ),
+    ImprovementPass(
         name="local search",
         changes="one layer, microbatch, depth, share of the samples or half layer at a time",
         share=0.9,
@@ -62,6 +69,12 @@ PASSES = (
         changes="delays of the weights' gradients, and a few small changes with them",
         share=0.5,
         improve=split_backwards,
+    ),
+    ImprovementPass(
+        name="residency again",
+        changes="the same for the plan that the passes before made",
+        share=0.7,
+        improve=choose_residency,
     ),
     ImprovementPass(
         name="gradient sync again",

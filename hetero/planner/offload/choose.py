@@ -20,6 +20,8 @@ from hetero.units import US_PER_S
 EFFORT = 60.0
 """Deterministic time of one question, about seconds: the same on a fast and on a busy machine."""
 
+ANYTHING = BlockChoice(optimizer=True, gradients=True, weights=True, activations=True, recompute=True)
+
 LEAST_S = 0.05
 """Seconds that a question gets however little time is left."""
 
@@ -43,11 +45,17 @@ class OffloadAnswer:
 
 
 def choose_offload(
-    question: OffloadQuestion, deadline: Deadline, *, shape: Literal["positions", "free"] = "positions", seed: int = 0
+    question: OffloadQuestion,
+    deadline: Deadline,
+    *,
+    shape: Literal["positions", "free"] = "positions",
+    may: BlockChoice = ANYTHING,
+    seed: int = 0,
 ) -> OffloadAnswer:
     """The choice of the shortest step that the devices and the host have the memory for.
 
     shape: ``positions`` as a plan can say it, or any legal choice for every block.
+    may: what may be chosen of a block at all.
     deadline: after which the best choice so far is the answer, as it is after ``EFFORT``.
     """
     model = cp_model.CpModel()
@@ -56,6 +64,11 @@ def choose_offload(
         constraint(model, host, question)
     if shape == "positions":
         choices_are_positions(model, host, question)
+    for stage in host.stages:
+        for block in stage.blocks:
+            for chosen, allowed in zip(block.chosen, may, strict=True):
+                if not allowed:
+                    model.add(chosen == 0)
     host.decide_in_order(model)
     step_us = host.step_us(question)
     model.minimize(step_us)

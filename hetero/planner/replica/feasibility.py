@@ -9,6 +9,7 @@ ends with nothing says whether its time ran out.
 import math
 from collections.abc import Sequence
 
+from hetero.cost.simulation.host_updates import can_update
 from hetero.errors import ConfigError, PlanError
 from hetero.planner.problem import Problem
 from hetero.planner.replica.least_memory import EMBEDDING_END, HEAD_END, LeastMemoryPipeline
@@ -61,17 +62,20 @@ def check_model_fits(problem: Problem) -> None:
     Raises:
         PlanError: saying what is short by how much, and what would help.
     """
-    stage_options = StageOptionTable(problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices)
+    stage_options = StageOptionTable(
+        problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices, hosts=problem.offloads
+    )
     packed = LeastMemoryPipeline(problem, stage_options)
     total, num_layers = packed.most_layers(), problem.model.num_layers
     if total is None:
         raise PlanError(f"planner: the model does not fit: {_tight_end(problem, packed)}")
     if total < num_layers:
         missing = num_layers - total
+        holds = "the cluster and its hosts hold" if problem.offloads else "the cluster holds"
         raise PlanError(
             f"planner: the model does not fit: with one sample per microbatch, one microbatch in flight and "
-            f"recomputation where it helps the cluster holds {total} of {num_layers} layers, memory is short by "
-            f"{_gib(stage_options, missing)}; {_remedy(packed, stage_options, missing)}"
+            f"recomputation where it helps {holds} {total} of {num_layers} layers, memory is short by "
+            f"{_gib(stage_options, missing)}; {_remedy(packed, stage_options, missing)}{_hosts_instead(problem)}"
         )
 
 
@@ -97,13 +101,24 @@ def nothing_found(problem: Problem, templates: Sequence[Template], *, complete: 
     )
 
 
+def _hosts_instead(problem: Problem) -> str:
+    """What would let hosts hold optimizer state, where they do not."""
+    if problem.offloads:
+        return ""
+    lacking = [] if problem.distributed_optimizer else ["--use-distributed-optimizer"]
+    lacking += [] if problem.offload == "auto" else ["offload auto"]
+    if not any(can_update(node_type) for node_type in problem.cluster.node_types):
+        lacking.append("the output of `hetero profile host` in the cluster file")
+    return f"; or leave optimizer state to hosts, which takes {' and '.join(lacking)}" if lacking else ""
+
+
 def _gib(stage_options: StageOptionTable, num_layers: int) -> str:
     """GiB that so many layers take at least."""
     per_layer = min(
         tp * (option.memory.cases[0].per_layer + option.memory.cases[0].per_layer_flight)
         for node_type in stage_options.usable_node_types
         for tp in stage_options.legal_tps(node_type.gpus_per_node)
-        for option in (stage_options.option(Slot(node_type.index, tp, tp), 1, "full"),)
+        for option in stage_options.every(Slot(node_type.index, tp, tp), 1)
     )
     return f"{math.ceil(num_layers * per_layer / GIB)} GiB"
 

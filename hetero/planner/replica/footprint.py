@@ -7,6 +7,7 @@ head. The coefficients come from the memory model at two numbers of layers. What
 larger than the gradients of one layer) is overestimated; plans are checked again with the memory model itself.
 """
 
+import math
 from dataclasses import dataclass
 
 from hetero.cost.cost_model import StageConfig
@@ -79,9 +80,20 @@ class Footprints:
         self._num_gradient_groups = num_gradient_groups
         self._optimizer_ways = optimizer_ways
 
-    def of(self, *, device: str, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> Footprint:
+    def of(
+        self,
+        *,
+        device: str,
+        tp: int,
+        dp: int,
+        micro_batch_size: int,
+        recompute: Recompute,
+        optimizer_on_device: bool = True,
+    ) -> Footprint:
         """The footprint of one device of a stage."""
-        ways = (self._optimizer_ways or dp) if self._problem.distributed_optimizer else 1
+        ways = float(self._optimizer_ways or dp) if self._problem.distributed_optimizer else 1.0
+        if not optimizer_on_device:
+            ways = math.inf
         num_layers = self._problem.model.num_layers
 
         def at(first_layer: int, end_layer: int) -> StageMemory:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.problem import PlannerNodeType, Problem
-from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOption, StageOptionTable
+from hetero.planner.replica.stage_options import Slot, StageOption, StageOptionTable
 
 Ends = tuple[bool, bool]
 """Whether the embedding is there, and whether the head is."""
@@ -159,7 +159,8 @@ class LeastMemoryPipeline:
         return min(room, max(option.most_layers(1, first=ends[0], last=ends[1]) for option in options))
 
     def _options(self, node_type: PlannerNodeType, tp: int, ends: Ends, tps: TpOfEnds | None) -> list[StageOption]:
-        """Every recomputation of a stage, the fastest first, with the memory that is left beside gradient sums.
+        """Every recomputation of a stage, the fastest first, then those with state on the host; with the memory that is
+        left beside gradient sums.
 
         As in :mod:`hetero.cost.memory`, tensor-parallel ranks sum what each of them holds whole, the two copies of a
         tied embedding meet in one group per cell between their shard edges, and what the other's edges cut is held
@@ -175,7 +176,7 @@ class LeastMemoryPipeline:
                     (costs.element_bytes + costs.gradient_bytes) * costs.parameter_counts.sharded("embedding") // tp
                 )
         reserved = groups * costs.runtime.communicator_bytes + held_twice
-        found = (self._stage_options.option(Slot(node_type.index, tp, tp), 1, recompute) for recompute in RECOMPUTES)
+        found = self._stage_options.every(Slot(node_type.index, tp, tp), 1)
         return [replace(option, capacity_bytes=option.capacity_bytes - reserved) for option in found]
 
     def _places_of_ends(self, nodes: dict[int, dict[Ends, PackedNode]]) -> Iterator[tuple[PackedNode, ...]]:
@@ -221,5 +222,6 @@ class LeastMemoryPipeline:
                 in_flight=depth,
                 recompute=option.recompute,
                 fp8=option.fp8,
+                offload=option.offload(layer),
             )
             layer += share

@@ -2,19 +2,31 @@
 bytes.
 
 Tensor parallelism stays inside a node, so a stage is ``gpus`` devices of one node: ``tp`` x ``dp``.
+
+Where hosts may update, a stage may leave all of its optimizer's state to its host. How much of it is best, and whether
+updates are previewed, is settled in finished plans (:mod:`hetero.planner.improve.residency`).
 """
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetero.cost.cost_model import StageConfig
+from hetero.cost.host_memory import of_parameters
+from hetero.cost.layers.stage_modules import ModuleKind
+from hetero.cost.simulation.host_updates import host_rates
 from hetero.plan.ir import Recompute
+from hetero.plan.offload import NOTHING_ON_HOST, Offload
 from hetero.planner.problem import PlannerNodeType, Problem
-from hetero.planner.replica.footprint import Footprint, Footprints
+from hetero.planner.replica.footprint import UNLIMITED, Footprint, Footprints
 from hetero.spec.model import ModelSpec
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 """In ascending time and descending memory."""
+
+UPDATED_PARTS: tuple[ModuleKind, ...] = ("block", "embedding", "head")
+"""The parts of a stage whose updates are priced one by one."""
 
 COMPARED_DEPTHS = (1, 16)
 """Microbatches in flight at which the memory of two options is compared: few, and many. A heuristic."""
@@ -39,7 +51,10 @@ class StageOption:
 
     layer_s: forward and backward of one block for one microbatch; ``embedding_s`` and ``head_s`` likewise.
     backwards_s: the backward's part of these three.
-    updates_s: of the weights of one block, of the embedding, and of the head.
+    updates_s: of the weights of one block, of the embedding, and of the head; on the host it counts until they are
+        back on the device.
+    on_host: the optimizer's state is in the host's memory, and the host updates.
+    host_bytes: what one device takes of its host for these three, nothing else; of ``host_capacity_bytes``.
     """
 
     micro_batch_size: int
@@ -52,6 +67,9 @@ class StageOption:
     updates_s: tuple[float, float, float]
     memory: Footprint
     capacity_bytes: int
+    on_host: bool = False
+    host_bytes: tuple[int, int, int] = (0, 0, 0)
+    host_capacity_bytes: int = 0
 
     def seconds(self, num_layers: int, *, first: bool, last: bool) -> float:
         """Seconds of forward and backward of one microbatch, t_s."""
@@ -61,32 +79,90 @@ class StageOption:
         """Seconds of the backward of one microbatch."""
         return num_layers * self.backwards_s[0] + first * self.backwards_s[1] + last * self.backwards_s[2]
 
-    def update_s(self, num_layers: int, *, first: bool, last: bool) -> float:
-        """Seconds of the update of the stage's weights."""
-        return num_layers * self.updates_s[0] + first * self.updates_s[1] + last * self.updates_s[2]
+    def offload(self, first_layer: int) -> Offload:
+        """What a stage from this layer on leaves to its host."""
+        return Offload(optimizer_from=float(first_layer) or -1.0) if self.on_host else NOTHING_ON_HOST
+
+    def update_s(self, num_layers: int, *, first: bool, last: bool, fill_s: float = 0.0) -> float:
+        """Seconds that the next step waits for the update of the stage's weights.
+
+        On a device that is all of it. A host updates in the order of the forward, whose blocks need their weights one
+        after the other: the wait is max over j of sum_{i <= j} u_i - fill - sum_{i < j} f_i, or nothing. Previews,
+        which make it less, do not count here.
+
+        fill_s: seconds from the first forward of the pipeline to that of the stage.
+        """
+        layer_s, embedding_s, head_s = self.updates_s
+        if not self.on_host:
+            return num_layers * layer_s + first * embedding_s + last * head_s
+        forward_s = self.layer_s - self.backwards_s[0]
+        updated_s, needed_s = first * embedding_s, fill_s
+        waits_s = [updated_s - needed_s]
+        needed_s += first * (self.embedding_s - self.backwards_s[1])
+        # The lateness of the layers between is on a straight line.
+        waits_s.append(updated_s + min(1, num_layers) * layer_s - needed_s)
+        updated_s += num_layers * layer_s
+        needed_s += num_layers * forward_s
+        waits_s.append(updated_s - (needed_s - min(1, num_layers) * forward_s))
+        waits_s.append(last * (updated_s + head_s - needed_s))
+        return max(0.0, *waits_s)
 
     def fits(self, num_layers: int, depth: int, *, first: bool, last: bool) -> bool:
-        """Whether ``num_layers`` with ``depth`` microbatches in flight stay within the device's memory."""
-        return self.memory.bytes(num_layers, depth, first=first, last=last) <= self.capacity_bytes
+        """Whether ``num_layers`` with ``depth`` microbatches in flight stay within the device's memory, and what they
+        leave to the host within the device's part of that."""
+        return self.memory.bytes(num_layers, depth, first=first, last=last) <= self.capacity_bytes and (
+            num_layers <= self._most_layers_of_host(first=first, last=last)
+        )
 
     def most_layers(self, depth: int, *, first: bool, last: bool) -> int:
         """The most layers that fit with ``depth`` microbatches in flight; 0 if none does."""
-        return self.memory.most_layers(self.capacity_bytes, depth, first=first, last=last)
+        on_device = self.memory.most_layers(self.capacity_bytes, depth, first=first, last=last)
+        return min(on_device, self._most_layers_of_host(first=first, last=last))
 
     def deepest(self, num_layers: int, *, first: bool, last: bool) -> int:
         """The most microbatches in flight that fit with ``num_layers``; 0 if not even one does."""
+        if num_layers > self._most_layers_of_host(first=first, last=last):
+            return 0
         return self.memory.deepest(self.capacity_bytes, num_layers, first=first, last=last)
+
+    def _most_layers_of_host(self, *, first: bool, last: bool) -> int:
+        """The most layers of which the host has room for what is left to it."""
+        layer, embedding, head = self.host_bytes
+        room = self.host_capacity_bytes - first * embedding - last * head
+        return int(min(room // layer, UNLIMITED)) if layer else UNLIMITED
 
 
 class StageOptionTable:
-    """Prices the stage options of a problem when they are first asked for."""
+    """Prices the stage options of a problem when they are first asked for.
 
-    def __init__(self, problem: Problem, *, num_gradient_groups: int = 3, optimizer_ways: int | None = None) -> None:
+    Args:
+        hosts: stages may leave their optimizer's state to hosts that can update it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        num_gradient_groups: int = 3,
+        optimizer_ways: int | None = None,
+        hosts: bool = False,
+    ) -> None:
         self._problem = problem
+        self._optimizer_ways = optimizer_ways
+        self._hosts = hosts
         self._footprints = Footprints(problem, num_gradient_groups=num_gradient_groups, optimizer_ways=optimizer_ways)
         self._known_updates: dict[tuple[str, int, int], tuple[float, float, float]] = {}
-        self._single: dict[tuple[Slot, int, Recompute], StageOption] = {}
+        self._single: dict[tuple[Slot, int, Recompute, bool], StageOption] = {}
         self._options: dict[tuple[Slot, int], tuple[StageOption, ...]] = {}
+
+    @cached_property
+    def on_devices(self) -> "StageOptionTable":
+        """The same without hosts."""
+        if not self._hosts:
+            return self
+        table = copy.copy(self)
+        table._hosts, table._options = False, {}
+        return table
 
     @cached_property
     def usable_node_types(self) -> tuple[PlannerNodeType, ...]:
@@ -116,14 +192,14 @@ class StageOptionTable:
     def of(self, slot: Slot, samples: int) -> tuple[StageOption, ...]:
         """The options of ``slot`` for microbatches of ``samples``, fastest first; empty if dp does not divide them.
 
-        An option that is neither faster nor smaller than another is left out.
+        An option that is neither faster nor smaller than another is left out. Of equally fast ones the first has its
+        optimizer's state on the device.
         """
         key = slot, samples
         if key not in self._options:
             found: list[StageOption] = []
             if samples % slot.dp == 0:
-                for recompute in RECOMPUTES:
-                    option = self.option(slot, samples // slot.dp, recompute)
+                for option in self.every(slot, samples // slot.dp):
                     if not any(_dominates(other, option, self._problem.model.num_layers) for other in found):
                         found.append(option)
             self._options[key] = tuple(sorted(found, key=lambda option: option.layer_s))
@@ -134,18 +210,52 @@ class StageOptionTable:
         key = device, slot.tp, slot.dp if self._problem.distributed_optimizer else 1
         if key not in self._known_updates:
             block, embedding, head = (
-                self._problem.costs.update(part, device=device, tp=slot.tp)[0] / key[2]
-                for part in ("block", "embedding", "head")
+                self._problem.costs.update(part, device=device, tp=slot.tp)[0] / key[2] for part in UPDATED_PARTS
             )
             self._known_updates[key] = block, embedding, head
         return self._known_updates[key]
 
-    def option(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
+    def every(self, slot: Slot, micro_batch_size: int) -> Iterator[StageOption]:
+        """All options of a slot and a microbatch, dominated or not, those with everything on the device first."""
+        hosts = self._hosts and self._problem.node_types[slot.node_type].host_bytes > 0
+        for on_host in (False, True)[: 1 + hosts]:
+            for recompute in RECOMPUTES:
+                yield self.option(slot, micro_batch_size, recompute, on_host=on_host)
+
+    def option(self, slot: Slot, micro_batch_size: int, recompute: Recompute, *, on_host: bool = False) -> StageOption:
         """One option by itself, dominated or not."""
-        key = slot, micro_batch_size, recompute
+        key = slot, micro_batch_size, recompute, on_host
         if key not in self._single:
-            self._single[key] = self._priced(slot, micro_batch_size, recompute)
+            option = self._priced(slot, micro_batch_size, recompute)
+            self._single[key] = self._left_to_host(option, slot) if on_host else option
         return self._single[key]
+
+    def _left_to_host(self, option: StageOption, slot: Slot) -> StageOption:
+        """The same option with all of its optimizer's state on the host."""
+        problem, node_type = self._problem, self._problem.node_types[slot.node_type]
+        costs, device_type = problem.costs, problem.cluster.device_types.of(node_type.device)
+        rates = host_rates(problem.cluster.node_types[slot.node_type])
+        updates_s, host_bytes = [], []
+        for part in UPDATED_PARTS:
+            owned = costs.parameter_counts.per_rank(part, slot.tp) / (self._optimizer_ways or slot.dp)
+            # Weights follow chunk by chunk, at their own rate.
+            updates_s.append(max(rates.update_s(owned), rates.in_s(costs.element_bytes * owned)))
+            host_bytes.append(of_parameters(owned, costs, device_type, speculates=False).total)
+        return replace(
+            option,
+            updates_s=(updates_s[0], updates_s[1], updates_s[2]),
+            memory=self._footprints.of(
+                device=node_type.device,
+                tp=slot.tp,
+                dp=slot.dp,
+                micro_batch_size=option.micro_batch_size,
+                recompute=option.recompute,
+                optimizer_on_device=False,
+            ),
+            on_host=True,
+            host_bytes=(host_bytes[0], host_bytes[1], host_bytes[2]),
+            host_capacity_bytes=node_type.host_bytes,
+        )
 
     def _priced(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
         node_type = self._problem.node_types[slot.node_type]
@@ -196,10 +306,15 @@ class StageOptionTable:
 def _dominates(a: StageOption, b: StageOption, num_layers: int) -> bool:
     """Whether ``a`` is neither slower nor larger than ``b``; memory is compared at a few points, which is a
     heuristic."""
-    return a.layer_s <= b.layer_s and all(
-        a.memory.bytes(layers, depth, first=False, last=False) <= b.memory.bytes(layers, depth, first=False, last=False)
-        for layers in (1, num_layers)
-        for depth in COMPARED_DEPTHS
+    return (
+        a.layer_s <= b.layer_s
+        and (b.on_host or not a.on_host)
+        and all(
+            a.memory.bytes(layers, depth, first=False, last=False)
+            <= b.memory.bytes(layers, depth, first=False, last=False)
+            for layers in (1, num_layers)
+            for depth in COMPARED_DEPTHS
+        )
     )
 
 

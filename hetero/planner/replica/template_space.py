@@ -95,7 +95,9 @@ class TemplateSpace:
     def __init__(self, problem: Problem, stage_options: StageOptionTable) -> None:
         self._problem = problem
         self._stage_options = stage_options
-        self._factory = TemplateFactory(problem, stage_options)
+        # A faster stage may be the one that leaves nothing to its host and computes again instead.
+        tables = dict.fromkeys((stage_options, stage_options.on_devices))
+        self._factories = tuple(TemplateFactory(problem, table) for table in tables)
         self._blocks: dict[tuple[int, int], dict[int, list[_Rated]]] = {}
         self.is_complete = True
 
@@ -113,12 +115,13 @@ class TemplateSpace:
                 self.is_complete = False
                 break
             least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.node_type] for block in blocks)
-            template = self._factory.build(blocks, samples, least_rate=least_rate)
-            if template is not None and template.rate >= least_rate:
-                found.append(template)
-                if len(blocks) == 1:
-                    node_type = blocks[0].node_type
-                    best[node_type] = max(best[node_type], template.rate / template.devices[node_type])
+            built = dict.fromkeys(each.build(blocks, samples, least_rate=least_rate) for each in self._factories)
+            for template in built:
+                if template is not None and template.rate >= least_rate:
+                    found.append(template)
+                    if len(blocks) == 1:
+                        node_type = blocks[0].node_type
+                        best[node_type] = max(best[node_type], template.rate / template.devices[node_type])
         most = CUTS_OF_FEW if problem.cluster.num_devices <= FEW_DEVICES else CUTS.get(len(usable), 2)
         return _fewest_cuts(undominated(found), most)
 
@@ -134,7 +137,7 @@ class TemplateSpace:
                         continue
                     for rated in self._rated(node_type, size, samples)[:FIRST_BLOCKS]:
                         if rated.block.num_stages <= self._problem.model.num_layers:
-                            yield self._factory.build((rated.block,), samples)
+                            yield self._factories[0].build((rated.block,), samples)
 
     def _combinations(self) -> Iterator[tuple[tuple[StageBlock, ...], int]]:
         """Blocks and samples of all templates, what matters most first, so that a search that is cut short has seen it:

@@ -197,10 +197,7 @@ class TemplateFactory:
             samples=samples,
             fill_s=balanced.fill_s,
             period_s=balanced.period_s,
-            update_s=max(
-                stage.option.update_s(stage.num_layers, first=s == 0, last=s + 1 == len(placed_slots))
-                for s, stage in enumerate(balanced.stages)
-            ),
+            update_s=_update_s(balanced.stages, boundary_costs),
             devices=tuple(devices),
             node_layers=tuple(_node_layers(placed_slots, balanced.stages, boundary_costs, self.problem)),
         )
@@ -215,6 +212,17 @@ def place_in_order(slots: Iterable[Slot], node_types: Sequence[PlannerNodeType])
         placed_slots.append(PlacedSlot(slot, node, offset))
         taken[slot.node_type] += slot.gpus
     return tuple(placed_slots)
+
+
+def _update_s(stages: Sequence[BalancedStage], boundary_costs: Sequence[BoundaryCost]) -> float:
+    """The longest that a stage lets the next step wait for its update."""
+    waits_s, fill_s = [], 0.0
+    for s, stage in enumerate(stages):
+        ends = {"first": s == 0, "last": s + 1 == len(stages)}
+        waits_s.append(stage.option.update_s(stage.num_layers, **ends, fill_s=fill_s))
+        fill_s += stage.seconds - stage.option.backward_s(stage.num_layers, **ends)
+        fill_s += boundary_costs[s].seconds if s < len(boundary_costs) else 0.0
+    return max(waits_s)
 
 
 def _node_layers(

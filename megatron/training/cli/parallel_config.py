@@ -2,12 +2,12 @@
 
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from hetero.cost.runtime_model import HETERO
 from hetero.emulation.options import EmulationOptions
 from hetero.plan.ir import Precision, Recompute
-from hetero.planner.problem import Problem
+from hetero.planner.problem import Offloading, Problem
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from megatron.training.cli import derived
 from megatron.training.cli.fields import (
@@ -62,6 +62,9 @@ class PlannerConfig:
 
     profiles: files beside the shipped ones.
     data_sheets: price devices without any profile by their data sheets.
+    offload: ``auto`` leaves optimizer state to hosts that the cluster file describes, where memory is short and the
+        optimizer is distributed.
+    host_memory_gib: of every host, in place of what the file says.
     out: where the plan is written, if anywhere.
     """
 
@@ -80,6 +83,20 @@ class PlannerConfig:
         SECONDS,
         name="--hetero-plan-time-limit",
         default=Problem.time_limit_s,
+        relations=_OF_PLANNING,
+    )
+    offload: Offloading = flag(
+        "With a cluster and --use-distributed-optimizer: auto leaves optimizer state to hosts where memory is short.",
+        one_of(*get_args(Offloading)),
+        name="--hetero-offload",
+        default="auto",
+        relations=_OF_PLANNING,
+    )
+    host_memory_gib: int | None = flag(
+        "With a cluster: GiB of every host that plans may leave state in, at most what it has.",
+        COUNT,
+        name="--hetero-host-memory-gib",
+        default=None,
         relations=_OF_PLANNING,
     )
     out: Path | None = flag(

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hetero.cost.capacity import check_memory
-from hetero.cost.host_memory import HostMemory, host_bytes_of_ranks, host_memory
+from hetero.cost.host_memory import HostMemory, host_memory, host_memory_of_ranks
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.errors import PlanMemoryError
 from hetero.plan.ir import Plan, Precision
@@ -43,7 +43,9 @@ def test_the_end_of_a_stage_is_on_the_host(position: float, dp: int) -> None:
     assert held.held == 18 * owned
     on_device = plan_memory(made, costs)[0, 0].optimizer
     assert on_device == plan_memory(left(Offload(), dp=dp), costs)[0, 0].optimizer - 12 * owned
-    assert host_bytes_of_ranks(made, costs) == dict.fromkeys(range(dp), 30 * owned)
+    assert {rank: each.total for rank, each in host_memory_of_ranks(made, costs).items()} == dict.fromkeys(
+        range(dp), 30 * owned
+    )
 
 
 def test_previews_take_the_state_once_more_and_a_processor_no_weights() -> None:
@@ -59,7 +61,7 @@ def test_previews_take_the_state_once_more_and_a_processor_no_weights() -> None:
 def test_a_plan_without_offload_takes_nothing() -> None:
     made = left(Offload())
     assert not host_memory(made, memory_costs(made))
-    assert not host_bytes_of_ranks(made, memory_costs(made))
+    assert not host_memory_of_ranks(made, memory_costs(made))
     check_memory(made, cluster(None))
 
 
@@ -88,7 +90,7 @@ def test_hosts_have_to_be_described() -> None:
 
 def test_all_ranks_of_a_node_share_its_memory() -> None:
     made = left(Offload(optimizer_from=0), dp=2)
-    taken = sum(host_bytes_of_ranks(made, memory_costs(made)).values())
+    taken = sum(each.total for each in host_memory_of_ranks(made, memory_costs(made)).values())
     check_memory(made, cluster(HostProfile(source="a test", memory_gib=1.001 * taken / GIB)))
     with pytest.raises(PlanMemoryError, match=r"node 0: its ranks leave .* a checkpoint .* included .* set speculate"):
         check_memory(made, cluster(HostProfile(source="a test", memory_gib=0.999 * taken / GIB)))

@@ -282,15 +282,25 @@ def test_a_card_has_its_share_of_a_host() -> None:
     assert part.update_thread_s(10**6) == whole.update_thread_s(10**6) == pytest.approx(0.008)
     assert part.copy_s(part.to_host, 10**9) == pytest.approx(10e-6 + 0.1)
     assert whole.copy_s(whole.to_host, 10**9) == pytest.approx(10e-6 + 0.05)
-    with pytest.raises(ConfigError, match="8 threads for updates of 9 cards"):
+    with pytest.raises(ConfigError, match="8 threads for updates of 9 ranks"):
         whole.share(cards=9, cards_per_switch=1)
 
 
 def test_what_is_missing_of_a_host_is_named() -> None:
-    with pytest.raises(ConfigError, match="it has no updates, to_device, which offload is priced by"):
-        HostResources.of(described_host(updates=(), to_device=None, to_host=None), memory_bytes=1)
-    with pytest.raises(ConfigError, match="it has no memory_copy_gb_per_s"):
-        HostResources.of(described_host(memory_copy_gb_per_s=None), memory_bytes=1)
+    with pytest.raises(ConfigError, match="it has no updates, which offload is priced by; measure it with"):
+        HostResources.of(described_host(updates=()), memory_bytes=1)
+    with pytest.raises(ConfigError, match="it has neither to_host and to_device nor memory_copy_gb_per_s, which"):
+        HostResources.of(described_host(memory_copy_gb_per_s=None, to_device=None, to_host=None), memory_bytes=1)
+
+
+def test_a_host_without_devices_copies_inside_its_memory() -> None:
+    host = HostResources.of(described_host(to_device=None, to_host=None), memory_bytes=1)
+    assert host.copy_s(host.to_host, 10**9) == pytest.approx(10**9 / host.copied_bytes_per_s)
+
+
+def test_sums_that_nobody_measured_are_as_fast_as_copies() -> None:
+    host = HostResources.of(described_host(memory_copy_gb_per_s=None), memory_bytes=1)
+    assert host.add_s(10**9) == pytest.approx(1.5 * 10**9 / host.to_host.bytes_per_s(10**9))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hetero.planner.problem import Problem
 from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, bytes_over_capacity, goal_value
 from hetero.planner.time_shares import TimeShare
 from tests.helpers.commands import ROOT
-from tests.unit.planner import few_layers, line, slow_zones, unlike_devices
+from tests.unit.planner import few_layers, line, short_memory, slow_zones, unlike_devices
 from tests.unit.planner.line import score_of
 
 
@@ -21,14 +21,16 @@ from tests.unit.planner.line import score_of
 def problems() -> dict[str, tuple[Problem, Shortlist]]:
     """Of each pass at least one that it makes better."""
     pipelines = line.line_problem(batch=8)
-    whole, short = (score_of(line.uniform(batch=8, pp=pp), pipelines) for pp in (4, 2))
+    whole, halves = (score_of(line.uniform(batch=8, pp=pp), pipelines) for pp in (4, 2))
     uneven = unlike_devices.mixed_problem()
     zones = slow_zones.problem(slow_zones.zones(2, gpus_per_node=4))
     cut = few_layers.question(6, 4)
     by_hand = few_layers.pipeline(cut, 2, 3, 4)
+    short = short_memory.problem()
     return {
-        "a line": (pipelines, Shortlist(whole, (whole, short))),
+        "a line": (pipelines, Shortlist(whole, (whole, halves))),
         "unlike devices": (uneven, Shortlist(score_of(unlike_devices.halves(uneven), uneven))),
+        "short memory": (short, Shortlist(score_of(short_memory.least_memory_plan(short), short))),
         "two zones": (zones, Shortlist(score_of(slow_zones.data_parallel(8), zones))),
         "six layers on four devices": (
             cut,

@@ -158,6 +158,8 @@ EFFECTS = [
     Effect("--hetero-profile a.json b.json", "parallel.planner.profiles", (Path("a.json"), Path("b.json")), **CLUSTER),
     Effect("--hetero-data-sheets", "parallel.planner.data_sheets", True, **CLUSTER),
     Effect("--hetero-plan-time-limit 5", "parallel.planner.time_limit_s", 5.0, **CLUSTER),
+    Effect("--hetero-offload none", "parallel.planner.offload", "none", **CLUSTER),
+    Effect("--hetero-host-memory-gib 64", "parallel.planner.host_memory_gib", 64, **CLUSTER),
     Effect("--hetero-plan-out p.json", "parallel.planner.out", Path("p.json"), **CLUSTER),
     Effect("--hetero-emulate e.yaml", "emulation.cluster", Path("e.yaml"), **EMULATED),
     Effect("--hetero-emulate-time-scale 3", "emulation.options.time_scale", 3.0, **EMULATED),
