@@ -3,6 +3,9 @@
 import argparse
 import shlex
 
+from hetero.plan.ir import DEFAULT_DROPOUT
+from hetero.planner.problem import Problem
+
 PRECISION, GOAL = "fp32", "time"
 """What ``hetero plan`` plans for if nothing is said."""
 
@@ -16,6 +19,11 @@ def plan_again(args: argparse.Namespace, profile: str) -> str:
     given += [f"--{name.replace('_', '-')}" for name in switches if getattr(args, name)]
     given += [] if args.objective == GOAL else ["--objective", args.objective]
     given += [] if args.budget_per_hour is None else ["--budget-per-hour", f"{args.budget_per_hour:g}"]
+    for dropout in ("hidden_dropout", "attention_dropout"):
+        share = getattr(args, dropout)
+        given += [] if share == DEFAULT_DROPOUT else [f"--{dropout.replace('_', '-')}", f"{share:g}"]
+    given += [] if args.offload == Problem.offload else ["--offload", args.offload]
+    given += [] if args.host_memory_gib is None else ["--host-memory-gib", args.host_memory_gib]
     return shlex.join(["hetero", "plan", *map(str, given), *_profiles_again(args, profile)])
 
 

@@ -98,6 +98,7 @@ def nothing_found(problem: Problem, templates: Sequence[Template], *, complete: 
     return PlanError(
         "planner: no plan was found, although the search is through. Layer by layer the model may fit, but only just: "
         "add a node, take devices with more memory, shorten the sequence, or write a plan by hand"
+        f"{_hosts_instead(problem)}"
     )
 
 

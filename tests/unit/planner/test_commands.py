@@ -43,7 +43,7 @@ links:
 MODEL = (Path(__file__).parents[3] / "scripts/presets/models/opt-350m.yaml").read_text(encoding="utf-8")
 
 
-ANSWERS: dict[tuple[object, ...], PlanResult] = {}
+ANSWERS: dict[str, PlanResult] = {}
 """By question, for tests that ask the same one: what the command makes of the answer is theirs."""
 
 
@@ -55,7 +55,7 @@ def _counted_work(monkeypatch: pytest.MonkeyPatch) -> None:
         costs = problem.costs
         assert costs.runtime == HETERO.with_dropout(hidden=problem.hidden_dropout, attention=problem.attention_dropout)
         others = (getattr(problem, each.name) for each in dataclasses.fields(problem) if each.name != "costs")
-        asked = (costs.model, costs.seq_length, costs.precision, *others)
+        asked = repr((costs.model, costs.seq_length, costs.precision, *others))
         if asked not in ANSWERS:
             ANSWERS[asked] = plan_cluster(problem, deadline=Deadline(2.0, CountedWork()))
         return ANSWERS[asked]
@@ -369,3 +369,34 @@ def test_a_path_that_cannot_be_written_is_told_before_any_work(
         else:
             assert run(files, flag, str(path)) == 2
         assert capsys.readouterr().err == f"hetero: {flag} {path}: {problem}\n"
+
+
+HOST = """\
+    memory_gib: 8
+    host:
+      source: a test
+      memory_gib: 64
+      updates: [{threads: 4, elements_per_s: 1.0e+9}]
+      to_device: {bandwidth_gb_per_s: 24, latency_us: 10}
+      to_host: {bandwidth_gb_per_s: 24, latency_us: 10}
+"""
+
+
+def test_what_hosts_hold_is_printed_and_may_be_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast, _ = CLUSTER.split("  - name: slow")
+    cluster = fast.replace("gpus_per_node: 2\n", f"gpus_per_node: 2\n{HOST}")
+    (files / "cluster.yaml").write_text(cluster, encoding="utf-8")
+    (files / "model.yaml").write_text(MODEL.replace("num_layers: 24", "num_layers: 90"), encoding="utf-8")
+    asked = ["--use-distributed-optimizer", "--attention-dropout", "0", "--host-memory-gib", "48"]
+    assert run(files, *asked, "--out", str(files / "plan.json")) == 0
+    printed = capsys.readouterr().out
+    assert "GiB of hosts, a checkpoint that is written included" in printed
+    assert re.search(r"│ fast .* of 48 │", printed)
+    for command in re.findall(r"^     (hetero plan .*)$", printed, re.MULTILINE):
+        assert " --attention-dropout 0 --host-memory-gib 48 --profile " in command
+    assert main(["simulate", str(files / "plan.json"), "--cluster", str(files / "cluster.yaml"), "--json"]) == 0
+    for on_host in json.loads(capsys.readouterr().out)["host_memory"]:
+        assert 0 < on_host["bytes"]["optimizer"] < sum(on_host["bytes"].values()) <= 48 * GIB
+        assert on_host["capacity_gib"] == 64
+    assert run(files, *asked, "--offload", "none") == 2
+    assert "or leave optimizer state to hosts, which takes offload auto" in capsys.readouterr().err
