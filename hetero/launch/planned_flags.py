@@ -23,6 +23,8 @@ STATED_BY_STAGES = (
     "--micro-batch-size",
     "--recompute-granularity",
     "--recompute-num-layers",
+    "--optimizer-cpu-offload",
+    "--optimizer-offload-fraction",
 )
 """Flags of the uniform plan, which may not stand beside a plan: it states them for each stage."""
 

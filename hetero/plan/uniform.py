@@ -1,14 +1,17 @@
 """Builds the uniform plan that Megatron-LM's own flags describe: every replica alike, every stage alike."""
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
+from hetero.plan.offload import NOTHING_ON_HOST, Offload
 from hetero.plan.validate import enough_in_flight
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
+from hetero.spec.parameters import stage_parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +23,8 @@ class UniformLayout:
     stages_per_rank: of one replica; more than one are interleaved.
     recompute_num_layers: of each stage, and all of its layers where it has fewer.
     fp8: all stages multiply in fp8.
+    optimizer_offload_fraction: each stage leaves at least this share of its parameters' optimizer state to its host,
+        whole layers from its end; 0 is none.
     """
 
     model: ModelSpec
@@ -38,6 +43,7 @@ class UniformLayout:
     recompute_num_layers: int | None = None
     fp8: bool = False
     distributed_optimizer: bool = False
+    optimizer_offload_fraction: float = 0.0
     hidden_dropout: float | None = None
     attention_dropout: float | None = None
     devices: tuple[DeviceType, ...] = ()
@@ -145,7 +151,25 @@ def _stage(layout: UniformLayout, *, replica: int, number: int, in_flight: int) 
         recompute=layout.recompute,
         recompute_num_layers=min(recomputed, layers) if recomputed is not None else None,
         fp8=layout.fp8,
+        offload=_offload(layout, number * layers, (number + 1) * layers),
     )
+
+
+def _offload(layout: UniformLayout, first_layer: int, end_layer: int) -> Offload:
+    """The fewest layers at the end of a stage that have the share of its parameters which goes to the host."""
+    if not layout.optimizer_offload_fraction:
+        return NOTHING_ON_HOST
+    numel: Counter[int] = Counter()
+    for parameter in stage_parameters(layout.model, first_layer=first_layer, end_layer=end_layer):
+        # The other copy of a tied embedding lies in the head.
+        is_tied_copy = parameter.position < 0 < first_layer
+        numel[end_layer if is_tied_copy else int(parameter.position)] += parameter.numel
+    wanted, left = layout.optimizer_offload_fraction * numel.total(), 0
+    for position in sorted(numel, reverse=True):
+        left += numel[position]
+        if left >= wanted:
+            break
+    return Offload(optimizer_from=float(position))
 
 
 def _depths(pp: int, stages_per_rank: int, num_microbatches: int, *, warms_up: bool) -> list[int]:

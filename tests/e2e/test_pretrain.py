@@ -88,6 +88,15 @@ def test_hosts_update_what_the_plan_leaves_to_them(tmp_path: Path) -> None:
     assert measured > 0
 
 
+def test_hosts_update_what_megatrons_flags_leave_to_them() -> None:
+    shape = {"micro_batch_size": "1", "pipeline_model_parallel_size": "2", "use_distributed_optimizer": ""}
+    offload = {"optimizer_cpu_offload": "", "optimizer_offload_fraction": "0.5", "overlap_cpu_optimizer_d2h_h2d": ""}
+    run = forked(2, command_line(**shape, **offload))
+    assert_same_training(log_lines(run), log_lines(uniform_run("1f1b")))
+    assert re.search(r"updated on hosts: replica 0: stage 0 from .*; stage 1 from", run.stdout)
+    assert "--overlap-cpu-optimizer-d2h-h2d" in run.stdout, "it has no effect, which is told"
+
+
 def assert_events_say(lines: list[re.Match[str]], folder: Path) -> None:
     """One file, from one rank, with the numbers of the log."""
     assert len(list(folder.iterdir())) == 1

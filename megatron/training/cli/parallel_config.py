@@ -25,6 +25,7 @@ from megatron.training.cli.fields import (
 )
 from megatron.training.cli.value_types import (
     COUNT,
+    FRACTION,
     HEARTBEAT_SECONDS,
     PATH,
     SECONDS,
@@ -220,6 +221,18 @@ class ParallelConfig:
     )
     use_distributed_optimizer: bool = flag(
         "Share optimizer state among ranks that hold the same weights (ZeRO-1).", default=False
+    )
+    optimizer_cpu_offload: bool = flag(
+        "Without a plan, with --use-distributed-optimizer: leave optimizer state to the hosts, which update beside the "
+        "next forward.",
+        default=False,
+        relations=Relations(stated_by_plan=True, needs=(given("--use-distributed-optimizer"),)),
+    )
+    optimizer_offload_fraction: float = flag(
+        "With that: the share of each stage's parameters, from its end and by whole layers.",
+        FRACTION,
+        default=1.0,
+        relations=Relations(stated_by_plan=True, needs=(given("--optimizer-cpu-offload"),)),
     )
     overlap_param_gather: bool = flag(
         "With that: gather updated weights while the next forward goes on.",

@@ -108,12 +108,11 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "offloading is not there yet: leave it out and save memory with --recompute-granularity full",
+        "hosts hold optimizer state only, in pinned memory: leave it out and save memory with --optimizer-cpu-offload "
+        "or --recompute-granularity full",
         """
-        --cpu-offloading-num-layers --cpu-offloading-retain-pinned-cpu-buffers --optimizer-cpu-offload
-        --optimizer-offload-fraction --use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d
-        --no-pin-cpu-grads --no-pin-cpu-params --fine-grained-activation-offloading --offload-modules
-        --min-offloaded-tensor-size
+        --cpu-offloading-num-layers --cpu-offloading-retain-pinned-cpu-buffers --no-pin-cpu-grads --no-pin-cpu-params
+        --fine-grained-activation-offloading --offload-modules --min-offloaded-tensor-size
         """,
     ),
     ("use --recompute-granularity selective", "--recompute-activations"),

@@ -56,6 +56,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "hosts update by torch's fused AdamW, and copies to and from them go on beside computes, always",
+        "--use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d",
+    ),
+    (
         "token files are memory-mapped and the index is built by one process",
         """
         --no-mmap-bin-files --mmap-warmup --num-dataset-builder-threads=N --per-dataset-sequences-path=PATH

@@ -6,8 +6,10 @@ import pytest
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
+from hetero.plan.offload import place_of, updates_on_host
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
+from hetero.spec.parameters import stage_parameters
 from tests.helpers.models import llama_model
 
 
@@ -138,3 +140,26 @@ def test_degrees_that_do_not_divide_are_refused(changes: dict[str, Any], message
 def test_fp8_is_that_of_all_stages() -> None:
     assert all(stage.fp8 for _, _, stage in uniform(precision="bf16", fp8=True).stages())
     assert not any(stage.fp8 for _, _, stage in uniform(precision="bf16").stages())
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("share", [1e-3, 0.2, 0.5, 0.9, 1.0])
+def test_a_share_of_each_stage_is_left_to_hosts(share: float, pp: int, tied: bool) -> None:
+    """At least that share, and with one layer less it would be less."""
+    model = llama_model(tied_embeddings=tied)
+    plan = uniform(model=model, pp=pp, distributed_optimizer=True, optimizer_offload_fraction=share)
+    validate(plan)
+    for stage in plan.replicas[0].stages:
+        held = stage_parameters(model, first_layer=stage.start, end_layer=stage.end)
+        here = [(updates_on_host(p.position, [stage]), int(place_of(p.position, [stage])[1]), p.numel) for p in held]
+        wanted = share * sum(numel for *_, numel in here)
+        least = min(position for on_host, position, _ in here if on_host)
+        assert sum(numel for on_host, _, numel in here if on_host) >= wanted
+        assert sum(numel for on_host, position, numel in here if on_host and position != least) < wanted
+
+
+def test_everything_or_nothing_is_left_to_hosts() -> None:
+    for share, first in ((0.0, [None, None]), (1.0, [-1.0, 3.0])):
+        plan = uniform(distributed_optimizer=True, optimizer_offload_fraction=share)
+        assert [stage.offload.optimizer_from for stage in plan.replicas[0].stages] == first

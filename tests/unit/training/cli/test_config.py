@@ -175,6 +175,13 @@ EFFECTS = [
     Effect("--recompute-granularity selective", "parallel.recompute", "selective"),
     Effect("--recompute-num-layers 2", "parallel.recompute_num_layers", 2, context="--recompute-granularity full"),
     Effect("--use-distributed-optimizer", "parallel.use_distributed_optimizer", True),
+    Effect("--optimizer-cpu-offload", "parallel.optimizer_cpu_offload", True, context="--use-distributed-optimizer"),
+    Effect(
+        "--optimizer-offload-fraction 0.5",
+        "parallel.optimizer_offload_fraction",
+        0.5,
+        context="--use-distributed-optimizer --optimizer-cpu-offload",
+    ),
     Effect("--overlap-param-gather", "parallel.overlap_param_gather", True, context="--use-distributed-optimizer"),
     Effect("--bf16", "parallel.precision", "bf16"),
     Effect("--fp16", "parallel.precision", "fp16"),

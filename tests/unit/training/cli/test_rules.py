@@ -102,6 +102,8 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--bf16 --loss-scale 8", "", "--loss-scale 8.0 has no effect without --fp16"),
         ("--recompute-num-layers 2", "", "has no effect without --recompute-granularity full"),
         ("--overlap-param-gather", "", "has no effect without --use-distributed-optimizer"),
+        ("--optimizer-cpu-offload", "", "has no effect without --use-distributed-optimizer"),
+        ("--optimizer-offload-fraction 0.5", "", "has no effect without --optimizer-cpu-offload"),
         ("--hetero-cluster c --overlap-param-gather", "--micro-batch-size", "without --use-distributed-optimizer"),
         ("--save-interval 5", "", "--save-interval 5 has no effect without --save"),
         ("--finetune", "", "--finetune has no effect without --load"),
