@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.offload import offloads, place_of
+from hetero.plan.offload import place_of
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only
@@ -42,11 +42,12 @@ class CollectiveOptions:
 def collective_options(plan: Plan, *, overlap_grad_reduce: bool, overlap_param_gather: bool) -> CollectiveOptions:
     """What ``plan`` makes of these settings: where hosts update, forwards wait for their own weights alone.
 
-    Otherwise the first forward would wait for all that hosts do, and nothing would be beside it.
+    Otherwise the first forward would wait for all that hosts do and nothing would be beside it, as a plan may ask for.
     """
+    on_hosts = [stage for _, _, stage in plan.stages() if stage.offload.optimizer_from is not None]
     return CollectiveOptions(
         overlap_grad_reduce=overlap_grad_reduce,
-        overlap_param_gather=overlap_param_gather or offloads(stage for _, _, stage in plan.stages()),
+        overlap_param_gather=all(stage.offload.overlap for stage in on_hosts) if on_hosts else overlap_param_gather,
     )
 
 

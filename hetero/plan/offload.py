@@ -24,12 +24,15 @@ class Offload:
         host updates them beside the next forward; ``None`` for none. Comes with the plan's ``distributed_optimizer``.
     speculate: the host tries its updates before the norm of the gradient is known, as if nothing were clipped. A wrong
         one is done again, and the state is there twice.
+    overlap: the next forward waits in front of each layer for that layer's weights alone. Without, its first layer
+        waits for all that hosts update, as in ZeRO-Offload (arXiv 2101.06840); to compare with that.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     optimizer_from: float | None = None
     speculate: bool = False
+    overlap: bool = True
 
     def within(self, start: float, end: float) -> "Offload":
         """The same for a stage whose layers are ``[start, end)`` from now on; nothing if none of that is left."""

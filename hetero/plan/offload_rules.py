@@ -2,6 +2,7 @@
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Stage
+from hetero.plan.offload import NOTHING_ON_HOST
 from hetero.spec.parameters import HALF
 from hetero.text import in_halves
 
@@ -11,11 +12,12 @@ def check_offload(plan: Plan) -> None:
     for r, s, stage in plan.stages():
         where, offload = f"replica {r} stage {s}", stage.offload
         if offload.optimizer_from is None:
-            if offload.speculate:
-                raise PlanError(
-                    f"{where}: offload.speculate is true, but no optimizer is on the host; set optimizer_from or leave "
-                    "speculate out"
-                )
+            for name, value in (("speculate", offload.speculate), ("overlap", offload.overlap)):
+                if value != getattr(NOTHING_ON_HOST, name):
+                    raise PlanError(
+                        f"{where}: offload.{name} is {str(value).lower()}, but no optimizer is on the host; set "
+                        f"optimizer_from or leave {name} out"
+                    )
             continue
         if not plan.distributed_optimizer:
             raise PlanError(
@@ -32,6 +34,9 @@ def check_offload(plan: Plan) -> None:
                 f"{in_halves(first)} to {in_halves(last)}, halves of layers among them; choose one of these, or leave "
                 "it out"
             )
+    overlap = {stage.offload.overlap for _, _, stage in plan.stages() if _updates_on_host(stage)}
+    if len(overlap) > 1:
+        raise PlanError("plan: offload.overlap is true for some stages and false for others; make them equal")
     for r, replica in enumerate(plan.replicas):
         for group in replica.device_groups:
             speculating = {replica.stages[s].offload.speculate for s in group if _updates_on_host(replica.stages[s])}

@@ -56,6 +56,7 @@ def offload_of(plan: Plan) -> str:
         parts = [
             f"stage {s} from {_position_in_words(stage.offload.optimizer_from, plan)}"
             f"{', previewed' if stage.offload.speculate else ''}"
+            f"{'' if stage.offload.overlap else ', before the next forward'}"
             for s, stage in enumerate(plan.replicas[members[0]].stages)
             if stage.offload.optimizer_from is not None
         ]

@@ -136,13 +136,17 @@ def test_the_bits_are_those_of_the_device(case: Beside) -> None:
         assert ours.optimizer_bytes <= theirs.optimizer_bytes
 
 
-@pytest.mark.parametrize("speculate", [False, True], ids=["direct", "previewed"])
-def test_nothing_overtakes_copies_and_updates_that_are_late(speculate: bool) -> None:
+@pytest.mark.parametrize(
+    ("speculate", "overlap"),
+    [(False, True), (True, True), (False, False)],
+    ids=["direct", "previewed", "without overlap"],
+)
+def test_nothing_overtakes_copies_and_updates_that_are_late(speculate: bool, overlap: bool) -> None:
     """By a tenth of a second, where a step takes a hundredth: two ranks that share all buckets, of which hosts have
     the head."""
     whole = plan(llama_model(num_layers=2), [replica(stage(layers=(0, 2), ranks=(0, 1), dp=2), num_samples=4)])
     on_device = sharded(whole)
-    left = [Offload(optimizer_from=2, speculate=speculate)]
+    left = [Offload(optimizer_from=2, speculate=speculate, overlap=overlap)]
     on_host = on_device.with_replica(0, on_device.replicas[0].with_each_stage(offload=left))
     expected, found = (
         run_ranks(train_on_host, 2, made, NUM_STEPS, EACH_ALONE, NEVER_CLIPPED, False, late_by_s)
@@ -180,12 +184,23 @@ def order_of_a_step(rank: int, made: Plan) -> list[str]:
     return happened
 
 
+def second_step(offload: Offload) -> list[str]:
+    """From the first update of the first step on, of three layers."""
+    alone = plan(llama_model(num_layers=3), [replica(stage(layers=(0, 3), ranks=(0,)), num_samples=1)])
+    left = sharded(alone.with_replica(0, alone.replicas[0].with_stage(0, offload=offload)))
+    (happened,) = run_ranks(order_of_a_step, 1, left)
+    return happened[happened.index("updated 0") :]
+
+
+def test_without_overlap_the_forward_begins_after_the_last_update() -> None:
+    happened = second_step(Offload(optimizer_from=0, overlap=False))
+    assert happened.index("layer 0") > happened.index("updated 3")
+
+
 def test_a_forward_begins_before_the_last_update_ends() -> None:
     """And every layer after its own weights are back, in the order of the forward."""
-    alone = plan(llama_model(num_layers=3), [replica(stage(layers=(0, 3), ranks=(0,)), num_samples=1)])
-    left = sharded(alone.with_replica(0, alone.replicas[0].with_stage(0, offload=Offload(optimizer_from=0))))
-    (happened,) = run_ranks(order_of_a_step, 1, left)
-    second = happened[happened.index("updated 0") : happened.index("updated 3")]
+    happened = second_step(Offload(optimizer_from=0))
+    second = happened[: happened.index("updated 3")]
     assert second.index("layer 0") < second.index("layer 1") < second.index("updated 2")
     for layer in range(3):
         assert second.index(f"layer {layer}") > max(i for i, what in enumerate(second) if what == f"updated {layer}")

@@ -58,6 +58,14 @@ def test_a_layer_waits_for_what_is_updated_once_the_norm_is_known(update_s: floa
     assert exposed_s(result) == pytest.approx(max(0.0, update_s + copy_s - 5 * FORWARD_S), abs=1e-6)
 
 
+@pytest.mark.parametrize("update_s", [1.0, 7.0])
+def test_without_overlap_the_first_layer_waits_for_all_of_it(update_s: float) -> None:
+    numel = numel_from(5)
+    offload = Offload(optimizer_from=5, overlap=False)
+    result = simulate(one_stage(offload), cluster(1, rate=numel / update_s), COSTS)
+    assert exposed_s(result) == pytest.approx(update_s + 4 * numel / 1e9, abs=1e-6)
+
+
 @pytest.mark.parametrize("update_s", [1.0, 9.0, 14.0, 20.0, 40.0])
 def test_a_preview_begins_with_the_gradients(update_s: float) -> None:
     """Those of layer 5 are whole when the backwards of five layers are still to come."""

@@ -422,6 +422,16 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
     ),
     (
         offload_rules.check_offload,
+        r"replica 0 stage 0: offload.overlap is false, but no optimizer is on the host; set optimizer_from or leave",
+        on_host(0, 0, overlap=False),
+    ),
+    (
+        offload_rules.check_offload,
+        r"plan: offload.overlap is true for some stages and false for others; make them equal",
+        lambda plan: on_host(0, 1, optimizer_from=4)(on_host(0, 0, optimizer_from=1, overlap=False)(plan)),
+    ),
+    (
+        offload_rules.check_offload,
         r"replica 0: stages \[0, 2\] are on the same ranks, and offload.speculate is true for some of them only",
         lambda _: half_speculating(),
     ),
