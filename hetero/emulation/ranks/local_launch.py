@@ -55,6 +55,7 @@ class EmulatedLaunch:
     data_parallel: DataParallelOptions
     num_steps: int
     seed: int = 7
+    adam: AdamOptions = ADAM
 
 
 def run_emulated(emulated: EmulatedLaunch, *, timeout_s: float) -> EmulatedRun:
@@ -170,7 +171,7 @@ def _steps(rank: int, emulated: EmulatedLaunch) -> RankResult:
     trainer = Trainer(
         context,
         options=StageOptions(),
-        adam=ADAM,
+        adam=emulated.adam,
         seed=emulated.seed,
         data_parallel=DataParallelOptions(
             bucket_numel=emulation.bucket_numel,

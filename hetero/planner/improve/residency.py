@@ -27,9 +27,11 @@ from hetero.cost.offload.blocks import (
 from hetero.cost.offload.host_resources import HostResources
 from hetero.cost.stage_memory import memory_of_stage
 from hetero.errors import ConfigError, PlanError
+from hetero.plan.communicators import gradient_communicators
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.offload import NOTHING_ON_HOST, Offload
 from hetero.planner.deadline import Deadline
+from hetero.planner.improve.local_search import with_alike_changed
 from hetero.planner.offload.choose import choose_offload
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, is_better, memory_is_short, score_plan
@@ -68,9 +70,37 @@ def _chosen_anew(start: ScoredPlan, problem: Problem, deadline: Deadline) -> Sco
             found = _score(plan, problem, deadline)
             if found is not None and is_better(found, best, problem):
                 best = found
+        best = _keep_one_layer_more(best, problem, deadline)
         if best is before:
             break
     return best
+
+
+def _keep_one_layer_more(best: ScoredPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """Take back what one stage computes again or leaves to its host, layer by layer, as long as it fits and helps: the
+    question to CP-SAT rounds memory against the plan."""
+    improved = True
+    while improved:
+        improved = False
+        for plan in with_alike_changed(best.plan, _with_one_layer_more_kept):
+            if deadline.is_over():
+                return best
+            found = _score(plan, problem, deadline)
+            if found is not None and is_better(found, best, problem):
+                best, improved = found, True
+    return best
+
+
+def _with_one_layer_more_kept(replica: Replica) -> Iterator[Replica]:
+    for s, stage in enumerate(replica.stages):
+        if stage.recompute == "full":
+            again = (stage.recompute_num_layers or len(stage.layer_numbers)) - 1
+            recompute = {"recompute": "full", "recompute_num_layers": again} if again else {"recompute": "none"}
+            yield replica.with_stage(s, **{"recompute_num_layers": None, **recompute})
+        if (first := stage.offload.optimizer_from) is not None:
+            later = 0.0 if first < 0 else first + 1
+            left = dataclasses.replace(stage.offload, optimizer_from=later) if later < stage.end else NOTHING_ON_HOST
+            yield replica.with_stage(s, offload=left)
 
 
 def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
@@ -81,8 +111,43 @@ def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | Non
 
 
 def _candidates(plan: Plan, problem: Problem, deadline: Deadline) -> Iterator[Plan]:
-    """``plan`` with what CP-SAT chooses for all hosts, and for each alone; with previews as chosen, everywhere, and
-    nowhere."""
+    """``plan`` and the same with other microbatches, each with what CP-SAT chooses for all hosts, and for each alone;
+    with previews as chosen, everywhere, and nowhere."""
+    seen = {plan}
+    for start in (plan, *_with_other_microbatches(plan)):
+        for made in _chosen_for_hosts(start, problem, deadline):
+            for previews in (None, False, True)[: 2 + problem.previews]:
+                changed = made if previews is None else _with_previews(made, previews)
+                if changed not in seen:
+                    seen.add(changed)
+                    yield changed
+
+
+def _with_other_microbatches(plan: Plan) -> Iterator[Plan]:
+    """All microbatches twice as large or half as large: what fits on devices then is chosen with them."""
+    for factor in (2.0, 0.5):
+        changed = {r: _with_microbatches(replica, factor) for r, replica in enumerate(plan.replicas)}
+        possible = {r: replica for r, replica in changed.items() if replica is not None}
+        if len(possible) == len(changed):
+            yield plan.with_replicas(possible)
+
+
+def _with_microbatches(replica: Replica, factor: float) -> Replica | None:
+    """With microbatches so many times as large and no more of them in flight than there are; ``None`` if they do not
+    divide the samples."""
+    sizes = [stage.micro_batch_size * factor for stage in replica.stages]
+    for stage, size in zip(replica.stages, sizes, strict=True):
+        if size % 1 or replica.num_samples % int(size * stage.dp):
+            return None
+    depths = [
+        max(1, min(stage.in_flight, int(replica.num_microbatches(s) / factor)))
+        for s, stage in enumerate(replica.stages)
+    ]
+    return replica.with_each_stage(micro_batch_size=[int(size) for size in sizes], in_flight=depths)
+
+
+def _chosen_for_hosts(plan: Plan, problem: Problem, deadline: Deadline) -> Iterator[Plan]:
+    """``plan`` with what CP-SAT chooses for all hosts together, and for each alone."""
     changes = []
     for members in plan.alike():
         for stages in _stages_of_hosts(plan, members[0], problem):
@@ -93,14 +158,10 @@ def _candidates(plan: Plan, problem: Problem, deadline: Deadline) -> Iterator[Pl
     together = plan
     for members, choices in changes:
         together = _with_choices(together, members, choices)
-    alone = [_with_choices(plan, members, choices) for members, choices in changes] if len(changes) > 1 else []
-    seen = {plan}
-    for made in (together, *alone):
-        for previews in (None, False, True)[: 2 + problem.previews]:
-            changed = made if previews is None else _with_previews(made, previews)
-            if changed not in seen:
-                seen.add(changed)
-                yield changed
+    yield together
+    if len(changes) > 1:
+        for members, choices in changes:
+            yield _with_choices(plan, members, choices)
 
 
 def _stages_of_hosts(plan: Plan, r: int, problem: Problem) -> list[tuple[int, ...]]:
@@ -173,8 +234,14 @@ class _Pipeline:
             device=stage.device, first_layer=stage.start, end_layer=stage.end, tp=stage.tp
         )
         most = max(owned[rank][s].numel for rank in stage.ranks)
+        communicators = gradient_communicators(self.plan)
+        num_gradient_groups = max(sum(rank in ranks for ranks in communicators) for rank in stage.ranks)
         memory = memory_of_stage(
-            kept, costs, num_neighbours=(s > 0) + (s + 1 < len(self.replica.stages)), num_gradient_groups=3
+            kept,
+            costs,
+            num_neighbours=(s > 0) + (s + 1 < len(self.replica.stages)),
+            shares_gradients=num_gradient_groups > 0,
+            num_gradient_groups=num_gradient_groups,
         )
         node_type = problem.node_type_of(stage.ranks[0])
         return OffloadStage(

@@ -1,0 +1,187 @@
+"""Trains beside a host's memory by several policies: predicted steps, and the same plans executed in emulation.
+
+    python -m tests.bench.bench_offload                   predicted seconds per step, by batch
+    python -m tests.bench.bench_offload --execute         the same plans executed (hetero.emulation), some minutes
+    python -m tests.bench.bench_offload --setup four      four unlike cards on one host
+
+Everything here is a model of a machine: an A100-40 and its host as described below. Policies are plans of this runtime
+that follow the rules of others (:mod:`hetero.planner.listed.offload_policies`), not the others' software.
+
+The rates of the host are assumptions, stated here because everything depends on them: AdamW updates 4e9 parameters per
+second with all threads, which is what the authors of ZeRO-Offload (arXiv 2101.06840) aim at with two 24-core
+processors; pinned copies take 24 GB/s in either direction.
+"""
+
+import argparse
+import dataclasses
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+
+warnings.filterwarnings("ignore")
+
+from hetero.runtime import cpu_backend  # noqa: E402
+
+cpu_backend.install()
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from hetero.cost.cost_model import CostModel  # noqa: E402
+from hetero.cost.simulation.simulator import simulate  # noqa: E402
+from hetero.data.cost_models import model_costs  # noqa: E402
+from hetero.emulation.options import EmulationOptions  # noqa: E402
+from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # noqa: E402
+from hetero.errors import PlanError  # noqa: E402
+from hetero.planner.deadline import Deadline  # noqa: E402
+from hetero.planner.listed.listed_plans import Listing, best_plan  # noqa: E402
+from hetero.planner.listed.offload_policies import autohete_plans, zero_offload_plans  # noqa: E402
+from hetero.planner.plan_cluster import plan_cluster  # noqa: E402
+from hetero.planner.problem import Problem  # noqa: E402
+from hetero.planner.scoring import ScoredPlan  # noqa: E402
+from hetero.report.plan_wording import offload_of  # noqa: E402
+from hetero.runtime.optimizer import AdamOptions  # noqa: E402
+from hetero.runtime.options import DataParallelOptions  # noqa: E402
+from hetero.spec.cluster import ClusterSpec, Links, NodeType  # noqa: E402
+from hetero.spec.host import HostProfile, UpdateRate  # noqa: E402
+from hetero.spec.link import Link  # noqa: E402
+from hetero.spec.parameters import parameters  # noqa: E402
+from tests.helpers.models import gpt2_model  # noqa: E402
+
+SEQ_LENGTH = 1024
+GPT_4B = gpt2_model(
+    num_layers=64,
+    hidden_size=2304,
+    num_attention_heads=16,
+    num_query_groups=16,
+    kv_channels=144,
+    ffn_hidden_size=4 * 2304,
+    vocab_size=50257,
+    padded_vocab_size=50304,
+    max_position_embeddings=SEQ_LENGTH,
+)
+"""4.2 billion parameters: 64 layers of 2304, as PatrickStar's authors train (arXiv 2108.05818)."""
+
+BATCHES = (2, 4, 8, 16, 32)
+NEVER_CLIPPED = 1e9
+
+
+def host(gpus_per_switch: int = 1) -> HostProfile:
+    copy = Link(bandwidth_gb_per_s=24.0, latency_us=10.0)
+    return HostProfile(
+        source="assumed, see the head of this file",
+        memory_gib=512,
+        updates=(UpdateRate(threads=1, elements_per_s=1.2e8), UpdateRate(threads=48, elements_per_s=4e9)),
+        memory_copy_gb_per_s=80.0,
+        to_host=copy,
+        to_device=copy,
+        gpus_per_switch=gpus_per_switch,
+    )
+
+
+def clusters() -> dict[str, ClusterSpec]:
+    inside = Link(bandwidth_gb_per_s=20.0, latency_us=10.0)
+    one = NodeType(name="a100", device="A100-40", gpus_per_node=1, inside_node=inside, host=host())
+    four = [
+        NodeType(name=name, device=device, gpus_per_node=2, inside_node=inside, host=host(2))
+        for name, device in (("a100", "A100-40"), ("v100", "V100-16"))
+    ]
+    return {
+        "one": ClusterSpec(node_types=(one,), links=Links()),
+        "four": ClusterSpec(node_types=tuple(four), links=Links(between_nodes=inside)),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A plan by somebody's rules; ``None`` if none fits."""
+
+    name: str
+    found: ScoredPlan | None
+
+
+def policies(problem: Problem, limit_s: float) -> Iterator[Policy]:
+    """ZeRO-Offload's, AutoHete's, and the planner's, without previews (as if every step were clipped) and with."""
+    for name, listing in (("zero-offload", zero_offload_plans), ("autohete", autohete_plans)):
+        yield Policy(name=name, found=_listed(listing(problem), problem, limit_s))
+    for name, previews in (("ours, every step clipped", False), ("ours", True)):
+        yield Policy(name=name, found=_planned(dataclasses.replace(problem, previews=previews)))
+
+
+def _listed(listing: Listing, problem: Problem, limit_s: float) -> ScoredPlan | None:
+    return best_plan(listing, problem, Deadline(limit_s))
+
+
+def _planned(problem: Problem) -> ScoredPlan | None:
+    try:
+        return plan_cluster(problem).scored
+    except PlanError as error:
+        print(error, file=sys.stderr)
+        return None
+
+
+def executed_s(found: ScoredPlan, cluster: ClusterSpec, costs: CostModel, *, time_scale: float | None) -> float:
+    """Seconds of the last of three emulated steps that are never clipped."""
+    ran = run_emulated(
+        EmulatedLaunch(
+            plan=found.plan,
+            cluster=cluster,
+            costs=costs,
+            options=EmulationOptions(time_scale=time_scale, seq_length=16),
+            data_parallel=DataParallelOptions(bucket_numel=costs.runtime.bucket_numel),
+            adam=AdamOptions(lr=1e-3, clip_grad=NEVER_CLIPPED),
+            num_steps=3,
+        ),
+        timeout_s=1200,
+    )
+    last = ran.ranks[0][-1]
+    return last.end_s - last.start_s
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", choices=list(clusters()), default="one")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--execute", action="store_true", help="run the plans in emulation too")
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each plan")
+    parser.add_argument("--time-scale", type=float, help="wall seconds per emulated second")
+    args = parser.parse_args(argv)
+    cluster = clusters()[args.setup]
+    costs = model_costs(GPT_4B, seq_length=SEQ_LENGTH, precision="bf16" if args.setup == "one" else "fp16")
+    billions = sum(each.numel for each in parameters(GPT_4B)) / 1e9
+    table = Table(title=f"GPT of {billions:.1f}e9 parameters, sequence {SEQ_LENGTH}: s per step")
+    for column in ("batch", "policy", "predicted", "executed", "times faster than zero-offload", "what"):
+        table.add_column(column)
+    for batch in args.batches:
+        problem = Problem(
+            cluster=cluster,
+            costs=costs,
+            global_batch_size=batch,
+            distributed_optimizer=True,
+            time_limit_s=args.time_limit,
+        )
+        base_s = None
+        for policy in policies(problem, args.time_limit):
+            if policy.found is None:
+                table.add_row(str(batch), policy.name, "does not fit")
+                continue
+            predicted_s = simulate(policy.found.plan, problem.topology, costs).step_s
+            ran_s = executed_s(policy.found, cluster, costs, time_scale=args.time_scale) if args.execute else None
+            seconds = predicted_s if ran_s is None else ran_s
+            base_s = seconds if policy.name == "zero-offload" else base_s
+            stage = policy.found.plan.replicas[0].stages[0]
+            table.add_row(
+                str(batch),
+                policy.name,
+                f"{predicted_s:.4g}",
+                "" if ran_s is None else f"{ran_s:.4g}",
+                f"{base_s / seconds:.2f}" if base_s else "",
+                f"microbatches of {stage.micro_batch_size}, {stage.recompute} {stage.recompute_num_layers or ''}; "
+                f"{offload_of(policy.found.plan)}",
+            )
+        table.add_section()
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()
