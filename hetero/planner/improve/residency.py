@@ -10,6 +10,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetero.cost.cost_model import StageConfig
 from hetero.cost.gradient_volume import owned_parameters
@@ -70,19 +71,19 @@ def _chosen_anew(start: ScoredPlan, problem: Problem, deadline: Deadline) -> Sco
             found = _score(plan, problem, deadline)
             if found is not None and is_better(found, best, problem):
                 best = found
-        best = _keep_one_layer_more(best, problem, deadline)
+        best = _move_layer_by_layer(best, problem, deadline)
         if best is before:
             break
     return best
 
 
-def _keep_one_layer_more(best: ScoredPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
-    """Take back what one stage computes again or leaves to its host, layer by layer, as long as it fits and helps: the
-    question to CP-SAT rounds memory against the plan."""
+def _move_layer_by_layer(best: ScoredPlan, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """Change by one layer what one stage computes again or leaves to its host, as long as it fits and helps: the
+    question to CP-SAT rounds memory against the plan, and its formula is not the simulator."""
     improved = True
     while improved:
         improved = False
-        for plan in with_alike_changed(best.plan, _with_one_layer_more_kept):
+        for plan in with_alike_changed(best.plan, _with_a_layer_elsewhere):
             if deadline.is_over():
                 return best
             found = _score(plan, problem, deadline)
@@ -91,16 +92,36 @@ def _keep_one_layer_more(best: ScoredPlan, problem: Problem, deadline: Deadline)
     return best
 
 
-def _with_one_layer_more_kept(replica: Replica) -> Iterator[Replica]:
+def _with_a_layer_elsewhere(replica: Replica) -> Iterator[Replica]:
+    """One layer less computed again, one less updated by the host, or the memory of a few for the other."""
     for s, stage in enumerate(replica.stages):
-        if stage.recompute == "full":
-            again = (stage.recompute_num_layers or len(stage.layer_numbers)) - 1
-            recompute = {"recompute": "full", "recompute_num_layers": again} if again else {"recompute": "none"}
-            yield replica.with_stage(s, **{"recompute_num_layers": None, **recompute})
-        if (first := stage.offload.optimizer_from) is not None:
-            later = 0.0 if first < 0 else first + 1
-            left = dataclasses.replace(stage.offload, optimizer_from=later) if later < stage.end else NOTHING_ON_HOST
-            yield replica.with_stage(s, offload=left)
+        for again, on_host in ((-1, 0), (0, -1), (1, -1), (2, -1), (-1, 1), (-2, 1)):
+            fields = {**_more_computed_again(stage, again), **_more_on_host(stage, on_host)}
+            if fields:
+                yield replica.with_stage(s, **fields)
+
+
+def _more_computed_again(stage: Stage, layers: int) -> Mapping[str, Any]:
+    """The fields of a stage that computes so many layers more again."""
+    most = len(stage.layer_numbers)
+    so_far = (stage.recompute_num_layers or most) if stage.recompute == "full" else 0
+    again = min(most, max(0, so_far + layers))
+    if again == so_far or stage.recompute == "selective" or stage.wgrad_delay is not None:
+        return {}
+    return {"recompute": "full" if again else "none", "recompute_num_layers": again if 0 < again < most else None}
+
+
+def _more_on_host(stage: Stage, layers: int) -> Mapping[str, Any]:
+    """The fields of a stage that leaves so many layers more to its host, if it leaves any."""
+    first = stage.offload.optimizer_from
+    if first is None or not layers:
+        return {}
+    if layers > 0:
+        earlier = first - layers if first - layers > stage.start else (stage.start or -1.0)
+        return {} if earlier >= first else {"offload": dataclasses.replace(stage.offload, optimizer_from=earlier)}
+    later = 0.0 if first < 0 else first - layers
+    kept = dataclasses.replace(stage.offload, optimizer_from=later) if later < stage.end else NOTHING_ON_HOST
+    return {"offload": kept}
 
 
 def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
