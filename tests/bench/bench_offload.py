@@ -31,7 +31,7 @@ from hetero.cost.cost_model import CostModel  # noqa: E402
 from hetero.cost.simulation.simulator import simulate  # noqa: E402
 from hetero.data.cost_models import model_costs  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
-from hetero.emulation.ranks.local_launch import EmulatedLaunch, run_emulated  # noqa: E402
+from hetero.emulation.ranks.local_launch import ADAM, EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.errors import PlanError  # noqa: E402
 from hetero.planner.deadline import Deadline  # noqa: E402
 from hetero.planner.listed.listed_plans import Listing, best_plan  # noqa: E402
@@ -40,7 +40,6 @@ from hetero.planner.plan_cluster import plan_cluster  # noqa: E402
 from hetero.planner.problem import Problem  # noqa: E402
 from hetero.planner.scoring import ScoredPlan  # noqa: E402
 from hetero.report.plan_wording import offload_of  # noqa: E402
-from hetero.runtime.optimizer import AdamOptions  # noqa: E402
 from hetero.runtime.options import DataParallelOptions  # noqa: E402
 from hetero.spec.cluster import ClusterSpec, Links, NodeType  # noqa: E402
 from hetero.spec.host import HostProfile, UpdateRate  # noqa: E402
@@ -129,7 +128,7 @@ def executed_s(found: ScoredPlan, cluster: ClusterSpec, costs: CostModel, *, tim
             costs=costs,
             options=EmulationOptions(time_scale=time_scale, seq_length=16),
             data_parallel=DataParallelOptions(bucket_numel=costs.runtime.bucket_numel),
-            adam=AdamOptions(lr=1e-3, clip_grad=NEVER_CLIPPED),
+            adam=dataclasses.replace(ADAM, clip_grad=NEVER_CLIPPED),
             num_steps=3,
         ),
         timeout_s=1200,
