@@ -34,6 +34,8 @@ from hetero.report.plan_wording import (
     shape_of,
 )
 from hetero.report.tables.certainty import narrows, rival_in_words, utilization_in_words
+from hetero.report.tables.host_memory import PARTS as HOST_PARTS
+from hetero.report.tables.host_memory import host_memory_rows
 from hetero.report.tables.prediction import UNKNOWN, fullest
 from hetero.spec.profile import LAYER_KINDS
 from hetero.text import number_ranges
@@ -71,6 +73,8 @@ def html_page(report: Report) -> str:
         warning=_warning(report),
         figures=list(_figures(report)),
         memory_parts=[name.replace("_", " ") for name in MemoryBreakdown.__dataclass_fields__],
+        hosts=list(host_memory_rows(report.plan, report.cluster)),
+        host_parts=HOST_PARTS,
         rows=[_row(report, row) for row in rows],
         rows_left_out=len(report.rows) - len(rows),
         shares=[(name, colour) for name, _, colour in SHARES],

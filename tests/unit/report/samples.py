@@ -9,6 +9,7 @@ from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Replica
+from hetero.plan.offload import Offload, offloads
 from hetero.planner.certainty import certainty_of
 from hetero.planner.cover.cover import CoverScore
 from hetero.planner.plan_cluster import PlanResult
@@ -16,9 +17,10 @@ from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.scoring import ScoredPlan
 from hetero.report.content import Report
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.host import HostProfile, UpdateRate
 from hetero.spec.link import Link
 from tests.helpers.models import llama_model
-from tests.helpers.plans import plan, replica, stage
+from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
 
 LINK = Link(bandwidth_gb_per_s=10, latency_us=10)
@@ -42,6 +44,8 @@ def cluster(*node_types: tuple[str, str, int, int] | tuple[str, str, int, int, s
 
 def report_of(spec: ClusterSpec, replicas: list[Replica], *, idle: tuple[int, ...] = (), **overrides: Any) -> Report:
     planned = plan(MODEL, replicas, idle_ranks=idle)
+    if offloads(stage for _, _, stage in planned.stages()):
+        planned = sharded(planned)
     costs = model_costs(MODEL, seq_length=16, precision="fp32", data_sheets=True)
     simulation = simulate(planned, spec, costs)
     parts = {
@@ -179,3 +183,16 @@ def cpu_report() -> Report:
         memory=plan_memory(planned, costs),
         certainty=certainty_of(simulation, Topology(spec), costs),
     )
+
+
+def offloaded_report() -> Report:
+    """One stage of two leaves its end to its host."""
+    copy = Link(bandwidth_gb_per_s=20, latency_us=10)
+    rates = (UpdateRate(threads=1, elements_per_s=1e8),)
+    host = HostProfile(source="a test", memory_gib=64, updates=rates, to_device=copy, to_host=copy)
+    fast, slow = MIXED.node_types
+    spec = dataclasses.replace(MIXED, node_types=(fast, dataclasses.replace(slow, host=host)))
+    first = stage(layers=(0, 3), ranks=(0,), device="A100-40")
+    pipeline = replica(first, stage(layers=(3, 6), ranks=(4,), device="V100-16"), num_samples=8)
+    left = pipeline.with_stage(1, offload=Offload(optimizer_from=4))
+    return report_of(spec, [left], idle=(1, 2, 3, 5, 6, 7))

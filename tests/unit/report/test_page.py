@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.cost.host_memory import host_memory_of_nodes
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
 from hetero.cost.stage_memory import MemoryBreakdown
@@ -30,6 +31,7 @@ from tests.unit.report.samples import (
     long_report,
     many_sorts_report,
     mixed_report,
+    offloaded_report,
     split_report,
 )
 
@@ -160,6 +162,15 @@ def test_every_part_of_the_memory_is_named_and_told() -> None:
     assert cells(reader, "memory")[0][2:-1] == [
         f"{num_bytes / 2**30:.2f}" for num_bytes in report.rows[0].memory.named().values()
     ]
+
+
+def test_what_hosts_hold_is_told_where_they_hold_something() -> None:
+    report = offloaded_report()
+    (taken,) = host_memory_of_nodes(report.plan, report.cluster).values()
+    parts = [f"{num_bytes / 2**30:.2f}" for num_bytes in taken.named().values()]
+    told = read(html_page(report)).rows["memory"]
+    assert told[-2:] == [["node type", "nodes", *taken.named(), "in all"], ["slow", "1", *parts, "0.0 of 64"]]
+    assert "node type" not in read(html_page(mixed_report())).rows["memory"][-2]
 
 
 def test_unknown_capacities_are_called_unknown() -> None:
