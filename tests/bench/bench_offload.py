@@ -3,6 +3,7 @@
     python -m tests.bench.bench_offload                   predicted seconds per step, by batch
     python -m tests.bench.bench_offload --execute         the same plans executed (hetero.emulation), some minutes
     python -m tests.bench.bench_offload --setup four      four unlike cards on one host
+    python -m tests.bench.bench_offload --capped          Llama-7B on two cards of 24 GiB, beside unlimited memory
 
 Everything here is a model of a machine: an A100-40 and its host as described below. Policies are plans of this runtime
 that follow the rules of others (:mod:`hetero.planner.listed.offload_policies`), not the others' software.
@@ -33,6 +34,7 @@ from hetero.data.cost_models import model_costs  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
 from hetero.emulation.ranks.local_launch import ADAM, EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.errors import PlanError  # noqa: E402
+from hetero.plan.offload import NOTHING_ON_HOST  # noqa: E402
 from hetero.planner.deadline import Deadline  # noqa: E402
 from hetero.planner.listed.listed_plans import Listing, best_plan  # noqa: E402
 from hetero.planner.listed.offload_policies import autohete_plans, zero_offload_plans  # noqa: E402
@@ -45,7 +47,7 @@ from hetero.spec.cluster import ClusterSpec, Links, NodeType  # noqa: E402
 from hetero.spec.host import HostProfile, UpdateRate  # noqa: E402
 from hetero.spec.link import Link  # noqa: E402
 from hetero.spec.parameters import parameters  # noqa: E402
-from tests.helpers.models import gpt2_model  # noqa: E402
+from tests.helpers.models import gpt2_model, llama_model  # noqa: E402
 
 SEQ_LENGTH = 1024
 GPT_4B = gpt2_model(
@@ -60,6 +62,20 @@ GPT_4B = gpt2_model(
     max_position_embeddings=SEQ_LENGTH,
 )
 """4.2 billion parameters: 64 layers of 2304, as PatrickStar's authors train (arXiv 2108.05818)."""
+
+LLAMA_7B = llama_model(
+    num_layers=32,
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_query_groups=32,
+    kv_channels=128,
+    ffn_hidden_size=11008,
+    vocab_size=32000,
+    padded_vocab_size=32000,
+    max_position_embeddings=2048,
+)
+
+UNLIMITED_GIB = 200
 
 BATCHES = (2, 4, 8, 16, 32)
 NEVER_CLIPPED = 1e9
@@ -137,14 +153,52 @@ def executed_s(found: ScoredPlan, cluster: ClusterSpec, costs: CostModel, *, tim
     return last.end_s - last.start_s
 
 
+def capped(batches: Sequence[int], time_limit_s: float) -> Table:
+    """Llama-7B on two described RTX 3090 of 24 GiB: the plan, the same plan with memory for everything (its stages and
+    what it computes again as they are, all optimizer state on the devices), and the best plan with such memory."""
+    costs = model_costs(LLAMA_7B, seq_length=2048, precision="bf16", data_sheets=True)
+    inside = Link(bandwidth_gb_per_s=12.0, latency_us=20.0)
+    card = NodeType(name="desktop", device="RTX-3090", gpus_per_node=2, inside_node=inside, host=host())
+    table = Table(title="Llama-7B, sequence 2048, two RTX 3090 of 24 GiB: s per step")
+    for column in ("batch", "24 GiB", "the same plan, unlimited", "ratio", "best plan, unlimited", "ratio"):
+        table.add_column(column)
+    for batch in batches:
+        found = []
+        for memory_gib in (24, UNLIMITED_GIB):
+            cluster = ClusterSpec(node_types=(dataclasses.replace(card, memory_gib=memory_gib),), links=Links())
+            problem = Problem(
+                cluster=cluster,
+                costs=costs,
+                global_batch_size=batch,
+                distributed_optimizer=True,
+                time_limit_s=time_limit_s,
+            )
+            found.append(plan_cluster(problem).scored)
+        ours, best = found
+        kept = {
+            r: replica.with_each_stage(offload=[NOTHING_ON_HOST] * len(replica.stages))
+            for r, replica in enumerate(ours.plan.replicas)
+        }
+        same_s = simulate(ours.plan.with_replicas(kept), cluster, costs).step_s
+        ratios = (f"{ours.step_s / seconds:.3f}" for seconds in (same_s, best.step_s))
+        table.add_row(
+            str(batch), f"{ours.step_s:.4g}", f"{same_s:.4g}", next(ratios), f"{best.step_s:.4g}", next(ratios)
+        )
+    return table
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup", choices=list(clusters()), default="one")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--capped", action="store_true", help="only Llama-7B on two small cards")
     parser.add_argument("--execute", action="store_true", help="run the plans in emulation too")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each plan")
     parser.add_argument("--time-scale", type=float, help="wall seconds per emulated second")
     args = parser.parse_args(argv)
+    if args.capped:
+        Console(width=160).print(capped((8, 16, 32, 64), args.time_limit))
+        return
     cluster = clusters()[args.setup]
     costs = model_costs(GPT_4B, seq_length=SEQ_LENGTH, precision="bf16" if args.setup == "one" else "fp16")
     billions = sum(each.numel for each in parameters(GPT_4B)) / 1e9
