@@ -17,7 +17,7 @@ from hetero.cost.layers.confidence import Confidence, LayerBasis
 from hetero.cost.layers.layer_times import LayerCost, LayerPlacement, LayerTimes
 from hetero.cost.layers.parameter_counts import ParameterCounts
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
-from hetero.cost.layers.stage_modules import HALVES, ModuleKind, module_counts, modules_of
+from hetero.cost.layers.stage_modules import module_counts, modules_of
 from hetero.cost.layers.work import Work
 from hetero.cost.runtime_model import HETERO, RuntimeModel
 from hetero.plan.device_rules import TRANSFORMER_ENGINE_PRECISIONS
@@ -25,7 +25,7 @@ from hetero.plan.ir import Precision, Recompute, Stage
 from hetero.schedule.actions import ActionKind
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
-from hetero.spec.profile import LAYER_KINDS, Arithmetic, LayerShape, Profile, ProfileStore
+from hetero.spec.profile import HALVES, LAYER_KINDS, Arithmetic, LayerShape, ModuleKind, Profile, ProfileStore
 from hetero.units import BYTES_OF_PRECISION
 
 

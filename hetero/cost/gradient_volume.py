@@ -15,7 +15,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from hetero.cost.layers.parameter_counts import ParameterCounts, TpSharding
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.plan.gradient_holders import PlacedStage, groups_of_shards, holder_runs
 from hetero.plan.ir import Plan, Ranks, Stage
 from hetero.plan.offload import (
@@ -29,6 +28,7 @@ from hetero.plan.offload import (
 from hetero.plan.sync_domains import Domains
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
+from hetero.spec.profile import ModuleKind
 
 RunningSums = tuple[tuple[float, tuple[int, ...]], ...]
 """(position, running sums of the elements of its parameters), from the head to the embedding."""

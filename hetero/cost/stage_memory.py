@@ -17,9 +17,10 @@ from hetero.cost.layers.activation_memory import (
     logits_working_bytes,
     working_bytes,
 )
-from hetero.cost.layers.stage_modules import ModuleKind, modules_of
+from hetero.cost.layers.stage_modules import modules_of
 from hetero.plan.ir import Recompute, Stage
 from hetero.schedule.activation_residency import HeldMicrobatches
+from hetero.spec.profile import ModuleKind
 
 TOKEN_BYTES = 8
 """The first stage's input, and nobody else's, is numbers of tokens."""

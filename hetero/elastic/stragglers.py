@@ -9,8 +9,9 @@ is planned for as what it is: a node whose device takes so many times as long fo
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetero.cost.simulation.simulator import Simulation
 from hetero.data import shipped_profiles
@@ -213,15 +214,22 @@ def _slower_device(device: DeviceType, name: str, factor: float) -> DeviceType:
 
 
 def _slower_profile(profile: Profile, device: str, factor: float) -> Profile:
-    times = (
-        dataclasses.replace(each, forward_s=each.forward_s * factor, backward_s=each.backward_s * factor)
-        for each in profile.times
-    )
-    updates = (dataclasses.replace(each, update_s=each.update_s * factor) for each in profile.updates)
+    def slower(measured: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            dataclasses.replace(each, **{name: getattr(each, name) * factor for name in _seconds_of(each)})
+            for each in measured
+        )
+
     return dataclasses.replace(
         profile,
         device=device,
         isolation_s=profile.isolation_s * factor,
-        times=tuple(times),
-        updates=tuple(updates),
+        times=slower(profile.times),
+        recomputed=slower(profile.recomputed),
+        split_backwards=slower(profile.split_backwards),
+        updates=slower(profile.updates),
     )
+
+
+def _seconds_of(measured: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(measured) if field.name.endswith("_s")]

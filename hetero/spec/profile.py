@@ -10,12 +10,13 @@ layers have the same sizes.
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
+from hetero.format_versions import FormatUpgrades
 from hetero.serialization import STRICT, near_match
 from hetero.spec.devices import DeviceCatalogue
 from hetero.spec.link import GroupLink
@@ -26,6 +27,13 @@ LayerKind = Literal["embedding", "block", "head"]
 """``head`` is the final norm, the projection onto the vocabulary and the loss."""
 
 LAYER_KINDS: tuple[LayerKind, ...] = ("embedding", "block", "head")
+
+Half = Literal["attention", "mlp"]
+"""Half a block: attention or MLP, each with the norm before it and its residual sum."""
+
+HALVES: tuple[Half, Half] = ("attention", "mlp")
+
+ModuleKind = LayerKind | Half
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 """The number format of matrix products. ``tf32`` is fp32 in memory and 19 bits in the product: several times faster."""
@@ -102,38 +110,91 @@ class LayerImplementation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTime:
-    """Measured seconds of one layer and microbatch on one of ``tp`` ranks, collectives of tensor parallelism included.
+    """Measured seconds of one layer and microbatch on one of ``tp`` ranks.
 
+    kind: of halves of blocks only the proportion counts, so that both together are the block.
     forward_s, backward_s: medians of the measurer's repetitions; the backward is of weights and inputs together.
+    forward_spread, backward_spread: between the first and the third quartile, as a part of the median.
+    saved_bytes: of tensors that the forward keeps for the backward, weights not counted.
+    peak_bytes: the most that both passes allocate beyond weights, gradients, the input and its gradient.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: ModuleKind
+    tp: int
+    micro_batch_size: int
+    forward_s: float
+    backward_s: float
+    forward_spread: float | None = None
+    backward_spread: float | None = None
+    repetitions: int | None = None
+    saved_bytes: int | None = None
+    peak_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_measured(self, self.kind, "forward_s", "backward_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecomputedTime:
+    """Measured seconds and bytes of a block that recomputes activations, as :class:`LayerTime` has them without."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    recompute: Literal["selective", "full"]
+    tp: int
+    micro_batch_size: int
+    forward_s: float
+    backward_s: float
+    forward_spread: float | None = None
+    backward_spread: float | None = None
+    repetitions: int | None = None
+    saved_bytes: int | None = None
+    peak_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_measured(self, f"block with {self.recompute} recomputation", "forward_s", "backward_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitBackwardTime:
+    """Measured seconds of a block's backward in two: first the gradient of the input, later those of the weights."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    tp: int
+    micro_batch_size: int
+    input_gradients_s: float
+    weight_gradients_s: float
+    input_gradients_spread: float | None = None
+    weight_gradients_spread: float | None = None
+    repetitions: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_measured(self, "split backward", "input_gradients_s", "weight_gradients_s")
+
+    @property
+    def weights_share(self) -> float:
+        """The weights' gradients as a part of both."""
+        whole_s = self.input_gradients_s + self.weight_gradients_s
+        return self.weight_gradients_s / whole_s if whole_s > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateTime:
+    """Measured seconds of the optimizer's update of one layer's parameters on one of ``tp`` ranks.
+
+    spread: as those of :class:`LayerTime`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     kind: LayerKind
     tp: int
-    micro_batch_size: int
-    forward_s: float
-    backward_s: float
-
-    def __post_init__(self) -> None:
-        where = f"profile: {self.kind} at tp {self.tp}, micro_batch_size {self.micro_batch_size}"
-        for name in ("tp", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{where}: {name} is {getattr(self, name)}, must be at least 1")
-        for name in ("forward_s", "backward_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{where}: {name} is {getattr(self, name)}, must be at least 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateTime:
-    """Measured seconds of the optimizer's update of one layer's parameters on one of ``tp`` ranks."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    kind: LayerKind
-    tp: int
     update_s: float
+    spread: float | None = None
+    repetitions: int | None = None
 
     def __post_init__(self) -> None:
         if self.update_s < 0:
@@ -167,6 +228,10 @@ class Provenance:
     measured_by: who ran the measurements.
     licence: under which the numbers may be passed on, with the copyright notice that it asks for.
     notes: what a reader must know before using them.
+    date: of the day on which the first of them was measured, as 2026-11-23.
+    command: that measured them, as it was typed.
+    hardware: what the device calls itself: CUDA's name, or the processor's and how many threads compute on it.
+    versions: of the driver and the libraries that the numbers may depend on.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -175,6 +240,15 @@ class Provenance:
     source: str
     licence: str
     notes: tuple[str, ...] = ()
+    date: str = ""
+    command: str = ""
+    hardware: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def _from_version_1(profile: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 had no halves, spreads, recomputation nor split backwards, which are absent by default."""
+    return profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,8 +258,8 @@ class Profile:
     device: the name of a device type that ships (:mod:`hetero.spec.shipped_devices`) or that a cluster describes.
     model: its common name; only :attr:`shape`, :attr:`seq_length` and :attr:`precision` are compared.
     precision: of weights and activations in memory; ``arithmetic``: of the matrix products.
-    tp_collectives_included: the times of ``tp`` > 1 contain their all-reduces. Recorded only: costs are computed as if
-        it were true.
+    tp_collectives_included: the times of ``tp`` > 1 contain their all-reduces. Where they do not, as one device alone
+        measures them, costs add what the links of the cluster take.
     head_has_projection: false where the measurer's last layer stopped before the projection onto the vocabulary.
     isolation_s: what measuring one layer alone adds to each of its passes: the device idles before the first kernel
         and after the last, which in a row of layers is hidden behind the neighbours. Not part of a layer's cost.
@@ -193,11 +267,16 @@ class Profile:
         they take timed alone.
     all_reduce: bandwidths of the collectives that the times contain, on the machine that was measured.
     implementation: of the layers that were timed.
+    layers: whose they were, where somebody said so; of two profiles that differ in nothing else the first counts.
+    recomputed, split_backwards: of blocks; without them what recomputation and the weights' gradients take is an
+        estimate.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
+    __format_upgrades__: ClassVar[FormatUpgrades] = {1: _from_version_1}
+
     device: str
     model: str
     shape: LayerShape
@@ -210,8 +289,11 @@ class Profile:
     in_a_step: float = 1.0
     all_reduce: tuple[GroupLink, ...] = ()
     implementation: LayerImplementation = LayerImplementation()
+    layers: Literal["local", "transformer_engine"] | None = None
     provenance: Provenance
     times: tuple[LayerTime, ...]
+    recomputed: tuple[RecomputedTime, ...] = ()
+    split_backwards: tuple[SplitBackwardTime, ...] = ()
     updates: tuple[UpdateTime, ...] = ()
     memory: tuple[LayerMemory, ...] = ()
 
@@ -226,17 +308,29 @@ class Profile:
         if not self.times:
             raise ConfigError(f"{where}: times is empty, so it says nothing; measure a block at least")
         _refuse_repeated(where, "times", ((t.kind, t.tp, t.micro_batch_size) for t in self.times))
+        _refuse_repeated(where, "recomputed", ((r.recompute, r.tp, r.micro_batch_size) for r in self.recomputed))
+        _refuse_repeated(where, "split_backwards", ((b.tp, b.micro_batch_size) for b in self.split_backwards))
         _refuse_repeated(where, "updates", ((u.kind, u.tp) for u in self.updates))
         _refuse_repeated(where, "memory", ((m.kind, m.tp) for m in self.memory))
 
-    def tps(self, kind: LayerKind) -> tuple[int, ...]:
+    def tps(self, kind: ModuleKind) -> tuple[int, ...]:
         """The tensor-parallel degrees at which ``kind`` was measured, ascending."""
         return tuple(sorted({time.tp for time in self.times if time.kind == kind}))
 
-    def times_of(self, kind: LayerKind, *, tp: int) -> tuple[LayerTime, ...]:
+    def times_of(self, kind: ModuleKind, *, tp: int) -> tuple[LayerTime, ...]:
         """Measured times of ``kind`` at ``tp`` in ascending micro_batch_size; empty if there are none."""
         found = [time for time in self.times if time.kind == kind and time.tp == tp]
         return tuple(sorted(found, key=lambda time: time.micro_batch_size))
+
+    def recomputed_of(self, recompute: str, *, tp: int) -> tuple[RecomputedTime, ...]:
+        """Measured times of a block with ``recompute`` at ``tp`` in ascending micro_batch_size."""
+        found = [each for each in self.recomputed if (each.recompute, each.tp) == (recompute, tp)]
+        return tuple(sorted(found, key=lambda each: each.micro_batch_size))
+
+    def split_backwards_of(self, *, tp: int) -> tuple[SplitBackwardTime, ...]:
+        """Measured split backwards of a block at ``tp`` in ascending micro_batch_size."""
+        found = [each for each in self.split_backwards if each.tp == tp]
+        return tuple(sorted(found, key=lambda each: each.micro_batch_size))
 
     def update_of(self, kind: LayerKind, *, tp: int) -> float | None:
         """Measured seconds of the update of ``kind`` at ``tp``, ``None`` if there are none."""
@@ -312,7 +406,7 @@ class ProfileStore:
             known = list(self.devices())
             hint = near_match(device, known) or f" (profiled: {', '.join(known)})"
             raise ConfigError(
-                f"no profile of any model on {device!r}{hint}; measure one with `hetero profile`, "
+                f"no profile of any model on {device!r}{hint}; measure one with `hetero profile run`, "
                 "leave these devices out, or allow estimates from data sheets"
             )
         return found
@@ -332,6 +426,17 @@ class ProfileStore:
         ]
         exact = [profile for profile in alike if profile.shape.vocabulary == shape.vocabulary]
         return next(iter(exact or alike), None)
+
+
+def _check_measured(measured: Any, what: str, *fields: str) -> None:
+    """That the place of a measurement is one, and its seconds are some."""
+    where = f"profile: {what} at tp {measured.tp}, micro_batch_size {measured.micro_batch_size}"
+    for name in ("tp", "micro_batch_size"):
+        if getattr(measured, name) < 1:
+            raise ConfigError(f"{where}: {name} is {getattr(measured, name)}, must be at least 1")
+    for name in fields:
+        if getattr(measured, name) < 0:
+            raise ConfigError(f"{where}: {name} is {getattr(measured, name)}, must be at least 0")
 
 
 def _refuse_repeated(where: str, what: str, keys: Iterable[Any]) -> None:

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from hetero.cost.layers.activation_memory import megatron_core_saved_bytes
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.runtime_model import HETERO
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.ir import Plan, Recompute
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import build_stages
+from hetero.spec.profile import ModuleKind
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from hetero.cost.layers.activation_memory import deferred_bytes
-from hetero.cost.layers.stage_modules import HALVES
 from hetero.distributed.process_groups import create_groups
 from hetero.plan.gradient_groups import gradient_buckets
 from hetero.plan.ir import Plan, Precision
@@ -21,6 +20,7 @@ from hetero.runtime.delayed_wgrad import DelayedWeightGradients, Product
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.runtime.trainer import Trainer
+from hetero.spec.profile import HALVES
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.layouts import layout, with_delays
 from tests.helpers.models import gpt2_model, llama_model, moe_model

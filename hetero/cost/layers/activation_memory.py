@@ -38,10 +38,9 @@ hold k copies of a token instead, k (h + f / t) and k (g f / t + h). In fp8 e is
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.layers.work import layer_work
 from hetero.plan.ir import Recompute
-from hetero.spec.profile import LayerShape
+from hetero.spec.profile import LayerShape, ModuleKind
 
 FP8_COPIES = 2
 """Of every weight of a linear layer, a byte each: as it is, and transposed for the backward, since Hopper multiplies

@@ -29,9 +29,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hetero.cost.layers.kernels import Kernels
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.spec.link import GroupLink
-from hetero.spec.profile import LayerImplementation, LayerShape
+from hetero.spec.profile import LayerImplementation, LayerShape, ModuleKind
 from hetero.units import US_PER_S
 
 ComputePass = Literal["forward", "backward"]

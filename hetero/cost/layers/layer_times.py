@@ -9,9 +9,14 @@ Where the runtime's layers are put together otherwise than those of the profile 
 beside products, a split sequence), or its tensor-parallel ranks are linked otherwise, the measured time is multiplied
 by the ratio of both estimates, and is an estimate.
 
-Half a layer, its attention or its MLP, was never measured alone. It takes the share of the block's forward, and of its
-backward, that the fit gives its kernels; of the update, that of its parameters. Such seconds are an estimate, but the
-two halves of a layer always add up to the whole.
+Half a layer, its attention or its MLP, takes the share of the block's forward, and of its backward, that it has in what
+both halves took alone, where a profile has measured them so; else the share that the fit gives its kernels, which is an
+estimate. Of the update it takes the share of its parameters. The two halves of a layer always add up to the whole. In
+the same way recomputation takes the share of the forward, and a split backward leaves the share to the weights'
+gradients, that the profile has measured at the nearest microbatch, if it has.
+
+A profile that one device alone has measured has no collectives in its times (``tp_collectives_included``). They are
+added by the ratio of the estimates with and without them on the links of the cluster, and the sum is an estimate.
 
 In fp8 nothing was measured. There the products of the linear layers, in both passes, take as much less time as the
 data sheet's peaks of bf16 and fp8 say, and everything else, attention among it, what it takes in bf16. That is an
@@ -19,15 +24,15 @@ estimate, and a hopeful one: the casts to fp8 are not counted, and products in f
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig
 from hetero.cost.layers.reference_profiles import ReferenceProfiles
-from hetero.cost.layers.stage_modules import Half, ModuleKind
 from hetero.cost.layers.throughput_fit import (
     LAUNCH_BOUND,
     Throughput,
@@ -38,7 +43,7 @@ from hetero.cost.layers.throughput_fit import (
 )
 from hetero.cost.layers.work import Work, layer_work, parameters_of
 from hetero.plan.ir import Precision, Recompute
-from hetero.spec.profile import LayerImplementation, LayerKind, LayerShape, LayerTime, Profile
+from hetero.spec.profile import HALVES, Half, LayerImplementation, LayerKind, LayerShape, LayerTime, ModuleKind, Profile
 from hetero.units import BYTES_OF_PRECISION
 
 PASSES: tuple[ComputePass, ...] = ("forward", "backward")
@@ -146,8 +151,13 @@ class LayerTimes:
         """Seconds that the backward of a block, or of half of one, spends on its forward a second time.
 
         Full recomputation repeats all of it. Selective recomputation repeats the attention between queries and context
-        (arXiv 2205.05198), which takes an estimated share of the forward.
+        (arXiv 2205.05198), which takes an estimated share of the forward, unless either was measured.
         """
+        if (kind == "block" or recompute == "selective") and kind != "mlp":
+            profile = self._profile_of_these_layers(on.device)
+            repeated = _recomputed_share(profile, recompute, on) if profile is not None else None
+            if repeated is not None:
+                return repeated * self.of("block", on).forward_s
         if recompute == "full":
             return self.of(kind, on).forward_s
         return 0.0 if kind == "mlp" else self._part_s(kind, on, "forward", Throughput.core_attention_s)
@@ -155,9 +165,17 @@ class LayerTimes:
     def weight_gradients_s(self, kind: ModuleKind, *, on: LayerPlacement) -> float:
         """Seconds of the weights' gradients in the backward of a block, or of half of one.
 
-        An estimate, the share of these products in the kernels of the block's backward, measured or not. In fp8 as much
-        less as the peaks say.
+        Their share of a split backward that was measured; else an estimate, the share of these products in the kernels
+        of the block's backward. In fp8 as much less as the peaks say.
         """
+        profile = self._profile_of_these_layers(on.device)
+        split = _nearest(profile.split_backwards_of(tp=on.tp), on) if profile is not None else None
+        if split is not None and not on.fp8:
+            whole_s, part_s = (
+                self._part_s(each, on, "backward", Throughput.weight_gradients_s) for each in ("block", kind)
+            )
+            of_block_s = split.weights_share * self.of("block", on).backward_s
+            return of_block_s * (part_s / whole_s if whole_s > 0 else 1.0)
         weights_s = self._part_s(kind, on, "backward", Throughput.weight_gradients_s)
         return (
             weights_s / self._references.data_sheet(on.device, wanted="speed-up in fp8").fp8_speedup
@@ -192,7 +210,7 @@ class LayerTimes:
         if profile is None or not self._has(profile, kind):
             return None
         here = self._layer(kind, on)
-        if not profile.all_reduce:
+        if not profile.all_reduce and profile.tp_collectives_included:
             # Nobody can tell collectives from the rest of a time that says nothing of them.
             here = dataclasses.replace(here, all_reduce=())
         alone = measured_config(profile, kind, tp=on.tp, micro_batch_size=on.micro_batch_size)
@@ -211,10 +229,27 @@ class LayerTimes:
             return cost
         return dataclasses.replace(cost, confidence=max(cost.confidence, Confidence.ESTIMATED))
 
+    def _profile_of_these_layers(self, device: str) -> Profile | None:
+        """The profile of these blocks, if they were put together as those that run: then proportions are the same."""
+        profile = self.profile_of(device)
+        same = profile is not None and self._implementation in (None, profile.implementation)
+        return profile if same else None
+
     def _half(self, half: Half, on: LayerPlacement) -> LayerCost:
-        """The share of a block's seconds that half of it takes, by its kernels."""
+        """The share of a block's seconds that half of it takes, as measured, else by its kernels."""
+        block = self.of("block", on)
+        profile = self._profile_of_these_layers(on.device)
+        if profile is not None and (parts := _halves(profile, on)) is not None:
+            mine = parts[half]
+            forward_s, backward_s = (sum(getattr(each, name) for each in parts.values()) for name in _SECONDS)
+            if forward_s > 0 and backward_s > 0:
+                return LayerCost(
+                    block.forward_s * mine.forward_s / forward_s,
+                    block.backward_s * mine.backward_s / backward_s,
+                    max(block.confidence, *(each.confidence for each in parts.values())),
+                )
         fits = [self._references.throughput(on.device, "block", each)[1] for each in PASSES]
-        confidence = max(self.of("block", on).confidence, Confidence.ESTIMATED, *fits)
+        confidence = max(block.confidence, Confidence.ESTIMATED, *fits)
         forward_s, backward_s = (self._part_s(half, on, each, Throughput.device_s) for each in PASSES)
         return LayerCost(forward_s, backward_s, confidence)
 
@@ -271,6 +306,46 @@ class LayerTimes:
             if cost is not None and fitted_s > 0:
                 return (cost.forward_s if compute_pass == "forward" else cost.backward_s) / fitted_s
         return 1.0
+
+
+_SECONDS = ("forward_s", "backward_s")
+
+
+class _OfMicrobatch(Protocol):
+    """Was measured with microbatches of this size."""
+
+    @property
+    def micro_batch_size(self) -> int: ...
+
+
+Measured = TypeVar("Measured", bound=_OfMicrobatch)
+
+
+def _nearest(measured: Sequence[Measured], on: LayerPlacement) -> Measured | None:
+    """That of the microbatch whose size is nearest, by the ratio of both; ``None`` of nothing."""
+    return min(measured, key=lambda each: abs(math.log(each.micro_batch_size / on.micro_batch_size)), default=None)
+
+
+def _recomputed_share(profile: Profile, recompute: Recompute, on: LayerPlacement) -> float | None:
+    """What a block's backward takes longer with ``recompute``, in its forwards; ``None`` if nobody measured that."""
+    found = _nearest(profile.recomputed_of(recompute, tp=on.tp), on)
+    without = {each.micro_batch_size: each for each in profile.times_of("block", tp=on.tp)}
+    if found is None or found.micro_batch_size not in without:
+        return None
+    plain = without[found.micro_batch_size]
+    return max(0.0, found.backward_s - plain.backward_s) / plain.forward_s if plain.forward_s > 0 else None
+
+
+def _halves(profile: Profile, on: LayerPlacement) -> dict[Half, LayerCost] | None:
+    """What both halves of a block took alone, ``None`` unless both were measured at this tp."""
+    found = {
+        half: interpolate(
+            profile.times_of(half, tp=on.tp), micro_batch_size=on.micro_batch_size, isolation_s=profile.isolation_s
+        )
+        for half in HALVES
+    }
+    known = {half: cost for half, cost in found.items() if cost is not None}
+    return known if len(known) == len(HALVES) else None
 
 
 def _differs(alone: LayerConfig, here: LayerConfig) -> bool:

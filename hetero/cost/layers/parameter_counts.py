@@ -7,9 +7,10 @@ from collections import defaultdict
 from itertools import accumulate
 from typing import Literal
 
-from hetero.cost.layers.stage_modules import ModuleKind, module_counts
+from hetero.cost.layers.stage_modules import module_counts
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import EMBEDDING, HALF, stage_parameters
+from hetero.spec.profile import ModuleKind
 
 TpSharding = Literal["sharded", "replicated", "all"]
 """Parameters of which every tensor-parallel rank holds a shard, those that every one holds whole, or both."""

@@ -1,22 +1,14 @@
 """The modules of a stage as costs count them: blocks, halves of blocks at its ends, the embedding and the head.
 
-Profiles measure whole blocks. A stage that ends between the attention and the MLP of a layer has half a block there,
-which is priced as its share of the block.
+A stage that ends between the attention and the MLP of a layer has half a block there, which is priced as its share of
+the block.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal
 
-from hetero.spec.profile import LayerKind
-
-Half = Literal["attention", "mlp"]
-"""Half a block: attention or MLP, each with the norm before it and its residual sum."""
-
-ModuleKind = LayerKind | Half
-
-HALVES: tuple[Half, Half] = ("attention", "mlp")
+from hetero.spec.profile import ModuleKind
 
 
 def modules_of(first_layer: float, end_layer: float) -> list[ModuleKind]:

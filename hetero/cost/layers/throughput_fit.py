@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from hetero.cost.layers.kernels import Kernels
 from hetero.cost.layers.layer_kernels import ComputePass, KernelSeconds, LayerConfig, kernel_seconds
 from hetero.spec.devices import DataSheet
-from hetero.spec.profile import AttentionKernel, LayerKind, LayerTime, Profile
+from hetero.spec.profile import AttentionKernel, LayerKind, LayerTime, ModuleKind, Profile
 from hetero.units import BYTES_OF_PRECISION
 
 LEANING = 0.01
@@ -203,7 +203,7 @@ def _seconds(time: LayerTime, compute_pass: ComputePass) -> float:
     return time.forward_s if compute_pass == "forward" else time.backward_s
 
 
-def measured_config(profile: Profile, kind: LayerKind, *, tp: int, micro_batch_size: int) -> LayerConfig:
+def measured_config(profile: Profile, kind: ModuleKind, *, tp: int, micro_batch_size: int) -> LayerConfig:
     """A layer as ``profile`` has it."""
     return LayerConfig(
         kind=kind,

@@ -18,8 +18,7 @@ A backward is twice the operations.
 
 from dataclasses import dataclass
 
-from hetero.cost.layers.stage_modules import ModuleKind
-from hetero.spec.profile import LayerShape
+from hetero.spec.profile import LayerShape, ModuleKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,10 @@ from itertools import product
 from typing import NamedTuple, Self
 
 from hetero.cost.cost_model import CostModel, StageConfig
-from hetero.cost.layers.stage_modules import ModuleKind, modules_of
+from hetero.cost.layers.stage_modules import modules_of
 from hetero.cost.stage_memory import StageMemory, optimizer_bytes_per_parameter
 from hetero.errors import ConfigError
+from hetero.spec.profile import ModuleKind
 
 
 class BlockChoice(NamedTuple):

@@ -18,10 +18,10 @@ can execute; for the same reason a step this short is rarely possible.
 
 from dataclasses import dataclass
 
-from hetero.cost.layers.stage_modules import HALVES
 from hetero.plan.ir import Recompute
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
+from hetero.spec.profile import HALVES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 
 from hetero.cost.cost_model import StageConfig, StageCost
 from hetero.cost.layers.confidence import Confidence
-from hetero.cost.layers.stage_modules import ModuleKind
+from hetero.spec.profile import ModuleKind
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import stage
 from tests.helpers.synthetic_profiles import cost_model, profile

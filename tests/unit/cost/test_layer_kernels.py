@@ -14,10 +14,9 @@ from hetero.cost.layers.layer_kernels import (
     LayerConfig,
     kernel_seconds,
 )
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.spec.devices import DataSheet, DeviceType
 from hetero.spec.link import GroupLink, Link
-from hetero.spec.profile import AttentionKernel, LayerImplementation, LayerShape
+from hetero.spec.profile import AttentionKernel, LayerImplementation, LayerShape, ModuleKind
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 
 SHEET = DataSheet(memory_gb_per_s=1000, fp32_tflops=10, fp16_tflops=100, multiprocessors=10, source="a test")

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,14 +11,24 @@ from hetero.cost.cost_model import CostModel
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.layers.kernels import Kernels
 from hetero.cost.layers.layer_kernels import ComputePass, LayerConfig
-from hetero.cost.layers.layer_times import PASSES, interpolate
-from hetero.cost.layers.stage_modules import ModuleKind
+from hetero.cost.layers.layer_times import PASSES, LayerCost, LayerPlacement, LayerTimes, interpolate
+from hetero.cost.layers.reference_profiles import ReferenceProfiles
 from hetero.cost.layers.throughput_fit import fit, measured_config
 from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.cost.runtime_model import HETERO, HETERO_LAYERS
 from hetero.errors import ConfigError
 from hetero.spec.link import GroupLink, Link
-from hetero.spec.profile import LayerImplementation, LayerMemory, LayerTime, Profile, ProfileStore
+from hetero.spec.profile import (
+    HALVES,
+    LayerImplementation,
+    LayerMemory,
+    LayerTime,
+    ModuleKind,
+    Profile,
+    ProfileStore,
+    RecomputedTime,
+    SplitBackwardTime,
+)
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from tests.helpers.models import gpt2_model
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -301,3 +312,77 @@ class TestOtherLayersThanThoseProfiled:
         assert cut.forward_s < whole.forward_s == 0.5
         assert cut.confidence == Confidence.ESTIMATED
         assert costs.layer("block", tp=1, **HERE, sequence_parallel=True) == costs.layer("block", tp=1, **HERE)
+
+
+class TestOwnProfile:
+    """A profile as ``hetero profile run`` writes it, of one device alone: halves, recomputation, split backwards."""
+
+    WHERE: ClassVar[Any] = {"tp": 1, "micro_batch_size": 1}
+    MEASURED = profile(
+        MODEL,
+        device="cpu",
+        tps=(1, 2),
+        micro_batch_sizes=(1, 2),
+        recomputed=(
+            RecomputedTime(recompute="full", forward_s=1.0, backward_s=3.5, **WHERE),
+            RecomputedTime(recompute="selective", forward_s=1.0, backward_s=2.25, **WHERE),
+        ),
+        split_backwards=(SplitBackwardTime(input_gradients_s=1.5, weight_gradients_s=1.0, **WHERE),),
+        tp_collectives_included=False,
+    )
+    HALVES_ALONE = (
+        LayerTime(kind="attention", forward_s=0.9, backward_s=1.0, **WHERE),
+        LayerTime(kind="mlp", forward_s=0.3, backward_s=1.5, **WHERE),
+    )
+    ON = LayerPlacement("cpu", tp=1, micro_batch_size=1)
+
+    def costs(self, *, all_reduce: Mapping[str, tuple[GroupLink, ...]] | None = None, **overrides: Any) -> LayerTimes:
+        made = dataclasses.replace(self.MEASURED, **overrides)
+        store = ProfileStore([made], all_reduce=all_reduce)
+        return LayerTimes(
+            made.shape,
+            seq_length=made.seq_length,
+            precision="fp32",
+            references=ReferenceProfiles(store, precision="fp32", arithmetic=None, data_sheets=False),
+            implementation=HETERO_LAYERS,
+        )
+
+    def test_halves_have_the_proportion_that_they_had_alone_and_add_up_to_the_block(self) -> None:
+        costs = self.costs(times=(*self.MEASURED.times, *self.HALVES_ALONE))
+        attention, mlp = (costs.of(half, self.ON) for half in HALVES)
+        assert (attention.forward_s, mlp.forward_s) == pytest.approx((0.75, 0.25))
+        assert (attention.backward_s, mlp.backward_s) == pytest.approx((0.8, 1.2))
+        assert attention.confidence == mlp.confidence == Confidence.MEASURED
+        one_alone = self.costs(times=(*self.MEASURED.times, self.HALVES_ALONE[0]))
+        assert one_alone.of("mlp", self.ON).confidence == Confidence.ESTIMATED
+
+    def test_recomputation_takes_what_was_measured_of_it(self) -> None:
+        """As a share of the forward, also with microbatches that nobody recomputed."""
+        costs, twice = self.costs(), self.ON._replace(micro_batch_size=2)
+        for on, factor in ((self.ON, 1.0), (twice, 2.0)):
+            for kind in ("block", "attention"):
+                assert costs.recompute_s(kind, on=on, recompute="selective") == pytest.approx(0.25 * factor)
+            assert costs.recompute_s("block", on=on, recompute="full") == pytest.approx(1.5 * factor)
+            assert costs.recompute_s("mlp", on=on, recompute="selective") == 0.0
+        estimated = self.costs(recomputed=())
+        assert estimated.recompute_s("block", on=self.ON, recompute="full") == 1.0
+
+    def test_a_split_backward_leaves_what_was_measured_to_the_weights(self) -> None:
+        costs = self.costs()
+        whole = costs.weight_gradients_s("block", on=self.ON)
+        assert whole == pytest.approx(2.0 * 1.0 / 2.5)
+        halves = sum(costs.weight_gradients_s(half, on=self.ON) for half in HALVES)
+        assert halves == pytest.approx(whole)
+        assert self.costs(split_backwards=()).weight_gradients_s("block", on=self.ON) != pytest.approx(whole)
+
+    def test_collectives_that_were_not_measured_are_added_and_make_it_an_estimate(self) -> None:
+        """A profile that says nothing of its links has them inside, or not at all: only the latter gets some."""
+        links = {"cpu": (GroupLink(size=2, bus=Link(bandwidth_gb_per_s=0.001, latency_us=0.0)),)}
+        on = self.ON._replace(tp=2)
+
+        def seconds(included: bool) -> LayerCost:
+            return self.costs(all_reduce=links, tp_collectives_included=included).of("block", on)
+
+        assert (seconds(True).forward_s, seconds(True).confidence) == (0.5, Confidence.MEASURED)
+        assert seconds(False).forward_s > 0.5
+        assert seconds(False).confidence == Confidence.ESTIMATED

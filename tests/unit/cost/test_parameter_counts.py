@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 
 from hetero.cost.layers.parameter_counts import ParameterCounts
-from hetero.cost.layers.stage_modules import HALVES
 from hetero.plan.ir import Plan
 from hetero.spec.parameters import parameters, stage_parameters
+from hetero.spec.profile import HALVES
 from tests.helpers.strategies import legal_plans
 
 

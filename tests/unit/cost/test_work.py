@@ -2,12 +2,11 @@
 
 import pytest
 
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.layers.work import layer_work, parameters_of
 from hetero.data import shipped_profiles
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import parameters
-from hetero.spec.profile import LAYER_KINDS, LayerShape, Profile
+from hetero.spec.profile import LAYER_KINDS, LayerShape, ModuleKind, Profile
 from tests.helpers.models import gpt2_model, llama_model, moe_model
 
 PARTS: dict[ModuleKind, tuple[float, ...]] = {"attention": (0,), "mlp": (0.5,), "block": (0, 0.5)}

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.offload.block_prices import OffloadQuestion
 from hetero.cost.offload.blocks import BlockChoice, ElementBytes, OffloadBlock, OffloadChoice, OffloadStage
 from hetero.cost.offload.host_resources import HostResources
 from hetero.spec.link import Link
+from hetero.spec.profile import ModuleKind
 from hetero.units import GB, MIB, US_PER_S
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

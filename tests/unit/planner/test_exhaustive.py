@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from hetero.cost.layers.stage_modules import HALVES
 from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.problem import Problem
 from hetero.planner.reference.exhaustive import exhaustive_best
 from hetero.planner.replica.stage_options import StageOptionTable
+from hetero.spec.profile import HALVES
 from tests.unit.planner.clusters import cluster, opt_model, planned, problem
 from tests.unit.planner.random_problems import random_problem
 
