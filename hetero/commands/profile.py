@@ -1,4 +1,4 @@
-"""``hetero profile`` measures this host, and reads published measurements into profiles and links."""
+"""``hetero profile`` measures devices and this host, and reads published measurements into profiles and links."""
 
 import argparse
 import subprocess
@@ -10,6 +10,7 @@ from hetero.data.sailor import PROVENANCE, read_links, read_profiles
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.profiling.options import add_options, check_options, words_of
+from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
 from hetero.serialization import save
 
 LINKS = "links.json"
@@ -17,8 +18,20 @@ LINKS = "links.json"
 
 def add_profile(commands: Any) -> None:
     """Add the parser of ``hetero profile``."""
-    parser = commands.add_parser("profile", help="profiles: measure this host, import published ones of devices")
+    parser = commands.add_parser("profile", help="profiles: measure devices and this host, import published ones")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
+    run = actions.add_parser(
+        "run",
+        help="measure the layers of a model on this device, or on each kind of device: torchrun, srun",
+        description=(
+            "Measure the layers of a model as a training would have them, on this device, and write profiles that "
+            "hetero plan --profile takes. What was measured before stays, and the same command goes on. As ranks of a "
+            "launch (srun hetero profile run ..., torchrun ... -m hetero profile run ...) one rank of each kind of "
+            "device measures, and then all measure their links."
+        ),
+    )
+    add_run_options(run)
+    run.set_defaults(run=_run)
     imported = actions.add_parser(
         "import", help="read the tables that the authors of Sailor published (CSV) into profiles and links"
     )
@@ -37,6 +50,14 @@ def add_profile(commands: Any) -> None:
     )
     add_options(host)
     host.set_defaults(run=_host)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """In a process of its own, which may import torch."""
+    check_run_options(args)
+    require("train", asked_by="hetero profile run")
+    command = [sys.executable, "-W", "ignore", "-m", "hetero.profiling.run", *words_of_run(args)]
+    return subprocess.run(command, check=False).returncode
 
 
 def _host(args: argparse.Namespace) -> int:

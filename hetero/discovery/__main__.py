@@ -14,13 +14,13 @@ from rich.console import Console
 from hetero.discovery.cluster_yaml import cluster_yaml
 from hetero.discovery.describe import describe
 from hetero.discovery.facts import NodeFacts, nodes_of
-from hetero.discovery.launched_by import launch_variables
 from hetero.discovery.node import node_facts
 from hetero.discovery.options import STDOUT, add_options, check_options
 from hetero.discovery.report import print_found
 from hetero.doctor.installed_torch import torch_facts_or_error
 from hetero.errors import HeteroError
 from hetero.extras import require
+from hetero.launch.launched_by import launch_variables
 from hetero.serialization import write_bytes
 
 WIDTH_IN_A_FILE = 120
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     add_options(parser)
     args = parser.parse_args(argv)
     try:
-        launch = launch_variables(os.environ)
+        launch = launch_variables(os.environ, command="hetero discover")
         if launch is None:
             return _described(args, lambda: [_own_facts()])
         require("train", asked_by="hetero discover on several ranks")

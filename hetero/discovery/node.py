@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hetero.discovery.facts import NodeFacts
-from hetero.discovery.launched_by import node_name
 from hetero.discovery.nvidia_smi import Asked, ask, gpu_topology
 from hetero.doctor.facts import TorchFacts
 from hetero.doctor.host_facts import host_facts
+from hetero.launch.launched_by import node_name
 from hetero.profiling.host_hardware import (
     ROOT,
     boot_id,

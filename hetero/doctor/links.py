@@ -53,9 +53,9 @@ def _measured(pair: tuple[int, int], hosts: Sequence[str], device: torch.device,
     peer = pair[1] if first else pair[0]
     start = time.monotonic()
     # Connecting is no part of the latency.
-    _round_trip_s(peer, torch.zeros(1, device=device), first=first)
+    round_trip_s(peer, torch.zeros(1, device=device), first=first)
     small_s = min(
-        _round_trip_s(peer, torch.zeros(SMALLEST_BYTES // 4, device=device), first=first) for _ in range(NUM_SMALL)
+        round_trip_s(peer, torch.zeros(SMALLEST_BYTES // 4, device=device), first=first) for _ in range(NUM_SMALL)
     )
     best_s, num_bytes = small_s, SMALLEST_BYTES
     for size in SIZES_BYTES:
@@ -66,8 +66,8 @@ def _measured(pair: tuple[int, int], hosts: Sequence[str], device: torch.device,
         if not goes_on.item():
             break
         message = torch.zeros(size // 4, device=device)
-        _round_trip_s(peer, message, first=first)
-        best_s = min(_round_trip_s(peer, message, first=first) for _ in range(NUM_LARGE))
+        round_trip_s(peer, message, first=first)
+        best_s = min(round_trip_s(peer, message, first=first) for _ in range(NUM_LARGE))
         num_bytes = size
     if not first:
         return None
@@ -80,7 +80,8 @@ def _measured(pair: tuple[int, int], hosts: Sequence[str], device: torch.device,
     )
 
 
-def _round_trip_s(peer: int, message: torch.Tensor, *, first: bool) -> float:
+def round_trip_s(peer: int, message: torch.Tensor, *, first: bool) -> float:
+    """Seconds of ``message`` to ``peer`` and back; the other rank does the same, and ``first`` sends first."""
     start = time.perf_counter()
     for sends in (first, not first):
         _send(peer, message) if sends else _receive(peer, message)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from hetero.doctor.facts import HostFacts
 from hetero.doctor.host_facts import host_facts
 from hetero.errors import ConfigError, HeteroError
+from hetero.profiling.figures import rounded
 from hetero.profiling.host_hardware import gpus_per_switch, memory_bytes, processor_name, usable_cores
 from hetero.profiling.options import add_options, check_options
 from hetero.serialization import save
@@ -69,8 +70,8 @@ def _measured(seconds: float) -> HostProfile:
         updates.append(
             UpdateRate(
                 threads=each.threads,
-                elements_per_s=rates.rounded(each.elements_per_s),
-                spread=rates.rounded(each.repetitions.spread),
+                elements_per_s=rounded(each.elements_per_s),
+                spread=rounded(each.repetitions.spread),
             )
         )
     copy = rates.measure_memory_copy(cores, budget)
@@ -86,9 +87,9 @@ def _measured(seconds: float) -> HostProfile:
         _say("no CUDA device: copies to and from one are not measured")
     return HostProfile(
         source=f"hetero profile host, {datetime.date.today().isoformat()}, on {facts.host}",
-        memory_gib=rates.rounded(gib),
+        memory_gib=rounded(gib),
         updates=tuple(updates),
-        memory_copy_gb_per_s=rates.rounded(copy_gb_per_s),
+        memory_copy_gb_per_s=rounded(copy_gb_per_s),
         to_device=to_device,
         to_host=to_host,
         gpus_per_switch=gpus_per_switch(),

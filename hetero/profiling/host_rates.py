@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from hetero.errors import ConfigError
+from hetero.profiling.figures import rounded
 from hetero.profiling.repetitions import Repetitions, TimeBudget
 from hetero.runtime.host_adamw import BoundThreads, HostAdamW, HostUpdate
 from hetero.spec.link import Link
@@ -121,11 +122,6 @@ def copy_link(latency_s: float, seconds_of: Mapping[int, float]) -> Link:
         if seconds > 2 * latency_s or size == largest
     )
     return Link(bandwidth_gb_per_s=table, latency_us=rounded(latency_s * US_PER_S))
-
-
-def rounded(value: float) -> float:
-    """``value`` to four digits: more are not measured."""
-    return float(f"{value:.4g}")
 
 
 def _update(optimizer: HostAdamW, gradients: torch.Tensor, weights: torch.Tensor) -> None:

@@ -1,8 +1,10 @@
 """Says which device type a device is that was found, from what CUDA says of it."""
 
+import dataclasses
 import glob
 from dataclasses import dataclass
 
+from hetero.errors import ConfigError
 from hetero.spec.devices import DeviceCatalogue, DeviceType
 from hetero.units import GIB
 
@@ -28,6 +30,27 @@ class FoundDevice:
         is_called = wanted.cuda_name is None or wanted.is_called(self.cuda_name)
         return is_called and self.compute_capability == wanted.compute_capability
 
+    def type_called(self, name: str | None, known: DeviceCatalogue) -> DeviceType:
+        """Its type, which is to be called ``name`` if that is given.
+
+        Raises:
+            ConfigError: a known type is called so, and it is none of those.
+        """
+        if name is None:
+            return self.type_among(known)
+        if name not in known:
+            return dataclasses.replace(self.type_among(known), name=name, cuda_name=self._exact_name, data_sheet=None)
+        if not self.is_a(known.of(name)):
+            raise ConfigError(
+                f"--device-type {name}: this is {self.cuda_name or 'a processor'}, which is none; give it a name of "
+                "its own, or leave the flag out"
+            )
+        return known.of(name)
+
+    @property
+    def _exact_name(self) -> str | None:
+        return glob.escape(self.cuda_name) if self.cuda_name is not None else None
+
     def type_among(self, known: DeviceCatalogue) -> DeviceType:
         """Its type, by its name if one has that; of a GPU that nobody described, what CUDA says of it."""
         if found := [device for device in known if self.is_a(device)]:
@@ -38,5 +61,5 @@ class FoundDevice:
             name=self.cuda_name,
             memory_gib=max(1, round(self.memory_bytes / GIB)),
             compute_capability=self.compute_capability,
-            cuda_name=glob.escape(self.cuda_name),
+            cuda_name=self._exact_name,
         )

@@ -14,13 +14,13 @@ from functools import cached_property
 
 from hetero.cost.cost_model import StageConfig
 from hetero.cost.host_memory import of_parameters
-from hetero.cost.layers.stage_modules import ModuleKind
 from hetero.cost.simulation.host_updates import host_rates
 from hetero.plan.ir import Recompute
 from hetero.plan.offload import NOTHING_ON_HOST, Offload
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.footprint import UNLIMITED, Footprint, Footprints
 from hetero.spec.model import ModelSpec
+from hetero.spec.profile import ModuleKind
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 """In ascending time and descending memory."""

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from hetero.discovery.launched_by import first_host, launch_variables, node_name
 from hetero.errors import ConfigError
+from hetero.launch.launched_by import first_host, launch_variables, node_name
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500"}
 
@@ -24,17 +24,21 @@ TASK = JOB | {
 def test_torchrun_says_all_itself() -> None:
     """Also inside of a task of Slurm."""
     expected = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500"}
-    assert launch_variables(TORCHRUN) == launch_variables(TASK | TORCHRUN) == expected
+    assert (
+        launch_variables(TORCHRUN, command="hetero discover")
+        == launch_variables(TASK | TORCHRUN, command="hetero discover")
+        == expected
+    )
 
 
 def test_a_task_meets_on_the_first_node_of_its_step() -> None:
-    assert launch_variables(TASK) == {
+    assert launch_variables(TASK, command="hetero discover") == {
         "RANK": "1",
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "gpu02",
         "MASTER_PORT": "24567",
     }
-    given = launch_variables(TASK | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"})
+    given = launch_variables(TASK | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}, command="hetero discover")
     assert given is not None
     assert (given["MASTER_ADDR"], given["MASTER_PORT"]) == ("10.0.0.1", "1")
 
@@ -50,7 +54,7 @@ def test_a_task_meets_on_the_first_node_of_its_step() -> None:
     ids=["no launch", "one rank", "one task", "a batch script on its only node"],
 )
 def test_one_process_describes_its_host(environment: dict[str, str]) -> None:
-    assert launch_variables(environment) is None
+    assert launch_variables(environment, command="hetero discover") is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_one_process_describes_its_host(environment: dict[str, str]) -> None:
 )
 def test_no_rank_of_a_launch(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        launch_variables(environment)
+        launch_variables(environment, command="hetero discover")
     assert str(caught.value).startswith(message)
 
 

@@ -9,19 +9,20 @@ from hetero.errors import ConfigError
 _FIRST_PORT, _NUM_PORTS = 20000, 10000
 """Below the ports that Linux gives to connections, which begin at 32768."""
 
-_HOW = "start it on every node: srun --ntasks-per-node=1 hetero discover"
-
 
 def node_name(environment: Mapping[str, str]) -> str:
     """What this node is called: by Slurm, whose nodes need not be called as their hosts are, else by the host."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def launch_variables(environment: Mapping[str, str]) -> dict[str, str] | None:
+def launch_variables(environment: Mapping[str, str], *, command: str) -> dict[str, str] | None:
     """``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` of this rank; ``None`` without a launch.
 
     torchrun sets them. Of a task that srun has started they follow from Slurm's variables: rank 0 is on the first node
     of the step, and the port from the job's number, unless they are set.
+
+    Args:
+        command: that is to be started on every node, as messages say it.
 
     Raises:
         ConfigError: a variable is missing or no number, or this is no task of a step but the shell or the batch script
@@ -35,7 +36,7 @@ def launch_variables(environment: Mapping[str, str]) -> dict[str, str] | None:
     elif "SLURM_JOB_ID" not in environment:
         return None
     elif "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
-        _check_one_node(environment)
+        _check_one_node(environment, command)
         return None
     else:
         variables = _of_step(environment)
@@ -45,7 +46,7 @@ def launch_variables(environment: Mapping[str, str]) -> dict[str, str] | None:
     return None if variables["WORLD_SIZE"] == "1" else variables
 
 
-def _check_one_node(environment: Mapping[str, str]) -> None:
+def _check_one_node(environment: Mapping[str, str], command: str) -> None:
     """That a batch script is on the only node of its allocation; the shell of ``salloc`` is on none."""
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or "1"
     # The batch script of a heterogeneous job is told of its own component alone.
@@ -54,7 +55,8 @@ def _check_one_node(environment: Mapping[str, str]) -> None:
         where = "the batch script" if "SLURM_PROCID" in environment else "a shell"
         raise ConfigError(
             f"this is {where} of Slurm job {environment['SLURM_JOB_ID']}, which has {nodes} "
-            f"node{'' if nodes == '1' else 's'}{' in this component' if is_one_of_several else ''}; {_HOW}"
+            f"node{'' if nodes == '1' else 's'}{' in this component' if is_one_of_several else ''}; start it on "
+            f"every node: srun --ntasks-per-node=1 {command}"
         )
 
 

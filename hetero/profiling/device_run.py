@@ -1,0 +1,257 @@
+"""Measures the profiles of one device point by point, within a budget of time, and writes each point as it comes."""
+
+import argparse
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from hetero.doctor.facts import HostFacts
+from hetero.errors import ConfigError
+from hetero.plan.ir import Plan
+from hetero.profiling.measure_point import Share, measure_point
+from hetero.profiling.points import NUM_ESSENTIAL, RECOMPUTED, ProfilePoint, points
+from hetero.profiling.profile_file import ProfileFile
+from hetero.profiling.profiled_plan import STAGE_OF, ProfiledModel
+from hetero.profiling.repetitions import LEAST
+from hetero.profiling.run_options import TPS
+from hetero.runtime.layer_choice import choose_layers
+from hetero.runtime.options import StageOptions
+from hetero.spec.devices import DeviceType
+from hetero.spec.model_import import load_model, precision_of
+from hetero.spec.profile import Arithmetic, LayerImplementation, LayerShape, LayerTime, Profile, Provenance
+
+MOST_S = 3.0
+"""Seconds that one point is repeated for at most: a heuristic, some hundred repetitions of a block on a GPU."""
+
+NO_PRECISION = "fp32"
+"""Of a model whose file says none, as ``hetero plan`` has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfiledDevice:
+    """The device that is measured.
+
+    type: what profiles and plans call it.
+    hardware: what it calls itself.
+    node: the name of its node.
+    facts: of its host.
+    """
+
+    device: torch.device
+    type: DeviceType
+    hardware: str
+    node: str
+    facts: HostFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Combination:
+    """A precision and whose layers, which have a profile of their own."""
+
+    file: ProfileFile
+    profiled: ProfiledModel
+    options: StageOptions
+    label: str
+
+
+@dataclass(slots=True)
+class _Expectations:
+    """What points are expected to take, from those that were measured.
+
+    repetition_s: by combination and sort of point, of one of relative cost 1.
+    around_s: beside the repetitions: to build the layer, to warm up, to weigh its memory.
+    """
+
+    repetition_s: dict[tuple[int, str, str], float] = field(default_factory=dict)
+    around_s: float = 0.0
+
+    def learn(self, number: int, point: ProfilePoint, *, repetition_s: float, around_s: float) -> None:
+        self.repetition_s[number, point.what, point.kind] = repetition_s / point.relative_cost
+        # The first point loads libraries, too.
+        self.around_s = min(self.around_s or around_s, around_s)
+
+    def least_s(self, number: int, point: ProfilePoint) -> float:
+        rate = self.repetition_s.get((number, point.what, point.kind), 0.0)
+        return (1 + LEAST) * rate * point.relative_cost
+
+
+def measure_device(
+    args: argparse.Namespace,
+    on: ProfiledDevice,
+    *,
+    date: str,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Path]:
+    """Measure what the flags of ``hetero profile run`` ask for, and return the profiles.
+
+    Args:
+        date: of today.
+        say: takes a line of progress.
+
+    Raises:
+        ConfigError: the flags do not go with the model or the device, a file is of something else, or no block fits
+            in the memory.
+    """
+    deadline_s = clock() + args.budget_seconds
+    combinations = list(_combinations(args, on, date=date))
+    wanted = _points(args, combinations[0].profiled)
+    todo = [(number, point) for point in wanted for number, each in enumerate(combinations) if each.file.left([point])]
+    total = len(wanted) * len(combinations)
+    say(
+        f"{on.type.name} ({on.hardware}): {len(todo)} of {total} points are to be measured, the most telling first, "
+        f"in {args.budget_seconds:g} s"
+    )
+    expected, began_s = _Expectations(), clock()
+    too_large: dict[tuple[int, str, str], float] = {}
+    for done, (number, point) in enumerate(todo):
+        combination, left_s = combinations[number], deadline_s - clock()
+        is_essential = point in wanted[:NUM_ESSENTIAL]
+        if left_s <= 0 and not is_essential:
+            break
+        series = number, point.what, point.kind
+        begins_with_none = combination.file.profile is None and point.what != "passes"
+        fits = point.relative_cost < too_large.get(series, math.inf)
+        in_time = is_essential or expected.least_s(number, point) <= left_s
+        if begins_with_none or not fits or not in_time:
+            continue
+        even_s = left_s / (len(todo) - done) - expected.around_s
+        longest_s, start_s = math.inf if is_essential else left_s, clock()
+        share = Share(seconds=max(0.0, min(MOST_S, even_s)), longest_s=longest_s)
+        try:
+            found = measure_point(
+                point, combination.profiled, options=combination.options, device=on.device, share=share
+            )
+        except torch.OutOfMemoryError:
+            too_large[series] = point.relative_cost
+            say(f"{combination.label}{point}: does not fit in the memory of the device, and is left out")
+            continue
+        if found is None:
+            continue
+        repeated_s = max(share.seconds, LEAST * found.repetition_s)
+        around_s = max(0.0, clock() - start_s - repeated_s)
+        expected.learn(number, point, repetition_s=found.repetition_s, around_s=around_s)
+        combination.file.add(found.measured, found.memory)
+        average_s = (clock() - began_s) / (done + 1)
+        to_go_s = max(0.0, min(average_s * (len(todo) - done - 1), deadline_s - clock()))
+        say(f"[{done + 1}/{len(todo)}] {combination.label}{point}: {found.said}; about {to_go_s:.0f} s to go")
+    return _written(combinations, wanted, say)
+
+
+def _written(
+    combinations: Sequence[_Combination], wanted: Sequence[ProfilePoint], say: Callable[[str], None]
+) -> list[Path]:
+    for each in combinations:
+        if each.file.profile is None:
+            raise ConfigError(
+                f"{each.label}{wanted[0]}, and all that was tried beside it, does not fit in the memory of the device; "
+                "give a smaller --micro-batch-size or --seq-length, or a larger --tp"
+            )
+        num_left = len(each.file.left(wanted))
+        rest = f"; {num_left} are left, for which the same command goes on" if num_left else ""
+        say(f"{each.file.path}: {len(wanted) - num_left} of {len(wanted)} points{rest}")
+    flags = " ".join(f"--profile {each.file.path}" for each in combinations)
+    say(f"hetero plan {flags} ...")
+    return [each.file.path for each in combinations]
+
+
+def _combinations(args: argparse.Namespace, on: ProfiledDevice, *, date: str) -> Iterator[_Combination]:
+    """One for each precision and kind of layers, with what is known of its profile."""
+    model = load_model(args.model)
+    seq_length = model.max_position_embeddings if args.seq_length is None else args.seq_length
+    precisions = args.precision or [precision_of(args.model) or NO_PRECISION]
+    paths: dict[Path, str] = {}
+    for precision in precisions:
+        for layers in args.transformer_impl:
+            profiled = ProfiledModel(model=model, device=on.type, seq_length=seq_length, precision=precision)
+            options = StageOptions(
+                hidden_dropout=args.hidden_dropout, attention_dropout=args.attention_dropout, transformer_impl=layers
+            )
+            plan = profiled.plan(tp=1, micro_batch_size=1)
+            choice = choose_layers(plan, plan.replicas[0].stages[STAGE_OF["block"]], options, device=on.device)
+            whose = "local" if choice.transformer_engine is None else "transformer_engine"
+            name = _model_name(args.model)
+            path = args.out / f"{_file_name(name)}.{_file_name(on.type.name)}.{precision}.{whose}.json"
+            if path in paths:
+                raise ConfigError(
+                    f"--transformer-impl: {paths[path]} and {layers} are the same layers here ({choice.layers}); keep "
+                    "one of them"
+                )
+            paths[path] = layers
+            head = _head(args, plan, on, name=name, date=date, local=choice.transformer_engine is None)
+            several = len(precisions) * len(args.transformer_impl) > 1
+            label = f"{precision} {whose}: " if several else ""
+            yield _Combination(file=ProfileFile(path, head), profiled=profiled, options=options, label=label)
+
+
+def _head(args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str, date: str, local: bool) -> Profile:
+    """A profile of nothing yet: its one time is to be replaced."""
+    return Profile(
+        device=on.type.name,
+        model=name,
+        shape=LayerShape.of(plan.model),
+        seq_length=plan.seq_length,
+        precision=plan.precision,
+        arithmetic=_arithmetic(plan),
+        tp_collectives_included=False,
+        implementation=LayerImplementation(
+            attention="flash",
+            dropout=max(args.hidden_dropout, args.attention_dropout) > 0,
+            overlaps_collectives=True,
+        ),
+        layers="local" if local else "transformer_engine",
+        provenance=Provenance(
+            measured_by="hetero profile run",
+            source=f"hetero profile run, {date}, on {on.facts.host}",
+            licence="that of whoever measured",
+            notes=(
+                "each layer was timed alone, tensor-parallel ones as one of their ranks, without collectives",
+                "medians; spreads are from the first to the third quartile, as a part of the median",
+            ),
+            date=date,
+            command=args.command_line,
+            hardware=on.hardware,
+            versions=versions_of(on.facts),
+        ),
+        times=(LayerTime(kind="block", tp=1, micro_batch_size=1, forward_s=0.0, backward_s=0.0),),
+    )
+
+
+def versions_of(facts: HostFacts) -> dict[str, str]:
+    """Of what seconds may depend on."""
+    cuda = facts.torch.cuda if facts.torch is not None else None
+    others = {"cuda": cuda, "driver": facts.driver}
+    packages = {name: version for name, version in facts.packages.items() if name != "safetensors"}
+    return packages | {name: version for name, version in others.items() if version}
+
+
+def _arithmetic(plan: Plan) -> Arithmetic:
+    if plan.precision == "fp32" and torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32:
+        return "tf32"
+    return plan.precision
+
+
+def _points(args: argparse.Namespace, profiled: ProfiledModel) -> list[ProfilePoint]:
+    """Those that the flags ask for.
+
+    Raises:
+        ConfigError: the model cannot be cut for a ``--tp``.
+    """
+    for tp in args.tp or ():
+        profiled.plan(tp=tp, micro_batch_size=1)
+    tps = args.tp or [tp for tp in TPS if profiled.can_have(tp=tp)]
+    return points(tps, args.micro_batch_size, recomputes=[each for each in args.recompute if each in RECOMPUTED])
+
+
+def _model_name(path: Path) -> str:
+    """What the model is called; every file of Hugging Face's is called alike, its folder is not."""
+    return path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix else path.name
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "unnamed"

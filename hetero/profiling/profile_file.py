@@ -1,0 +1,90 @@
+"""Keeps a profile in its file while it is measured, so that a run that was ended can go on where it was."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import ConfigError
+from hetero.profiling.points import ProfilePoint
+from hetero.serialization import load, save
+from hetero.spec.profile import LayerMemory, LayerTime, Profile, RecomputedTime, SplitBackwardTime, UpdateTime
+
+Measured = LayerTime | RecomputedTime | SplitBackwardTime | UpdateTime
+
+_THE_SAME = (
+    *("device", "shape", "seq_length", "precision", "arithmetic", "layers", "implementation"),
+    "tp_collectives_included",
+)
+"""What two parts of one profile have in common, beside the hardware and the versions."""
+
+
+class ProfileFile:
+    """A profile that grows point by point; its file is whole after each of them.
+
+    Args:
+        head: all that is the same for every point, with any times, which are not looked at.
+
+    Raises:
+        ConfigError: there is a file, and it is damaged, or of something else.
+    """
+
+    def __init__(self, path: Path, head: Profile) -> None:
+        self.path = path
+        self._head = head
+        self.profile: Profile | None = None
+        if path.exists():
+            self.profile = load(Profile, path)
+            if (difference := _difference(self.profile, head)) is not None:
+                what, there, here = difference
+                raise ConfigError(
+                    f"{path}: this run cannot go on with it: its {what} is {there}, here it is {here}; give another "
+                    "--out, or remove the file to measure anew"
+                )
+
+    def left(self, points: Sequence[ProfilePoint]) -> list[ProfilePoint]:
+        """Those that the file does not have."""
+        if (profile := self.profile) is None:
+            return list(points)
+        return [each for each in points if not each.is_in(profile)]
+
+    def add(self, measured: Measured, memory: LayerMemory | None) -> None:
+        """Write one more measurement, and ``memory`` unless that layer's is known.
+
+        The first one is a :class:`LayerTime`: a profile without any says nothing.
+        """
+        if self.profile is None:
+            assert isinstance(measured, LayerTime), "the first point is a layer's"
+            profile = dataclasses.replace(self._head, times=(measured,))
+        else:
+            profile = _with(self.profile, measured)
+        if memory is not None and profile.memory_of(memory.kind, tp=memory.tp) is None:
+            profile = dataclasses.replace(profile, memory=(*profile.memory, memory))
+        save(profile, self.path)
+        self.profile = profile
+
+
+def _with(profile: Profile, measured: Measured) -> Profile:
+    match measured:
+        case LayerTime():
+            return dataclasses.replace(profile, times=(*profile.times, measured))
+        case RecomputedTime():
+            return dataclasses.replace(profile, recomputed=(*profile.recomputed, measured))
+        case SplitBackwardTime():
+            return dataclasses.replace(profile, split_backwards=(*profile.split_backwards, measured))
+        case UpdateTime():
+            return dataclasses.replace(profile, updates=(*profile.updates, measured))
+
+
+def _difference(there: Profile, here: Profile) -> tuple[str, Any, Any] | None:
+    """What differs, with both values; ``None`` where one can go on with the other."""
+    for name in _THE_SAME:
+        if getattr(there, name) != getattr(here, name):
+            return name, getattr(there, name), getattr(here, name)
+    if there.provenance.hardware != here.provenance.hardware:
+        return "hardware", there.provenance.hardware or "unknown", here.provenance.hardware
+    old, new = there.provenance.versions, here.provenance.versions
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            return f"version of {name}", old.get(name, "none"), new.get(name, "none")
+    return None

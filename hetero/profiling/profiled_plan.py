@@ -1,0 +1,80 @@
+"""Makes the plan whose stages a profiler builds: each part of a model is a stage of its own."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
+from hetero.plan.validate import validate
+from hetero.spec.devices import DeviceType
+from hetero.spec.model import ModelSpec
+from hetero.spec.profile import ModuleKind
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
+
+STAGE_OF: Mapping[ModuleKind, int] = {"embedding": 0, "block": 1, "attention": 2, "mlp": 3, "head": 4}
+"""The first and the last one have a layer beside what is measured of them, as no stage is without."""
+
+_EDGES = (0.0, 1.0, 2.0, 2.5, 3.0, 4.0)
+
+NUM_LAYERS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProfiledModel:
+    """What is profiled, wherever it is cut.
+
+    model: of any number of layers, as all are alike.
+    device: the type that the profile is of.
+    """
+
+    model: ModelSpec
+    device: DeviceType
+    seq_length: int
+    precision: Precision
+
+    def plan(
+        self, *, tp: int, micro_batch_size: int, recompute: Recompute = "none", splits_backward: bool = False
+    ) -> Plan:
+        """A pipeline of this model, whose ranks of one stage come before those of the next.
+
+        Embedding and head have weights of their own there: what either takes does not depend on whose they are.
+
+        Raises:
+            ConfigError: the model cannot be cut so, or the device has not the precision.
+        """
+        stages = tuple(
+            Stage(
+                first_layer=0,
+                end_layer=1,
+                ranks=tuple(range(number * tp, (number + 1) * tp)),
+                device=self.device.name,
+                tp=tp,
+                micro_batch_size=micro_batch_size,
+                in_flight=len(_EDGES) - 1 - number,
+                recompute=recompute,
+                wgrad_delay=0 if splits_backward else None,
+            ).with_layers(*_EDGES[number : number + 2])
+            for number in range(len(_EDGES) - 1)
+        )
+        num_samples = len(stages) * micro_batch_size
+        plan = Plan(
+            model=dataclasses.replace(self.model, num_layers=NUM_LAYERS, tied_embeddings=False),
+            seq_length=self.seq_length,
+            global_batch_size=num_samples,
+            precision=self.precision,
+            devices=() if self.device.name in SHIPPED_DEVICES else (self.device,),
+            replicas=(Replica(num_samples=num_samples, stages=stages),),
+        )
+        try:
+            validate(plan)
+        except PlanError as error:
+            raise ConfigError(f"tp {tp}, microbatch {micro_batch_size}, {self.precision}: {error}") from None
+        return plan
+
+    def can_have(self, *, tp: int) -> bool:
+        """Whether so many tensor-parallel ranks can share a layer of it."""
+        try:
+            self.plan(tp=tp, micro_batch_size=1)
+        except ConfigError:
+            return False
+        return True

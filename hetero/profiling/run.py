@@ -1,0 +1,118 @@
+"""Measures a model's layers on this device, or on each kind of device of a launch; ``hetero profile run`` calls it.
+
+A process of its own: it imports torch, which ``hetero`` itself never does.
+"""
+
+import argparse
+import datetime
+import gc
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetero.distributed.environment import set_cuda_environment
+from hetero.doctor.host_facts import host_facts
+from hetero.errors import ConfigError, HeteroError
+from hetero.launch.launched_by import launch_variables, node_name
+from hetero.profiling.host_hardware import processor_name
+from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
+from hetero.spec.found_device import FoundDevice
+from hetero.spec.shipped_devices import SHIPPED_DEVICES
+
+if TYPE_CHECKING:
+    from hetero.profiling.device_run import ProfiledDevice
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0, or 2 after a mistake of the user's, which stderr tells."""
+    parser = argparse.ArgumentParser(prog="python -m hetero.profiling.run", description=__doc__)
+    add_run_options(parser)
+    args = parser.parse_args(argv)
+    args.command_line = shlex.join(["hetero", "profile", "run", *words_of_run(args)])
+    # Before torch is imported by anyone.
+    set_cuda_environment(os.environ)
+    try:
+        check_run_options(args)
+        launch = launch_variables(os.environ, command="hetero profile run ...")
+        if args.device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ.update(launch or {})
+        _run(args, is_launched=launch is not None)
+    except HeteroError as error:
+        sys.stderr.write(f"hetero: {error}\n")
+        return 2
+    return 0
+
+
+def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
+    from hetero.runtime import cpu_backend
+
+    # Before megatron.core is imported by anyone.
+    cpu_backend.install()
+
+    from hetero.profiling.device_run import measure_device
+
+    # What libraries have made stays, and need not be looked through after every point.
+    gc.freeze()
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {args.out}: cannot be made: {error.strerror}") from None
+    on, date = _profiled_device(args), datetime.date.today().isoformat()
+    if is_launched:
+        from hetero.profiling.together import measure_together
+
+        measure_together(args, on, date=date, say=_say)
+        return
+    if on.type.name not in SHIPPED_DEVICES:
+        _say(f"{on.type.name} does not ship; the cluster file is to describe it: devices: [{{name: {on.type.name}}}]")
+    measure_device(args, on, date=date, say=_say)
+
+
+def _profiled_device(args: argparse.Namespace) -> "ProfiledDevice":
+    """The device of this rank, or of this process.
+
+    Raises:
+        ConfigError: it is not of the type that the flags say, or is not there.
+    """
+    import torch
+
+    from hetero.doctor.torch_facts import torch_facts
+    from hetero.profiling.device_run import ProfiledDevice
+
+    facts = host_facts(dict(os.environ), torch_facts())
+    if args.device == "cuda" and not facts.gpus:
+        raise ConfigError("--device cuda: torch sees no GPU here; run `hetero doctor`, or give --device cpu")
+    if facts.gpus and args.device != "cpu":
+        index = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0) % len(facts.gpus)
+        gpu = facts.gpus[index]
+        device, hardware = torch.device("cuda", index), gpu.name
+        torch.cuda.set_device(device)
+        has_cuda = facts.torch is not None and facts.torch.cuda is not None
+        found = FoundDevice(
+            cuda_name=gpu.name,
+            compute_capability=gpu.compute_capability if has_cuda else None,
+            memory_bytes=gpu.memory_bytes,
+        )
+    else:
+        device, found = torch.device("cpu"), FoundDevice()
+        num_threads = torch.get_num_threads()
+        hardware = f"{processor_name() or 'processor'}, {num_threads} thread{'' if num_threads == 1 else 's'}"
+    return ProfiledDevice(
+        device=device,
+        type=found.type_called(args.device_type, SHIPPED_DEVICES),
+        hardware=hardware,
+        node=node_name(os.environ),
+        facts=facts,
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

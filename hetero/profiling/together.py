@@ -1,0 +1,121 @@
+"""Measures as the ranks of a launch: one rank of each kind of device its profiles, then all together their links."""
+
+import argparse
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+
+import torch.distributed as dist
+
+from hetero.distributed.launch_store import launch_store, tell, told_by_all
+from hetero.errors import HeteroError, MembershipError
+from hetero.profiling.device_run import ProfiledDevice, measure_device, versions_of
+from hetero.profiling.measured_links import MeasuredLinks, measured_links
+from hetero.profiling.rank_links import RankDevice, measure_transfers, measuring_ranks
+from hetero.serialization import save
+from hetero.spec.profile import Provenance
+
+SLACK_S = 300.0
+"""Beyond the budget, for libraries to load, to warm up, and for the last point, until a rank counts as lost."""
+
+LINKS = "links.json"
+
+DONE = "done"
+
+
+def measure_together(args: argparse.Namespace, on: ProfiledDevice, *, date: str, say: Callable[[str], None]) -> None:
+    """Measure as a rank of a launch; collective over it. Rank 0 writes the links, each measuring rank its profiles.
+
+    Raises:
+        ConfigError: as :func:`.measure_device`, on the rank that measures.
+        MembershipError: another rank did not arrive, or could not measure.
+    """
+    store, rank, world_size = launch_store("profile")
+    tell(store, RankDevice(node=on.node, device=on.type.name, hardware=on.hardware), rank=rank)
+    ranks = told_by_all(store, RankDevice, world_size=world_size)
+    measuring = measuring_ranks(ranks)
+    if rank in measuring.values():
+        outcome = "it ended"
+        try:
+            measure_device(args, on, date=date, say=say)
+            outcome = DONE
+        except HeteroError as error:
+            outcome = str(error)
+            raise
+        finally:
+            store.set(f"measured/{rank}", outcome)
+    _wait(store, measuring, seconds=args.budget_seconds + SLACK_S)
+    if args.link_seconds > 0:
+        links = _links(
+            args,
+            on,
+            ranks,
+            dist.PrefixStore("links", store),
+            rank=rank,
+            say=say if rank == 0 else lambda _: None,
+            date=date,
+        )
+        if rank == 0:
+            _write(links, args, say)
+
+
+def _wait(store: dist.Store, measuring: Mapping[str, int], *, seconds: float) -> None:
+    for device, rank in measuring.items():
+        try:
+            store.wait([f"measured/{rank}"], datetime.timedelta(seconds=seconds))
+            said = store.get(f"measured/{rank}").decode()
+        except dist.DistError:
+            said = f"it has not been heard of for {seconds:.0f} s"
+        if said != DONE:
+            raise MembershipError(f"rank {rank}, which measures {device}: {said}")
+
+
+def _links(
+    args: argparse.Namespace,
+    on: ProfiledDevice,
+    ranks: Sequence[RankDevice],
+    store: dist.Store,
+    *,
+    rank: int,
+    say: Callable[[str], None],
+    date: str,
+) -> MeasuredLinks:
+    device = on.device
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=len(ranks),
+        timeout=datetime.timedelta(seconds=args.link_seconds + SLACK_S),
+    )
+    transfers = measure_transfers(ranks, device=device, seconds=args.link_seconds, say=say)
+    dist.barrier()
+    dist.destroy_process_group()
+    return measured_links(
+        transfers,
+        Provenance(
+            measured_by="hetero profile run",
+            source=f"hetero profile run, {date}, on {', '.join(dict.fromkeys(each.node for each in ranks))}",
+            licence="that of whoever measured",
+            date=date,
+            command=args.command_line,
+            versions=versions_of(on.facts),
+        ),
+    )
+
+
+def _write(links: MeasuredLinks, args: argparse.Namespace, say: Callable[[str], None]) -> None:
+    path = args.out / LINKS
+    save(links, path)
+    say(f"{path}: {len(links.transfers)} operations; into the cluster file go")
+    for inside in links.inside_nodes:
+        link = inside.inside_node
+        say(
+            f"  inside_node: {{bandwidth_gb_per_s: {link.bandwidth_gb_per_s:g}, latency_us: {link.latency_us:g}}}"
+            f"  # of node types with {inside.device}; all_reduce_inside_node is in the file"
+        )
+    for between in links.between_nodes:
+        link = between.link
+        say(
+            f"  link: {{bandwidth_gb_per_s: {link.bandwidth_gb_per_s:g}, latency_us: {link.latency_us:g}}}"
+            f"  # between nodes with {' and '.join(between.devices)}"
+        )
