@@ -20,7 +20,7 @@ from hetero.plan.ir import Plan, Ranks, Stage
 from hetero.plan.offload import (
     HeldLayers,
     changes_of_residency,
-    offloads,
+    hosts_update,
     place_of,
     stages_of_ranks,
     updates_on_host,
@@ -164,7 +164,7 @@ def owned_parameters(plan: Plan) -> dict[int, dict[int, OwnedParameters]]:
 
 def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, bool]]:
     """What a rank of the groups sums, by which of its ``stages`` holds it and whether its host has the state."""
-    if len(stages) == 1 and not offloads(stages):
+    if len(stages) == 1 and not hosts_update(stages):
         yield 0, alike.numel, False
         return
     for position, sums in alike.sums:

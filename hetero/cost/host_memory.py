@@ -8,6 +8,8 @@ bf16 or fp16:
     gradients      4   as they are summed
     weights        2   on their way back; none where the device is the host's own processor
     checkpoint    12   the state once more, while a checkpoint is written
+
+Of activations that are there, those of all microbatches in flight.
 """
 
 import dataclasses
@@ -18,9 +20,12 @@ from hetero.cost.cost_model import CostModel
 from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.memory import memory_costs
 from hetero.cost.offload.blocks import ElementBytes
+from hetero.cost.stage_memory import blocks_on_host
 from hetero.errors import PlanMemoryError
-from hetero.plan.ir import Plan, StageKey
-from hetero.plan.offload import offloads
+from hetero.plan.ir import Plan, Replica, StageKey
+from hetero.plan.lowering import step_rows
+from hetero.plan.offload import NOTHING_ON_HOST, hosts_update
+from hetero.schedule.activation_residency import worst_moments
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.devices import DeviceType
 from hetero.units import GIB
@@ -35,6 +40,7 @@ class HostMemory:
     gradients: int = 0
     weights: int = 0
     checkpoint: int = 0
+    activations: int = 0
 
     @property
     def total(self) -> int:
@@ -43,7 +49,7 @@ class HostMemory:
     @property
     def held(self) -> int:
         """What is there all the time."""
-        return self.total - self.checkpoint
+        return self.total - self.checkpoint - self.activations
 
     def named(self) -> dict[str, int]:
         """Its parts by their names."""
@@ -55,30 +61,42 @@ class HostMemory:
 
 def host_memory(plan: Plan, costs: CostModel) -> Mapping[StageKey, HostMemory]:
     """What the rank that takes most of each stage takes of its host; nothing of stages that leave nothing there."""
-    if not offloads(stage for _, _, stage in plan.stages()):
-        return {}
-    owned = owned_parameters(plan)
-    found = {}
-    for r, s, stage in plan.stages():
-        if stage.offload.optimizer_from is not None:
-            most = max(owned[rank][s].on_host for rank in stage.ranks)
-            device_type = plan.device_types.of(stage.device)
-            found[r, s] = of_parameters(most, costs, device_type, speculates=stage.offload.speculate)
-    return found
+    taken = _taken_by_ranks(plan, costs)
+    return {
+        (r, s): max((taken[rank][s] for rank in stage.ranks), key=lambda held: held.total)
+        for r, s, stage in plan.stages()
+        if stage.offload != NOTHING_ON_HOST
+    }
 
 
 def host_memory_of_ranks(plan: Plan, costs: CostModel) -> Mapping[int, HostMemory]:
     """By rank, what it takes of its host's memory at most, of all its stages; empty where nothing is left to hosts."""
-    if not offloads(stage for _, _, stage in plan.stages()):
-        return {}
-    taken = dict.fromkeys(plan.ranks(), HostMemory())
-    owned = owned_parameters(plan)
-    for _, s, stage in plan.stages():
+    taken = _taken_by_ranks(plan, costs)
+    return {rank: sum(taken.get(rank, {}).values(), HostMemory()) for rank in plan.ranks()} if taken else {}
+
+
+def _taken_by_ranks(plan: Plan, costs: CostModel) -> Mapping[int, Mapping[int, HostMemory]]:
+    """By rank and stage, of the stages that leave something to their hosts."""
+    found: dict[int, dict[int, HostMemory]] = {}
+    owned = owned_parameters(plan) if hosts_update(stage for _, _, stage in plan.stages()) else {}
+    for r, s, stage in plan.stages():
+        if stage.offload == NOTHING_ON_HOST:
+            continue
+        device_type, activations = plan.device_types.of(stage.device), _activations(plan.replicas[r], s, costs)
         for rank in stage.ranks:
-            device_type = plan.device_types.of(stage.device)
-            owns = owned[rank][s].on_host
-            taken[rank] += of_parameters(owns, costs, device_type, speculates=stage.offload.speculate)
-    return taken
+            owns = owned[rank][s].on_host if owned else 0.0
+            updated = of_parameters(owns, costs, device_type, speculates=stage.offload.speculate)
+            found.setdefault(rank, {})[s] = dataclasses.replace(updated, activations=activations)
+    return found
+
+
+def _activations(replica: Replica, s: int, costs: CostModel) -> int:
+    """Bytes of the most microbatches of a stage that are in flight at a time."""
+    saved = sum(block.num_bytes for block in blocks_on_host(replica.stages[s], costs).values())
+    if not saved:
+        return 0
+    row = next(row for group, row in zip(replica.device_groups, step_rows(replica), strict=True) if s in group)
+    return saved * max(moment[s].in_flight for moment in worst_moments(row))
 
 
 def host_memory_of_nodes(plan: Plan, cluster: ClusterSpec) -> Mapping[int, HostMemory]:
@@ -109,8 +127,8 @@ def check_host_memory(plan: Plan, cluster: ClusterSpec) -> None:
         if taken.total > usable * GIB:
             raise PlanMemoryError(
                 f"node {node}: its ranks leave {needed} to the host, and node type {node_type.name!r} has {usable:g} "
-                "GiB; let stages keep more on their devices (a higher optimizer_from), or set speculate to false, with "
-                "which the state is there once"
+                "GiB; let stages keep more on their devices (a higher optimizer_from, a lower activations_until), or "
+                "set speculate to false, with which the state is there once"
             )
 
 

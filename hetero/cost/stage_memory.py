@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from hetero.cost.cost_model import CostModel, StageConfig
 from hetero.cost.layers.activation_memory import (
@@ -19,11 +20,15 @@ from hetero.cost.layers.activation_memory import (
 )
 from hetero.cost.layers.stage_modules import modules_of
 from hetero.plan.ir import Recompute, Stage
+from hetero.plan.offload import blocks_with_activations_on_host
 from hetero.schedule.activation_residency import HeldMicrobatches
 from hetero.spec.profile import ModuleKind
 
 TOKEN_BYTES = 8
 """The first stage's input, and nobody else's, is numbers of tokens."""
+
+ACTIVATION_SLOTS = 4
+"""Blocks on their way to the host and back: two that leave, two that come (:mod:`hetero.runtime.host_activations`)."""
 
 BUFFERS_PER_NEIGHBOUR = 2
 """One slice on its way in, one on its way out, per direction that has data in flight at the same time."""
@@ -37,7 +42,8 @@ class MemoryBreakdown:
         logits not counted.
     logits: saved logits and softmax of the microbatches in flight.
     deferred: of all microbatches whose weights' gradients are still to be computed.
-    working: what the most demanding layer needs beside them while it computes.
+    working: what the most demanding layer needs beside them while it computes, and activations on their way to the host
+        and back.
     boundary_buffers: slices on their way to and from neighbours.
     sync_buffers: what the reduction of gradients needs beside the gradients.
     held_by_collectives: tensors of a whole pass that the allocator has not got back yet from tensor-parallel
@@ -124,6 +130,55 @@ class StageMemory:
         return max(before, after, key=lambda held: held.total)
 
 
+class BlockActivations(NamedTuple):
+    """The embedding, a layer, half of one or the head, and the bytes that it saves of a microbatch."""
+
+    kind: ModuleKind
+    num_bytes: int
+    is_recomputed: bool = False
+
+
+def saved_blocks(costs: CostModel, config: StageConfig) -> list[BlockActivations]:
+    """The blocks of a stage on one of its devices, in the order of the forward."""
+    microbatch = costs.microbatch(
+        tp=config.tp,
+        micro_batch_size=config.micro_batch_size,
+        sequence_parallel=config.sequence_parallel,
+        fp8=config.fp8,
+    )
+
+    def block(kind: ModuleKind, recompute: Recompute = "none") -> BlockActivations:
+        saved = costs.saved_bytes(kind, microbatch, device=config.device, recompute=recompute)
+        return BlockActivations(kind, saved, recompute != "none")
+
+    modules = modules_of(config.first_layer, config.end_layer)
+    num_recomputed = (config.recompute_num_layers or len(modules)) if config.recompute != "none" else 0
+    found = [block("embedding")] if config.first_layer == 0 else []
+    found += [block(kind, config.recompute if i < num_recomputed else "none") for i, kind in enumerate(modules)]
+    return found + ([block("head")] if config.end_layer == costs.model.num_layers else [])
+
+
+def blocks_on_host(stage: Stage, costs: CostModel) -> dict[float, BlockActivations]:
+    """The blocks of a plan's stage whose activations are on the host, by position, in the order of the forward."""
+    positions = blocks_with_activations_on_host(stage, num_layers=costs.model.num_layers)
+    return dict(zip(positions, saved_blocks(costs, StageConfig.of(stage)), strict=False)) if positions else {}
+
+
+def _with_activations_on_host(memory: StageMemory, stage: Stage, costs: CostModel) -> StageMemory:
+    """What is on the host stays on the device only while it is on its way, through slots of the largest block."""
+    blocks = blocks_on_host(stage, costs).values()
+    if not blocks:
+        return memory
+    slots = ACTIVATION_SLOTS * max(block.num_bytes for block in blocks)
+    return dataclasses.replace(
+        memory,
+        fixed=dataclasses.replace(memory.fixed, working=memory.fixed.working + slots),
+        activations_per_microbatch=memory.activations_per_microbatch
+        - sum(block.num_bytes for block in blocks if block.kind != "head"),
+        logits_per_microbatch=0 if any(block.kind == "head" for block in blocks) else memory.logits_per_microbatch,
+    )
+
+
 def stage_memory(
     costs: CostModel,
     config: StageConfig,
@@ -157,18 +212,15 @@ def stage_memory(
     )
     boundary = costs.element_bytes * microbatch.num_tokens * model.hidden_size // microbatch.sequence_ways
 
-    def saved(kind: ModuleKind, recompute: Recompute = "none") -> int:
-        return costs.saved_bytes(kind, microbatch, device=device, recompute=recompute)
+    def saved(kind: ModuleKind) -> int:
+        return costs.saved_bytes(kind, microbatch, device=device)
 
-    num_recomputed = (config.recompute_num_layers or len(modules)) if config.recompute != "none" else 0
-    recomputed, kept = Counter(modules[:num_recomputed]), Counter(modules[num_recomputed:])
-    activations = sum(count * saved(kind, config.recompute) for kind, count in recomputed.items())
-    activations += sum(count * saved(kind) for kind, count in kept.items())
-    activations += saved("embedding") if has_embedding else 0
+    blocks = saved_blocks(costs, config)
+    activations = sum(block.num_bytes for block in blocks if block.kind != "head")
     working = working_bytes(modules, costs.shape, microbatch, flash_attention=runtime.flash_attention)
     if config.recompute == "full":
         # The layer under recomputation has all of its activations once more.
-        working += max(saved(kind) for kind in recomputed)
+        working += max(saved(block.kind) for block in blocks if block.is_recomputed)
     if has_head:
         # The head's backward comes first, and when the layers' begins what it has saved is free again.
         logits = logits_working_bytes(costs.shape, microbatch, loss_copies=runtime.loss_copies)
@@ -227,7 +279,7 @@ def memory_of_stage(
         begins_device: not a later one of the stages on its devices, with which only those of its neighbours count.
     """
     of_device = 2 + (stage.tp > 1) + num_gradient_groups
-    return stage_memory(
+    memory = stage_memory(
         costs,
         StageConfig.of(stage),
         num_neighbours=num_neighbours,
@@ -235,6 +287,7 @@ def memory_of_stage(
         num_communicators=2 * num_neighbours + (of_device if begins_device else 0),
         begins_device=begins_device,
     )
+    return _with_activations_on_host(memory, stage, costs)
 
 
 def optimizer_bytes_per_parameter(costs: CostModel) -> int:

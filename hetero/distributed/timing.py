@@ -99,6 +99,21 @@ class Timing:
     def host_came(self, queued: QueuedAction, at_s: float) -> None:
         """Take note that weights, which ``queued`` brings from the host, came at ``at_s``, and the rank waited."""
 
+    def block_end_s(self, position: float | None) -> float:
+        """When the compute under way has done the block at ``position``, or all of its work."""
+        return 0.0
+
+    def copy_activations(self, kind: ActionKind, stage: int, position: float, *, after_s: float) -> float:
+        """Take note of a copy of what the block at ``position`` of ``stage`` saves of a microbatch; when it is over.
+
+        Args:
+            after_s: it does not begin before, nor before the last one of its ``kind`` is over.
+        """
+        return 0.0
+
+    def block_waited(self, position: float, until_s: float) -> None:
+        """Take note that the compute under way could not begin the block at ``position`` before ``until_s``."""
+
     def meet(self) -> None:
         """Take note that all ranks of the world have just agreed on a step."""
 

@@ -30,7 +30,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from hetero.plan.ir import Plan, Stage
-from hetero.plan.offload import offloads, stages_of_ranks, updates_on_host
+from hetero.plan.offload import hosts_update, stages_of_ranks, updates_on_host
 from hetero.plan.sync_domains import Domains
 from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
 
@@ -135,7 +135,7 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     """
     domains = Domains(plan.gradient_sync.domains)
     held_by = stages_of_ranks([(stage.ranks, stage) for _, _, stage in plan.stages()])
-    asks_hosts = offloads(stage for _, _, stage in plan.stages())
+    asks_hosts = hosts_update(stage for _, _, stage in plan.stages())
     shares = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}
     open_buckets: dict[tuple[int, ...], list[ShardSegment]] = {}
     closed: list[Bucket] = []

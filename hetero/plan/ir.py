@@ -129,7 +129,7 @@ class Stage:
             end_layer=int(end),
             starts_with_mlp=start % 1 > 0,
             ends_with_attention=end % 1 > 0,
-            offload=self.offload.within(start, end),
+            offload=self.offload.within(start, end, before=self.end),
         )
         if moved.recompute_num_layers is None:
             return moved

@@ -44,7 +44,7 @@ def collective_options(plan: Plan, *, overlap_grad_reduce: bool, overlap_param_g
 
     Otherwise the first forward would wait for all that hosts do and nothing would be beside it, as a plan may ask for.
     """
-    on_hosts = [stage for _, _, stage in plan.stages() if stage.offload.optimizer_from is not None]
+    on_hosts = [stage for _, _, stage in plan.stages() if stage.offload.updates]
     return CollectiveOptions(
         overlap_grad_reduce=overlap_grad_reduce,
         overlap_param_gather=all(stage.offload.overlap for stage in on_hosts) if on_hosts else overlap_param_gather,
@@ -169,12 +169,34 @@ def _program(
         replica=r,
         stages=stages,
         num_microbatches=replica.microbatch_counts,
-        of_buckets={"reduce": reduces, **host.queues(), "gather": gathers},
+        beside={**_activation_copies(replica, row), "reduce": reduces, **host.queues(), "gather": gathers},
     )
 
 
 def _of(kind: ActionKind, bucket: int) -> Action:
     return Action(NO_STAGE, kind, bucket)
+
+
+def _activation_copies(replica: Replica, row: Row) -> dict[str, tuple[QueuedAction, ...]]:
+    """Copies of activations to the host, in the order of the forwards that save them, and back, in that of backwards.
+
+    Each passes its blocks one by one: out upwards, behind the forward; in downwards, in front of the backward. How far
+    copies may be ahead or behind, whoever executes them decides (:mod:`hetero.runtime.host_activations`).
+    """
+    again = {(a.stage, a.number) for a in row if a.kind == ActionKind.R}
+    out, back = [], []
+    for action in row:
+        s, kind, m = action
+        stage = replica.stages[s]
+        until = stage.offload.activations_until
+        if until is None:
+            continue
+        leaves, comes = Action(s, ActionKind.OUT_A, m), Action(s, ActionKind.IN_A, m)
+        if kind == ActionKind.R or (kind == ActionKind.F and (s, m) not in again):
+            out.append(QueuedAction(leaves, (Point(action, stage.start if stage.start > 0 else -1.0),)))
+        elif kind in BACKWARD:
+            back.append(QueuedAction(comes, (Point(leaves),), (Point(action, until),)))
+    return {"activations_out": tuple(out), "activations_in": tuple(back)}
 
 
 class _HostActions:

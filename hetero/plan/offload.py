@@ -3,10 +3,11 @@
 Positions are those of :mod:`hetero.spec.parameters`: a layer, half a layer more for its MLP, -1 for the embedding and
 the number of layers for the head. What lives on the host is the end of a stage, from a position on: its gradients come
 first in a backward, and its weights are needed last in a forward, so that the host has most time for it (AutoHete,
-arXiv 2503.01890, chooses the same end).
+arXiv 2503.01890, chooses the same end). Of activations it is the other end: they are saved first and needed last.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -26,6 +27,9 @@ class Offload:
         one is done again, and the state is there twice.
     overlap: the next forward waits in front of each layer for that layer's weights alone. Without, its first layer
         waits for all that hosts update, as in ZeRO-Offload (arXiv 2101.06840); to compare with that.
+    activations_until: what blocks save of a microbatch between its forward and its backward goes to the host and comes
+        back: of all blocks up to the one at this position, it included; ``None`` for none. A block is the embedding, a
+        layer or the half of one that the stage holds, or the head (:func:`block_positions`).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -33,14 +37,38 @@ class Offload:
     optimizer_from: float | None = None
     speculate: bool = False
     overlap: bool = True
+    activations_until: float | None = None
 
-    def within(self, start: float, end: float) -> "Offload":
-        """The same for a stage whose layers are ``[start, end)`` from now on; nothing if none of that is left."""
-        if self.optimizer_from is None:
-            return self
-        if self.optimizer_from >= end:
-            return Offload()
-        return dataclasses.replace(self, optimizer_from=max(self.optimizer_from, start if start > 0 else -1.0))
+    @property
+    def updates(self) -> bool:
+        """Hosts update something of the stage."""
+        return self.optimizer_from is not None
+
+    def within(self, start: float, end: float, *, before: float) -> "Offload":
+        """The same for a stage whose layers are ``[start, end)`` from now on; nothing if none of that is left.
+
+        Args:
+            before: where the stage has ended so far. Activations until there are the head's too.
+        """
+        first = self.optimizer_from
+        if first is not None:
+            first = max(first, start if start > 0 else -1.0) if first < end else None
+        return dataclasses.replace(
+            self,
+            optimizer_from=first,
+            speculate=self.speculate and first is not None,
+            overlap=self.overlap or first is None,
+            activations_until=self._activations_within(start, end, before=before),
+        )
+
+    def _activations_within(self, start: float, end: float, *, before: float) -> float | None:
+        until = self.activations_until
+        if until is None or (until < 0 and start == 0) or until == before == end:
+            return until
+        if math.floor(until) < math.floor(start):
+            return None
+        # Of a layer that has been cut, the half that is left is the block.
+        return max(start, min(math.floor(until), math.ceil(end) - 1.0))
 
 
 NOTHING_ON_HOST = Offload()
@@ -59,9 +87,28 @@ class HeldLayers(Protocol):
     def offload(self) -> Offload: ...
 
 
-def offloads(stages: Iterable[HeldLayers]) -> bool:
-    """Whether any of ``stages`` leaves something to its host."""
-    return any(stage.offload != NOTHING_ON_HOST for stage in stages)
+def hosts_update(stages: Iterable[HeldLayers]) -> bool:
+    """Whether any of ``stages`` leaves its optimizer or a part of it to its host."""
+    return any(stage.offload.updates for stage in stages)
+
+
+def block_positions(stage: HeldLayers, *, num_layers: int) -> list[float]:
+    """The positions of the blocks of ``stage``, in the order of the forward: of each that of its first weights.
+
+    The embedding is a block, and so are a layer, the half of one at an edge of the stage, and the head.
+    """
+    layers = range(math.floor(stage.start), math.ceil(stage.end))
+    positions = [-1.0] if stage.start == 0 else []
+    positions += [max(float(layer), stage.start) for layer in layers]
+    return positions + ([stage.end] if stage.end == num_layers else [])
+
+
+def blocks_with_activations_on_host(stage: HeldLayers, *, num_layers: int) -> list[float]:
+    """Those of the positions of blocks whose activations are on the host, in the order of the forward."""
+    until = stage.offload.activations_until
+    if until is None:
+        return []
+    return [position for position in block_positions(stage, num_layers=num_layers) if position <= until]
 
 
 def place_of(position: float, stages: Sequence[HeldLayers]) -> tuple[int, float]:
@@ -91,7 +138,7 @@ def changes_of_residency(positions: Sequence[float], holders: Sequence[Sequence[
     Args:
         holders: the stages of each rank, or of ranks that are alike.
     """
-    if not offloads(stage for stages in holders for stage in stages):
+    if not hosts_update(stage for stages in holders for stage in stages):
         return
     before: tuple[bool, ...] | None = None
     for position in positions:

@@ -2,7 +2,7 @@
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Stage
-from hetero.plan.offload import NOTHING_ON_HOST
+from hetero.plan.offload import NOTHING_ON_HOST, block_positions
 from hetero.spec.parameters import HALF
 from hetero.text import in_halves
 
@@ -11,6 +11,7 @@ def check_offload(plan: Plan) -> None:
     """Positions lie inside of their stage, and what a stage leaves to its hosts can be done by them."""
     for r, s, stage in plan.stages():
         where, offload = f"replica {r} stage {s}", stage.offload
+        _check_activations(where, stage, plan)
         if offload.optimizer_from is None:
             for name, value in (("speculate", offload.speculate), ("overlap", offload.overlap)):
                 if value != getattr(NOTHING_ON_HOST, name):
@@ -34,12 +35,12 @@ def check_offload(plan: Plan) -> None:
                 f"{in_halves(first)} to {in_halves(last)}, halves of layers among them; choose one of these, or leave "
                 "it out"
             )
-    overlap = {stage.offload.overlap for _, _, stage in plan.stages() if _updates_on_host(stage)}
+    overlap = {stage.offload.overlap for _, _, stage in plan.stages() if stage.offload.updates}
     if len(overlap) > 1:
         raise PlanError("plan: offload.overlap is true for some stages and false for others; make them equal")
     for r, replica in enumerate(plan.replicas):
         for group in replica.device_groups:
-            speculating = {replica.stages[s].offload.speculate for s in group if _updates_on_host(replica.stages[s])}
+            speculating = {replica.stages[s].offload.speculate for s in group if replica.stages[s].offload.updates}
             if len(speculating) > 1:
                 raise PlanError(
                     f"replica {r}: stages {list(group)} are on the same ranks, and offload.speculate is true for some "
@@ -47,8 +48,21 @@ def check_offload(plan: Plan) -> None:
                 )
 
 
-def _updates_on_host(stage: Stage) -> bool:
-    return stage.offload.optimizer_from is not None
+def _check_activations(where: str, stage: Stage, plan: Plan) -> None:
+    until = stage.offload.activations_until
+    if until is None:
+        return
+    if stage.wgrad_delay is not None:
+        raise PlanError(
+            f"{where}: offload.activations_until is {in_halves(until)}, and wgrad_delay is {stage.wgrad_delay}, beside "
+            "which activations stay on the device: what a delayed W needs outlives its backward; leave one of them out"
+        )
+    blocks = block_positions(stage, num_layers=plan.model.num_layers)
+    if until not in blocks:
+        raise PlanError(
+            f"{where}: offload.activations_until is {until:g}, but the stage has blocks at positions "
+            f"{', '.join(map(in_halves, blocks))}; choose one of these, or leave it out"
+        )
 
 
 def _positions(stage: Stage, plan: Plan) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Words for plans that tables, figures and the page share: what a stage holds, how a replica is scheduled."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hetero.cost.prediction_range import StepRange
 from hetero.launch.hosts import nodes_in_words
@@ -51,14 +51,36 @@ def orders_of(plan: Plan) -> str:
 
 def offload_of(plan: Plan) -> str:
     """``replicas 0-3: stage 1 from layer 6, previewed``: of which stages hosts update what; empty if of none."""
+    return _of_stages(
+        plan,
+        lambda stage: (
+            f"from {_position_in_words(stage.offload.optimizer_from, plan)}"
+            f"{', previewed' if stage.offload.speculate else ''}"
+            f"{'' if stage.offload.overlap else ', before the next forward'}"
+            if stage.offload.optimizer_from is not None
+            else ""
+        ),
+    )
+
+
+def activations_on_hosts(plan: Plan) -> str:
+    """``replicas 0-3: stage 0 through layer 6``: of which stages hosts hold which activations; empty if of none."""
+    return _of_stages(
+        plan,
+        lambda stage: (
+            f"through {_position_in_words(stage.offload.activations_until, plan)}"
+            if stage.offload.activations_until is not None
+            else ""
+        ),
+    )
+
+
+def _of_stages(plan: Plan, said_of: Callable[[Stage], str]) -> str:
+    """What there is to say of each stage, replicas that are alike together."""
     said = []
     for members in plan.alike():
         parts = [
-            f"stage {s} from {_position_in_words(stage.offload.optimizer_from, plan)}"
-            f"{', previewed' if stage.offload.speculate else ''}"
-            f"{'' if stage.offload.overlap else ', before the next forward'}"
-            for s, stage in enumerate(plan.replicas[members[0]].stages)
-            if stage.offload.optimizer_from is not None
+            f"stage {s} {text}" for s, stage in enumerate(plan.replicas[members[0]].stages) if (text := said_of(stage))
         ]
         if parts:
             said.append(f"{numbered('replica', members)}: {'; '.join(parts)}")
@@ -95,6 +117,7 @@ def caption_of(plan: Plan) -> str:
         ("gradient sums", gradient_sync_of(plan)),
         ("order", orders_of(plan)),
         ("updated on hosts", offload_of(plan)),
+        ("activations on hosts", activations_on_hosts(plan)),
     ):
         lines += [f"{what}: {said}"] if said else []
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.grad_sync import GradientSync
+from hetero.runtime.host_activations import HostActivations
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.stage_runner import Keeps, StageRunner
 from hetero.runtime.weight_gather import WeightGather
@@ -50,11 +51,13 @@ class Executor:
         stages: Mapping[int, StageRunner],
         sums: GradientSync,
         gather: WeightGather,
+        activations: HostActivations,
     ) -> None:
         self._context = context
         self._stages = stages
         self._sums = sums
         self._gather = gather
+        self._activations = activations
         self._order = [action for action in program.host_order if action != UPDATE]
         self._keeps = _kept_by_forwards(self._order)
         self._trains = any(action.kind in BACKWARD for action in self._order)
@@ -68,6 +71,7 @@ class Executor:
         """
         if self._trains:
             self._sums.zero()
+            self._activations.begin()
         self._set_aux_loss_scale(inputs)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._context.device)
         for action in self._order:

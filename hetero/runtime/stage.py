@@ -11,6 +11,7 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hetero.distributed.process_groups import ParallelContext, StageContext
+from hetero.plan.ir import Stage
 from hetero.runtime import cpu_backend, mcore
 from hetero.runtime.delayed_wgrad import DelayedWeightGradients, delay_weight_gradients
 from hetero.runtime.dtypes import DTYPES, GRADIENT_DTYPES
@@ -114,7 +115,7 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     if scaling is not None and scaling.kind == "llama3":
         mcore.stretch_wavelengths(module.rotary_pos_emb, scaling)
     dtype = DTYPES[plan.precision]
-    if choice.transformer_engine is not None and choice.gradient_accumulation:
+    if choice.transformer_engine is not None and _adds_by_itself(stage, choice):
         let_transformer_engine_accumulate(module)
     # Stock norms and position embeddings ignore params_dtype.
     module.to(device=context.device, dtype=dtype)
@@ -133,6 +134,14 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     if stage.wgrad_delay is not None:
         delayed = delay_weight_gradients(module, fp8=choice.fp8 is not None)
     return StageModel(module, parameters, dtype, choice, delayed)
+
+
+def _adds_by_itself(stage: Stage, choice: LayerChoice) -> bool:
+    """Whether fused kernels may add a weight's gradient to its ``main_grad``.
+
+    They mark the weight, which a backward does not see itself where saved tensors go through hooks.
+    """
+    return choice.gradient_accumulation and stage.offload.activations_until is None
 
 
 def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:
@@ -174,7 +183,7 @@ def _transformer_config(
         pipeline_model_parallel_layout=mcore.StageLayout(replica, work.placement.stage),
         sequence_parallel=stage.splits_sequence,
         # The head's, too, which is never TransformerEngine's.
-        gradient_accumulation_fusion=choice.gradient_accumulation
+        gradient_accumulation_fusion=_adds_by_itself(stage, choice)
         and can_fuse_accumulation(GRADIENT_DTYPES[plan.precision]),
         attention_backend=AttnBackend[options.attention_backend],
         masked_softmax_fusion=options.masked_softmax_fusion,

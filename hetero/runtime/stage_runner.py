@@ -3,8 +3,8 @@
 Tensor shapes: S sequence rows on this rank, B samples of a microbatch on this rank, H hidden size.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 
 import torch
@@ -12,6 +12,7 @@ from megatron.core.pipeline_parallel.schedules import custom_backward
 
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime.boundary_p2p import BoundaryP2P, boundary_after, boundary_before
+from hetero.runtime.host_activations import HostActivations
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.stage import StageModel
@@ -34,6 +35,7 @@ class StageRunner:
     """Runs forwards and backwards of a rank's stage, and keeps between them what its microbatches need later.
 
     Args:
+        activations: what its forwards save and its backwards use, as far as that is on the host in between.
         ready: told each weight that a split backward has added a gradient to, which autograd's hooks know nothing of.
     """
 
@@ -43,12 +45,14 @@ class StageRunner:
         work: StageContext,
         model: StageModel,
         *,
+        activations: HostActivations,
         ready: Callable[[torch.nn.Parameter], None],
     ) -> None:
         self.reads_data = work.is_first or work.is_last
         self.module = model.module
         self._timing = context.timing
         self._model = model
+        self._activations = activations
         self._ready = ready
         self._before = boundary_before(context, work, model.dtype)
         self._after = boundary_after(context, work, model.dtype)
@@ -103,7 +107,7 @@ class StageRunner:
         else:
             assert loss_scale is not None, "a last stage scales its loss"
             gradient = loss_scale().to(output.dtype)
-        with self._timing.compute(action):
+        with self._timing.compute(action), self._activations.using(action):
             custom_backward(output, gradient)
         if self._model.delayed is not None:
             self._model.delayed.end_of_backward(action.number)
@@ -156,12 +160,18 @@ class StageRunner:
         if with_graph and input_SBH is not None:
             input_SBH.requires_grad_()
         with torch.set_grad_enabled(with_graph):
-            with self._timing.compute(action) if action is not None else nullcontext():
+            with self._surrounded(action, input_SBH, with_graph=with_graph) if action is not None else nullcontext():
                 output = self._model.forward(input_SBH, batch)
             if self._after is None:
                 assert batch is not None
                 output = (output * batch.loss_mask_BS).sum()
         return output
+
+    @contextmanager
+    def _surrounded(self, action: Action, input_SBH: torch.Tensor | None, *, with_graph: bool) -> Iterator[None]:
+        saving = self._activations.saving(action, input_SBH) if with_graph else nullcontext()
+        with self._timing.compute(action), saving:
+            yield
 
     def _keep_graph(self, number: int, output: torch.Tensor) -> None:
         if self._after is not None:

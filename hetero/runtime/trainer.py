@@ -13,6 +13,7 @@ from hetero.runtime.buckets import LocalBucket, NamedParameters, connect_buckets
 from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
+from hetero.runtime.host_activations import HostActivations
 from hetero.runtime.host_optimizer import HostOptimizer, update_cores
 from hetero.runtime.layer_choice import runs_cuda
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
@@ -92,12 +93,27 @@ class Trainer:
         self._host = _host_optimizer(context, self._buckets, data_parallel.host_cores)
         self._sums = GradientSync(self._buckets, program, host=self._host, timing=context.timing)
         self._gather = WeightGather(self._buckets, program, self._modules, host=self._host, timing=context.timing)
+        stages = {work.placement.stage: (work, model) for work, model in zip(context.stages, models, strict=True)}
+        self.host_activations = HostActivations(
+            {s: (work.stage, model.module) for s, (work, model) in stages.items()},
+            program,
+            num_layers=plan.model.num_layers,
+            device=context.device,
+            timing=context.timing,
+        )
         runners = {
-            work.placement.stage: StageRunner(context, work, model, ready=self._sums.arrived)
-            for work, model in zip(context.stages, models, strict=True)
+            s: StageRunner(context, work, model, activations=self.host_activations, ready=self._sums.arrived)
+            for s, (work, model) in stages.items()
         }
         self._executor, self._evaluator = (
-            Executor(context, each, stages=runners, sums=self._sums, gather=self._gather)
+            Executor(
+                context,
+                each,
+                stages=runners,
+                sums=self._sums,
+                gather=self._gather,
+                activations=self.host_activations,
+            )
             for each in (program, evaluation_program(plan, context.rank))
         )
         self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler, host=self._host)

@@ -27,6 +27,8 @@ class ActionKind(StrEnum):
 
     What a rank leaves to its host: OUT_G brings its summed gradients of a bucket there, HOST_UPDATE updates what it
     owns of the bucket, PREVIEW does so before the norm of the gradient is known, and IN_P brings the weights back.
+    OUT_A brings what the forward of a microbatch has saved there, block by block behind it; IN_A brings it back, block
+    by block in front of the backward.
     """
 
     F = "F"
@@ -45,6 +47,8 @@ class ActionKind(StrEnum):
     PREVIEW = "PREVIEW"
     HOST_UPDATE = "HOST_UPDATE"
     IN_P = "IN_P"
+    OUT_A = "OUT_A"
+    IN_A = "IN_A"
 
 
 COMPUTE = frozenset({ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W})
@@ -64,17 +68,22 @@ OF_BUCKETS = (
 )
 """What is done to a bucket."""
 
+OF_ACTIVATIONS = frozenset({ActionKind.OUT_A, ActionKind.IN_A})
+"""Copies of what a microbatch has saved on a stage."""
+
 NO_STAGE = -1
 """Stands for the stage in actions of a device group as a whole: the update, and what is done to buckets."""
 
-_WORD = re.compile(rf"(?:(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)|({'|'.join(OF_BUCKETS)}))(\d+)|UPDATE")
+_WORD = re.compile(rf"(?:(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|OUT_A|IN_A)|({'|'.join(OF_BUCKETS)}))(\d+)|UPDATE")
 
 
 class Action(NamedTuple):
     """One piece of work of a schedule: what is done, on which stage, to which microbatch, slice or bucket.
 
-    stage: the stage that computes, sends or receives; :data:`NO_STAGE` for the update and what is done to buckets.
-    number: of a compute the microbatch of ``stage``, of a transfer the slice of the boundary, otherwise the bucket.
+    stage: the stage that computes, sends, receives or copies; :data:`NO_STAGE` for the update and what is done to
+        buckets.
+    number: of a compute and of a copy of activations the microbatch of ``stage``, of a transfer the slice of the
+        boundary, otherwise the bucket.
     """
 
     stage: int

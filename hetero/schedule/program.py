@@ -67,7 +67,8 @@ class QueuedAction(NamedTuple):
     """An action in its queue, with what it waits for and what waits for it.
 
     after: what has to be done first, beside what stands before it in its queue.
-    before: what waits for it, from these points on, in the training step that follows.
+    before: what waits for it, from these points on: in the training step that follows, but for activations, which come
+        back in the same step.
     """
 
     action: Action
@@ -102,12 +103,13 @@ def _points(text: str | None) -> tuple[Point, ...]:
 NO_REPLICA, IDLE = -1, "idle"
 """Replica and head line of the program of a rank that holds no stage."""
 
-QUEUES_OF_BUCKETS = ("reduce", "copy_out", "host", "copy_in", "gather")
-"""What is done to buckets, in the order in which one goes through them. Copies to and from the host have a queue each,
-and so have the updates there."""
+QUEUES_BESIDE = ("activations_out", "activations_in", "reduce", "copy_out", "host", "copy_in", "gather")
+"""What goes on beside computes and transfers: copies of activations to the host and back, and what is done to buckets,
+in the order in which one goes through them. Copies to and from the host have a queue each, and so have the updates
+there."""
 
 Queues = Mapping[str, tuple[QueuedAction, ...]]
-"""The queues by name: ``compute``, :data:`QUEUES_OF_BUCKETS`, and for the transfers of each direction of a boundary the
+"""The queues by name: ``compute``, :data:`QUEUES_BESIDE`, and for the transfers of each direction of a boundary the
 stage that takes part and the kind, such as ``1RECV_B``."""
 
 
@@ -127,19 +129,19 @@ class Program:
         replica: int,
         stages: Sequence[int],
         num_microbatches: Sequence[int],
-        of_buckets: Queues | None = None,
+        beside: Queues | None = None,
         updates: bool = True,
     ) -> "Program":
         """Builds the program from ``row``, an ordered list of computes with their communication.
 
         Args:
             num_microbatches: of every stage of the replica.
-            of_buckets: the other queues by name: the collectives of any of the group's ranks, in the order of their
-                launch, and what these leave to their hosts.
+            beside: the other queues by name: the collectives of any of the group's ranks, in the order of their launch,
+                and what these leave to their hosts.
             updates: whether an update follows; false for an evaluation.
         """
-        of_buckets = of_buckets or {}
-        reduces = of_buckets.get("reduce", ())
+        beside = beside or {}
+        reduces = beside.get("reduce", ())
         edges = boundaries(num_microbatches)
         producer = {send: action for action in row for send in sent_by(action, edges)}
         queues: dict[str, list[QueuedAction]] = {"compute": []}
@@ -155,7 +157,7 @@ class Program:
         # A queue is ordered: the last sum is done when all are, and the world agrees on the norm after that.
         if updates:
             queues["compute"].append(QueuedAction(UPDATE, (Point(reduces[-1].action),) if reduces else ()))
-        queues |= {name: list(queue) for name, queue in of_buckets.items()}
+        queues |= {name: list(queue) for name, queue in beside.items()}
         named = {name: tuple(queues[name]) for name in sorted(queues, key=_reading_order) if queues[name]}
         return cls(replica=replica, stages=tuple(stages), queues=named)
 
@@ -186,8 +188,8 @@ class Program:
 
 
 def _reading_order(queue: str) -> tuple[int, str]:
-    """Sorts queues as a reader follows them: compute, sends and receives by stage, and what is done to buckets."""
-    return QUEUES_OF_BUCKETS.index(queue) + 2 if queue in QUEUES_OF_BUCKETS else queue != "compute", queue
+    """Sorts queues as a reader follows them: compute, sends and receives by stage, and what goes on beside them."""
+    return QUEUES_BESIDE.index(queue) + 2 if queue in QUEUES_BESIDE else queue != "compute", queue
 
 
 def parse_programs(text: str) -> list[Program]:
@@ -208,7 +210,7 @@ def parse_programs(text: str) -> list[Program]:
             programs.append((int(head[1]), tuple(map(int, head[2].split())), {}))
             continue
         name, *words = line.split()
-        is_queue = name in ("compute", *QUEUES_OF_BUCKETS) or re.fullmatch(r"\d+(SEND|RECV)_[FB]", name)
+        is_queue = name in ("compute", *QUEUES_BESIDE) or re.fullmatch(r"\d+(SEND|RECV)_[FB]", name)
         if not programs or not is_queue:
             raise ScheduleError(f"not a queue of a program: {line!r}, expected e.g. compute 0F0 0B0 UPDATE")
         programs[-1][2][name] = tuple(map(QueuedAction.parse, words))

@@ -13,6 +13,7 @@ import torch
 from hetero.cost.cost_model import CostModel
 from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
+from hetero.cost.stage_memory import blocks_on_host
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.options import EmulationOptions
 from hetero.emulation.ranks.setup import emulate
@@ -224,6 +225,50 @@ def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> 
         "cpu",
         NEVER_CLIPPED,
     )
+    assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
+
+
+def activation_cases() -> Iterator[Any]:
+    """Plans, and how long the copy of a layer's activations of one sample takes, where its forward takes 20 ms."""
+    one = plan(MODEL, [replica(a100_stage(0, 6, 0, depth=1), num_samples=4)])
+    deep = PLANS["a slow link and depth"]
+    wide = PLANS["microbatches 1 and 2"]
+    cuts = ((0, 2, 0), (2, 4, 1), (4, 5, 0), (5, 6, 1))
+    turns = plan(MODEL, [replica(*(a100_stage(*cut, depth=2) for cut in cuts), num_samples=4)])
+    head, all_, half = Offload(activations_until=6), Offload(activations_until=5), Offload(activations_until=2)
+    nothing = Offload()
+    cases = {
+        "one, all": (one, (all_,), 0.015),
+        "one, all, slowly": (one, (head,), 0.05),
+        "one, a half": (one, (half,), 0.03),
+        "deep, the first": (deep, (Offload(activations_until=1), nothing), 0.03),
+        "deep, both, slowly": (deep, (Offload(activations_until=1), all_), 0.06),
+        "wide, the first": (wide, (half, nothing), 0.02),
+        "in turns": (turns, (Offload(activations_until=1), nothing, Offload(activations_until=4), all_), 0.03),
+        "beside updates": (one, (Offload(activations_until=3, optimizer_from=5),), 0.03),
+    }
+    for name, (described, offloads, seconds) in cases.items():
+        marks = (pytest.mark.slow, pytest.mark.rotates("activations"))
+        yield pytest.param(on_hosts(described, *offloads), seconds, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("described", "seconds"), list(activation_cases()))
+def test_activations_come_back_when_the_simulator_says(described: Plan, seconds: float) -> None:
+    """And a backward computes with what its forward has saved."""
+    (block,) = {
+        each.num_bytes / described.replicas[0].stages[0].micro_batch_size
+        for each in blocks_on_host(described.replicas[0].stages[0], cost_model(MODEL, [])).values()
+        if each.kind == "block"
+    }
+    copy = Link(bandwidth_gb_per_s=block / seconds / 1e9, latency_us=0.0)
+    updates = (UpdateRate(threads=1, elements_per_s=all_of(described) / 0.1),)
+    host = HostProfile(source="a test", memory_gib=64, updates=updates, to_device=copy, to_host=copy)
+    cluster = nodes(described.world_size, gb_per_s=0.01, host=host)
+    ran, costs = run(described, cluster, data_parallel=SHARED, time_scale=2.0, adam=NEVER_CLIPPED)
+    last, predicted = ran.ranks[0][-1], simulate(described, cluster, costs)
+    assert last.end_s - last.start_s == pytest.approx(predicted.step_s, rel=0.05)
+    small = one_process_plan(_small(described))
+    alone = run_alone(train, small, NUM_STEPS, SMALL_BUCKETS, None, None, "every step", "cpu", NEVER_CLIPPED)
     assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
 
 

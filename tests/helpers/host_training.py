@@ -1,5 +1,6 @@
 """Trainings that leave something to their hosts, whose workers are late at random, and previews that are wrong."""
 
+import dataclasses
 import random
 import time
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 
 from hetero.plan.ir import Plan, Stage
-from hetero.plan.offload import Offload
+from hetero.plan.offload import Offload, block_positions
 from hetero.runtime.host_optimizer import HostOptimizer
 from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.optimizer import AdamOptions
@@ -32,6 +33,24 @@ def left_to_hosts(plan: Plan, *, speculate: bool) -> Plan:
         sharded(plan),
         lambda replica: replica.with_each_stage(
             offload=[offload(s, stage, plan.model) for s, stage in enumerate(replica.stages)]
+        ),
+    )
+
+
+def activations_to_hosts(plan: Plan) -> Plan:
+    """Of whose stages in turn all blocks but the last, one, all or none have their activations on the host. Without
+    split backwards, beside which these stay."""
+
+    def offload(s: int, stage: Stage, model: ModelSpec) -> Offload:
+        blocks = block_positions(stage, num_layers=model.num_layers)
+        lasts = (blocks[max(0, len(blocks) - 2)], blocks[0], blocks[-1], None)
+        return dataclasses.replace(stage.offload, activations_until=lasts[s % len(lasts)])
+
+    return with_every_replica(
+        plan,
+        lambda replica: replica.with_each_stage(
+            offload=[offload(s, stage, plan.model) for s, stage in enumerate(replica.stages)],
+            wgrad_delay=[None] * len(replica.stages),
         ),
     )
 

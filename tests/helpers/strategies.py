@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hetero.errors import PlanError
 from hetero.plan.communicators import MAX_COMMUNICATORS, PlanCommunicators
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
-from hetero.plan.offload import Offload
+from hetero.plan.offload import Offload, block_positions
 from hetero.plan.validate import least_in_flight, validate
 from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec
@@ -224,14 +224,23 @@ def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[Mo
 @st.composite
 def offloaded_plans(draw: st.DrawFn, of: st.SearchStrategy[Plan] | None = None) -> Plan:
     """Plans with a distributed optimizer, of :func:`legal_plans` unless ``of`` says which, of whose stages some leave
-    what they update to their hosts."""
+    what they update, and activations, to their hosts."""
     legal = dataclasses.replace(draw(legal_plans() if of is None else of), distributed_optimizer=True)
 
     def drawn(each: Replica) -> Replica:
         speculate = draw(st.booleans())
         firsts = [draw(st.none() | st.sampled_from(positions_in(stage, legal.model))) for stage in each.stages]
+        lasts = [
+            draw(st.none() | st.sampled_from(block_positions(stage, num_layers=legal.model.num_layers)))
+            if stage.wgrad_delay is None
+            else None
+            for stage in each.stages
+        ]
         return each.with_each_stage(
-            offload=[Offload(optimizer_from=first, speculate=speculate and first is not None) for first in firsts]
+            offload=[
+                Offload(optimizer_from=first, speculate=speculate and first is not None, activations_until=last)
+                for first, last in zip(firsts, lasts, strict=True)
+            ]
         )
 
     return with_every_replica(legal, drawn)

@@ -38,6 +38,7 @@ class Trace:
     optimizer_bytes: of master weights and moments.
     weights: after every step; empty where nobody looked.
     host_counts, host_bytes: what the host did and holds, where the plan leaves something to it.
+    activations_on_way, activations_on_host: the most bytes of a step, where the plan leaves activations to it.
     """
 
     tp: int = 1
@@ -49,6 +50,8 @@ class Trace:
     weights: list[dict[str, np.ndarray]] = field(default_factory=list)
     host_counts: dict[str, int] = field(default_factory=dict)
     host_bytes: int = 0
+    activations_on_way: int = 0
+    activations_on_host: int = 0
 
     def first(self, num_steps: int) -> "Trace":
         """What was seen in so many steps; all are alike, so it is what a shorter training shows."""
@@ -166,6 +169,10 @@ def train(
             trace.optimizer_bytes = trainer.optimizer.state_bytes()
     if trace is not None and trainer._host is not None:
         trace.host_counts, trace.host_bytes = trainer._host.counts, trainer.host_bytes()
+    if trace is not None:
+        activations = trainer.host_activations
+        assert activations.on_device.now == activations.on_host.now == 0, "nothing is left of a step"
+        trace.activations_on_way, trace.activations_on_host = activations.on_device.most, activations.on_host.most
     return trace
 
 

@@ -132,4 +132,46 @@ OFFLOAD_FAULTS = (
         replace="back_s = max(back_s, updated_s)",
         hints=("tests/unit/cost/test_host_updates.py",),
     ),
+    Fault(
+        name="a backward does not wait for its activations",
+        kind="order",
+        file="hetero/runtime/host_activations.py",
+        find="""        arrived, at_s = block.coming.result()
+        arrived.wait()
+""",
+        replace="        at_s = 0.0\n",
+        hints=("tests/dist/test_host_activations.py",),
+    ),
+    Fault(
+        name="a stage's input is forgotten before it is on the host",
+        kind="order",
+        file="hetero/runtime/host_activations.py",
+        find="if self.input is not None and self.forward_is_over and self.savers == 0:",
+        replace="if self.input is not None and self.forward_is_over:",
+        hints=("tests/dist/test_host_activations.py",),
+    ),
+    Fault(
+        name="a plan may delay gradients whose activations are on the host",
+        kind="missing check",
+        file="hetero/plan/offload_rules.py",
+        find="    if stage.wgrad_delay is not None:\n",
+        replace="    if False:\n",
+        hints=("tests/unit/plan/test_validate.py",),
+    ),
+    Fault(
+        name="simulated activations need no time for their way back",
+        kind="wrong time",
+        file="hetero/cost/simulation/activation_copies.py",
+        find="forward_s, left_s) + block.in_s",
+        replace="forward_s, left_s)",
+        hints=("tests/unit/cost/test_activation_copies.py",),
+    ),
+    Fault(
+        name="activations on their way need no memory",
+        kind="memory formula",
+        file="hetero/cost/stage_memory.py",
+        find="working=memory.fixed.working + slots",
+        replace="working=memory.fixed.working",
+        hints=("tests/unit/cost/test_activation_copies.py",),
+    ),
 )

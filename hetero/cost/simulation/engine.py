@@ -18,6 +18,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from hetero.cost.network import Port, TransferCost
+from hetero.cost.simulation.activation_copies import ActivationCopies, StageCopies
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import Action, ActionKind, Row, Schedule, boundaries
 
@@ -64,9 +65,10 @@ class WeightWait(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneStart:
-    """When a lane starts, and which of its computes wait for weights."""
+    """When a lane starts, which of its computes wait for weights, and what of its stages goes to the host and back."""
 
     at_s: float = 0.0
+    copies: StageCopies = ()
     weight_waits: tuple[tuple[Action, WeightWait], ...] = ()
 
 
@@ -104,6 +106,7 @@ class Lane:
     __slots__ = (
         "clock_s",
         "computes",
+        "copies",
         "first",
         "last",
         "missing",
@@ -123,6 +126,7 @@ class Lane:
         self.posts: list[tuple[int, ...]] = []
         self.first = 0
         self.weight_waits: dict[int, WeightWait] = {}
+        self.copies: ActivationCopies | None = None
         # So many computes have begun. The next one begins at clock_s, or later if transfers that it needs are missing;
         # last is the node whose end brought the lane here.
         self.position = 0
@@ -252,6 +256,8 @@ class Replay:
                 _resolve(lane, number, row, pipeline, slice_nodes)
                 lane.first = len(self.end_s)
                 self._nodes(len(lane.computes), None)
+                if lane.start.copies:
+                    lane.copies = ActivationCopies(lane.start.copies, lane.computes)
                 lane.weight_waits = {lane.computes.index(action): wait for action, wait in lane.start.weight_waits}
             lanes.append(own)
         return lanes
@@ -367,6 +373,8 @@ class Replay:
             if wait.start_s > start_s:
                 start_s, cause = wait.start_s, NO_CAUSE
             end_s = max(start_s + lane.seconds[position], wait.end_s)
+        if lane.copies is not None:
+            end_s = lane.copies.end_s(lane.computes[position], end_s, seconds=lane.seconds[position])
         n = lane.first + position
         self.start_s[n], self.end_s[n], self.cause[n] = start_s, end_s, cause
         lane.last = n

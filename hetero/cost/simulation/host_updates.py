@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from hetero.cost.gradient_volume import CountedBucket, buckets_of_one_rank
 from hetero.cost.network import Topology
 from hetero.cost.offload.host_resources import PREVIEW_FACTOR
+from hetero.cost.simulation.host_links import HostLinks, host_links
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.errors import ConfigError
-from hetero.plan.offload import offloads, stages_of_ranks, updates_on_host
+from hetero.plan.offload import hosts_update, stages_of_ranks, updates_on_host
 from hetero.spec.cluster import NodeType
-from hetero.spec.link import Link
 
 Arrivals = Mapping[LaneKey, Mapping[float, float]]
 """By lane and position of a bucket, when the weights that the lane's hosts update are back: seconds after the agreement
@@ -31,17 +31,13 @@ on the norm."""
 
 
 @dataclass(frozen=True, slots=True)
-class HostRates:
+class HostRates(HostLinks):
     """What one rank gets of its host while all ranks of the node ask for it.
 
     update: parameters per second.
-    copy_out, copy_in: links that are shared with ``sharing`` - 1 others.
     """
 
     update: float
-    copy_out: Link
-    copy_in: Link
-    sharing: int
 
     def update_s(self, elements: float) -> float:
         """Seconds of a direct update."""
@@ -50,18 +46,6 @@ class HostRates:
     def preview_s(self, elements: float) -> float:
         """Seconds of a preview, whose commit takes none."""
         return PREVIEW_FACTOR * self.update_s(elements)
-
-    def out_s(self, num_bytes: float) -> float:
-        """Seconds of a copy to the host."""
-        return _copy_s(self.copy_out, num_bytes, self.sharing)
-
-    def in_s(self, num_bytes: float) -> float:
-        """Seconds of a copy to the device."""
-        return _copy_s(self.copy_in, num_bytes, self.sharing)
-
-
-def _copy_s(link: Link, num_bytes: float, sharing: int) -> float:
-    return link.latency_us * 1e-6 + num_bytes * sharing / link.bytes_per_s(max(1, int(num_bytes)))
 
 
 def can_update(node_type: NodeType) -> bool:
@@ -84,15 +68,8 @@ def host_rates(node_type: NodeType) -> HostRates:
         )
     threads = max(rate.threads for rate in host.updates)
     update = host.elements_per_s(threads=max(1, threads // ranks), ranks=ranks)
-    if host.to_host is not None and host.to_device is not None:
-        return HostRates(update, host.to_host, host.to_device, host.gpus_per_switch)
-    if host.memory_copy_gb_per_s is None:
-        raise ConfigError(
-            f"node type {node_type.name!r}: the plan lets its hosts update, and its host has neither to_host and "
-            "to_device nor memory_copy_gb_per_s; put the output of `hetero profile host` under its key host"
-        )
-    inside = Link(bandwidth_gb_per_s=host.memory_copy_gb_per_s, latency_us=0.0)
-    return HostRates(update, inside, inside, ranks)
+    links = host_links(node_type)
+    return HostRates(links.copy_out, links.copy_in, links.sharing, update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +98,7 @@ class HostUpdates:
         self._left: dict[LaneKey, list[_Left]] = {}
         self._rates: dict[LaneKey, HostRates] = {}
         plan = simulated.plan
-        if not offloads(stage for _, _, stage in plan.stages()):
+        if not hosts_update(stage for _, _, stage in plan.stages()):
             return
         held_by = stages_of_ranks([(stage.ranks, stage) for _, _, stage in plan.stages()])
         share = {rank: stage.optimizer_share for _, _, stage in plan.stages() for rank in stage.ranks}

@@ -20,7 +20,9 @@ from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, sync_buckets
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.network import CollectiveCost, Port, Topology, all_reduce_cost
+from hetero.cost.simulation.activation_copies import StageCopies
 from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, lanes_of_buckets, run_collectives
+from hetero.cost.simulation.copied_blocks import copies_of_lanes
 from hetero.cost.simulation.engine import NO_CAUSE, LaneStart, Span, WeightWait
 from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
@@ -30,7 +32,7 @@ from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.cost.simulation.stage_times import RankTimes, StageTimes, mean_times
 from hetero.plan.ir import GradientSyncPlan, Plan, StageKey
 from hetero.plan.lowering import launch_order
-from hetero.plan.offload import offloads
+from hetero.plan.offload import hosts_update
 from hetero.schedule.actions import SEND, Action, ActionKind
 from hetero.spec.cluster import ClusterSpec
 
@@ -148,9 +150,10 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
     simulated = SimulatedPlan(plan, costs)
     buckets = _buckets(plan, costs)
     hosts = HostUpdates(simulated, topology, buckets, bucket_numel=_bucket_numel(plan, costs))
+    copies = copies_of_lanes(simulated, topology)
     arrivals = hosts.arrivals()
     for _ in range(HOST_ROUNDS):
-        found = _with_arrivals(plan, simulated, topology, buckets, hosts, arrivals)
+        found = _with_arrivals(plan, simulated, topology, buckets, hosts, arrivals, copies)
         before, arrivals = arrivals, hosts.arrivals(found.summed_s) if hosts else arrivals
         if arrivals == before:
             break
@@ -172,6 +175,7 @@ def _with_arrivals(
     buckets: Sequence[CountedBucket],
     hosts: HostUpdates,
     arrivals: Arrivals,
+    copies: Mapping[LaneKey, StageCopies],
 ) -> _Round:
     begin_s = _begins(simulated)
     # The agreement was so long before second 0, at which the first device has updated.
@@ -179,7 +183,7 @@ def _with_arrivals(
     own_s = _own_weights(begin_s, arrivals, agreed_s)
     gathers = _gather_weights(simulated, topology, buckets, own_s)
     alone = {lane: [(p, own_s(lane, p)) for p in positions] for lane, positions in hosts.alone().items()}
-    starts = _lane_starts(simulated, begin_s, gathers.spans, alone)
+    starts = _lane_starts(simulated, begin_s, gathers.spans, alone, copies)
     replays = ReplicaReplays(
         simulated.pipelines(topology, starts), runtime=simulated.costs.runtime, free_s=gathers.free_s
     )
@@ -218,7 +222,7 @@ def with_gradient_sync(
     """
     plan = replace(simulation.plan, gradient_sync=gradient_sync)
     simulated, replays = simulation.simulated_plan, simulation.replays
-    updates_on_hosts = offloads(stage for _, _, stage in plan.stages())
+    updates_on_hosts = hosts_update(stage for _, _, stage in plan.stages())
     if simulation.gathers or updates_on_hosts or simulated is None or replays is None:
         return simulate(plan, topology, costs)
     return _result(plan, simulated, topology, replays, _buckets(plan, costs), (), simulation.transfers)
@@ -267,11 +271,13 @@ def _lane_starts(
     begin_s: Mapping[LaneKey, float],
     gathers: Sequence[CollectiveSpan],
     alone: Mapping[LaneKey, Sequence[tuple[float, float]]],
+    copies: Mapping[LaneKey, StageCopies],
 ) -> dict[LaneKey, LaneStart]:
     """When each lane starts its first compute at the earliest, and which forwards wait for their weights.
 
     Args:
         alone: by lane, positions of weights that are not gathered, and when they are there.
+        copies: of activations, of the lanes that have some.
     """
     waits: dict[LaneKey, dict[Action, WeightWait]] = defaultdict(dict)
 
@@ -295,9 +301,9 @@ def _lane_starts(
         for position, there_s in there:
             wait_for(lane, position, there_s)
     return {
-        lane: LaneStart(at_s=at_s, weight_waits=tuple(waits[lane].items()))
+        lane: LaneStart(at_s=at_s, copies=copies.get(lane, ()), weight_waits=tuple(waits[lane].items()))
         for lane, at_s in begin_s.items()
-        if at_s or lane in waits
+        if at_s or lane in waits or lane in copies
     }
 
 

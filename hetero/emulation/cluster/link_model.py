@@ -5,17 +5,20 @@ boundary is here paid by each pair of ranks on its own: a wire per direction of 
 interfaces of their nodes.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost
+from hetero.cost.simulation.activation_copies import BlockCopy
+from hetero.cost.simulation.copied_blocks import block_copies
+from hetero.cost.simulation.host_links import host_links
 from hetero.cost.simulation.host_updates import HostRates, host_rates
 from hetero.distributed.timing import Collective, TransferDirection
 from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets
-from hetero.plan.ir import Plan
+from hetero.plan.ir import Plan, Stage
 from hetero.plan.reshard import Transfer, transfers_by_phase
 from hetero.schedule.actions import ActionKind, boundaries
 from hetero.spec.parameters import parameters
@@ -133,6 +136,13 @@ class LinkModel:
         if kind == ActionKind.IN_P:
             return rates.in_s(numel * self._costs.element_bytes)
         return rates.preview_s(numel) if kind == ActionKind.PREVIEW else rates.update_s(numel)
+
+    def activation_copies(self, stage: Stage, rank: int) -> Mapping[float, BlockCopy]:
+        """By position the blocks of a stage of the described plan whose activations ``rank`` leaves to its host."""
+        if stage.offload.activations_until is None:
+            return {}
+        links = host_links(self._topology.cluster.node_type_of_rank(rank))
+        return {copy.position: copy for copy in block_copies(stage, self._costs, links)}
 
     def _numel(self, bucket: Bucket) -> float:
         """Elements of the described model's bucket."""

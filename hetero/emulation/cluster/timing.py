@@ -75,8 +75,12 @@ class RunningCompute:
         """When so much of it is over."""
         return self.start_s + (self.end_s - self.start_s) * share
 
+    def passed_s(self, share: float) -> float:
+        """When so much of its work is done; it has waited for all that this needs."""
+        return self.end_s - (1.0 - share) * self.seconds
+
     def had_to_wait(self, until_s: float, *, share: float) -> None:
-        """Weights that it needs once ``share`` of its work is done were there at ``until_s``: the rest comes then."""
+        """What it needs once ``share`` of its work is done was there at ``until_s``: the rest comes then."""
         self.end_s = max(self.end_s, until_s + (1.0 - share) * self.seconds)
 
 
@@ -137,6 +141,8 @@ class EmulatedTiming(Timing):
         self._worked_s = 0.0
         self._hosts_free_s: dict[ActionKind, float] = {}
         self._gathers_launched_s = 0.0
+        stages = device.stages if device is not None else {}
+        self._copies = {s: link_model.activation_copies(stage, rank) for s, stage in stages.items()}
         self._step = _Step(0.0, 0.0)
         self.steps: list[StepRecord] = []
 
@@ -245,6 +251,29 @@ class EmulatedTiming(Timing):
         if not self._as_fast_as_it_can:
             self._clock.advance(at_s)
             self._weights_came(queued, at_s)
+
+    def block_end_s(self, position: float | None) -> float:
+        running = self._running
+        if running is None or self._as_fast_as_it_can:
+            return self._clock.at_s
+        if position is None:
+            return running.end_s
+        return running.passed_s(self._copies[running.action.stage][position].shares(running.action.kind)[1])
+
+    def copy_activations(self, kind: ActionKind, stage: int, position: float, *, after_s: float) -> float:
+        """In a thread beside the rank, which waits for nobody: only the rank itself is as late as its copies."""
+        if self._as_fast_as_it_can:
+            return 0.0
+        block = self._copies[stage][position]
+        start_s = max(self._hosts_free_s.get(kind, 0.0), after_s)
+        end_s = self._hosts_free_s[kind] = start_s + (block.out_s if kind == ActionKind.OUT_A else block.in_s)
+        return end_s
+
+    def block_waited(self, position: float, until_s: float) -> None:
+        running = self._running
+        if running is not None and not self._as_fast_as_it_can:
+            share, _ = self._copies[running.action.stage][position].shares(running.action.kind)
+            running.had_to_wait(until_s, share=share)
 
     def _passed_s(self, point: Point) -> float:
         """When the described device passes a point; the real backward is over in no time."""

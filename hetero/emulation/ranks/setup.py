@@ -13,6 +13,7 @@ from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.network import Topology
+from hetero.cost.simulation.host_links import host_links
 from hetero.cost.simulation.host_updates import host_rates
 from hetero.cost.simulation.simulated_plan import update_seconds
 from hetero.cost.stage_memory import memory_of_stage
@@ -108,9 +109,11 @@ def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: 
     check_plan_on_cluster(plan, cluster)
     for _, _, stage in plan.stages():
         costs.of(stage)
-        if stage.offload.optimizer_from is not None:
-            for rank in stage.ranks:
+        for rank in stage.ranks:
+            if stage.offload.updates:
                 host_rates(cluster.node_type_of_rank(rank))
+            if stage.offload.activations_until is not None:
+                host_links(cluster.node_type_of_rank(rank))
     check_host_memory(plan, cluster)
     small = small_plan(plan, vocab_size=vocab_size, seq_length=seq_length)
     validate(small)

@@ -28,17 +28,18 @@ def static_memory_table(
 ) -> Table:
     """Weights, gradients and optimizer state by device group: the largest rank's, beside what was predicted.
 
-    What is on hosts has a column where something is.
+    What is on hosts all the time has a column where something is.
 
     Args:
         measured: by rank, zeros where nothing is held.
         on_hosts: what is predicted to be there.
     """
+    is_held = any(each.held for each in on_hosts.values())
     table = Table(title="Memory of one rank, MiB, measured | predicted", title_justify="left", box=box.SQUARE)
     for header in ("replica", "stage"):
         table.add_column(header, justify="right")
     table.add_column("ranks")
-    for header in ("weights", "gradients", "optimizer", *(["on the host"] if on_hosts else [])):
+    for header in ("weights", "gradients", "optimizer", *(["on the host"] if is_held else [])):
         table.add_column(header, justify="right")
     devices = device_memory(plan, predicted)
     for r, replica in enumerate(plan.replicas):
@@ -47,7 +48,7 @@ def static_memory_table(
             for part in ("weights", "gradients", "optimizer"):
                 largest = max(getattr(measured[rank], part) for rank in ranks)
                 cells.append(f"{largest / MIB:.2f} | {getattr(devices[r, group[0]], part) / MIB:.2f}")
-            if on_hosts:
+            if is_held:
                 largest, held = max(measured[rank].host for rank in ranks), [on_hosts.get((r, s)) for s in group]
                 there = sum(each.held for each in held if each is not None)
                 cells.append(f"{largest / MIB:.2f} | {there / MIB:.2f}")

@@ -117,5 +117,5 @@ def test_hosts_that_nobody_has_described_are_refused() -> None:
     ):
         simulate(one_stage(Offload(optimizer_from=5)), nodes(1), COSTS)
     no_copies = HostProfile(source="a test", memory_gib=1, updates=(UpdateRate(threads=1, elements_per_s=1e9),))
-    with pytest.raises(ConfigError, match="its host has neither to_host and to_device nor memory_copy_gb_per_s"):
+    with pytest.raises(ConfigError, match="under host neither to_host and to_device nor memory_copy_gb_per_s"):
         simulate(one_stage(Offload(optimizer_from=5)), nodes(1, host=no_copies), COSTS)

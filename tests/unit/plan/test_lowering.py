@@ -67,6 +67,19 @@ def _offload() -> Plan:
     return sharded(plan(llama_model(num_layers=2), [made]))
 
 
+def _activations_on_host() -> Plan:
+    """Of two stages of three, which two ranks hold in turns."""
+    stages = (
+        stage(layers=(0, 1), ranks=(0,), depth=2),
+        stage(layers=(1, 2), ranks=(1,), depth=2),
+        stage(layers=(2, 3), ranks=(0,), depth=1),
+    )
+    made = replica(*stages, num_samples=3).with_each_stage(
+        offload=[Offload(activations_until=0), Offload(), Offload(activations_until=2)]
+    )
+    return plan(llama_model(num_layers=3), [made])
+
+
 PLANS: Mapping[str, Callable[[], Plan]] = {
     "plain": _plain,
     "interleaved": _interleaved,
@@ -75,6 +88,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
     "tied_embedding": _tied_embedding,
     "distributed_optimizer": _distributed_optimizer,
     "offload": _offload,
+    "activations_on_host": _activations_on_host,
 }
 
 
@@ -329,6 +343,28 @@ def test_no_bucket_is_partly_on_a_host(described: Plan) -> None:
         for segment in bucket.segments:
             position = segment.parameter.position
             assert {rank for rank in bucket.ranks if updates_on_host(position, held_by[rank])} == bucket.on_host
+
+
+@given(host_programs)
+@settings(max_examples=25, deadline=None)
+def test_activations_leave_behind_their_forwards_and_come_back_in_the_order_of_the_backwards(
+    drawn: tuple[Plan, list[Program]],
+) -> None:
+    described, programs = drawn
+    for program in programs:
+        stages = described.replicas[program.replica].stages
+        computes = [queued.action for queued in program.queues["compute"]]
+        left = [a for a in computes if a != UPDATE and stages[a.stage].offload.activations_until is not None]
+        out, back = program.queues.get("activations_out", ()), program.queues.get("activations_in", ())
+        forwards = [a for a in left if a.kind in (ActionKind.F, ActionKind.R)]
+        # Where a forward runs again, the first one saves nothing.
+        saving = [a for a in forwards if a.kind == ActionKind.R or a._replace(kind=ActionKind.R) not in forwards]
+        assert [queued.after[0].action for queued in out] == saving
+        assert [queued.before[0].action for queued in back] == [a for a in left if a.kind in BACKWARD]
+        for queued in back:
+            (leaves,), (needed,) = queued.after, queued.before
+            assert leaves.action == queued.action._replace(kind=ActionKind.OUT_A)
+            assert needed.position == stages[queued.action.stage].offload.activations_until
 
 
 def test_without_overlap_sums_come_after_the_last_backward_and_weights_before_the_first_forward() -> None:

@@ -49,6 +49,10 @@ def on_host(r: int, s: int, **fields: Any) -> Change:
     return lambda plan: in_plan(distributed_optimizer=True)(in_stage(r, s, offload=Offload(**fields))(plan))
 
 
+def in_offload(r: int, s: int, **fields: Any) -> Change:
+    return in_stage(r, s, offload=Offload(**fields))
+
+
 def half_speculating() -> Plan:
     turns = [stage(layers=(s, s + 1), ranks=(s % 2,)) for s in range(4)]
     offloads = [Offload(optimizer_from=s, speculate=s == 2) for s in range(4)]
@@ -161,6 +165,13 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (offload_rules.check_offload, "from the embedding on", on_host(0, 0, optimizer_from=-1)),
     (offload_rules.check_offload, "from the MLP of a layer on", on_host(0, 1, optimizer_from=4.5, speculate=True)),
     (offload_rules.check_offload, "the head", on_host(0, 1, optimizer_from=6)),
+    (offload_rules.check_offload, "activations of the embedding", in_offload(0, 0, activations_until=-1)),
+    (offload_rules.check_offload, "activations of the head", in_offload(0, 1, activations_until=6)),
+    (
+        offload_rules.check_offload,
+        "activations of half a layer",
+        lambda plan: in_offload(1, 1, activations_until=2.5)(cut_inside(2.5)(plan)),
+    ),
     (communicators.check_communicators, "few", in_plan()),
     (rules.check_gradient_domains, "none", in_sync()),
     (rules.check_gradient_domains, "in any order, without the idle rank", in_sync((5, 4), (6,), (3, 0, 1, 2))),
@@ -429,6 +440,21 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         offload_rules.check_offload,
         r"plan: offload.overlap is true for some stages and false for others; make them equal",
         lambda plan: on_host(0, 1, optimizer_from=4)(on_host(0, 0, optimizer_from=1, overlap=False)(plan)),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 1: offload.activations_until is 2, but the stage has blocks at positions 3, 4, 5, 6; choose",
+        in_offload(0, 1, activations_until=2),
+    ),
+    (
+        offload_rules.check_offload,
+        r"activations_until is 1.5, but the stage has blocks at positions -1, 0, 1, 2; choose",
+        in_offload(0, 0, activations_until=1.5),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.activations_until is 1, and wgrad_delay is 2, beside which activations stay on",
+        in_stage(0, 0, wgrad_delay=2, offload=Offload(activations_until=1)),
     ),
     (
         offload_rules.check_offload,

@@ -9,7 +9,7 @@ from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Replica
-from hetero.plan.offload import Offload, offloads
+from hetero.plan.offload import Offload, hosts_update
 from hetero.planner.certainty import certainty_of
 from hetero.planner.cover.cover import CoverScore
 from hetero.planner.plan_cluster import PlanResult
@@ -44,7 +44,7 @@ def cluster(*node_types: tuple[str, str, int, int] | tuple[str, str, int, int, s
 
 def report_of(spec: ClusterSpec, replicas: list[Replica], *, idle: tuple[int, ...] = (), **overrides: Any) -> Report:
     planned = plan(MODEL, replicas, idle_ranks=idle)
-    if offloads(stage for _, _, stage in planned.stages()):
+    if hosts_update(stage for _, _, stage in planned.stages()):
         planned = sharded(planned)
     costs = model_costs(MODEL, seq_length=16, precision="fp32", data_sheets=True)
     simulation = simulate(planned, spec, costs)

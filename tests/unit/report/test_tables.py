@@ -247,17 +247,22 @@ def test_the_usual_order_goes_without_saying() -> None:
     assert orders_of(many) == "replica 0: gpipe; replica 1: gpipe; replica 2: gpipe; and 2 more sorts"
 
 
-def test_what_hosts_update_is_said_below_the_table() -> None:
+def test_what_hosts_have_is_said_below_the_table() -> None:
     """Of each sort of replica once; and of a rank its host's bytes have a column."""
     first, second, third = (stage(layers=held, ranks=(rank,)) for rank, held in enumerate([(0, 2.5), (2.5, 5), (5, 6)]))
-    offloads = [Offload(optimizer_from=-1), Offload(optimizer_from=2.5, speculate=True), Offload(optimizer_from=6)]
+    offloads = [
+        Offload(optimizer_from=-1, activations_until=1),
+        Offload(optimizer_from=2.5, speculate=True, activations_until=2.5),
+        Offload(optimizer_from=6),
+    ]
     made = sharded(plan(gpt2_model(), [replica(first, second, third).with_each_stage(offload=offloads)]))
     caption = plan_table(made).caption
     assert isinstance(caption, str)
-    assert caption.splitlines()[-1] == (
+    assert caption.splitlines()[-2:] == [
         "updated on hosts: replica 0: stage 0 from the embedding; stage 1 from the MLP of layer 2, previewed; "
-        "stage 2 from the head"
-    )
+        "stage 2 from the head",
+        "activations on hosts: replica 0: stage 0 through layer 1; stage 1 through the MLP of layer 2",
+    ]
     costs = memory_costs(made)
     on_hosts = host_memory(made, costs)
     measured = [StaticBytes(weights=0, gradients=0, optimizer=0, host=rank * MIB) for rank in range(3)]

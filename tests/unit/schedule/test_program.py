@@ -76,7 +76,7 @@ def test_the_host_posts_the_receives_that_come_next_behind_a_compute_and_its_sen
 def test_the_update_waits_for_the_last_sum() -> None:
     reduces = (QueuedAction.parse("REDUCE1[0B0@3]"), QueuedAction.parse("REDUCE4[0B0@0]"))
     row = parse_row("0F0 0B0")
-    program = Program.of_row(row, replica=0, stages=(0,), num_microbatches=[1], of_buckets={"reduce": reduces})
+    program = Program.of_row(row, replica=0, stages=(0,), num_microbatches=[1], beside={"reduce": reduces})
     assert program.queues["compute"][-1] == QueuedAction.parse("UPDATE[REDUCE4]")
     alone = Program.of_row(row, replica=0, stages=(0,), num_microbatches=[1])
     assert set(alone.queues) == {"compute"}

@@ -1,0 +1,49 @@
+"""Prices the copies of activations to the host and back, block by block."""
+
+from collections.abc import Mapping
+
+from hetero.cost.cost_model import CostModel
+from hetero.cost.network import Topology
+from hetero.cost.simulation.activation_copies import BlockCopy, StageCopies
+from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
+from hetero.cost.simulation.host_links import HostLinks, host_links
+from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
+from hetero.cost.stage_memory import blocks_on_host
+from hetero.plan.ir import Stage
+from hetero.plan.offload import block_positions
+from hetero.schedule.actions import ActionKind
+
+
+def block_copies(stage: Stage, costs: CostModel, links: HostLinks) -> tuple[BlockCopy, ...]:
+    """Those of a plan's stage, in the order of the forward."""
+    positions = block_positions(stage, num_layers=costs.model.num_layers)
+    found = []
+    for i, (position, block) in enumerate(blocks_on_host(stage, costs).items()):
+        above = positions[i + 1] if i + 1 < len(positions) else None
+        forward = (
+            share_of_forward(costs, stage, position) if i > 0 else 0.0,
+            share_of_forward(costs, stage, above) if above is not None else 1.0,
+        )
+        backward = (
+            share_of_backward(costs, stage, above, ActionKind.B) if above is not None else 0.0,
+            share_of_backward(costs, stage, position, ActionKind.B) if i > 0 else 1.0,
+        )
+        copies = links.out_s(block.num_bytes), links.in_s(block.num_bytes)
+        found.append(BlockCopy(position, forward, backward, *copies))
+    return tuple(found)
+
+
+def copies_of_lanes(simulated: SimulatedPlan, topology: Topology) -> Mapping[LaneKey, StageCopies]:
+    """Of the lanes that have some.
+
+    Raises:
+        ConfigError: the cluster file does not say how fast copies are.
+    """
+    rank_of_lane = {lane: rank for rank, lane in simulated.lane_of_rank.items()}
+    found = {}
+    for lane in simulated.lane_keys():
+        stages = {s: simulated.plan.replicas[lane.replica].stages[s] for s in simulated.group(lane).stages}
+        if any(stage.offload.activations_until is not None for stage in stages.values()):
+            links = host_links(topology.cluster.node_type_of_rank(rank_of_lane[lane]))
+            found[lane] = tuple((s, block_copies(stage, simulated.costs, links)) for s, stage in stages.items())
+    return found

@@ -1,0 +1,361 @@
+"""Keeps what blocks save of a microbatch on the host, from their forward to their backward.
+
+    main thread   forward   block 0 ─ block 1 ─ block 2 ─ ...      backward   ... ─ block 2 ─ block 1 ─ block 0
+    copies out                       └ OUT 0   └ OUT 1   └ OUT 2
+    copies in                                                              └ IN 2 ── IN 1 ──┴ IN 0
+
+torch's hooks on saved tensors (``torch.autograd.graph.saved_tensors_hooks``) tell what a block saves, and when its
+backward wants it. torch's own ``save_on_cpu`` copies each tensor on the spot and waits for it; megatron-core's offload
+of activations needs TransformerEngine, and knows one stage per rank. Here a thread copies the tensors of a block out
+when the block is done, and another brings a block back while the one above it computes: one ahead.
+
+A device holds :data:`BLOCKS_OUT` blocks that leave, the one that computes among them, and :data:`BLOCKS_IN` that come.
+In a forward a block begins when the one before the last has left. Blocks come back in the order of the backwards of the
+program, each as soon as its forward is over and there is room: also beside other microbatches' computes and those of
+other stages of the rank.
+
+Weights stay, with everything that shares their memory. A layer under full recomputation saves its input alone, and that
+goes out; what it computes again stays.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from hetero.distributed.timing import Timing
+from hetero.plan.ir import Stage
+from hetero.plan.offload import blocks_with_activations_on_host
+from hetero.runtime.host_copies import Arrived, host_copies
+from hetero.schedule.actions import Action, ActionKind
+from hetero.schedule.program import Program
+
+BLOCKS_OUT = BLOCKS_IN = 2
+"""Blocks on their way from a device to its host, and back: one computes while another is copied."""
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """The memory of one or more saved tensors, as bytes.
+
+    source: on the device as the forward made it, until it is on the host.
+    host: there, until the backward is over.
+    device: back on the device.
+    """
+
+    nbytes: int
+    source: torch.Tensor | None
+    host: torch.Tensor | None = None
+    device: torch.Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """What one block saves of one microbatch, by the address of its memory.
+
+    left: returns, once it is on the host, when that was.
+    coming: on its way back; returns when it is there.
+    """
+
+    microbatch: "_Microbatch"
+    stage: int
+    position: float
+    memory: dict[int, _Memory] = field(default_factory=dict)
+    left: "Future[float] | None" = None
+    coming: "Future[tuple[Arrived, float]] | None" = None
+    is_reached: bool = False
+    is_over: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.memory.values())
+
+
+@dataclass(slots=True, eq=False)
+class _Microbatch:
+    """The blocks of one microbatch on one stage, in the order of the forward.
+
+    input: the stage's, as long as its memory may be given back.
+    savers: blocks that have saved the input and not left yet.
+    """
+
+    input: torch.Tensor | None
+    blocks: list[_Block] = field(default_factory=list)
+    savers: int = 0
+    forward_is_over: bool = False
+
+    def is_input(self, address: int) -> bool:
+        return self.input is not None and self.input.untyped_storage().data_ptr() == address
+
+    def give_input_back(self) -> None:
+        """Once nobody reads it any more; its shape and its gradient stay."""
+        if self.input is not None and self.forward_is_over and self.savers == 0:
+            self.input.untyped_storage().resize_(0)
+            self.input = None
+
+
+class _Tensor(NamedTuple):
+    """Takes the place of a saved tensor in autograd's graph."""
+
+    block: _Block
+    memory: _Memory
+    dtype: torch.dtype
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """Bytes that are held now, and the most that were."""
+
+    now: int = 0
+    most: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Take note of more, or of less."""
+        self.now += num_bytes
+        self.most = max(self.most, self.now)
+
+
+class HostActivations:
+    """Takes activations of a rank's stages to its host and back, as the plan says: those of no block in most plans.
+
+    A step is :meth:`begin`, :meth:`saving` around each forward that leaves a graph, :meth:`using` around each backward.
+
+    Args:
+        stages: by index, those that the rank holds, and their modules.
+        program: of a training step.
+        timing: how long copies take.
+
+    Attributes:
+        on_device: of blocks that are on their way, those that compute among them.
+        on_host: of blocks that are there, or leave for it.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, tuple[Stage, torch.nn.Module]],
+        program: Program,
+        *,
+        num_layers: int,
+        device: torch.device,
+        timing: Timing | None = None,
+    ) -> None:
+        self.on_device, self.on_host = HeldBytes(), HeldBytes()
+        self._timing = timing or Timing()
+        self._device = device
+        self._modules = {s: module for s, (_, module) in stages.items()}
+        self._positions = {
+            s: blocks_with_activations_on_host(stage, num_layers=num_layers) for s, (stage, _) in stages.items()
+        }
+        self._order = [queued.action for queued in program.queues.get("activations_in", ())]
+        self._kept: dict[tuple[int, int], _Microbatch] = {}
+        self._microbatch: _Microbatch | None = None
+        self._block: _Block | None = None
+        self._weights: set[int] = set()
+        self._leaving: deque[_Block] = deque()
+        self._backwards: deque[Action] = deque()
+        self._next: deque[_Block] = deque()
+        self._coming: deque[_Block] = deque()
+        if self._order:
+            self._copies = host_copies(device)
+            self._out = ThreadPoolExecutor(1, thread_name_prefix="activations-out")
+            self._in = ThreadPoolExecutor(1, thread_name_prefix="activations-in")
+            for s, (stage, module) in stages.items():
+                if self._positions[s]:
+                    self._listen(s, stage, module, is_last=stage.end == num_layers)
+
+    def begin(self) -> None:
+        """A step begins; nothing is kept of the one before."""
+        self._backwards = deque(self._order)
+
+    @contextmanager
+    def saving(self, action: Action, input_SBH: torch.Tensor | None) -> Iterator[None]:
+        """Surrounds a forward that leaves a graph.
+
+        Args:
+            input_SBH: of the stage. Its memory goes when it is on the host and the forward over, but not its gradient.
+        """
+        positions = self._positions[action.stage]
+        if not positions:
+            yield
+            return
+        module = self._modules[action.stage]
+        self._weights = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers())}
+        kept = self._microbatch = self._kept[action.stage, action.number] = _Microbatch(input_SBH)
+        self._begin_block(action.stage, positions[0])
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield
+        self._end_block()
+        self._microbatch = None
+        kept.forward_is_over = True
+        kept.give_input_back()
+        self._bring(self._timing.block_end_s(None))
+
+    @contextmanager
+    def using(self, action: Action) -> Iterator[None]:
+        """Surrounds a backward, which says itself what it needs."""
+        yield
+        kept = self._kept.pop((action.stage, action.number), None)
+        if kept is None:
+            return
+        while not all(block.is_over for block in kept.blocks):
+            self._let_go()
+        for block in kept.blocks:
+            self.on_host.add(-block.nbytes)
+            for each in block.memory.values():
+                each.host = None
+
+    def _listen(self, s: int, stage: Stage, module: torch.nn.Module, *, is_last: bool) -> None:
+        """Let every block say that it begins; what is saved until the next one does is its own."""
+        decoder = module.decoder
+        assert isinstance(decoder, torch.nn.Module)
+        layers = decoder.layers
+        assert isinstance(layers, torch.nn.ModuleList)
+        for number, layer in zip(stage.layer_numbers, layers, strict=True):
+            layer.register_forward_pre_hook(partial(self._begins, s, max(float(number), stage.start)))
+        if is_last:
+            head = decoder.final_layernorm
+            assert isinstance(head, torch.nn.Module)
+            head.register_forward_pre_hook(partial(self._begins, s, stage.end))
+
+    def _begins(self, s: int, position: float, module: torch.nn.Module, args: object) -> None:
+        # Elsewhere it is an evaluation, a warm-up, or a layer that is computed again.
+        if self._microbatch is not None and (self._block is None or self._block.position != position):
+            self._end_block()
+            self._begin_block(s, position)
+
+    def _begin_block(self, s: int, position: float) -> None:
+        if position not in self._positions[s]:
+            return
+        assert self._microbatch is not None
+        while len(self._leaving) > BLOCKS_OUT - 1:
+            before = self._leaving[0]
+            assert before.left is not None
+            self._timing.block_waited(position, before.left.result())
+            self._has_left(before)
+        self._block = _Block(self._microbatch, s, position)
+        self._microbatch.blocks.append(self._block)
+
+    def _end_block(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            self.on_host.add(block.nbytes)
+            done_s = self._timing.block_end_s(block.position)
+            block.left = self._out.submit(self._copy_out, block, self._copies.behind(), done_s)
+            self._leaving.append(block)
+
+    def _has_left(self, block: _Block) -> None:
+        """Its copy on the host is whole: forget what the forward has made."""
+        self._leaving.remove(block)
+        for address, each in block.memory.items():
+            block.microbatch.savers -= block.microbatch.is_input(address)
+            each.source = None
+        self.on_device.add(-block.nbytes)
+        block.microbatch.give_input_back()
+
+    def _pack(self, tensor: torch.Tensor) -> "_Tensor | torch.Tensor":
+        storage = tensor.untyped_storage()
+        address, kept, block = storage.data_ptr(), self._microbatch, self._block
+        assert kept is not None
+        if block is None or tensor.device != self._device or address in self._weights or not storage.nbytes():
+            if kept.is_input(address):
+                kept.input = None
+            return tensor.detach()
+        if address not in block.memory:
+            source = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            block.memory[address] = _Memory(source.nbytes, source)
+            self.on_device.add(source.nbytes)
+            kept.savers += kept.is_input(address)
+        return _Tensor(
+            block, block.memory[address], tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
+        )
+
+    def _unpack(self, saved: "_Tensor | torch.Tensor") -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        self._reach(saved.block)
+        # Autograd goes through blocks downwards. Should it want something of one above after all, here it is.
+        there = saved.memory.device if saved.memory.device is not None else _present(saved.memory.host).to(self._device)
+        found = torch.empty(0, dtype=saved.dtype, device=self._device)
+        return found.set_(there.untyped_storage(), saved.offset, saved.size, saved.stride)
+
+    def _reach(self, block: _Block) -> None:
+        """The backward begins ``block``, and has done with those above it."""
+        if block.is_reached:
+            return
+        while not self._coming or self._coming[0] is not block:
+            self._let_go()
+        self._wait(block)
+
+    def _wait(self, block: _Block) -> None:
+        assert block.coming is not None
+        arrived, at_s = block.coming.result()
+        arrived.wait()
+        self._timing.block_waited(block.position, at_s)
+        block.is_reached = True
+        if block in self._leaving:
+            self._has_left(block)
+
+    def _let_go(self) -> None:
+        """Of the block that came first."""
+        block = self._coming.popleft()
+        if not block.is_reached:
+            # It has saved nothing that the backward wanted.
+            self._wait(block)
+        for each in block.memory.values():
+            each.device = None
+        self.on_device.add(-block.nbytes)
+        block.is_over = True
+        self._bring(self._timing.block_end_s(block.position))
+
+    def _bring(self, room_s: float) -> None:
+        """Let as many blocks come as there is room for, from ``room_s`` on."""
+        while len(self._coming) < BLOCKS_IN:
+            if not self._next:
+                first = self._backwards[0] if self._backwards else None
+                kept = self._kept.get((first.stage, first.number)) if first is not None else None
+                if kept is None or not kept.forward_is_over:
+                    return
+                self._backwards.popleft()
+                self._next.extend(reversed(kept.blocks))
+            block = self._next.popleft()
+            for each in block.memory.values():
+                each.device = torch.empty(each.nbytes, dtype=torch.uint8, device=self._device)
+            self.on_device.add(block.nbytes)
+            block.coming = self._in.submit(self._copy_in, block, self._copies.behind(), room_s)
+            self._coming.append(block)
+
+    @torch.no_grad()
+    def _copy_out(self, block: _Block, computed: Callable[[], None], done_s: float) -> float:
+
+        with self._copies.outwards():
+            computed()
+            for each in block.memory.values():
+                source = _present(each.source)
+                each.host = self._copies.to_keep(source, dtype=source.dtype)
+                self._copies.copy(each.host, source)
+        return self._timing.copy_activations(ActionKind.OUT_A, block.stage, block.position, after_s=done_s)
+
+    @torch.no_grad()
+    def _copy_in(self, block: _Block, computed: Callable[[], None], room_s: float) -> tuple[Arrived, float]:
+        assert block.left is not None
+        left_s = block.left.result()
+        with self._copies.inwards():
+            computed()
+            for each in block.memory.values():
+                self._copies.copy(_present(each.device), _present(each.host))
+            arrived = self._copies.arrived()
+        after_s = max(left_s, room_s)
+        return arrived, self._timing.copy_activations(ActionKind.IN_A, block.stage, block.position, after_s=after_s)
+
+
+def _present(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None, "a block goes out before it comes in"
+    return tensor
