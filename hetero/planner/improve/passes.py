@@ -48,7 +48,7 @@ PASSES = (
     ),
     ImprovementPass(
         name="residency",
-        changes="where memory is short: layers that are computed again, updates that hosts make, previews",
+        changes="where memory is short: layers computed again, updates and activations on hosts, previews",
         share=0.25,
         improve=choose_residency,
     ),

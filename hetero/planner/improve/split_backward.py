@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from hetero.cost.memory import plan_memory
 from hetero.errors import ConfigError
-from hetero.plan.ir import Plan, Replica
+from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.local_search import neighbours, search_locally, with_alike_changed
 from hetero.planner.problem import Problem
@@ -83,9 +83,14 @@ def _split(plan: Plan, delay: Delay) -> Plan:
 
 
 def _split_delay(replica: Replica, stage: int, delay: Delay) -> int | None:
-    if replica.stages[stage].recompute == "full":
+    if not _may_split(replica.stages[stage]):
         return replica.stages[stage].wgrad_delay
     return min(delay(replica, stage), replica.num_microbatches(stage) - 1)
+
+
+def _may_split(stage: Stage) -> bool:
+    """What is computed again in full, or comes back from the host, has no backward that could be split."""
+    return stage.recompute != "full" and stage.offload.activations_until is None
 
 
 def _score_split(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
@@ -123,7 +128,7 @@ def _delay_changes(replica: Replica) -> Iterator[Replica]:
     """Another delay at one stage, or none; the last stages, which have most time for W's at the end, come first."""
     for s in reversed(range(len(replica.stages))):
         stage = replica.stages[s]
-        if stage.recompute == "full":
+        if not _may_split(stage):
             continue
         others: list[int | None] = [0]
         if (delay := stage.wgrad_delay) is not None:

@@ -23,7 +23,7 @@ from tests.unit.planner.short_memory import host, problem
 @cache
 def answer(memory_gib: int = 24, **options: object) -> tuple[Problem, PlanResult]:
     asked = problem(memory_gib=memory_gib, **options)
-    return asked, planned(asked)
+    return asked, planned(asked, effort_s=0.5)
 
 
 def test_a_model_larger_than_its_devices_is_planned_with_its_host() -> None:
@@ -31,8 +31,9 @@ def test_a_model_larger_than_its_devices_is_planned_with_its_host() -> None:
     assert all(stage.offload.optimizer_from is not None for _, _, stage in found.plan.stages())
     assert bytes_over_capacity(found.plan, asked, plan_memory(found.plan, asked.costs)) == {}
     check_host_memory(found.plan, asked.cluster)
-    some = [stage.recompute_num_layers for _, _, stage in found.plan.stages()]
-    assert any(some), "no more is computed again than memory asks for"
+    at_first = score_plan(short_memory.least_memory_plan(asked), asked)
+    assert at_first is not None
+    assert found.simulation.step_s < 0.95 * at_first.step_s, "less is computed again"
 
 
 def test_without_its_host_it_is_refused_with_what_would_help() -> None:
@@ -63,7 +64,7 @@ def test_a_host_saves_computing_again() -> None:
 
 def test_previews_are_chosen_where_they_are_allowed() -> None:
     slow = host(updates=(UpdateRate(threads=16, elements_per_s=5e8),))
-    found, elastic = (planned(problem(described=slow, previews=previews)) for previews in (True, False))
+    found, elastic = (planned(problem(described=slow, previews=previews), effort_s=0.5) for previews in (True, False))
     assert any(stage.offload.speculate for _, _, stage in found.plan.stages())
     assert not any(stage.offload.speculate for _, _, stage in elastic.plan.stages())
     assert found.simulation.step_s < elastic.simulation.step_s
