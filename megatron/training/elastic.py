@@ -28,9 +28,7 @@ from hetero.serialization import save
 from hetero.spec.cluster import ClusterSpec
 from megatron.training.checkpointing import restore_scalars, run_state
 from megatron.training.cli.config import PretrainConfig
-from megatron.training.cli.model_config import model_spec
-from megatron.training.planning import planning_problem
-from megatron.training.tokenizer import build_tokenizer
+from megatron.training.planning import described_model, planning_problem
 
 
 def describe(config: PretrainConfig, path: Path) -> None:
@@ -47,17 +45,10 @@ def describe(config: PretrainConfig, path: Path) -> None:
             "with all node types that may come, and leave --hetero-plan out"
         )
     refuse_time_limit(config)
-    tokenizer = build_tokenizer(
-        tokenizer_type=config.data.tokenizer_type,
-        tokenizer_model=config.data.tokenizer_model,
-        vocab_size=config.model.vocab_size,
-        vocab_file=config.data.vocab_file,
-        merge_file=config.data.merge_file,
-    )
-    model = model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size)
+    model, tokenizer_vocab_size = described_model(config)
     problem = planning_problem(config, planner, model)
     if (emulation := config.emulation) is not None:
-        small = small_model(model, vocab_size=tokenizer.vocab_size, seq_length=emulation.options.seq_length)
+        small = small_model(model, vocab_size=tokenizer_vocab_size, seq_length=emulation.options.seq_length)
         problem = dataclasses.replace(problem, small_model=small)
     save(problem, path)
 

@@ -1,7 +1,9 @@
-"""Plans at start: rank 0 asks the planner, and all ranks get its answer."""
+"""Asks the planner for a launch: at its start on rank 0 for all ranks, or before it for whoever wants to see."""
 
 import shlex
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -16,10 +18,14 @@ from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import Profile
 from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.model_config import model_spec
 from megatron.training.cli.parallel_config import PlannerConfig
+from megatron.training.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from hetero.elastic.planning_problem import PlanningProblem
+    from hetero.planner.certainty import Certainty
+    from hetero.planner.plan_cluster import PlanResult
 
 
 def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
@@ -30,6 +36,22 @@ def plan_on_rank_0(config: PretrainConfig, planner: PlannerConfig, model: ModelS
     """
     text = from_rank_0(lambda: to_json(_planned(config, planner, model)))
     return from_json(Plan, text, source="plan of rank 0")
+
+
+def described_model(config: PretrainConfig) -> tuple[ModelSpec, int]:
+    """The model that the flags describe, and how many tokens their tokenizer has.
+
+    Raises:
+        ConfigError: the tokenizer cannot be read, or has more tokens than ``--vocab-size``.
+    """
+    tokenizer = build_tokenizer(
+        tokenizer_type=config.data.tokenizer_type,
+        tokenizer_model=config.data.tokenizer_model,
+        vocab_size=config.model.vocab_size,
+        vocab_file=config.data.vocab_file,
+        merge_file=config.data.merge_file,
+    )
+    return model_spec(config.model, tokenizer_vocab_size=tokenizer.vocab_size), tokenizer.vocab_size
 
 
 def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> "PlanningProblem":
@@ -57,30 +79,49 @@ def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: Mode
     )
 
 
-def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
+def planned(asked: "PlanningProblem", *, out: Path | None) -> "tuple[PlanResult, Certainty]":
+    """Plan for all nodes of the cluster, and write the plan with where it comes from to ``out``, if that is a file.
+
+    Returns:
+        The planner's answer, and how sure it is.
+
+    Raises:
+        ConfigError: there is no plan, a profile is wrong, or ``out`` cannot be written.
+    """
     # OR-Tools and the profiles take a second to load as well.
-    from hetero.cost.model_flops import utilizations  # noqa: PLC0415
     from hetero.planner.certainty import certainty_of  # noqa: PLC0415
     from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.plan_provenance import with_provenance  # noqa: PLC0415
+
+    if out is not None:
+        check_can_be_written(out, asked_by="--hetero-plan-out")
+    problem = asked.on(asked.cluster, previews=True)
+    result = plan_cluster(problem)
+    certainty = certainty_of(result.simulation, problem.topology, problem.costs, result.runners_up)
+    if out is not None:
+        command = shlex.join(sys.argv)
+        save(with_provenance(result.simulation, certainty.step, cluster=asked.cluster, command=command), out)
+    return result, certainty
+
+
+def answer_lines(asked: "PlanningProblem", result: "PlanResult", certainty: "Certainty") -> Iterator[str]:
+    """What the planner knows about its answer to a launch, in words."""
+    from hetero.cost.model_flops import utilizations  # noqa: PLC0415
     from hetero.report.tables.planner_result import result_lines  # noqa: PLC0415
 
-    if planner.out is not None:
-        check_can_be_written(planner.out, asked_by="--hetero-plan-out")
+    found = utilizations(result.simulation, asked.on(asked.cluster).costs)
+    return result_lines(result, certainty, found, "the same launch with --hetero-profile {}".format)
+
+
+def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     asked = planning_problem(config, planner, model)
     if asked.cluster.num_devices != dist.get_world_size():
         raise PlanError(
             f"{planner.cluster}: it describes {asked.cluster.num_devices} devices, the launch has "
             f"{dist.get_world_size()} ranks; start one process per device, or correct gpus_per_node and count"
         )
-    problem = asked.on(asked.cluster, previews=True)
-    result = plan_cluster(problem)
-    certainty = certainty_of(result.simulation, problem.topology, problem.costs, result.runners_up)
-    if planner.out is not None:
-        command = shlex.join(sys.argv)
-        save(with_provenance(result.simulation, certainty.step, cluster=asked.cluster, command=command), planner.out)
-    found = utilizations(result.simulation, problem.costs)
-    for line in result_lines(result, certainty, found, "the same launch with --hetero-profile {}".format):
+    result, certainty = planned(asked, out=planner.out)
+    for line in answer_lines(asked, result, certainty):
         print(line)
     sys.stdout.flush()
     return result.plan
