@@ -39,6 +39,7 @@ FOREIGN_FLAGS = frozenset(
     {
         "--check",  # of sha256sum
         "--duration",  # of py-spy
+        "--gpus-per-node",  # of sbatch
         "--het-group",  # of srun
         "--hetero",  # the beginning of a name
         "--index-url",  # of pip
@@ -50,12 +51,15 @@ FOREIGN_FLAGS = frozenset(
         "--no-deps",  # of pip
         "--node-rank",  # of torchrun
         "--nproc-per-node",  # of torchrun
+        "--nodes",  # of sbatch
         "--ntasks-per-node",  # of srun
         "--numa-binding",  # of torchrun
         "--pid",  # of py-spy
         "--rdzv-backend",  # of torchrun
         "--rdzv-endpoint",  # of torchrun
+        "--requeue",  # of sbatch
         "--shm-size",  # of docker
+        "--signal",  # of sbatch
         "--standalone",  # of torchrun
         "--threads",  # of nvcc
         "--ulimit",  # of docker

@@ -1,10 +1,10 @@
 """``hetero launch`` takes a plan to its hosts: prints each host's line, runs all of them, or writes a Slurm script."""
 
 import argparse
+import dataclasses
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -92,7 +92,11 @@ def _add_slurm_and_ssh_options(parser: argparse.ArgumentParser) -> None:
         "--ssh", type=shlex.split, metavar="COMMAND", help=f"for --run (default: {shlex.join(DEFAULT_SSH)})"
     )
     group.add_argument(
-        "--logs", type=Path, metavar="FOLDER", help="for --run: a file for each host (default: launch-logs/TIME)"
+        "--logs",
+        type=Path,
+        metavar="FOLDER",
+        help="a file for each host (default: launch-logs/TIME); under Slurm, "
+        "a folder for each job and rank (default: launch-logs)",
     )
     group.add_argument(
         "--sbatch-option",
@@ -120,10 +124,11 @@ def _variable(text: str) -> str:
 def _launch(args: argparse.Namespace) -> int:
     plan, cluster = _plan_and_cluster(args)
     flags = launch_flags(planned_flags(plan, args.plan), args.flags)
-    if (args.start or args.sbatch is not None) and args.program == PROGRAM:
+    if (args.start or args.sbatch is not None) and Path(args.program).name == PROGRAM:
         check_nothing_is_missing(args.flags)
     allocation = allocation_in(os.environ) if args.hosts is None and args.sbatch is None else None
-    _check_options_have_an_effect(args, over_ssh=args.start and allocation is None)
+    under_slurm = args.sbatch is not None or allocation is not None
+    _check_options_have_an_effect(args, over_ssh=args.start and not under_slurm, under_slurm=under_slurm)
     if args.sbatch is not None:
         return _write_batch_script(args, cluster, flags)
     if allocation is not None:
@@ -135,12 +140,13 @@ def _launch(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_options_have_an_effect(args: argparse.Namespace, *, over_ssh: bool) -> None:
+def _check_options_have_an_effect(args: argparse.Namespace, *, over_ssh: bool, under_slurm: bool) -> None:
     if args.sbatch_option and args.sbatch is None:
         raise ConfigError(f"--sbatch-option {args.sbatch_option[0]} has no effect without --sbatch: add that")
-    for flag, value in (("--ssh", args.ssh), ("--logs", args.logs)):
-        if value is not None and not over_ssh:
-            raise ConfigError(f"{flag} has no effect but with --run outside of Slurm: leave it out")
+    if args.ssh is not None and not over_ssh:
+        raise ConfigError("--ssh has no effect but with --run outside of Slurm: leave it out")
+    if args.logs is not None and not (over_ssh or under_slurm):
+        raise ConfigError("--logs has no effect but with --run or under Slurm: leave it out")
     if args.hosts is not None and args.sbatch is not None:
         raise ConfigError("--hosts beside --sbatch: Slurm chooses the hosts; leave it out, or use --sbatch-option")
 
@@ -178,12 +184,18 @@ def _options(args: argparse.Namespace, flags: Sequence[str], *, address: str, po
     )
 
 
+def _slurm_options(args: argparse.Namespace, flags: Sequence[str]) -> TorchrunOptions:
+    """The options of a step, whose address and port follow from the job."""
+    options = _options(args, flags, address="", port=0)
+    return options if args.logs is None else dataclasses.replace(options, logs=str(args.logs))
+
+
 def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hosts: Sequence[NodeHost]) -> None:
     options = _options_of_hosts(args, flags, hosts)
     console().print(launch_table(plan, hosts))
     if args.hosts is None and len(hosts) > 1:
         print("\n# The names of hosts are made up: give yours with --hosts.")
-    if args.program == PROGRAM and (missing := missing_flags(args.flags)):
+    if Path(args.program).name == PROGRAM and (missing := missing_flags(args.flags)):
         print(f"\n# Not complete: a plan does not imply {', '.join(missing)}, among others; give them after --.")
     for host in hosts:
         print(f"\n# {host.title}: {_devices(host)}")
@@ -225,7 +237,7 @@ def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], h
 
 
 def _write_batch_script(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str]) -> int:
-    options = _options(args, flags, address="", port=0)
+    options = _slurm_options(args, flags)
     script = batch_script(cluster, options, sbatch_options=args.sbatch_option, made_by=args.command_line)
     if args.sbatch == "-":
         sys.stdout.write(script)
@@ -242,9 +254,10 @@ def _in_allocation(
 ) -> int:
     """Print or run the srun step of Slurm's allocation."""
     check_allocation(allocation, cluster)
-    script = step_script(cluster, _options(args, flags, address="", port=0))
-    if not args.start:
-        console().print(launch_table(plan, allocated_hosts(allocation, cluster)))
-        sys.stdout.write(f"\n{script}")
-        return 0
-    return subprocess.run(["bash", "-euo", "pipefail", "-c", script], check=False).returncode
+    script = step_script(cluster, _slurm_options(args, flags))
+    if args.start:
+        # In the place of this process, so that a signal to a batch script that has done likewise is one to this.
+        os.execvp("bash", ["bash", "-euo", "pipefail", "-c", script])
+    console().print(launch_table(plan, allocated_hosts(allocation, cluster)))
+    sys.stdout.write(f"\n{script}")
+    return 0

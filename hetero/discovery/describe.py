@@ -185,7 +185,8 @@ def _node_type(name: str, kind: _Kind, members: Sequence[Node], *, date: str) ->
         device=kind.device.name,
         gpus_per_node=kind.num_devices,
         count=len(members),
-        memory_gib=kind.memory_gib,
+        # Ranks that train on processors share the host's memory.
+        memory_gib=kind.memory_gib if members[0].gpus else max(1, least // kind.num_devices // GIB),
         host=HostProfile(
             source=f"hetero discover, {date}",
             memory_gib=int(10 * least / GIB) / 10,

@@ -34,9 +34,63 @@ export RENDEZVOUS_HOST="$(scontrol --oneliner show node "$node" | grep -o ' Node
 _OF_THE_JOB = [
     "#SBATCH --job-name=hetero",
     "#SBATCH --output=%x-%j.out",
-    "# Two minutes before the time is over, every rank finishes its step, saves (with --save) and leaves.",
-    "#SBATCH --signal=TERM@120",
+    "#SBATCH --open-mode=append",
+    "# Two minutes before the time is over, this shell is told.",
+    "#SBATCH --signal=B:TERM@120",
 ]
+
+_ON_A_NODE = """# Task n of the step is node n of the plan. It is told how many devices it has, whether ranks
+# are to stay on the processors near theirs, torchrun, and the program.
+launch='
+    devices="$1" binding="$2" torchrun="$3"
+    shift 3
+    if [ "$binding" = node-if-possible ]; then
+        binding=node
+        if ! command -v numactl > /dev/null; then
+            echo "hetero: $SLURMD_NODENAME: ranks are not bound to the processors near their GPU: no numactl" >&2
+            binding=
+        fi
+    fi
+    exec "$torchrun" --nnodes {num_nodes} --node-rank "$SLURM_PROCID" --nproc-per-node "$devices" \\
+        ${{binding:+--numa-binding "$binding"}} \\
+        --master-addr "$RENDEZVOUS_HOST" --master-port "$RENDEZVOUS_PORT" \\
+        --log-dir "$LAUNCH_LOGS/$SLURM_JOB_ID/$SLURMD_NODENAME" --tee 3 "$@"
+'
+
+"""
+
+_BEFORE_THE_STEP = """# Every rank that is told finishes its step, saves (with --save) and leaves. At the end of its
+# time the job is RUNNING and this shell alone is told; cancelled or preempted it is not, and Slurm has told the ranks
+# itself. A signal to srun would end them at once.
+job() { scontrol --oneliner show job "$SLURM_JOB_ID" | head -n 1; }
+told=''
+hand_on() {
+    told=yes
+    if job | grep -q ' JobState=RUNNING '; then scancel --signal=TERM "$SLURM_JOB_ID" || true; fi
+}
+trap hand_on TERM INT
+
+"""
+
+_AFTER_THE_STEP = """step=$!
+code=0
+wait "$step" || code=$?
+# A signal ends a wait, not the step.
+while kill -0 "$step" 2> /dev/null; do
+    code=0
+    wait "$step" || code=$?
+done
+"""
+
+_QUEUED_AGAIN = """# Out of time: the same job goes on from what it has saved, unless it may not (--no-requeue), or
+# is no batch job.
+if [ -n "$told" ] && [ "$code" != 0 ] && job | grep -q ' JobState=RUNNING .* Requeue=1 .* BatchFlag=1 '; then
+    echo "hetero: out of time: job $SLURM_JOB_ID queues itself again"
+    scontrol requeue "$SLURM_JOB_ID"
+    # The end of this shell would be taken for that of the job.
+    sleep 60
+fi
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +166,18 @@ def batch_script(cluster: ClusterSpec, options: TorchrunOptions, *, sbatch_optio
     components = [list(_component(each, sbatch_options)) for each in cluster.node_types]
     _check_types(cluster, sbatch_options)
     for index, component in enumerate(components):
-        lines += ["#SBATCH hetjob"] if index else _OF_THE_JOB
+        # A job that would begin anew is not to.
+        requeue = "#SBATCH --requeue" if _goes_on(options.flags) else "#SBATCH --no-requeue"
+        lines += ["#SBATCH hetjob"] if index else [*_OF_THE_JOB, requeue]
         lines += [f"#SBATCH --{shlex.quote(option)}" for option in component]
     return "\n".join([*lines, "set -euo pipefail", "", step_script(cluster, options)])
 
 
 def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
-    """The lines of bash that start one task per node inside an allocation, and end with the last of them."""
+    """The lines of bash that start one task per node inside an allocation, and end with the last of them.
+
+    A batch job that is told that its time is over queues itself again if the program both saves and loads.
+    """
     types = cluster.node_types
     is_heterogeneous = len(types) > 1
     address = _ADDRESS.format(nodes="$SLURM_JOB_NODELIST_HET_GROUP_0" if is_heterogeneous else "$SLURM_JOB_NODELIST")
@@ -135,27 +194,40 @@ def step_script(cluster: ClusterSpec, options: TorchrunOptions) -> str:
         for index, each in enumerate(types)
     ]
     srun = " : \\\n    ".join(
-        f'{" ".join(step)} \\\n        bash -c "$launch" node {each.gpus_per_node} {torchrun} "${{program[@]}}"'
+        f'{" ".join(step)} \\\n        bash -c "$launch" node '
+        f'{each.gpus_per_node} {_binding(each, options)} {torchrun} "${{program[@]}}"'
         for step, each in zip(steps, types, strict=True)
     )
     variables = "".join(
         f"export {name}={shlex.quote(value)}\n"
         for name, _, value in (each.partition("=") for each in options.environment)
     )
-    binding = "" if options.numa_binding is None else f" --numa-binding {options.numa_binding}"
-    return (
-        f"{address}export RENDEZVOUS_PORT={port}\n{variables}\n"
-        f"program=(\n    {shlex.quote(options.program)}\n{flags}\n)\n\n"
-        "# Task n of the step is node n of the plan. It is told how many devices it has, torchrun, and the program.\n"
-        "launch='\n"
-        '    devices="$1" torchrun="$2"\n'
-        "    shift 2\n"
-        f'    exec "$torchrun" --nnodes {num_nodes} --node-rank "$SLURM_PROCID" \\\n'
-        f'        --nproc-per-node "$devices"{binding} \\\n'
-        '        --master-addr "$RENDEZVOUS_HOST" --master-port "$RENDEZVOUS_PORT" "$@"\n'
-        "'\n\n"
-        f"srun --kill-on-bad-exit=1 \\\n    {srun}\n"
+    return "".join(
+        [
+            f"{address}export RENDEZVOUS_PORT={port} LAUNCH_LOGS={shlex.quote(options.logs)}\n{variables}\n",
+            f"program=(\n    {shlex.quote(options.program)}\n{flags}\n)\n\n",
+            _ON_A_NODE.format(num_nodes=num_nodes),
+            _BEFORE_THE_STEP,
+            f"srun --kill-on-bad-exit=1 \\\n    {srun} &\n",
+            _AFTER_THE_STEP,
+            _QUEUED_AGAIN if _goes_on(options.flags) else "",
+            'exit "$code"\n',
+        ]
     )
+
+
+def _binding(node_type: NodeType, options: TorchrunOptions) -> str:
+    """What a launch asks for, else the nodes of processors that the cluster file knows beside GPUs."""
+    if options.numa_binding is not None:
+        return options.numa_binding
+    knows = node_type.host is not None and node_type.host.numa_nodes > 1
+    return "node-if-possible" if knows and node_type.device != "cpu" else "''"
+
+
+def _goes_on(flags: Sequence[str]) -> bool:
+    """Whether a program that is started again with the same flags goes on from where it was."""
+    names = {word.partition("=")[0] for word in flags}
+    return {"--save", "--load"} <= names
 
 
 def _flag_lines(flags: Sequence[str]) -> list[str]:

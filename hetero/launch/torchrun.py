@@ -26,6 +26,7 @@ class TorchrunOptions:
     address, port: where node 0 lets the others meet; no address for a single node, which then finds a port itself.
     environment: variables of the ranks, as ``NAME=VALUE``.
     numa_binding: torchrun's, ``None`` for none.
+    logs: under Slurm, the folder of what every rank says.
     """
 
     torchrun: str = "torchrun"
@@ -35,6 +36,7 @@ class TorchrunOptions:
     port: int
     environment: tuple[str, ...] = ()
     numa_binding: str | None = None
+    logs: str = "launch-logs"
 
     def words(self, host: NodeHost, *, num_nodes: int) -> list[str]:
         """The line of ``host``, word by word."""

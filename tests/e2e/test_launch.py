@@ -1,4 +1,4 @@
-"""The lines that ``hetero launch`` prints, run as they are, and its batch scripts under a real Slurm: they train."""
+"""The lines that ``hetero launch`` prints, run as they are: they train."""
 
 import contextlib
 import os
@@ -17,7 +17,6 @@ from hetero.spec.link import Link
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ports import free_ports
-from tests.helpers.slurm_cluster import NEEDS_SLURM, SlurmCluster, can_run_slurm
 from tests.helpers.sources import ROOT
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,19 +25,11 @@ LINK = Link(bandwidth_gb_per_s=1, latency_us=10)
 FAST = NodeType(name="fast", device="cpu", gpus_per_node=2, inside_node=LINK)
 SLOW = NodeType(name="slow", device="cpu", gpus_per_node=1)
 TWO_TYPES = ClusterSpec(node_types=(FAST, SLOW), links=Links(between_nodes=LINK))
-ONE_TYPE = ClusterSpec(
-    node_types=(NodeType(name="box", device="cpu", gpus_per_node=1, count=2),), links=TWO_TYPES.links
-)
 
 TP_THEN_ONE = plan(
     llama_model(num_layers=3),
     [replica(stage(layers=(0, 2), ranks=(0, 1), tp=2), stage(layers=(2, 3), ranks=(2,)), num_samples=4)],
 )
-TWO_STAGES = plan(
-    llama_model(num_layers=3),
-    [replica(stage(layers=(0, 2), ranks=(0,)), stage(layers=(2, 3), ranks=(1,)), num_samples=4)],
-)
-
 PROGRAM = f"""import os, runpy, sys
 print("RANK", *(os.environ[name] for name in ("RANK", "GROUP_RANK", "LOCAL_RANK")), flush=True)
 sys.argv[0] = {str(ROOT / "pretrain_gpt.py")!r}
@@ -118,33 +109,3 @@ def test_one_line_runs_all_hosts(
     said = capfd.readouterr().out
     assert places(said) == {(0, 0, 0), (1, 0, 1), (2, 1, 0)}
     assert "step 2/2 | loss" in said
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), num_nodes=2)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.mark.skipif(not can_run_slurm(), reason=NEEDS_SLURM)
-@pytest.mark.parametrize(
-    ("cluster", "trained", "expected"),
-    [
-        pytest.param(ONE_TYPE, TWO_STAGES, {(0, 0, 0), (1, 1, 0)}, id="one node type"),
-        pytest.param(TWO_TYPES, TP_THEN_ONE, {(0, 0, 0), (1, 0, 1), (2, 1, 0)}, id="heterogeneous job"),
-    ],
-)
-def test_a_batch_script_trains(
-    slurm: SlurmCluster, tmp_path: Path, cluster: ClusterSpec, trained: Plan, expected: set[tuple[int, ...]]
-) -> None:
-    script = tmp_path / "job.sbatch"
-    launch(tmp_path, cluster, trained, "--sbatch", str(script), "--sbatch-option", "comment=of a test")
-    job = slurm.submit(script, options=(f"--chdir={tmp_path}", f"--output={tmp_path}/out"))
-    slurm.wait_for_end(job)
-    said = (tmp_path / "out").read_text()
-    assert places(said) == expected, said
-    assert "step 2/2 | loss" in said, said

@@ -16,7 +16,7 @@ from hetero.elastic.records import Epoch
 from tests.helpers.elastic_cluster import STEPS_FILE
 from tests.helpers.elastic_training import elastic_words
 from tests.helpers.etcd import EtcdServer
-from tests.helpers.slurm_cluster import NEEDS_SLURM, SlurmCluster, can_run_slurm
+from tests.helpers.slurm_cluster import NEEDS_SLURM, NodeKind, SlurmCluster, can_run_slurm
 from tests.helpers.sources import ROOT
 
 pytestmark = [
@@ -37,7 +37,7 @@ echo finished
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), num_nodes=5)
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), NodeKind(count=5))
     try:
         cluster.start()
         yield cluster

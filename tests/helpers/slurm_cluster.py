@@ -8,7 +8,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.helpers.ports import free_ports
@@ -22,12 +23,29 @@ def can_run_slurm() -> bool:
     return os.geteuid() == 0 and all(map(shutil.which, DAEMONS))
 
 
-class SlurmCluster:
-    """Nodes ``node0``, ``node1``, ... in one partition. Runs until :meth:`stop`."""
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Nodes ``NAME0``, ``NAME1``, ... with so many GPUs each, of Slurm's type ``name``, which nobody computes with.
 
-    def __init__(self, folder: Path, *, num_nodes: int) -> None:
+    They are in a partition of this name, and in ``all``.
+    """
+
+    name: str = "node"
+    count: int
+    num_gpus: int = 0
+
+    @property
+    def nodes(self) -> list[str]:
+        return [f"{self.name}{i}" for i in range(self.count)]
+
+
+class SlurmCluster:
+    """Nodes of some kinds. Runs until :meth:`stop`."""
+
+    def __init__(self, folder: Path, *kinds: NodeKind) -> None:
         self._folder = folder
-        self._nodes = [f"node{i}" for i in range(num_nodes)]
+        self._kinds = kinds
+        self._nodes = [node for kind in kinds for node in kind.nodes]
         self._processes: list[subprocess.Popen[bytes]] = []
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
@@ -49,14 +67,23 @@ class SlurmCluster:
             (self._folder / "spool" / node).mkdir(parents=True)
             self._start(node, ["slurmd", "-D", "-N", node])
         idle = ["idle"] * len(self._nodes)
-        _until(lambda: self.call("sinfo", "-h", "-N", "-o", "%T", check=False).split() == idle, "no node", self._logs)
+        _until(
+            lambda: self.call("sinfo", "-h", "-N", "-p", "all", "-o", "%T", check=False).split() == idle,
+            "no node",
+            self._logs,
+        )
 
     def stop(self) -> None:
         """End all jobs and daemons."""
-        if len(self._processes) > 1:
-            self.call("scancel", "--signal=KILL", "--full", "--user=root", check=False)
-            self.call("scancel", "--user=root", check=False)
-            _until(lambda: not self.call("squeue", "--noheader", check=False), "jobs are left", self._logs)
+        try:
+            if len(self._processes) > 1:
+                self.call("scancel", "--signal=KILL", "--full", "--user=root", check=False)
+                self.call("scancel", "--user=root", check=False)
+                _until(lambda: not self.call("squeue", "--noheader", check=False), "jobs are left", self._logs)
+        finally:
+            self._end_daemons()
+
+    def _end_daemons(self) -> None:
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:
@@ -124,7 +151,10 @@ class SlurmCluster:
             "ProctrackType=proctrack/linuxproc",
             "TaskPlugin=task/none",
             "JobAcctGatherType=jobacct_gather/none",
-            "SelectType=select/linear",
+            # A node is a job's as a whole where that asks for it; GPUs are counted.
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core",
+            "GresTypes=gpu",
             # The one that starts heterogeneous jobs.
             "SchedulerType=sched/backfill",
             "SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1",
@@ -132,14 +162,30 @@ class SlurmCluster:
             "ReturnToService=2",
             "KillWait=30",
             "SlurmdParameters=config_overrides",
-            *(
-                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={each} CPUs=1 RealMemory=100"
-                for node, each in zip(self._nodes, ports, strict=True)
-            ),
+            *self._nodes_and_partitions(host, ports),
             f"PartitionName=all Nodes={','.join(self._nodes)} Default=YES MaxTime=INFINITE State=UP",
         ]
+        # Which GPU is whose, the variable CUDA_VISIBLE_DEVICES says, by the numbers of files that are no GPUs.
+        devices = [
+            f"NodeName={{}} Name=gpu Type={kind.name} File=/dev/tty[0-{kind.num_gpus - 1}]" for kind in self._kinds
+        ]
+        lines_of_gpus = [
+            line.format(",".join(kind.nodes)) for kind, line in zip(self._kinds, devices, strict=True) if kind.num_gpus
+        ]
+        (self._folder / "gres.conf").write_text("".join(f"{line}\n" for line in lines_of_gpus))
         (self._folder / "state").mkdir(parents=True)
         (self._folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+
+    def _nodes_and_partitions(self, host: str, ports: Sequence[int]) -> list[str]:
+        at, lines = iter(ports), []
+        for kind in self._kinds:
+            gpus = f" Gres=gpu:{kind.name}:{kind.num_gpus}" if kind.num_gpus else ""
+            lines += [
+                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={next(at)} CPUs=1 RealMemory=100{gpus}"
+                for node in kind.nodes
+            ]
+            lines.append(f"PartitionName={kind.name} Nodes={','.join(kind.nodes)} MaxTime=INFINITE State=UP")
+        return lines
 
 
 def _until(done: Callable[[], bool], problem: str, logs: Callable[[], str]) -> None:

@@ -106,7 +106,7 @@ def test_flags_that_contradict_the_plan_are_named_with_both_values(
         (["--sbatch-option", "account=me"], "has no effect without --sbatch"),
         (["--hosts", "a,b", "--sbatch"], "--hosts beside --sbatch: Slurm chooses the hosts"),
         (["--hosts", "localhost,b"], "all meet at node 0, which is localhost; to b that is another machine"),
-        (["--logs", "folder"], "--logs has no effect but with --run outside of Slurm"),
+        (["--logs", "folder"], "--logs has no effect but with --run or under Slurm"),
         (["--sbatch", "none/job.sbatch"], "--sbatch none/job.sbatch: there is no folder none"),
     ],
 )
@@ -172,10 +172,11 @@ def test_inside_an_allocation_slurms_nodes_are_shown_and_its_step_runs(
     said = capfd.readouterr().out
     assert re.search(r"0-1 +│ big .*\n.*\n│ 2 +│ small ", said)
     assert "srun --kill-on-bad-exit=1 \\\n    --het-group=0 --ntasks=1" in said
-    assert launched(plan, "--run") == 0
-    said = capfd.readouterr().out
+    # It goes on as the shell of the step.
+    command = [sys.executable, "-m", "hetero", "launch", plan, "--run", "--torchrun", "torchrun", "--", *OWN_FLAGS]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.startswith("address-of-big:15007 --kill-on-bad-exit=1 --het-group=0 --ntasks=1")
-    assert " node 2 torchrun pretrain_gpt.py --hetero-plan " in said
+    assert " node 2  torchrun pretrain_gpt.py --hetero-plan " in said
     assert launched(plan, "--hosts", "a,b") == 0, "hosts that are named count"
     monkeypatch.setenv("SLURM_HET_SIZE", "1")
     assert "has 1 node in one component, the plan needs 1 + 1 nodes in 2 components" in refused_here(plan, capfd)

@@ -1,5 +1,6 @@
 """Batch scripts as text, held against what was written once and read; and what an allocation says of itself."""
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hetero.errors import ConfigError
 from hetero.launch.slurm import Allocation, allocation_in, batch_script, check_allocation, step_script
 from hetero.launch.torchrun import TorchrunOptions
 from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.spec.host import HostProfile
 from tests.unit.launch.plans import CLUSTER
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
@@ -66,7 +68,56 @@ def test_the_shell_gets_every_word_as_it_was_given() -> None:
     stand_in = 'srun() { echo "$A" "$RENDEZVOUS_HOST" "$RENDEZVOUS_PORT"; shift 7; printf "<%s>" "$@"; }\n'
     text = stand_in + step_script(ClusterSpec(node_types=GPUS.node_types[:1]), options)
     done = subprocess.run(["bash", "-euc", text], capture_output=True, text=True, check=True)
-    assert done.stdout == "b 'c' ib0 host 7\n<node><8></my env/torchrun><it's.py><--split><9, 1>"
+    assert done.stdout == "b 'c' ib0 host 7\n<node><8><></my env/torchrun><it's.py><--split><9, 1>"
+
+
+def test_a_job_is_queued_again_only_if_it_would_go_on() -> None:
+    saving = dataclasses.replace(OPTIONS, flags=(*OPTIONS.flags, "--save=out"))
+    for options, goes_on in ((OPTIONS, False), (saving, False), (_that_loads(saving), True)):
+        text = batch_script(GPUS, options, sbatch_options=(), made_by="")
+        assert ("#SBATCH --requeue\n" in text) is goes_on
+        assert ("#SBATCH --no-requeue\n" in text) is not goes_on
+        assert ("scontrol requeue" in text) is goes_on
+
+
+def _that_loads(options: TorchrunOptions) -> TorchrunOptions:
+    return dataclasses.replace(options, flags=(*options.flags, "--load", "out"))
+
+
+@pytest.mark.parametrize(
+    ("device", "binding", "numactl", "expected"),
+    [
+        ("A100-40", None, True, "--numa-binding node"),
+        ("A100-40", None, False, ""),
+        ("A100-40", "socket", False, "--numa-binding socket"),
+        ("cpu", None, True, ""),
+    ],
+)
+def test_ranks_are_bound_where_the_cluster_file_knows_processors(
+    tmp_path: Path, device: str, binding: str | None, numactl: bool, expected: str
+) -> None:
+    """Who asks for a binding gets it, or torchrun's error."""
+    host = HostProfile(source="a test", memory_gib=500, numa_nodes=2)
+    node = NodeType(name="box", device=device, gpus_per_node=1, host=host)
+    (tmp_path / "torchrun").write_text('#!/bin/bash\necho "$@"\n')
+    if numactl:
+        (tmp_path / "numactl").write_text("#!/bin/bash\n")
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    options = dataclasses.replace(OPTIONS, address="here", numa_binding=binding)
+    stand_in = 'srun() { shift 4; SLURM_PROCID=0 /bin/"$@"; }\n'
+    done = subprocess.run(
+        ["/bin/bash", "-euc", stand_in + step_script(ClusterSpec(node_types=(node,)), options)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "box0", "PATH": str(tmp_path)},
+    )
+    head, _, tail = done.stdout.partition(" --master-addr here --master-port 15007 ")
+    assert head.split() == ["--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "1", *expected.split()]
+    assert tail.startswith("--log-dir launch-logs/7/box0 --tee 3 pretrain_gpt.py --hetero-plan plan.json")
+    said = "hetero: box0: ranks are not bound to the processors near their GPU: no numactl\n"
+    assert done.stderr == (said if device != "cpu" and not numactl and binding is None else "")
 
 
 def test_an_allocation_is_read_and_held_against_the_plan() -> None:
