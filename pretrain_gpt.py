@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     from hetero.runtime.layer_choice import check_attention_variables  # noqa: PLC0415
     from megatron.training.cli.arguments import parse_args  # noqa: PLC0415
     from megatron.training.elastic import describe  # noqa: PLC0415
+    from megatron.training.error_file import error_file, write_error_file  # noqa: PLC0415
     from megatron.training.launch import exit_code, launch_from  # noqa: PLC0415
     from megatron.training.training import pretrain  # noqa: PLC0415
 
@@ -59,6 +60,9 @@ def main(argv: list[str]) -> int:
         pretrain(config, launch_from(os.environ))
     except HeteroError as error:
         return exit_code(error, os.environ)
+    except Exception as error:
+        write_error_file(error, error_file(os.environ))
+        raise
     return 0
 
 

@@ -73,6 +73,7 @@ class FailureDetector:
     Args:
         store: the rendezvous store of the launch.
         hosts_store: it lives in this process, which then leaves last.
+        before_end: told why this process ends, where its main thread cannot raise that: it is blocked.
 
     Attributes:
         describe: names a rank for the report. By its host; once the plan is known, set it to what gives
@@ -90,6 +91,7 @@ class FailureDetector:
         world_size: int,
         options: FailureDetectorOptions | None = None,
         hosts_store: bool = False,
+        before_end: Callable[[MembershipError], None] | None = None,
     ) -> None:
         # A connection of its own: the main thread may be blocked in another.
         self._store = dist.PrefixStore("failure-detector", store.clone())  # type: ignore[attr-defined]  # not in torch's stubs
@@ -97,6 +99,7 @@ class FailureDetector:
         self._world_size = world_size
         self._options = options or FailureDetectorOptions()
         self._hosts_store = hosts_store
+        self._before_end = before_end
         self.describe: Callable[[int], str] = self._by_host
         self.doing = "joining"
         self.transport_error: Callable[[], str] = str
@@ -146,14 +149,14 @@ class FailureDetector:
         if isinstance(error, ConsensusError):
             self._say_done()
             return
-        self._store.set(f"{'broken' if _is_lost_peer(error) else 'cause'}/{self._rank}", _in_one_line(error))
+        self._store.set(f"{'broken' if is_lost_peer(error) else 'cause'}/{self._rank}", _in_one_line(error))
         self._store.set("failed", "")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """On an error, tell the others, and turn a lost connection into a ``MembershipError`` that names who left."""
-        lost_peer = _is_lost_peer(error)
+        lost_peer = is_lost_peer(error)
         try:
             if error is not None:
                 self.tell(error)
@@ -310,6 +313,8 @@ class FailureDetector:
             sys.stderr.write(f"hetero: rank {self._rank}: {message}\n")
             sys.stderr.flush()
             sys.stdout.flush()
+            if self._before_end is not None:
+                self._before_end(MembershipError(message))
             self._outstay_the_others()
         finally:
             os._exit(EXIT_CODE)
@@ -328,8 +333,8 @@ def bounded_exit(*, within_s: float = EXIT_WITHIN_S) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, within_s)
 
 
-def _is_lost_peer(error: BaseException | None) -> bool:
-    """Whether ``error`` may be the consequence of another rank's end."""
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Say whether ``error`` may be the consequence of another rank's end."""
     return any(_says_that_a_peer_is_lost(each) for each in _chain(error))
 
 

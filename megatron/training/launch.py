@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hetero.cost.capacity import check_memory
 from hetero.distributed.environment import describe_cuda_environment, local_place
-from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
+from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions, is_lost_peer
 from hetero.distributed.found_devices import check_devices, found_device, short_of_memory
 from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
@@ -37,6 +37,7 @@ from hetero.spec.model import ModelSpec
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import ParallelConfig
+from megatron.training.error_file import error_file, write_error_file
 from megatron.training.planning import plan_on_rank_0
 
 _SECONDS_TO_REPORT = 30.0
@@ -63,6 +64,7 @@ class Launch:
     cuda_environment: for the log, what CUDA, torch and NCCL are told.
     local_world_size: ranks of this host.
     elastic: what the agent of this rank has told it, ``None`` where none has started it.
+    error_file: where the launcher looks for the reason when this process has failed, ``None`` where it does not.
     """
 
     rank: int
@@ -72,6 +74,7 @@ class Launch:
     store: StoreAddress | None = None
     cuda_environment: str = ""
     elastic: RankAssignment | None = None
+    error_file: Path | None = None
 
 
 def launch_from(environment: Mapping[str, str]) -> Launch:
@@ -111,6 +114,7 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
         store=store,
         cuda_environment=describe_cuda_environment(environment),
         elastic=_assignment(environment, world_size=world_size),
+        error_file=error_file(environment),
     )
 
 
@@ -137,8 +141,9 @@ def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
     """Print ``error`` and return this process's exit code: 3 if a rank is lost, out of memory or short of it, else 2.
 
     What is wrong with the input is wrong on every rank, so rank 0 says it. The others wait for that: a launcher ends
-    all processes as soon as one has failed.
+    all processes as soon as one has failed. It is told what to show as the cause.
     """
+    write_error_file(error, error_file(environment))
     rank = environment.get("RANK", "0")
     if isinstance(error, MembershipError):
         sys.stderr.write(f"hetero: rank {rank}: {error}\n")
@@ -176,6 +181,7 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             lost_after_s=config.heartbeat_timeout_s, arrive_within_s=timeout.total_seconds()
         ),
         hosts_store=launch.store is not None and launch.store.in_rank_0 and launch.rank == 0,
+        before_end=lambda error: write_error_file(error, launch.error_file),
     ) as detector:
         detector.wait_for_all()
         # Objects and CPU tensors travel over gloo, GPU tensors over NCCL, which a host without GPUs cannot even set up.
@@ -199,6 +205,9 @@ def joined(launch: Launch, config: ParallelConfig) -> Iterator[tuple[torch.devic
             yield device, detector
             failed = False
         except BaseException as error:
+            # Before the others hear of it, whose errors are consequences.
+            if isinstance(error, Exception) and not is_lost_peer(error):
+                write_error_file(error, launch.error_file)
             # The store may be what was lost. What happened here is worth more than that nobody hears of it.
             with contextlib.suppress(dist.DistError):
                 detector.tell(error)

@@ -24,6 +24,7 @@ from hetero.serialization import save, to_json
 from megatron.training import launch
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.model_config import model_spec
+from megatron.training.error_file import error_file, write_error_file
 from megatron.training.launch import Launch, StoreAddress, agree_on_plan, exit_code, joined, launch_from
 from tests.helpers.commands import MODEL, ROOT, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks
@@ -482,8 +483,51 @@ def test_a_launch_that_cannot_work_ends_with_one_message(tmp_path: Path) -> None
     message = "hetero: plan: it is for 4 ranks (0 of them idle), but 2 were launched; launch 4 or make a plan for 2"
     assert run.stderr.splitlines().count(message) == 1
     assert re.search(r"exitcode\s*: 2\b", run.stderr)
+    *_, cause, end = run.stderr.splitlines()
+    assert cause == f"  traceback : {message.removeprefix('hetero: ')}", "the launcher shows it last"
+    assert set(end) == {"="}
     assert 'pretrain_gpt.py", line' not in run.stderr, "a traceback"
     assert run.stdout == ""
+
+
+BROKEN = """
+import os, runpy
+from hetero.runtime.session import TrainingSession
+
+def broken(session):
+    raise ZeroDivisionError("in the middle of a step")
+
+if os.environ["RANK"] == "1":
+    TrainingSession.compute_gradients = broken
+runpy.run_path("pretrain_gpt.py", run_name="__main__")
+"""
+
+
+def test_a_bug_of_one_rank_is_the_last_that_the_launcher_says(tmp_path: Path) -> None:
+    """Whichever rank the launcher takes for the first that failed: that one, or who hears of it."""
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    run = launched(
+        2,
+        command_line(micro_batch_size="1", pipeline_model_parallel_size="2"),
+        script=str(script),
+    )
+    assert run.returncode == 1
+    *_, cause, end = [line for line in run.stderr.splitlines() if line.strip()]
+    assert "ZeroDivisionError: in the middle of a step" in cause
+    assert set(end) == {"="}
+
+
+def test_the_first_error_stays_in_the_error_file(tmp_path: Path) -> None:
+    """What comes later follows from it; a launcher without such a file, or a folder that is gone, are no errors."""
+    file = tmp_path / "error.json"
+    write_error_file(ConfigError("the cause"), file)
+    write_error_file(MembershipError("what follows"), file)
+    assert json.loads(file.read_text())["message"]["message"] == "the cause"
+    assert error_file({"TORCHELASTIC_ERROR_FILE": str(file)}) == file
+    write_error_file(ConfigError("nowhere"), error_file({}))
+    write_error_file(ConfigError("nowhere"), tmp_path / "gone" / "error.json")
+    assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
 
 
 def test_a_store_that_is_not_there_is_told_in_time() -> None:

@@ -69,12 +69,12 @@ class Finished:
     stderr: str
 
 
-def launch(num_ranks: int, argv: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start ``pretrain_gpt.py`` under torchrun, which finds a free port itself."""
+def launch(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.py") -> "subprocess.Popen[str]":
+    """Start ``script`` under torchrun, which finds a free port itself."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     return subprocess.Popen(
-        [*torchrun, "pretrain_gpt.py", *argv],
+        [*torchrun, script, *argv],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -83,9 +83,9 @@ def launch(num_ranks: int, argv: Sequence[str]) -> "subprocess.Popen[str]":
     )
 
 
-def launched(num_ranks: int, argv: Sequence[str]) -> Finished:
-    """Run ``pretrain_gpt.py`` under torchrun to its end."""
-    process = launch(num_ranks, argv)
+def launched(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.py") -> Finished:
+    """Run ``script`` under torchrun to its end."""
+    process = launch(num_ranks, argv, script=script)
     try:
         stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
