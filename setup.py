@@ -12,6 +12,8 @@ TRAIN = ["isal>=1.6", "megatron-core>=0.16.1,<0.17", "safetensors>=0.4.3", "torc
 TOKENIZERS = ["tokenizers>=0.20"]
 SENTENCEPIECE = ["sentencepiece>=0.2"]
 TENSORBOARD = ["tensorboard>=2.16"]
+WANDB = ["wandb>=0.19"]
+PROMETHEUS = ["prometheus-client>=0.20"]
 ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31"]
 
 setup(
@@ -46,6 +48,8 @@ setup(
         "tokenizers": TOKENIZERS,
         "sentencepiece": SENTENCEPIECE,
         "tensorboard": TENSORBOARD,
+        "wandb": WANDB,
+        "prometheus": PROMETHEUS,
         "elastic": [*TRAIN, *ELASTIC],
         "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
         "test": [
@@ -53,6 +57,8 @@ setup(
             *TOKENIZERS,
             *SENTENCEPIECE,
             *TENSORBOARD,
+            *WANDB,
+            *PROMETHEUS,
             *ELASTIC,
             "hypothesis>=6.100",
             "import-linter>=2.0",

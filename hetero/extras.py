@@ -17,6 +17,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tokenizers": ("tokenizers",),
         "sentencepiece": ("sentencepiece",),
         "tensorboard": ("tensorboard",),
+        "wandb": ("wandb",),
+        "prometheus": ("prometheus_client",),
         "elastic": ("torch", "megatron.core", "safetensors", "isal", "aiohttp", "etcd3gw", "obstore", "requests"),
         "transformer-engine": ("transformer_engine",),
     }

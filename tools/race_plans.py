@@ -95,7 +95,10 @@ def _check(config: PretrainConfig, report: Path | None) -> None:
         "--save": config.checkpoint.save,
         "--load": config.checkpoint.load,
         "--eval-iters": config.run.eval_iters,
-        "--tensorboard-dir": config.run.tensorboard_dir,
+        "--tensorboard-dir": config.scalars.tensorboard_dir,
+        "--wandb-project": config.scalars.wandb_project,
+        "--hetero-metrics-port": config.scalars.port,
+        "--profile": config.profiler.enabled,
     }
     if given := [flag for flag, value in without_effect.items() if value]:
         raise ConfigError(f"race_plans.py: {given[0]} has no effect in a race; leave it out")

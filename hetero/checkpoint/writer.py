@@ -37,6 +37,7 @@ class CheckpointWriter:
             they stay, and are not saved again.
         asynchronous: return from :meth:`save` once the state has been copied. The copies stay allocated (pinned, for
             a GPU's): host memory for this rank's state once more.
+        say: told of every checkpoint on rank 0 once it can be loaded, maybe by a thread in the background.
 
     Constructing it is collective over ``world`` (a new gloo group, broadcast).
 
@@ -53,11 +54,13 @@ class CheckpointWriter:
         keep_last: int | None,
         asynchronous: bool,
         keeps_later: bool = False,
+        say: Callable[[str], None] = lambda news: None,
     ) -> None:
         assert keep_last is None or keep_last >= 1, keep_last
         self._folder = folder
         self._keep_last = keep_last
         self._asynchronous = asynchronous
+        self._say = say
         # Its own: collectives of the background may not mix with those of the step.
         ranks = dist.get_process_group_ranks(world)
         self._group = dist.new_group(ranks, backend="gloo", timeout=_SLOWEST_SAVE)
@@ -157,12 +160,13 @@ class CheckpointWriter:
             if errors := [each for each in gathered if isinstance(each, str)]:
                 raise CheckpointError(f"step {state.step} was not saved: {'; '.join(errors)}")
             manifest = merge([each for each in gathered if not isinstance(each, str)], state.model)
-            folders.publish(self._folder, step=state.step, state=state, manifest=manifest)
+            path = folders.publish(self._folder, step=state.step, state=state, manifest=manifest)
         except (OSError, CheckpointError):
             shutil.rmtree(partial, ignore_errors=True)
             raise
         if self._keep_last is not None:
             folders.keep_newest(self._folder, self._keep_last, protected_step=self._start_step)
+        self._say(f"saved to {path}")
 
 
 class _Background:

@@ -20,7 +20,7 @@ from hetero.cost.cost_model import CostModel
 from hetero.cost.layers.stage_modules import module_counts, modules_of
 from hetero.cost.simulation.simulator import Simulation
 from hetero.errors import ConfigError
-from hetero.plan.ir import Stage
+from hetero.plan.ir import Plan, Stage
 
 PASSES_OF_A_STEP = 3
 """Forwards that a forward and a backward are worth: the backward has two products for each one of the forward."""
@@ -47,6 +47,27 @@ class Utilization:
     computing: tuple[float, float]
     num_devices: int
     peak_flops_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceWork:
+    """What all working devices of one type do in a step of a plan.
+
+    model_flops: floating-point operations of the step on all of them.
+    peak_flops_per_s: of one device, ``None`` where no data sheet states it for this format.
+    """
+
+    num_devices: int
+    model_flops: float
+    peak_flops_per_s: float | None
+
+    def flops_per_s(self, step_s: float) -> float:
+        """Of one device, in a step of so many seconds."""
+        return self.model_flops / (self.num_devices * step_s)
+
+    def mfu(self, step_s: float) -> float | None:
+        """Share of the peak."""
+        return None if self.peak_flops_per_s is None else self.flops_per_s(step_s) / self.peak_flops_per_s
 
 
 class _Group(NamedTuple):
@@ -92,6 +113,31 @@ def utilizations(simulation: Simulation, costs: CostModel) -> Mapping[Products, 
             peak_flops_per_s=peak,
         )
     return found
+
+
+def work_of_devices(plan: Plan, costs: CostModel) -> Mapping[Products, DeviceWork]:
+    """The work of each device type of ``plan`` in the order in which they come, whatever a step takes."""
+    found: dict[Products, DeviceWork] = {}
+    for replica in plan.replicas:
+        for numbers in replica.device_groups:
+            stages = [replica.stages[s] for s in numbers]
+            products = _products_without_profile(stages[0], costs)
+            before = found.get(products, DeviceWork(num_devices=0, model_flops=0.0, peak_flops_per_s=None))
+            found[products] = DeviceWork(
+                num_devices=before.num_devices + len(stages[0].ranks),
+                model_flops=before.model_flops
+                + replica.num_samples * sum(model_flops(stage, costs) for stage in stages),
+                peak_flops_per_s=_peak(products, costs),
+            )
+    return found
+
+
+def _products_without_profile(stage: Stage, costs: CostModel) -> Products:
+    """The same as :func:`products_of`, for devices that nobody has measured, too: in fp32 theirs are in fp32."""
+    try:
+        return products_of(stage, costs)
+    except ConfigError:
+        return Products(stage.device, costs.precision)
 
 
 def overall_mfu(found: Mapping[Products, Utilization]) -> float:

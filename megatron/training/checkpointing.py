@@ -139,6 +139,7 @@ def saving(
             keep_last=wanted.keep_last,
             asynchronous=wanted.asynchronous,
             keeps_later=was_here_before,
+            say=lambda news: print(news, flush=True),
         )
     try:
         yield Saver(config, context, trainer, scheduler, writer)

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from rich.console import Console
 
 from hetero.cost.host_memory import host_memory
 from hetero.cost.memory import memory_costs, plan_memory
+from hetero.cost.model_flops import DeviceWork, Products, work_of_devices
+from hetero.data.cost_models import plan_costs
 from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_groups import ParallelContext, create_groups
 from hetero.distributed.rank_consensus import on_all_ranks
@@ -25,6 +27,7 @@ from hetero.report.tables.layers import RankLayers, layers_table
 from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.report.tables.static_memory import StaticBytes, static_memory_table
 from hetero.runtime.attention import attention_kernel
+from hetero.runtime.compute_seconds import compute_seconds
 from hetero.runtime.dtypes import DTYPES
 from hetero.runtime.host_optimizer import update_cores
 from hetero.runtime.layer_choice import choices_of
@@ -42,8 +45,11 @@ from megatron.training.emulation import emulated_config, emulation_notice, start
 from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.flag_notes import flag_notes
 from megatron.training.launch import Launch, agree_on_plan, joined
-from megatron.training.metrics import Metrics, check_tensorboard
+from megatron.training.metrics import Metrics, ReportedRun
 from megatron.training.param_scheduler import build_scheduler
+from megatron.training.profiler import StepProfiler, check_profiler, profiling
+from megatron.training.rank_figures import PredictedStages, RankFigures, memory_interval, predicted_stages
+from megatron.training.scalar_writers import check_writers, open_writers, settings_of
 from megatron.training.stopping import Stop, stop_on_sigterm
 from megatron.training.tokenizer import Tokenizer, build_tokenizer
 
@@ -90,9 +96,10 @@ def _pretrain(
     detector.doing = "building the dataset"
     dataset, evaluations = build_datasets(config, plan, tokenizer)
     detector.doing = "making process groups"
-    context = create_groups(
-        plan, device=device, timing=emulation.timing if emulation is not None else elastic.timing(device)
-    )
+    timing = emulation.timing if emulation is not None else elastic.timing(device)
+    if timing is None and config.logging.stage_times_interval is not None:
+        timing = compute_seconds(device, always=False)
+    context = create_groups(plan, device=device, timing=timing)
     detector.transport_error = functools.partial(nccl_error, context.groups)
     layers = layers_of_ranks(config, context)
     detector.doing = "building the model"
@@ -108,6 +115,10 @@ def _pretrain(
         else:
             start_step = load(config, context, trainer, scheduler)
         session = build_session(config, context, trainer, scheduler, dataset, start_step=start_step)
+        predicted = PredictedStages()
+        if config.logging.stage_times_interval is not None and context.rank == 0:
+            detector.doing = "predicting the plan"
+            predicted = predicted_stages(config, plan)
         # A second signal must not end the last save, which may still be written when the loop is over.
         with (
             stop_on_sigterm(stop),
@@ -121,7 +132,15 @@ def _pretrain(
                 was_here_before=elastic.is_later_epoch,
             ) as saver,
         ):
-            _Run(config, context, session, evaluations, saver, stop, metrics, detector, elastic).train()
+            figures = RankFigures(
+                config.logging,
+                context,
+                trainer,
+                metrics,
+                memory_interval=memory_interval(config),
+                predicted=predicted,
+            )
+            _Run(config, context, session, evaluations, saver, stop, metrics, figures, detector, elastic).train()
     detector.doing = "leaving"
 
 
@@ -152,7 +171,8 @@ def agree_on_plan_and_tokenizer(
         PlanError: a rank sits on another device than its stage is planned for.
     """
     # Rank 0 alone reports, and what it cannot do is everybody's error.
-    on_all_ranks(lambda: check_tensorboard(config.run.tensorboard_dir) if dist.get_rank() == 0 else None)
+    on_all_ranks(lambda: check_writers(config.scalars) if dist.get_rank() == 0 else None)
+    on_all_ranks(lambda: check_profiler(config, world_size=dist.get_world_size()))
     tokenizer = on_all_ranks(
         lambda: build_tokenizer(
             tokenizer_type=config.data.tokenizer_type,
@@ -292,6 +312,9 @@ def _metrics(
 ) -> contextlib.AbstractContextManager[Metrics | None]:
     """Print the plan and make the reporter, on rank 0: every rank knows its numbers. Collective over the world."""
     measured = _static_bytes(context, trainer) if config.emulation is None else None
+    writers = on_all_ranks(
+        lambda: open_writers(config.scalars, settings=settings_of(config)) if context.rank == 0 else []
+    )
     if context.rank != 0:
         return contextlib.nullcontext()
     console = _console()
@@ -304,15 +327,22 @@ def _metrics(
         console.print(static_memory_table(context.plan, measured, predicted, on_hosts))
     if config.emulation is not None:
         console.print(emulation_notice(config.emulation, context.plan))
-    return Metrics(
+    described = context.plan if emulation is None else emulation.described
+    run = ReportedRun(
         train_iters=config.run.train_iters,
-        global_batch_size=context.plan.global_batch_size,
-        seq_length=(context.plan if emulation is None else emulation.described).seq_length,
-        log_interval=config.run.log_interval,
-        tensorboard_dir=config.run.tensorboard_dir,
-        progress=config.run.progress,
+        global_batch_size=described.global_batch_size,
+        seq_length=described.seq_length,
+        world_size=described.world_size,
+        work=_work(config, described),
         emulated=emulation.timing if emulation is not None else None,
     )
+    return Metrics(run, config.logging, config.scalars, writers)
+
+
+def _work(config: PretrainConfig, plan: Plan) -> Mapping[Products, DeviceWork]:
+    """The FLOPs of a step by device type, if anybody is to hear of them: it takes a moment to load the profiles."""
+    wanted = config.logging.throughput or config.scalars.is_wanted
+    return work_of_devices(plan, plan_costs(plan, profiles=config.logging.profiles, data_sheets=True)) if wanted else {}
 
 
 def _console() -> Console:
@@ -341,6 +371,7 @@ class _Run:
     saver: Saver
     stop: Stop
     metrics: Metrics | None
+    figures: RankFigures
     detector: FailureDetector
     elastic: ElasticRank
 
@@ -352,30 +383,43 @@ class _Run:
         # What exists by now stays: looking through it for garbage again and again took a third of small steps.
         gc.collect()
         gc.freeze()
+        with profiling(
+            self.config, rank=self.context.rank, device=self.context.device, start_step=start_step
+        ) as profiler:
+            self._steps(start_step, num_steps, profiler)
+        if self.metrics is not None:
+            self.metrics.say_where_time_went()
+
+    def _steps(self, start_step: int, num_steps: int, profiler: StepProfiler) -> None:
         for step in range(start_step + 1, num_steps + 1):
             self.detector.doing = f"training step {step}"
             lr = self.session.learning_rate
+            self.figures.before_step(step)
             result = self.session.step(wants_stop=lambda: self.stop.wanted)
+            profiler.after_step(step)
             if self.metrics is not None:
-                self.metrics.record(step, result, lr=lr)
+                self.metrics.record(step, result, lr=lr, num_samples=self.context.plan.global_batch_size)
+            with self._outside_steps("reporting"):
+                self.figures.after_step(step)
             last = result.stop or self.stop.is_last(step)
             if last:
                 # What all ranks do behind the last step may be in a communicator in which weights are still gathered.
                 self.session.trainer.finish_gather()
             self.elastic.after_step(step, result, is_end=self.stop.is_last(step))
-            with self._outside_steps():
+            with self._outside_steps("saving"):
                 self.detector.doing = f"saving step {step}"
                 self.saver.after(step, last=last and not self.elastic.goes_on_elsewhere)
-                # Who sent a signal does not wait for long.
-                if not result.stop:
+            # Who sent a signal does not wait for long.
+            if not result.stop:
+                with self._outside_steps("evaluating"):
                     self._evaluate(step, last=last)
             if last:
                 if step < num_steps:
                     self._say(f"stopped after step {step} of {num_steps}")
                 return
 
-    def _outside_steps(self) -> contextlib.AbstractContextManager[None]:
-        return self.metrics.outside_steps() if self.metrics is not None else contextlib.nullcontext()
+    def _outside_steps(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        return self.metrics.outside_steps(doing) if self.metrics is not None else contextlib.nullcontext()
 
     def _evaluate(self, step: int, *, last: bool) -> None:
         for evaluation in self.evaluations:

@@ -77,7 +77,7 @@ def llama3(folder: Path) -> list[str]:
 
 def mixtral(folder: Path) -> list[str]:
     sentencepiece_model(folder)
-    files = folders(folder, "tensorboard-dir", "tokenizer-model")
+    files = folders(folder, "tensorboard-dir", "tokenizer-model", "wandb-save-dir")
     parallel = {"--pipeline-model-parallel-size": "2", "--expert-model-parallel-size": None, "--no-load-optim": None}
     # Of sixty documents, 8 in 100,000 are none.
     warmup = {"--lr-warmup-iters": "1", "--split": "90,8,2"}
@@ -93,15 +93,15 @@ def mixtral(folder: Path) -> list[str]:
         (gpt3, []),
         (
             llama3,
-            ["warning: 16 flags have no effect here", "--train-samples 11 are 2 steps of 4; the last 3 fill no step"],
+            ["warning: 12 flags have no effect here", "--train-samples 11 are 2 steps of 4; the last 3 fill no step"],
         ),
-        (mixtral, ["warning: 7 flags have no effect here"]),
+        (mixtral, ["warning: 5 flags have no effect here"]),
     ],
     ids=["gpt3", "llama3", "mixtral"],
 )
 def test_an_example_trains(example: object, said: list[str], tmp_path: Path) -> None:
     assert callable(example)
-    run = forked(2, example(tmp_path))
+    run = forked(2, example(tmp_path), environment={"WANDB_MODE": "offline"})
     assert run.returncode == 0, run.stderr
     assert [line for line in run.stdout.splitlines() if line.startswith("step 2/2 | loss ")]
     assert [line for line in said if line not in run.stdout] == []

@@ -34,7 +34,7 @@ def uniform_run(schedule: str) -> Finished:
 LINE = re.compile(
     rf"step (?P<step>\d)/{STEPS} \| loss (?P<loss>\d\.\d{{6}}) \| grad norm (?P<norm>\d+\.\d{{4}})"
     r" \| lr (?P<lr>\d\.\d{3}e-\d\d) \| (?P<samples>\d+\.\d) samples/s \| (?P<tokens>[\d,]+) tokens/s"
-    r" \| step time (?P<ms>\d+\.\d) ms \| skipped (?P<skipped>\d+)"
+    r" \| step time (?P<ms>\d+\.\d) ms \| skipped (?P<skipped>\d+) \| ETA 0:00:\d\d"
 )
 
 
@@ -110,6 +110,7 @@ def assert_events_say(lines: list[re.Match[str]], folder: Path) -> None:
         "tokens-per-second",
         "iteration-time",
         "skipped-iterations",
+        "throughput/cpu",
     }
     for tag, field, tolerance in (
         ("lm loss", "loss", 1e-6),

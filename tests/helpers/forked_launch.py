@@ -10,8 +10,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch.distributed as dist
 
@@ -22,13 +23,26 @@ _PATIENCE_S = 30.0
 """With the others, once they were told to end."""
 
 
-def forked(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.py", timeout_s: float = 100) -> Finished:
-    """Run ``script`` to its end; the exit code is that of the first rank that failed, and all their output is told."""
+def forked(
+    num_ranks: int,
+    argv: Sequence[str],
+    *,
+    script: str = "pretrain_gpt.py",
+    timeout_s: float = 100,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Finished:
+    """Run ``script`` to its end; the exit code is that of the first rank that failed, and all their output is told.
+
+    Args:
+        environment: variables beside those of a launcher.
+    """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ranks = [
-            fork_server().Process(target=_rank_main, args=(rank, num_ranks, store.port, folder, script, list(argv)))
+            fork_server().Process(
+                target=_rank_main, args=(rank, num_ranks, store.port, folder, script, list(argv), dict(environment))
+            )
             for rank in range(num_ranks)
         ]
         for process in ranks:
@@ -55,8 +69,11 @@ def forked(num_ranks: int, argv: Sequence[str], *, script: str = "pretrain_gpt.p
         return Finished(code or next((each.exitcode for each in ranks if each.exitcode), 0), **said)
 
 
-def _rank_main(rank: int, world_size: int, port: int, folder: Path, script: str, argv: list[str]) -> None:
+def _rank_main(
+    rank: int, world_size: int, port: int, folder: Path, script: str, argv: list[str], environment: dict[str, str]
+) -> None:
     say_into_files(folder, rank)
+    os.environ |= environment
     run_script(script, argv, rank=rank, world_size=world_size, port=port)
 
 

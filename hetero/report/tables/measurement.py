@@ -7,6 +7,7 @@ from rich.table import Table
 
 from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.simulation.stage_times import StageTimes
+from hetero.plan.ir import Plan, StageKey
 from hetero.report.plan_wording import device_of, in_turns, layers_of
 from hetero.text import number_ranges
 
@@ -20,20 +21,46 @@ COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
 """Columns of what a stage's seconds go to, each from its times."""
 
 
+MEASURED_COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
+    "busy": lambda times: times.busy_s,
+    "bubble": lambda times: times.bubble_s,
+    "exposed\nsync": lambda times: times.sync_s,
+    "update": lambda times: times.update_s,
+}
+"""The same of a step on real devices, where nobody sees which part of a bubble is a transfer."""
+
+
 def measurement_table(predicted: Simulation, executed: Simulation) -> Table:
     """One row per device group: its seconds as predicted, and as they were under emulation."""
-    table = Table(title="Seconds of a step, predicted | executed (emulated)", title_justify="left", box=box.SQUARE)
+    times = {"predicted": predicted.stages, "executed (emulated)": executed.stages}
+    return stage_times_table(predicted.plan, times, COLUMNS)
+
+
+def stage_times_table(
+    plan: Plan,
+    times: Mapping[str, Mapping[StageKey, StageTimes]],
+    columns: Mapping[str, Callable[[StageTimes], float]],
+    *,
+    of: str = "a step",
+) -> Table:
+    """One row per device group: its seconds from each source, side by side.
+
+    Args:
+        times: by source, such as ``predicted``, that of each stage.
+        of: which step.
+    """
+    table = Table(title=f"Seconds of {of}, {' | '.join(times)}", title_justify="left", box=box.SQUARE)
     for header in ("replica", "stage"):
         table.add_column(header, justify="right")
     for header in ("layers", "device"):
         table.add_column(header)
-    for header in COLUMNS:
+    for header in columns:
         table.add_column(header, justify="right")
-    for r, replica in enumerate(predicted.plan.replicas):
+    for r, replica in enumerate(plan.replicas):
         for group in replica.device_groups:
             s, stages = group[0], [replica.stages[each] for each in group]
-            pair: tuple[StageTimes, StageTimes] = predicted.stages[r, s], executed.stages[r, s]
-            cells = [" | ".join(f"{seconds_of(times):.4g}" for times in pair) for seconds_of in COLUMNS.values()]
+            known = [found[r, s] for found in times.values() if (r, s) in found]
+            cells = [" | ".join(f"{seconds_of(each):.4g}" for each in known) for seconds_of in columns.values()]
             layers = in_turns(map(layers_of, stages))
             table.add_row(str(r), number_ranges(group), layers, device_of(stages[0]), *cells)
     return table

@@ -4,6 +4,7 @@ from hetero.runtime.loss_scaler import LossScaleOptions
 from hetero.runtime.options import StageOptions
 from megatron.training.cli import derived
 from megatron.training.cli.fields import Flag, computed, config_dataclass, flag_reader, part
+from megatron.training.cli.logging_config import LoggingConfig, ProfilerConfig, ScalarsConfig
 from megatron.training.cli.model_config import KERNELS, STAGE_OPTIONS, ModelConfig
 from megatron.training.cli.parallel_config import PLAN, PRECISION, EmulationConfig, ParallelConfig
 from megatron.training.cli.training_config import (
@@ -17,7 +18,7 @@ from megatron.training.cli.training_config import (
 )
 
 MODEL, DATA, LEARNING_RATE = "model", "data", "learning rate"
-PARALLELISM, CHECKPOINTS, RUN = "parallelism", "checkpoints", "run and logging"
+PARALLELISM, CHECKPOINTS, RUN, LOGGING, PROFILER = "parallelism", "checkpoints", "run", "logging", "profiler"
 
 GROUPS = (
     MODEL,
@@ -31,6 +32,8 @@ GROUPS = (
     PRECISION,
     CHECKPOINTS,
     RUN,
+    LOGGING,
+    PROFILER,
 )
 """Groups of ``--help`` in its order. What stands behind a colon orders the flags below one title."""
 
@@ -52,6 +55,9 @@ class PretrainConfig:
     loss_scale: LossScaleOptions = part(PRECISION, LOSS_SCALE_OPTIONS)
     checkpoint: CheckpointConfig = part(CHECKPOINTS)
     run: RunConfig = part(RUN)
+    logging: LoggingConfig = part(LOGGING)
+    scalars: ScalarsConfig = part(LOGGING)
+    profiler: ProfilerConfig = part(PROFILER)
     emulation: EmulationConfig | None = part(PLAN, when=derived.emulates)
     notes: tuple[tuple[str, str], ...] = computed(lambda flags: tuple(flags.notes.items()))
 

@@ -40,8 +40,9 @@ PLAN, PRECISION = "parallelism: plan", "precision"
 
 
 def _has_prices(flags: FlagValues) -> bool:
-    """Whether anybody asks what devices take: a planner or an emulation."""
-    return derived.plans_at_start(flags) or derived.emulates(flags)
+    """Whether anybody asks what devices take: a planner, an emulation, or who measures stages and compares."""
+    measures = flags["--hetero-stage-times-interval"] is not None
+    return derived.plans_at_start(flags) or derived.emulates(flags) or measures
 
 
 def _may_share_optimizer(flags: FlagValues) -> bool:
@@ -50,7 +51,9 @@ def _may_share_optimizer(flags: FlagValues) -> bool:
 
 
 _OF_PRICES = Relations(
-    needs=(Condition(_has_prices, "--hetero-emulate, or --hetero-cluster and no plan file"),),
+    needs=(
+        Condition(_has_prices, "--hetero-emulate, --hetero-cluster and no plan file, or --hetero-stage-times-interval"),
+    ),
 )
 _OF_PLANNING = Relations(needs=(Condition(derived.plans_at_start, "a cluster and no plan file"),))
 _OF_EMULATION = Relations(needs=(given("--hetero-emulate"),))

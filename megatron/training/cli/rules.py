@@ -295,6 +295,14 @@ def _check_loss_scale(flags: FlagValues) -> Iterator[str]:
         yield (f"{flags.shown('--min-loss-scale')} is above {flags.shown('--initial-loss-scale')}: lower it")
 
 
+def _check_profiled_steps(flags: FlagValues) -> Iterator[str]:
+    if flags["--profile"] and flags["--profile-step-end"] <= flags["--profile-step-start"]:
+        yield (
+            f"{flags.shown('--profile-step-end')} is not above {flags.shown('--profile-step-start')}: no step is "
+            "profiled; raise it"
+        )
+
+
 _VALUES_FIT: tuple[_Check, ...] = (
     _check_train_samples,
     _check_experts,
@@ -308,5 +316,6 @@ _VALUES_FIT: tuple[_Check, ...] = (
     _check_batches,
     _check_virtual_stages,
     _check_loss_scale,
+    _check_profiled_steps,
 )
 """Values that must fit one another, in the order in which they are told."""

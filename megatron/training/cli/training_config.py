@@ -14,7 +14,6 @@ from megatron.training.cli.fields import (
     equals,
     flag,
     given,
-    off_switch,
 )
 from megatron.training.cli.value_types import (
     BELOW_1,
@@ -310,7 +309,7 @@ class CheckpointConfig:
 
 @config_dataclass
 class RunConfig:
-    """Says how long to train, from which seed, what to tell, and when to evaluate.
+    """Says how long to train, from which seed, and when to evaluate.
 
     train_samples: what the schedules take for the length of the run; its last step may have no room for all of them.
     eval_iters: global batches of an evaluation, every ``eval_interval`` steps and at the end; 0 for none.
@@ -355,11 +354,8 @@ class RunConfig:
         off="--no-check-for-nan-in-loss-and-grad",
         default=True,
     )
-    log_interval: int = flag("Steps from one log line to the next.", COUNT, default=100)
-    tensorboard_dir: Path | None = flag("Folder for TensorBoard's files; without it none are written.", default=None)
     yaml_cfg: Path | None = flag(
         "A YAML file of Megatron-LM's with flags, by their names with underscores; where the command line has one as "
         "well, that counts.",
         default=None,
     )
-    progress: bool = off_switch("--no-progress", "No progress bar.")

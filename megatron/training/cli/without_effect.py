@@ -162,40 +162,33 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     # Watching the run.
     (
-        "the log line of every --log-interval steps is fixed",
+        "--log-throughput and --log-memory-interval are what adds to the log lines",
         """
-        --log-params-norm --log-num-zeros-in-grad --log-throughput --log-progress --log-energy --log-memory-interval=N
-        --log-device-memory-used --logging-level=N --timing-log-level=N --timing-log-option=NAME
-        --no-barrier-with-level-1-timing --moe-per-layer-logging
+        --log-params-norm --log-num-zeros-in-grad --log-progress --log-energy --log-device-memory-used --logging-level=N
+        --moe-per-layer-logging
         """,
     ),
     (
-        "what --tensorboard-dir gets, and how often, is fixed",
-        """
-        --tensorboard-log-interval=N --tensorboard-queue-size=N --log-timers-to-tensorboard
-        --log-validation-ppl-to-tensorboard --log-memory-to-tensorboard --log-world-size-to-tensorboard
-        --log-learning-rate-to-tensorboard --no-log-learning-rate-to-tensorboard --no-log-learnig-rate-to-tensorboard
-        --log-batch-size-to-tensorboard --no-log-loss-scale-to-tensorboard --disable-log-loss-scale-to-tensorboard
-        """,
+        "where the seconds of a step go is measured by --hetero-stage-times-interval",
+        "--timing-log-level=N --timing-log-option=NAME --no-barrier-with-level-1-timing",
     ),
+    ("TensorBoard and its likes get the learning rate, always", "--log-learning-rate-to-tensorboard"),
     (
-        "only TensorBoard is written: --tensorboard-dir",
+        "figures go to TensorBoard, Weights & Biases and Prometheus alone",
         """
-        --wandb-project=NAME --wandb-entity=NAME --wandb-exp-name=NAME --wandb-save-dir=PATH --enable-one-logger
-        --no-one-logger --one-logger-project=NAME --one-logger-run-name=NAME --one-logger-async
+        --enable-one-logger --no-one-logger --one-logger-project=NAME --one-logger-run-name=NAME --one-logger-async
         --app-tag-run-name=NAME --app-tag-run-version=NAME
         """,
     ),
     (
-        "nothing is profiled: use nsys or torch.profiler from outside",
+        "--profile writes traces of steps, nothing else",
         """
-        --profile --profile-step-start=N --profile-step-end=N --profile-ranks=N... --use-pytorch-profiler
-        --pytorch-profiler-collect-shapes --pytorch-profiler-collect-callstack --pytorch-profiler-collect-chakra
-        --record-memory-history --memory-snapshot-path=PATH --run-workload-inspector-server
+        --pytorch-profiler-collect-chakra --record-memory-history --memory-snapshot-path=PATH
+        --run-workload-inspector-server
         """,
     ),
     (
-        "slow ranks are the planner's subject, which a plan (--hetero-plan) describes",
+        "slow stages are named by --hetero-stage-times-interval",
         "--log-straggler --disable-straggler-on-startup --straggler-ctrlr-port=N --straggler-minmax-count=N",
     ),
 )

@@ -24,6 +24,9 @@ class Clock:
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
 
+    def wait(self, mark: float) -> None:
+        assert mark <= self.now_s
+
     def forget(self) -> None:
         pass
 
@@ -69,6 +72,35 @@ def test_weights_that_a_forward_waits_for_do_not_count() -> None:
     later.wait()
     assert not late.is_completed()
     assert timing.end_step() == 3.0
+
+
+def test_where_the_seconds_of_a_step_go() -> None:
+    """From its begin to its last backward, to what all agree on, and through the update; then nothing any more."""
+    clock = Clock()
+    timing = ComputeSeconds(clock, always=False)
+    with timing.compute(FORWARD):
+        clock.now_s += 9.0
+    assert timing.end_step() == 0.0, "nobody has asked for it"
+    assert timing.times() is None
+    timing.begin_step()
+    late = gather(timing, Gather(clock, 5.0))
+    for action in (FORWARD, BACKWARD):
+        clock.now_s += 1.0
+        with timing.compute(action):
+            clock.now_s += 2.0
+            late.wait()
+    with timing.outside_steps():
+        timing.meet()
+    assert timing.times() is None, "an evaluation is no end of a step"
+    clock.now_s += 3.0
+    timing.meet()
+    with timing.compute(UPDATE):
+        clock.now_s += 4.0
+    times = timing.times()
+    assert times == (0.0, 16.0, 19.0, 4.0, 4.0, 0.0)
+    assert times == timing.times()
+    timing.end_step()
+    assert timing.times() is None
 
 
 def test_evaluations_do_not_count() -> None:

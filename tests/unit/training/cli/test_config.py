@@ -40,6 +40,9 @@ CLUSTER = {"context": "--hetero-cluster c.yaml", "without": "--micro-batch-size"
 EMULATED = {"context": "--hetero-emulate c.yaml", "without": "--micro-batch-size"}
 PIPELINED = {"context": "--pipeline-model-parallel-size 2"}
 PLAN = {"context": "--hetero-plan a.json", "without": "--micro-batch-size"}
+EVENTS = {"context": "--tensorboard-dir logs"}
+WANDB = {"context": "--wandb-project p"}
+TORCH_PROFILER = {"context": "--profile --use-pytorch-profiler --tensorboard-dir logs"}
 
 EFFECTS = [
     Effect("--num-layers 8", "model.num_layers", 8),
@@ -218,9 +221,39 @@ EFFECTS = [
     Effect(
         "--check-for-nan-in-loss-and-grad", "run.check_for_nan", True, context="--no-check-for-nan-in-loss-and-grad"
     ),
-    Effect("--log-interval 1", "run.log_interval", 1),
-    Effect("--tensorboard-dir logs", "run.tensorboard_dir", Path("logs")),
-    Effect("--no-progress", "run.progress", False),
+    Effect("--log-interval 1", "logging.log_interval", 1),
+    Effect("--log-throughput", "logging.throughput", True),
+    Effect("--log-memory-interval 5", "logging.memory_interval", 5),
+    Effect("--hetero-stage-times-interval 5", "logging.stage_times_interval", 5),
+    Effect("--hetero-slow-stage 2", "logging.slow_stage", 2.0, context="--hetero-stage-times-interval 5"),
+    Effect("--hetero-profile a.json", "logging.profiles", (Path("a.json"),), context="--hetero-stage-times-interval 5"),
+    Effect("--hetero-data-sheets", "logging.data_sheets", True, context="--hetero-stage-times-interval 5"),
+    Effect("--no-progress", "logging.progress", False),
+    Effect("--tensorboard-dir logs", "scalars.tensorboard_dir", Path("logs")),
+    Effect("--tensorboard-log-interval 5", "scalars.interval", 5, **EVENTS),
+    Effect("--tensorboard-queue-size 5", "scalars.queue_size", 5, **EVENTS),
+    Effect("--wandb-project p", "scalars.wandb_project", "p"),
+    Effect("--wandb-entity e", "scalars.wandb_entity", "e", **WANDB),
+    Effect("--wandb-exp-name n", "scalars.wandb_exp_name", "n", **WANDB),
+    Effect("--wandb-save-dir d", "scalars.wandb_save_dir", Path("d"), **WANDB),
+    Effect("--hetero-metrics-port 9400", "scalars.port", 9400),
+    Effect("--hetero-metrics-host 0.0.0.0", "scalars.host", "0.0.0.0", context="--hetero-metrics-port 9400"),
+    Effect("--log-timers-to-tensorboard", "scalars.timers", True, **EVENTS),
+    Effect("--log-validation-ppl-to-tensorboard", "scalars.validation_ppl", True, **EVENTS),
+    Effect("--log-world-size-to-tensorboard", "scalars.world_size", True, **EVENTS),
+    Effect("--log-batch-size-to-tensorboard", "scalars.batch_size", True, **EVENTS),
+    Effect("--log-memory-to-tensorboard", "scalars.memory", True, **EVENTS),
+    Effect("--no-log-learning-rate-to-tensorboard", "scalars.learning_rate", False, **EVENTS),
+    Effect("--no-log-learnig-rate-to-tensorboard", "scalars.learning_rate", False, **EVENTS),
+    Effect("--no-log-loss-scale-to-tensorboard", "scalars.loss_scale", False, **EVENTS),
+    Effect("--disable-log-loss-scale-to-tensorboard", "scalars.loss_scale", False, **EVENTS),
+    Effect("--profile", "profiler.enabled", True),
+    Effect("--profile-step-start 3", "profiler.start_step", 3, context="--profile"),
+    Effect("--profile-step-end 20", "profiler.end_step", 20, context="--profile"),
+    Effect("--profile-ranks 1 3", "profiler.ranks", (1, 3), context="--profile"),
+    Effect("--use-pytorch-profiler", "profiler.torch", True, context="--profile --tensorboard-dir logs"),
+    Effect("--pytorch-profiler-collect-shapes", "profiler.shapes", True, **TORCH_PROFILER),
+    Effect("--pytorch-profiler-collect-callstack", "profiler.callstack", True, **TORCH_PROFILER),
 ]
 
 SINGLE_VALUES = {
@@ -296,8 +329,8 @@ def test_flag_with_one_legal_value(flag: str, values: tuple[str, str]) -> None:
         ("parallel.bucket_size", 40_000_000),
         ("parallel.timeout_minutes", 10),
         ("run.seed", 1234),
-        ("run.log_interval", 100),
-        ("run.progress", True),
+        ("logging.log_interval", 100),
+        ("logging.progress", True),
         ("stage.attention_dropout", 0.1),
         ("stage.hidden_dropout", 0.1),
         ("stage.init_method_std", 0.02),

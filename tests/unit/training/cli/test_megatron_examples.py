@@ -11,8 +11,8 @@ from tests.helpers.megatron_examples import GPT3_175B, LLAMA3_8B_FP8, MIXTRAL_8X
     ("example", "refused", "num_without_effect"),
     [
         (GPT3_175B, ["--rampup-batch-size"], 0),
-        (LLAMA3_8B_FP8, ["--decoupled-lr", "--decoupled-min-lr"], 17),
-        (MIXTRAL_8X7B, ["--expert-model-parallel-size", "--no-load-optim"], 7),
+        (LLAMA3_8B_FP8, ["--decoupled-lr", "--decoupled-min-lr"], 13),
+        (MIXTRAL_8X7B, ["--expert-model-parallel-size", "--no-load-optim"], 5),
     ],
     ids=["gpt3", "llama3", "mixtral"],
 )

@@ -1,0 +1,179 @@
+"""Writes the figures of a run for others: TensorBoard's files, Weights & Biases, and a port that Prometheus asks.
+
+A figure is called as in TensorBoard, by what it is and, behind a slash, of what: ``mfu/A100-80``.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hetero.errors import ConfigError
+from hetero.extras import require
+from megatron.training.cli.config import PretrainConfig
+from megatron.training.cli.logging_config import ScalarsConfig
+
+if TYPE_CHECKING:
+    from prometheus_client import Gauge
+
+Scalars = Mapping[str, float]
+"""Figures by name."""
+
+
+class ScalarWriter(Protocol):
+    """Takes the figures of a step."""
+
+    def write(self, scalars: Scalars, step: int) -> None:
+        """Write them down, or replace those of the last step."""
+
+    def close(self) -> None:
+        """Leave files and connections in order."""
+
+
+def check_writers(config: ScalarsConfig) -> None:
+    """Fail before training if figures are asked for that cannot be written.
+
+    Raises:
+        ConfigError: a package is not installed, a folder cannot be made, or the port is taken.
+    """
+    if config.tensorboard_dir is not None:
+        require("tensorboard", asked_by=f"--tensorboard-dir {config.tensorboard_dir}")
+        _make_folder(config.tensorboard_dir, flag="--tensorboard-dir")
+    if config.wandb_project is not None:
+        require("wandb", asked_by=f"--wandb-project {config.wandb_project}")
+        if config.wandb_save_dir is not None:
+            _make_folder(config.wandb_save_dir, flag="--wandb-save-dir")
+    if config.port is not None:
+        require("prometheus", asked_by=f"--hetero-metrics-port {config.port}")
+        try:
+            with closing(socket.create_server((config.host, config.port))):
+                pass
+        except OSError as error:
+            raise _no_port(config, error) from None
+
+
+def open_writers(config: ScalarsConfig, *, settings: Mapping[str, Any]) -> list[ScalarWriter]:
+    """Open all writers that are asked for.
+
+    Args:
+        settings: of the run, for who keeps them beside its figures.
+
+    Raises:
+        ConfigError: Weights & Biases does not let this run in, or the port is taken.
+    """
+    writers: list[ScalarWriter] = []
+    with ExitStack() as opened:
+        if config.tensorboard_dir is not None:
+            writers.append(_TensorBoard(config.tensorboard_dir, queue_size=config.queue_size))
+        if config.wandb_project is not None:
+            writers.append(_WandB(config, settings))
+        for writer in writers:
+            opened.callback(writer.close)
+        if config.port is not None:
+            writers.append(_Prometheus(config))
+        opened.pop_all()
+    return writers
+
+
+def settings_of(config: PretrainConfig) -> dict[str, Any]:
+    """The configuration of a run as nested dictionaries of plain values, for who keeps it beside the figures."""
+    settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    return settings
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, *, queue_size: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (optional)
+
+        self._writer = SummaryWriter(log_dir=str(folder), max_queue=queue_size)
+
+    def write(self, scalars: Scalars, step: int) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WandB:
+    def __init__(self, config: ScalarsConfig, settings: Mapping[str, Any]) -> None:
+        import wandb  # noqa: PLC0415  (optional)
+
+        try:
+            self._run = wandb.init(
+                project=config.wandb_project,
+                entity=config.wandb_entity,
+                name=config.wandb_exp_name,
+                dir=config.wandb_save_dir,
+                config=dict(settings),
+            )
+        except wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"--wandb-project {config.wandb_project}: Weights & Biases does not begin: {reason}; log in with "
+                "'wandb login', or set WANDB_MODE=offline and send the files later with 'wandb sync'"
+            ) from error
+
+    def write(self, scalars: Scalars, step: int) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Prometheus:
+    """Answers with the newest figures: ``hetero_mfu{of="A100-80"}``."""
+
+    def __init__(self, config: ScalarsConfig) -> None:
+        import prometheus_client  # noqa: PLC0415  (optional)
+
+        self._registry = prometheus_client.CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        assert config.port is not None
+        try:
+            self._server, self._thread = prometheus_client.start_http_server(
+                config.port, addr=config.host, registry=self._registry
+            )
+        except OSError as error:
+            raise _no_port(config, error) from None
+
+    def write(self, scalars: Scalars, step: int) -> None:
+        for name, value in {**scalars, "step": step}.items():
+            kind, _, of = name.partition("/")
+            self._gauge(kind).labels(of).set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _gauge(self, kind: str) -> "Gauge":
+        import prometheus_client  # noqa: PLC0415  (optional)
+
+        if kind not in self._gauges:
+            name = "hetero_" + re.sub(r"\W+", "_", kind)
+            self._gauges[kind] = prometheus_client.Gauge(name, kind, ["of"], registry=self._registry)
+        return self._gauges[kind]
+
+
+def _make_folder(folder: Path, *, flag: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder}: cannot be made: {error.strerror}; name another") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{flag} {folder}: may not be written; name another, or change its permissions")
+
+
+def _no_port(config: ScalarsConfig, error: OSError) -> ConfigError:
+    # The library writes the address into its own text once more.
+    reason = os.strerror(error.errno) if error.errno is not None else error
+    return ConfigError(
+        f"--hetero-metrics-port {config.port}: {config.host} cannot be listened on there: {reason}; "
+        "give another port, or another --hetero-metrics-host"
+    )
