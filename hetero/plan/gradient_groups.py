@@ -93,11 +93,6 @@ class Bucket:
         return tuple(accumulate((_aligned(segment.numel) for segment in self.segments), initial=0))
 
     @cached_property
-    def end_of_decayed(self) -> int:
-        """Where in the buffer the first segment without weight decay begins."""
-        return self.offsets[sum(segment.parameter.decays for segment in self.segments)]
-
-    @cached_property
     def shard_edges(self) -> tuple[int, ...]:
         """Where the shard of each rank begins in the buffer, and the buffer's end.
 

@@ -26,15 +26,16 @@ from hetero.plan.gradient_groups import Bucket
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_adamw import BoundThreads, HostAdamW, HostUpdate
 from hetero.runtime.host_copies import Arrived, HostCopies, host_copies
+from hetero.runtime.update_groups import UpdateGroup
 from hetero.schedule.actions import ActionKind
 
-UpdateOf = Mapping[bool, HostUpdate]
-"""The update of what decays (true) and of what does not."""
+UpdateOf = Mapping[UpdateGroup, HostUpdate]
+"""The update of each group of parameters."""
 
 
 @dataclass(slots=True, eq=False)
 class HostRange:
-    """A range of a bucket that this rank updates on its host, and whose weights all decay or all do not.
+    """A range of a bucket that this rank updates on its host, and whose weights are all of one group.
 
     gradients: on the host, as the last sum left them.
     leaving: on the host, where its new weights leave from; the weights themselves where the device has no memory of
@@ -43,7 +44,7 @@ class HostRange:
 
     local: LocalBucket
     place: slice
-    decays: bool
+    group: UpdateGroup
     adamw: HostAdamW
     gradients: torch.Tensor
     leaving: torch.Tensor
@@ -135,7 +136,7 @@ class HostOptimizer:
     A step is: :meth:`begin`; :meth:`summed` for each bucket as its gradients come; :meth:`update` or :meth:`skip`.
 
     Args:
-        ranges: places in their buckets, and whether these decay, in the order of the forward.
+        ranges: places in their buckets with their groups, in the order of the forward.
         speculates: previews updates.
         timing: how long copies and updates take.
 
@@ -145,7 +146,7 @@ class HostOptimizer:
 
     def __init__(
         self,
-        ranges: Sequence[tuple[LocalBucket, slice, bool]],
+        ranges: Sequence[tuple[LocalBucket, slice, UpdateGroup]],
         *,
         speculates: bool,
         device: torch.device,
@@ -163,8 +164,8 @@ class HostOptimizer:
         self._may_change: Callable[[], None] = _at_once
         self._guess: _Guess | None = None
         self._buckets: dict[int, _HostBucket] = {}
-        for local, place, decays in ranges:
-            made = _host_range(local, place, decays, self._threads, self._copies, speculates=speculates)
+        for local, place, group in ranges:
+            made = _host_range(local, place, group, self._threads, self._copies, speculates=speculates)
             self._buckets.setdefault(local.number, _HostBucket(local.bucket, [])).ranges.append(made)
 
     def __contains__(self, bucket: int) -> bool:
@@ -252,7 +253,7 @@ class HostOptimizer:
         self.counts["previewed"] += 1
         with self._timing.host(ActionKind.PREVIEW, bucket.bucket, after_s=copied_s) as span:
             for each in bucket.ranges:
-                each.adamw.preview(each.gradients, guess.updates[each.decays], weights=each.leaving)
+                each.adamw.preview(each.gradients, guess.updates[each.group], weights=each.leaving)
         return self._bring_back(bucket.bucket, bucket.ranges, after_s=span.end_s).at_s
 
     @torch.no_grad()
@@ -263,16 +264,16 @@ class HostOptimizer:
         # A preview that comes behind this finds that it is too late.
         has_previewed = copied.previewed is not None and copied.previewed.done()
         back_s = copied.previewed.result() if copied.previewed is not None and has_previewed else 0.0
-        wrong = [each for each in bucket.ranges if not each.adamw.has_previewed(updates[each.decays])]
+        wrong = [each for each in bucket.ranges if not each.adamw.has_previewed(updates[each.group])]
         for each in bucket.ranges:
             if each not in wrong:
-                each.adamw.commit(each.gradients, updates[each.decays], weights=each.leaving)
+                each.adamw.commit(each.gradients, updates[each.group], weights=each.leaving)
         self.counts["updated" if wrong else "right"] += 1
         if not wrong:
             return _Updated(self._copies.arrived(), max(back_s, agreed_s))
         with self._timing.host(ActionKind.HOST_UPDATE, bucket.bucket, after_s=max(agreed_s, copied.at_s)) as span:
             for each in wrong:
-                each.adamw.commit(each.gradients, updates[each.decays], weights=each.leaving)
+                each.adamw.commit(each.gradients, updates[each.group], weights=each.leaving)
         return self._bring_back(bucket.bucket, wrong, after_s=span.end_s)
 
     @torch.no_grad()
@@ -324,7 +325,7 @@ def update_cores(*, local_rank: int, ranks: int) -> list[int]:
 
 
 def _host_range(
-    local: LocalBucket, place: slice, decays: bool, threads: BoundThreads, copies: HostCopies, *, speculates: bool
+    local: LocalBucket, place: slice, group: UpdateGroup, threads: BoundThreads, copies: HostCopies, *, speculates: bool
 ) -> HostRange:
     weights, gradients = local.weights[place], local.gradients[place]
     main = copies.to_keep(weights, dtype=gradients.dtype)
@@ -332,7 +333,7 @@ def _host_range(
     return HostRange(
         local,
         place,
-        decays,
+        group,
         HostAdamW(main, threads, previews=speculates),
         gradients=copies.to_keep(gradients, dtype=gradients.dtype),
         leaving=copies.for_copies(weights),

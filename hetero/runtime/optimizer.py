@@ -7,6 +7,7 @@ shards that this rank owns. Half-precision weights have a float32 master copy of
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,17 +18,33 @@ from hetero.runtime.host_adamw import HostUpdate
 from hetero.runtime.host_optimizer import HostOptimizer
 from hetero.runtime.loss_scaler import LossScaler
 from hetero.runtime.sharded_state import TensorSlice
+from hetero.runtime.update_groups import UpdateGroup, updated_places
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoupledRate:
+    """Bounds the learning rate of the word embedding and the output layer, whose schedule has the shape of the others'.
+
+    min_lr: what it decays to.
+    """
+
+    lr: float
+    min_lr: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamOptions:
-    """AdamW (arXiv 1711.05101). ``clip_grad`` bounds the global 2-norm of the gradients; 0 leaves them alone."""
+    """AdamW (arXiv 1711.05101). ``clip_grad`` bounds the global 2-norm of the gradients; 0 leaves them alone.
+
+    decoupled: the learning rate of embedding and output layer, ``None`` where it is that of all.
+    """
 
     lr: float
     weight_decay: float
     betas: tuple[float, float]
     eps: float
     clip_grad: float
+    decoupled: DecoupledRate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +75,14 @@ class StepResult:
 
 @dataclass(slots=True, eq=False)
 class _UpdatedRange:
-    """A range of a bucket that this rank updates, and whose weights all decay or all do not.
+    """A range of a bucket that this rank updates, and whose weights are all of one group.
 
     main: in full precision what the optimizer updates: the weights themselves, or their master copy.
     """
 
     local: LocalBucket
     place: slice
-    decays: bool
+    group: UpdateGroup
     main: torch.Tensor
 
     @property
@@ -107,7 +124,7 @@ class Optimizer:
         self._host = host
         self._num_updates = 0
         on_device = [local for local in buckets if host is None or local.number not in host]
-        self._ranges = [updated for local in on_device for updated in _updated_ranges(local)]
+        self._ranges = [updated for local in on_device for updated in _updated_ranges(local, options)]
         self.torch_optimizer = _adamw(self._ranges, options)
 
     def begin(self) -> None:
@@ -237,10 +254,10 @@ class Optimizer:
         """By what the loss of this step is multiplied."""
         return self._scaler.scale if self._scaler is not None else 1.0
 
-    def _updates(self, factor: float) -> dict[bool, HostUpdate]:
-        """The update after those so far, of what decays and of what does not."""
+    def _updates(self, factor: float) -> dict[UpdateGroup, HostUpdate]:
+        """The update after those so far, of each group."""
         return {
-            decays: HostUpdate(
+            UpdateGroup(number): HostUpdate(
                 number=self._num_updates + 1,
                 lr=group["lr"],
                 betas=group["betas"],
@@ -248,7 +265,7 @@ class Optimizer:
                 weight_decay=group["weight_decay"],
                 factor=factor,
             )
-            for decays, group in zip((True, False), self.torch_optimizer.param_groups, strict=True)
+            for number, group in enumerate(self.torch_optimizer.param_groups)
         }
 
     def _set_weights(self) -> None:
@@ -272,23 +289,14 @@ class Optimizer:
             torch._foreach_mul_([each.main.grad for each in self._ranges if each.main.grad is not None], factor)
 
 
-def updated_places(local: LocalBucket) -> Iterator[tuple[slice, bool]]:
-    """What of a bucket this rank updates, and whether that decays: first what does, then the rest."""
-    boundary, summed = local.bucket.end_of_decayed, local.summed
-    for decays, start, end in ((True, 0, boundary), (False, boundary, local.bucket.length)):
-        place = slice(max(start, summed.start), min(end, summed.stop))
-        if place.start < place.stop:
-            yield place, decays
-
-
-def _updated_ranges(local: LocalBucket) -> Iterator[_UpdatedRange]:
-    for place, decays in updated_places(local):
+def _updated_ranges(local: LocalBucket, options: AdamOptions) -> Iterator[_UpdatedRange]:
+    for place, group in updated_places(local, decoupled=options.decoupled is not None):
         weights = local.weights[place]
         # The gradients are in full precision.
         main = weights if weights.dtype == local.gradients.dtype else weights.to(local.gradients.dtype)
         main = main.detach().requires_grad_()
         main.grad = local.gradients[place]
-        yield _UpdatedRange(local, place, decays, main)
+        yield _UpdatedRange(local, place, group, main)
 
 
 def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
@@ -305,15 +313,21 @@ def _sum_of_squares(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _adamw(ranges: Sequence[_UpdatedRange], options: AdamOptions) -> torch.optim.AdamW:
-    """Two groups, as Megatron has them: biases and one-dimensional weights do not decay.
+    """The groups of :class:`.UpdateGroup`, as Megatron has them: biases and one-dimensional weights do not decay.
 
-    ``wd_mult`` is what megatron-core's parameter scheduler multiplies the current weight decay by. The moments exist
-    from the start, so that what a rank needs is what it shows.
+    ``wd_mult`` is what megatron-core's parameter scheduler multiplies the current weight decay by, ``max_lr`` and
+    ``min_lr`` what it takes for the bounds of a group that has its own. The moments exist from the start, so that what
+    a rank needs is what it shows.
     """
-    groups = [
-        {"params": [each.main for each in ranges if each.decays], "wd_mult": 1.0, "weight_decay": options.weight_decay},
-        {"params": [each.main for each in ranges if not each.decays], "wd_mult": 0.0, "weight_decay": 0.0},
+    groups: list[dict[str, Any]] = [
+        {"wd_mult": 1.0, "weight_decay": options.weight_decay},
+        {"wd_mult": 0.0, "weight_decay": 0.0},
     ]
+    if (decoupled := options.decoupled) is not None:
+        bounds = {"lr": decoupled.lr, "max_lr": decoupled.lr, "min_lr": decoupled.min_lr}
+        groups.append({"wd_mult": 1.0, "weight_decay": options.weight_decay, **bounds})
+    for number, group in enumerate(groups):
+        group["params"] = [each.main for each in ranges if each.group == number]
     optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
     for updated in ranges:
         optimizer.state[updated.main] = {

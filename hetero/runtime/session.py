@@ -15,6 +15,7 @@ from hetero.distributed.rank_consensus import ConsensusError
 from hetero.runtime.microbatch import DataPrefetcher, Microbatch
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
+from hetero.runtime.update_groups import UpdateGroup
 from hetero.text import numbered
 
 
@@ -74,6 +75,12 @@ class TrainingSession:
         """That of the next step."""
         lr: float = self.trainer.torch_optimizer.param_groups[0]["lr"]
         return lr
+
+    @property
+    def decoupled_learning_rate(self) -> float | None:
+        """That of embedding and output layer, ``None`` where they share the others'."""
+        groups = self.trainer.torch_optimizer.param_groups
+        return groups[UpdateGroup.DECOUPLED]["lr"] if len(groups) > UpdateGroup.DECOUPLED else None
 
     def step(self, *, wants_stop: Callable[[], bool] = _never) -> StepResult:
         """The next step; collective over the world.

@@ -19,11 +19,12 @@ from hetero.runtime.layer_choice import runs_cuda
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
 from hetero.runtime.main_grad import main_grad
 from hetero.runtime.microbatch import Microbatch
-from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult, updated_places
+from hetero.runtime.optimizer import AdamOptions, Optimizer, StepResult
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.runtime.stage import build_stages
 from hetero.runtime.stage_runner import StageRunner
+from hetero.runtime.update_groups import updated_places
 from hetero.runtime.warm_up import warm_up
 from hetero.runtime.weight_gather import WeightGather
 from hetero.schedule.actions import ActionKind
@@ -90,7 +91,7 @@ class Trainer:
                 overlap_param_gather=data_parallel.overlap_param_gather,
             ),
         )
-        self._host = _host_optimizer(context, self._buckets, data_parallel.host_cores)
+        self._host = _host_optimizer(context, self._buckets, adam, data_parallel.host_cores)
         self._sums = GradientSync(self._buckets, program, host=self._host, timing=context.timing)
         self._gather = WeightGather(self._buckets, program, self._modules, host=self._host, timing=context.timing)
         stages = {work.placement.stage: (work, model) for work, model in zip(context.stages, models, strict=True)}
@@ -288,7 +289,7 @@ class Trainer:
 
 
 def _host_optimizer(
-    context: ParallelContext, buckets: Sequence[LocalBucket], cores: Sequence[int] | None
+    context: ParallelContext, buckets: Sequence[LocalBucket], adam: AdamOptions, cores: Sequence[int] | None
 ) -> HostOptimizer | None:
     """What updates on the host, if the plan leaves something there for this rank."""
     left = [local for local in buckets if context.rank in local.bucket.on_host]
@@ -297,7 +298,11 @@ def _host_optimizer(
     # The next forward needs the lowest positions first.
     left.sort(key=lambda local: (local.bucket.position, -local.number))
     return HostOptimizer(
-        [(local, place, decays) for local in left for place, decays in updated_places(local)],
+        [
+            (local, place, group)
+            for local in left
+            for place, group in updated_places(local, decoupled=adam.decoupled is not None)
+        ],
         speculates=any(work.stage.offload.speculate for work in context.stages),
         device=context.device,
         cores=cores or update_cores(local_rank=0, ranks=1),

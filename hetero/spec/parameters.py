@@ -18,7 +18,7 @@ from typing import Literal
 
 from hetero.spec.model import ModelSpec
 
-EMBEDDING = "embedding.word_embeddings.weight"
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 HALF = 0.5
 """How many layers the MLP of a layer lies behind its attention. Sums of halves are exact in floating point."""
@@ -54,6 +54,11 @@ class Parameter:
     def numel(self) -> int:
         """Number of elements, of all shards together."""
         return math.prod(self.shape)
+
+    @property
+    def is_word_embedding_or_output(self) -> bool:
+        """It turns tokens into vectors, or these into scores of tokens; a tied one does both."""
+        return self.name in (EMBEDDING, OUTPUT)
 
     @property
     def decays(self) -> bool:
@@ -125,7 +130,7 @@ def _head(model: ModelSpec) -> Iterator[Parameter]:
     yield from _norm(model, "decoder.final_layernorm", model.hidden_size, model.num_layers)
     if not model.tied_embeddings:
         yield Parameter(
-            name="output_layer.weight",
+            name=OUTPUT,
             shape=(model.padded_vocab_size, model.hidden_size),
             position=model.num_layers,
             shard_dim=0,

@@ -21,6 +21,9 @@ _MOST_NATS = 20.0
 
 _LEAST_TOLD_S = 0.05
 
+LearningRates = tuple[float, float | None]
+"""Of a step: the usual one, and that of embedding and output layer where they have their own."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportedRun:
@@ -115,7 +118,7 @@ class Metrics:
         for writer in self._writers:
             writer.close()
 
-    def record(self, step: int, result: StepResult, *, lr: float, num_samples: int) -> None:
+    def record(self, step: int, result: StepResult, *, rates: LearningRates, num_samples: int) -> None:
         """Count step number ``step`` (from 1); report if it ends an interval or the run."""
         for interval in (self._lines, self._writes):
             interval.steps += 1
@@ -131,10 +134,10 @@ class Metrics:
         self._progress.update(self._task, completed=step, loss=f"{result.loss:.4f}")
         ends = step == self._run.train_iters or result.stop
         if self._writers and (step % self._scalars.interval == 0 or ends):
-            self.write(self._figures(result, lr=lr, num_samples=num_samples), step)
+            self.write(self._figures(result, rates=rates, num_samples=num_samples), step)
             self._writes = _Interval()
         if step % self._logging.log_interval == 0 or ends:
-            self._console.print(self._line(step, result, lr=lr))
+            self._console.print(self._line(step, result, lr=rates[0]))
             self._lines = _Interval()
         self._warms_up = False
 
@@ -203,7 +206,7 @@ class Metrics:
             told.append(f"ETA {datetime.timedelta(seconds=round(left_s))}")
         return " | ".join(told)
 
-    def _figures(self, result: StepResult, *, lr: float, num_samples: int) -> dict[str, float]:
+    def _figures(self, result: StepResult, *, rates: LearningRates, num_samples: int) -> dict[str, float]:
         """What the writers get of the steps since the last write, by TensorBoard's names."""
         wanted, speed = self._scalars, self._speed(self._writes)
         found = {
@@ -220,7 +223,8 @@ class Metrics:
                 if mfu is not None:
                     found[f"mfu/{products.device}"] = mfu
         if wanted.learning_rate:
-            found["learning-rate"] = lr
+            lr, decoupled = rates
+            found |= {"learning-rate": lr} | ({"decoupled-learning-rate": decoupled} if decoupled is not None else {})
         if wanted.loss_scale and result.loss_scale != 1:
             found["loss-scale"] = result.loss_scale
         if wanted.batch_size:

@@ -23,7 +23,7 @@ class NoProfiler:
     """Of a rank that is not profiled."""
 
     def after_step(self, step: int) -> None:
-        """Do nothing."""
+        """Let the step pass."""
 
 
 def check_profiler(config: PretrainConfig, *, world_size: int) -> None:

@@ -4,7 +4,6 @@ A figure is called as in TensorBoard, by what it is and, behind a slash, of what
 """
 
 import dataclasses
-import json
 import os
 import re
 import socket
@@ -81,9 +80,8 @@ def open_writers(config: ScalarsConfig, *, settings: Mapping[str, Any]) -> list[
 
 
 def settings_of(config: PretrainConfig) -> dict[str, Any]:
-    """The configuration of a run as nested dictionaries of plain values, for who keeps it beside the figures."""
-    settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    return settings
+    """The configuration of a run as nested dictionaries, for who keeps it beside the figures."""
+    return dataclasses.asdict(config)
 
 
 class _TensorBoard:

@@ -31,7 +31,7 @@ from hetero.runtime.compute_seconds import compute_seconds
 from hetero.runtime.dtypes import DTYPES
 from hetero.runtime.host_optimizer import update_cores
 from hetero.runtime.layer_choice import choices_of
-from hetero.runtime.optimizer import AdamOptions
+from hetero.runtime.optimizer import AdamOptions, DecoupledRate
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
@@ -276,7 +276,16 @@ def adam_options(config: OptimizerConfig) -> AdamOptions:
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_eps,
         clip_grad=config.clip_grad,
+        decoupled=decoupled_rate(config),
     )
+
+
+def decoupled_rate(config: OptimizerConfig) -> DecoupledRate | None:
+    """The bounds of the learning rate of embedding and output layer, if they have their own."""
+    if config.decoupled_lr is None:
+        return None
+    min_lr = config.min_lr if config.decoupled_min_lr is None else config.decoupled_min_lr
+    return DecoupledRate(lr=config.decoupled_lr, min_lr=min_lr)
 
 
 def layers_of_ranks(config: PretrainConfig, context: ParallelContext) -> list[list[RankLayers]]:
@@ -393,12 +402,12 @@ class _Run:
     def _steps(self, start_step: int, num_steps: int, profiler: StepProfiler) -> None:
         for step in range(start_step + 1, num_steps + 1):
             self.detector.doing = f"training step {step}"
-            lr = self.session.learning_rate
+            rates = self.session.learning_rate, self.session.decoupled_learning_rate
             self.figures.before_step(step)
             result = self.session.step(wants_stop=lambda: self.stop.wanted)
             profiler.after_step(step)
             if self.metrics is not None:
-                self.metrics.record(step, result, lr=lr, num_samples=self.context.plan.global_batch_size)
+                self.metrics.record(step, result, rates=rates, num_samples=self.context.plan.global_batch_size)
             with self._outside_steps("reporting"):
                 self.figures.after_step(step)
             last = result.stop or self.stop.is_last(step)

@@ -68,7 +68,7 @@ def gpt3(folder: Path) -> list[str]:
 def llama3(folder: Path) -> list[str]:
     files = folders(folder, "tensorboard-dir", "data-cache-path")
     samples = {"--train-samples": "11", "--lr-decay-samples": "10", "--lr-warmup-samples": "3"}
-    left_out = dict.fromkeys(("--decoupled-lr", "--decoupled-min-lr", *NO_FP8))
+    left_out = dict.fromkeys(NO_FP8)
     changes = {"--kv-channels": "8", "--vocab-size": "100", "--save-interval": "2"}
     return with_values(
         LLAMA3_8B_FP8.split(), {**TINY, **TINY_LAYERS, **GROUPED, **files, **samples, **left_out, **changes}

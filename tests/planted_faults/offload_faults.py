@@ -72,8 +72,8 @@ OFFLOAD_FAULTS = (
         name="what does not decay decays on the host",
         kind="wrong scale",
         file="hetero/runtime/optimizer.py",
-        find="for decays, group in zip((True, False), self.torch_optimizer.param_groups, strict=True)",
-        replace="for decays, group in zip((False, True), self.torch_optimizer.param_groups, strict=True)",
+        find="for number, group in enumerate(self.torch_optimizer.param_groups)",
+        replace="for number, group in enumerate(self.torch_optimizer.param_groups[::-1])",
         hints=("tests/dist/test_offload.py",),
     ),
     Fault(

@@ -236,6 +236,12 @@ def _check_learning_rates(flags: FlagValues) -> Iterator[str]:
     for name in ("--min-lr", "--lr-warmup-init"):
         if flags[name] > flags["--lr"]:
             yield (f"{flags.shown(name)} is above {flags.shown('--lr')}: lower it, or raise --lr")
+    lowest = "--min-lr" if flags["--decoupled-min-lr"] is None else "--decoupled-min-lr"
+    if flags["--decoupled-lr"] is not None and flags[lowest] > flags["--decoupled-lr"]:
+        yield (
+            f"{flags.shown(lowest)} is above {flags.shown('--decoupled-lr')}, which decays to it: give a lower "
+            "--decoupled-min-lr"
+        )
 
 
 def _check_phases(flags: FlagValues) -> Iterator[str]:

@@ -181,6 +181,17 @@ class OptimizerConfig:
     adam_eps: float = flag("Added to the denominator of an update.", POSITIVE, default=1e-8, group=OPTIMIZER)
     lr: float = flag("Highest learning rate, reached when warmup ends.", POSITIVE)
     min_lr: float = flag("Learning rate at the end of the decay, and after it.", NOT_NEGATIVE, default=0.0)
+    decoupled_lr: float | None = flag(
+        "Highest learning rate of the word embedding and the output layer, where it is not --lr.",
+        POSITIVE,
+        default=None,
+    )
+    decoupled_min_lr: float | None = flag(
+        "With --decoupled-lr: what it decays to; without it --min-lr.",
+        NOT_NEGATIVE,
+        default=None,
+        relations=Relations(needs=(given("--decoupled-lr"),)),
+    )
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = flag(
         "Shape of the decay; WSD stays at --lr until its last steps.", default="linear"
     )

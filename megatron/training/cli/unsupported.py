@@ -148,9 +148,9 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ),
     ("use --lr-warmup-iters or --lr-warmup-fraction", "--warmup"),
     (
-        "all parameters share one learning rate, and weight decay spares biases and norms: leave it out",
+        "weight decay spares biases and norms, and no learning rate depends on a layer's width: leave it out",
         """
-        --decoupled-lr --decoupled-min-lr --apply-wd-to-qk-layernorm --no-weight-decay-cond-type --use-mup
+        --apply-wd-to-qk-layernorm --no-weight-decay-cond-type --use-mup
         --mup-width-mult --mup-base-hidden-size --mup-embedding-mult --mup-output-mult --mup-base-head-dim
         --mup-attn-scale-power
         """,

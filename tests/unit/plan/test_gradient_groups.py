@@ -227,4 +227,5 @@ def test_shards_tile_the_buffer(random_plan: Plan, bucket_numel: int, shares: li
             assert each.stop - each.start == pytest.approx(bucket.offsets[-1] * share / total, abs=ALIGNMENT)
         for segment, (start, end) in zip(bucket.segments, pairwise(bucket.offsets), strict=True):
             assert start + segment.numel <= end
-            assert segment.parameter.decays == (start < bucket.end_of_decayed)
+        decays = [segment.parameter.decays for segment in bucket.segments]
+        assert decays == sorted(decays, reverse=True)

@@ -53,7 +53,7 @@ def run_steps(clock: Clock, flags: str, *, evaluates: bool = False) -> None:
         for step in (1, 2, 3):
             clock.now_s += 2.0
             result = StepResult(loss=4.0 - step, num_tokens=128, grad_norm=0.5, skipped=step == 2, loss_scale=64.0)
-            reporter.record(step, result, lr=1e-3, num_samples=8)
+            reporter.record(step, result, rates=(1e-3, None), num_samples=8)
             with reporter.outside_steps("saving"):
                 clock.now_s += 5.0
         if evaluates:
@@ -144,7 +144,7 @@ def test_prometheus_gets_the_newest_figures(clock: Clock) -> None:
         for step in (1, 2):
             clock.now_s += 2.0
             result = StepResult(loss=4.0 - step, num_tokens=128, grad_norm=0.5, skipped=False)
-            reporter.record(step, result, lr=1e-3, num_samples=8)
+            reporter.record(step, result, rates=(1e-3, None), num_samples=8)
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     assert re.search(r'^hetero_lm_loss\{of=""\} 2\.0$', text, re.M)
     assert re.search(r'^hetero_mfu\{of="A100-80"\} 0\.2$', text, re.M)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hetero.runtime.optimizer import AdamOptions
+from hetero.runtime.optimizer import AdamOptions, DecoupledRate
 from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import adam_options
 from tests.helpers.flags import parse
@@ -27,6 +27,24 @@ def seen(flags: str, *, train_iters: int, num_steps: int) -> list[tuple[float, f
         found.append((matrices["lr"], matrices["weight_decay"], vectors["weight_decay"]))
         scheduler.step(increment=config.parallel.global_batch_size)
     return found
+
+
+def test_a_decoupled_learning_rate_has_bounds_of_its_own() -> None:
+    """The shape of the schedule is that of the others: two steps of warmup, then down in four."""
+    flags = "--lr 0.4 --min-lr 0 --lr-warmup-iters 2 --lr-decay-iters 6 --decoupled-lr 0.08 --decoupled-min-lr 0.04"
+    bounds = adam_options(parse(flags).optimizer).decoupled
+    assert bounds == DecoupledRate(lr=0.08, min_lr=0.04)
+    assert adam_options(parse("--min-lr 0.002 --decoupled-lr 0.08").optimizer).decoupled == DecoupledRate(
+        lr=0.08, min_lr=0.002
+    )
+    group = {"params": [torch.nn.Parameter(torch.zeros(1))], "max_lr": bounds.lr, "min_lr": bounds.min_lr}
+    optimizer = torch.optim.AdamW([group])
+    scheduler = build_scheduler(optimizer, parse(flags).optimizer, train_samples=64)
+    found = []
+    for _ in range(8):
+        found.append(optimizer.param_groups[0]["lr"])
+        scheduler.step(increment=8)
+    assert found == pytest.approx([0.0, 0.04, 0.08, 0.07, 0.06, 0.05, 0.04, 0.04])
 
 
 def test_learning_rate_and_weight_decay_have_lengths_of_their_own() -> None:

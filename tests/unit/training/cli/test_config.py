@@ -140,6 +140,8 @@ EFFECTS = [
     Effect("--adam-eps 1e-9", "optimizer.adam_eps", 1e-9),
     Effect("--lr 0.02", "optimizer.lr", 0.02),
     Effect("--min-lr 0.001", "optimizer.min_lr", 0.001),
+    Effect("--decoupled-lr 0.003", "optimizer.decoupled_lr", 0.003),
+    Effect("--decoupled-min-lr 0.001", "optimizer.decoupled_min_lr", 0.001, context="--decoupled-lr 0.003"),
     Effect("--lr-decay-style inverse-square-root", "optimizer.lr_decay_style", "inverse-square-root"),
     Effect("--lr-decay-iters 50", "optimizer.lr_decay_samples", 400),
     Effect("--lr-decay-samples 401", "optimizer.lr_decay_samples", 401, **SAMPLES),

@@ -11,7 +11,7 @@ from tests.helpers.megatron_examples import GPT3_175B, LLAMA3_8B_FP8, MIXTRAL_8X
     ("example", "refused", "num_without_effect"),
     [
         (GPT3_175B, ["--rampup-batch-size"], 0),
-        (LLAMA3_8B_FP8, ["--decoupled-lr", "--decoupled-min-lr"], 13),
+        (LLAMA3_8B_FP8, [], 13),
         (MIXTRAL_8X7B, ["--expert-model-parallel-size", "--no-load-optim"], 5),
     ],
     ids=["gpt3", "llama3", "mixtral"],
@@ -19,8 +19,9 @@ from tests.helpers.megatron_examples import GPT3_175B, LLAMA3_8B_FP8, MIXTRAL_8X
 def test_one_round_of_messages_is_enough(example: str, refused: list[str], num_without_effect: int) -> None:
     """What is refused is told at once; without it, the rest is accepted as it stands there."""
     words = example.split()
-    with pytest.raises(ConfigError) as error:
-        parse_args(words)
-    assert [line.split()[0].strip(":") for line in str(error.value).splitlines()] == refused
+    if refused:
+        with pytest.raises(ConfigError) as error:
+            parse_args(words)
+        assert [line.split()[0].strip(":") for line in str(error.value).splitlines()] == refused
     config = parse_args([*with_values(words, dict.fromkeys(refused)), "--distributed-backend", "gloo"])
     assert len(config.notes) == num_without_effect
