@@ -77,14 +77,15 @@ def llama3(folder: Path) -> list[str]:
 
 def mixtral(folder: Path) -> list[str]:
     sentencepiece_model(folder)
-    files = folders(folder, "tensorboard-dir", "tokenizer-model", "wandb-save-dir")
+    files = folders(folder, "tensorboard-dir", "tokenizer-model")
     parallel = {"--pipeline-model-parallel-size": "2", "--expert-model-parallel-size": None, "--no-load-optim": None}
     # Of sixty documents, 8 in 100,000 are none.
     warmup = {"--lr-warmup-iters": "1", "--split": "90,8,2"}
-    return with_values(
+    words = with_values(
         MIXTRAL_8X7B.split(),
         {**TINY, **TINY_LAYERS, **GROUPED, **STEPS, **files, **parallel, **warmup, "--data-path": corpus(folder)},
     )
+    return [*words, "--wandb-save-dir", str(folder)]
 
 
 @pytest.mark.parametrize(

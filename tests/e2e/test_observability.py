@@ -81,15 +81,16 @@ def test_a_run_that_is_watched(tmp_path: Path) -> None:
 
 
 def assert_table_adds_up(stdout: str) -> None:
-    """One table, of step 2; each stage's seconds are about the step's, and the first stage has three layers of four."""
+    """One table, of step 2: each stage has computed, waited and updated, in no more seconds than the run had."""
     (start,) = [found.start() for found in re.finditer("Seconds of step 2, measured \\| predicted", stdout)]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in stdout[start:].splitlines() if "│" in line]
-    first, second = ([numbers_of(cell) for cell in row[4:]] for row in rows if row[0] == "0")
-    (busy, _), (bubble, _), (sync, _), (update, _) = first
-    assert busy > second[0][0] > 0
-    assert bubble > 0
-    total = busy + bubble + sync + update
-    assert sum(each[0] for each in second) == pytest.approx(total, rel=0.25)
+    measured = [[numbers_of(cell)[0] for cell in row[4:]] for row in rows if row[0] == "0"]
+    found = re.search(r"^seconds: training (\d+\.\d)", stdout, re.M)
+    assert found is not None
+    assert len(measured) == 2
+    for seconds in measured:
+        assert min(seconds) > 0
+        assert sum(seconds) < float(found[1]) + 0.05
 
 
 def assert_events(folder: Path) -> None:
