@@ -37,6 +37,7 @@ NOT_HERE = frozenset(
 
 FOREIGN_FLAGS = frozenset(
     {
+        "--capture-range",  # of nsys
         "--check",  # of sha256sum
         "--duration",  # of py-spy
         "--gpus-per-node",  # of sbatch

@@ -121,7 +121,11 @@ class _WandB:
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
+        import wandb  # noqa: PLC0415  (optional)
+
         self._run.finish()
+        # Its process writes the files; behind this they are whole.
+        wandb.teardown()
 
 
 class _Prometheus:

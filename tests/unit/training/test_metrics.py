@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 from wandb.sdk.internal.datastore import DataStore
@@ -161,7 +160,6 @@ def test_a_port_that_is_taken_is_told_before_training() -> None:
 
 
 def test_weights_and_biases_that_nobody_logged_in_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb.teardown()  # it remembers the last run's mode
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
