@@ -14,6 +14,7 @@ SENTENCEPIECE = ["sentencepiece>=0.2"]
 TENSORBOARD = ["tensorboard>=2.16"]
 WANDB = ["wandb>=0.19"]
 PROMETHEUS = ["prometheus-client>=0.20"]
+SWEEP = ["pyarrow>=17"]
 ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31"]
 
 setup(
@@ -27,7 +28,10 @@ setup(
     packages=find_namespace_packages(include=["hetero", "hetero.*", "megatron.training", "megatron.training.*"]),
     package_data={
         "hetero": ["py.typed"],
-        "hetero.data": ["*.json", "profiles/*.json", "NOTICE.md"],
+        "hetero.data": [
+            *("*.json", "*.yaml", "NOTICE.md", "profiles/*.json"),
+            *("clusters/*.yaml", "models/*.yaml", "sweeps/*.yaml"),
+        ],
         "hetero.report.page": ["*.html.j2"],
     },
     # What planning, show, validate, simulate and report need, without torch.
@@ -50,6 +54,7 @@ setup(
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
         "prometheus": PROMETHEUS,
+        "sweep": SWEEP,
         "elastic": [*TRAIN, *ELASTIC],
         "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
         "test": [
@@ -59,6 +64,7 @@ setup(
             *TENSORBOARD,
             *WANDB,
             *PROMETHEUS,
+            *SWEEP,
             *ELASTIC,
             "hypothesis>=6.100",
             "import-linter>=2.0",

@@ -19,6 +19,7 @@ COMMANDS = {
     "devices": "hetero.commands.devices",
     "discover": "hetero.commands.discover",
     "launch": "hetero.commands.launch",
+    "sweep": "hetero.commands.sweep",
     "doctor": "hetero.commands.doctor",
     "elastic": "hetero.commands.elastic",
 }

@@ -19,6 +19,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tensorboard": ("tensorboard",),
         "wandb": ("wandb",),
         "prometheus": ("prometheus_client",),
+        "sweep": ("pyarrow",),
         "elastic": ("torch", "megatron.core", "safetensors", "isal", "aiohttp", "etcd3gw", "obstore", "requests"),
         "transformer-engine": ("transformer_engine",),
     }

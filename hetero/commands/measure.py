@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.status import Status
@@ -66,22 +67,59 @@ def check_measure(args: argparse.Namespace) -> None:
         require("train", asked_by="--measure")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatedPlan:
+    """A plan in a file, and how it is to be emulated.
+
+    step_s: the predicted seconds of a step, by which a run that hangs is told from one that is slow.
+    num_steps: emulated steps.
+    time_scale, seq_length: as :class:`hetero.emulation.options.EmulationOptions` has them.
+    """
+
+    plan: Path
+    cluster: Path
+    step_s: float
+    num_steps: int
+    time_scale: float | None
+    seq_length: int
+    profiles: tuple[Path, ...]
+    data_sheets: bool
+
+
 def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
     """Run the plan of a ``hetero simulate`` command line.
 
     Raises:
         ConfigError: it cannot be emulated, or this machine cannot keep up.
     """
-    num_steps = args.measure_steps or DEFAULT_STEPS
+    asked = EmulatedPlan(
+        plan=args.plan,
+        cluster=args.cluster,
+        step_s=simulation.step_s,
+        num_steps=args.measure_steps or DEFAULT_STEPS,
+        time_scale=args.time_scale,
+        seq_length=args.measure_seq_length or DEFAULTS.seq_length,
+        profiles=tuple(args.profile),
+        data_sheets=args.data_sheets,
+    )
+    with Status("running it at the emulated pace ...", console=console(stderr=True)):
+        return emulated_run(asked)
+
+
+def emulated_run(asked: EmulatedPlan) -> EmulatedRun:
+    """Run a plan at the emulated pace of its cluster, in processes of their own.
+
+    Raises:
+        ConfigError: it cannot be emulated, or this machine cannot keep up.
+    """
     # Three times what is predicted; the emulation adds what starting takes.
-    timeout_s = 3 * (args.time_scale or SLOWEST) * simulation.step_s * (num_steps + 1)
+    timeout_s = 3 * (asked.time_scale or SLOWEST) * asked.step_s * (asked.num_steps + 1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
-        command = [sys.executable, "-W", "ignore", "-m", "hetero.emulation", *_flags(args), "--out", str(out)]
-        command += ["--steps", str(num_steps), "--timeout", str(timeout_s)]
-        command += ["--time-scale", str(args.time_scale)] if args.time_scale else []
-        with Status("running it at the emulated pace ...", console=console(stderr=True)):
-            process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        command = [sys.executable, "-W", "ignore", "-m", "hetero.emulation", *_flags(asked), "--out", str(out)]
+        command += ["--steps", str(asked.num_steps), "--timeout", str(timeout_s)]
+        command += ["--time-scale", str(asked.time_scale)] if asked.time_scale else []
+        process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if process.returncode:
             # Other ranks may have said before how the first one's end became theirs.
             *_, said = process.stderr.strip().splitlines() or [f"the emulation ended with {process.returncode}"]
@@ -89,12 +127,11 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
         return load(EmulatedRun, out)
 
 
-def _flags(args: argparse.Namespace) -> Sequence[str]:
-    profiles = [text for path in args.profile for text in ("--profile", str(path))]
-    switches = ["--data-sheets"] if args.data_sheets else []
+def _flags(asked: EmulatedPlan) -> Sequence[str]:
+    profiles = [text for path in asked.profiles for text in ("--profile", str(path))]
+    switches = ["--data-sheets"] if asked.data_sheets else []
     return [
-        *("--plan", str(args.plan), "--cluster", str(args.cluster)),
-        *("--sequence", str(args.measure_seq_length or DEFAULTS.seq_length)),
+        *("--plan", str(asked.plan), "--cluster", str(asked.cluster), "--sequence", str(asked.seq_length)),
         *profiles,
         *switches,
     ]

@@ -17,7 +17,14 @@ from hetero.spec.devices import DeviceType
 from hetero.spec.link import GroupLink, Link
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
-PRESETS = sorted((Path(__file__).parents[3] / "scripts" / "presets" / "clusters").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+PRESETS = sorted(
+    {
+        path.resolve()
+        for folder in ("scripts/presets", "hetero/data")
+        for path in (ROOT / folder / "clusters").glob("*.yaml")
+    }
+)
 
 
 def speed(bandwidth_gb_per_s: float | tuple[tuple[int, float], ...], latency_us: float = 0.0) -> Link:
@@ -256,7 +263,7 @@ def test_presets_describe_every_link(path: Path) -> None:
 
 
 def test_there_are_presets() -> None:
-    assert {path.stem for path in PRESETS} >= {"a100_v100", "two_zones"}
+    assert {path.stem for path in PRESETS} >= {"one_room", "sailor_two_zones"}
 
 
 def test_all_reduces_inside_nodes_by_device() -> None:
