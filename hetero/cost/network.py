@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetero.plan.reshard import Transfer
 from hetero.plan.sync_domains import rails_of
-from hetero.spec.cluster import ClusterSpec
+from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.link import GroupLink, Link
 from hetero.units import US_PER_S
 
@@ -30,8 +30,15 @@ class Topology:
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self.cluster = cluster
-        self._nics = [cluster.nic_of_rank(rank) for rank in range(cluster.num_devices)]
-        self._types = [cluster.node_type_of_rank(rank) for rank in range(cluster.num_devices)]
+        self._nics: list[tuple[int, int]] = []
+        self._types: list[NodeType] = []
+        node = 0
+        for node_type in cluster.node_types:
+            nics = [node_type.nic_of_device(position) for position in range(node_type.gpus_per_node)]
+            for _ in range(node_type.count):
+                self._nics += [(node, nic) for nic in nics]
+                node += 1
+            self._types += [node_type] * node_type.num_devices
         self._links: dict[tuple[str, str, bool], Link] = {}
         self._messages: dict[tuple[str, str, bool, int], tuple[float, float]] = {}
 

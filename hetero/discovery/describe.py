@@ -196,7 +196,7 @@ def _node_type(name: str, kind: _Kind, members: Sequence[Node], *, date: str) ->
             device=members[0].gpus[0].name if members[0].gpus else None,
         ),
         inside_node=kind.inside.link if kind.inside is not None else None,
-        nics_per_node=kind.network.count,
+        nics_per_node=min(kind.num_devices, kind.network.count),
     )
 
 

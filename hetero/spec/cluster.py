@@ -32,8 +32,19 @@ from hetero.spec.host import HostProfile
 from hetero.spec.link import GroupLink, Link
 from hetero.spec.shipped_devices import SHIPPED_DEVICES, shipped_and
 
-MAX_DEVICES = 1_000_000
-"""Limit of a cluster's size, several times that of the largest one there is; ranks are counted one by one."""
+MAX_DEVICES = 200_000
+"""Limit of a cluster's size, about that of the largest ones there are; ranks are counted one by one."""
+
+MAX_GPUS_PER_NODE = 1024
+"""Limit of a node's size: what devices of one node may be is looked at one device after the other."""
+
+MAX_NODE_TYPES = 64
+"""Limit of a cluster's node types: links are looked at pair by pair."""
+
+MAX_MEMORY_GIB = 1_000_000
+
+MAX_PRICE_PER_HOUR = 1e9
+"""Of one node, in any currency; prices are counted in thousandths, and a whole cluster's has to fit 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +80,36 @@ class NodeType:
     nics_per_node: int = 1
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ConfigError(f"node type of {self.device!r}: name is {self.name!r}, give it one that can be read")
+        if not self.zone.strip():
+            raise ConfigError(f"node type {self.name!r}: zone is {self.zone!r}, give it a name, or leave it out")
         for field in ("gpus_per_node", "count", "memory_gib", "host_memory_gib", "nics_per_node"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"node type {self.name!r}: {field} is {value}, must be at least 1")
-        if self.price_per_hour is not None and self.price_per_hour < 0:
-            raise ConfigError(f"node type {self.name!r}: price_per_hour is {self.price_per_hour}, must be at least 0")
+        for field, most in (
+            ("gpus_per_node", MAX_GPUS_PER_NODE),
+            ("memory_gib", MAX_MEMORY_GIB),
+            ("host_memory_gib", MAX_MEMORY_GIB),
+        ):
+            value = getattr(self, field)
+            if value is not None and value > most:
+                raise ConfigError(
+                    f"node type {self.name!r}: {field} is {value:,}, at most {most:,} is planned for; is it in another "
+                    "unit?"
+                )
+        if self.nics_per_node > self.gpus_per_node:
+            raise ConfigError(
+                f"node type {self.name!r}: nics_per_node is {self.nics_per_node}, must be at most gpus_per_node, which "
+                f"is {self.gpus_per_node}: each device uses one; describe several of one device as one of their "
+                "bandwidth together"
+            )
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour <= MAX_PRICE_PER_HOUR:
+            raise ConfigError(
+                f"node type {self.name!r}: price_per_hour is {self.price_per_hour:g}, must be at least 0 and at most "
+                f"{MAX_PRICE_PER_HOUR:g}; state the price of one node for one hour"
+            )
         self._check_host()
         sizes = [group.size for group in self.all_reduce_inside_node]
         if sizes != sorted(set(sizes)):
@@ -107,6 +142,10 @@ class NodeType:
     def num_devices(self) -> int:
         """Number of devices on all nodes of the type."""
         return self.count * self.gpus_per_node
+
+    def nic_of_device(self, position: int) -> int:
+        """The number of the interface that a node's ``position``-th device uses."""
+        return position * self.nics_per_node // self.gpus_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +198,11 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         if not self.node_types:
             raise ConfigError("cluster: node_types is empty, it must list at least one")
+        if len(self.node_types) > MAX_NODE_TYPES:
+            raise ConfigError(
+                f"cluster: it has {len(self.node_types):,} node types, at most {MAX_NODE_TYPES} are planned for; list "
+                "equal nodes of one zone as one type with their count"
+            )
         names = Counter(node_type.name for node_type in self.node_types)
         if repeated := [name for name, count in names.items() if count > 1]:
             raise ConfigError(f"cluster: node_types lists {repeated[0]!r} more than once; give each type its own name")
@@ -166,7 +210,8 @@ class ClusterSpec:
             largest = max(self.node_types, key=lambda node_type: node_type.num_devices)
             raise ConfigError(
                 f"cluster: it has {self.num_devices:,} devices, at most {MAX_DEVICES:,} are planned for; node type "
-                f"{largest.name!r} has count {largest.count} x gpus_per_node {largest.gpus_per_node}"
+                f"{largest.name!r} has count {largest.count:,} x gpus_per_node {largest.gpus_per_node}; is a number "
+                "wrong?"
             )
         self._check_devices()
         self._check_node_pairs()
@@ -282,7 +327,7 @@ class ClusterSpec:
         node_type, node = self._locate(rank)
         first_rank = sum(t.num_devices for t in self.node_types[: self.node_types.index(node_type)])
         position = (rank - first_rank) % node_type.gpus_per_node
-        return node, position * node_type.nics_per_node // node_type.gpus_per_node
+        return node, node_type.nic_of_device(position)
 
     def device_of_rank(self, rank: int) -> DeviceType:
         """The device type of ``rank``, with the memory that this cluster says it has.

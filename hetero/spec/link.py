@@ -31,6 +31,14 @@ def _latency(value: Any) -> Any:
     return quantities.latency_us(value) if isinstance(value, str) else value
 
 
+LEAST_GB_PER_S, MOST_GB_PER_S = 1e-9, 1e7
+"""Limits of a bandwidth: a byte per second, which tables have for messages of a byte, and far beyond any memory's.
+Seconds that are computed from what lies between stay finite."""
+
+MOST_LATENCY_US = 60e6
+"""Limit of a latency: a minute."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """A full-duplex link between two devices, with the same figures in both directions.
@@ -46,8 +54,11 @@ class Link:
     latency_us: Annotated[float, BeforeValidator(_latency)]
 
     def __post_init__(self) -> None:
-        if self.latency_us < 0:
-            raise ConfigError(f"link: latency_us is {self.latency_us}, must be at least 0")
+        if not 0 <= self.latency_us <= MOST_LATENCY_US:
+            raise ConfigError(
+                f"link: latency_us is {self.latency_us}, must be at least 0 and at most {MOST_LATENCY_US:g}, a minute; "
+                "is it in another unit?"
+            )
         if not self._table:
             raise ConfigError("link: bandwidth_gb_per_s is an empty table, give it a number or one pair at least")
         for num_bytes, bandwidth in self._table:
@@ -55,6 +66,11 @@ class Link:
                 raise ConfigError(f"link: bandwidth_gb_per_s has a message of {num_bytes} bytes, must be at least 1")
             if bandwidth <= 0:
                 raise ConfigError(f"link: bandwidth_gb_per_s is {bandwidth}, must be above 0")
+            if not LEAST_GB_PER_S <= bandwidth <= MOST_GB_PER_S:
+                raise ConfigError(
+                    f"link: bandwidth_gb_per_s is {bandwidth:g}, must be at least {LEAST_GB_PER_S:g} and at most "
+                    f"{MOST_GB_PER_S:g}; is it in another unit?"
+                )
         for (small, _), (large, _) in pairwise(self._table):
             if large <= small:
                 raise ConfigError(
@@ -66,6 +82,11 @@ class Link:
         if isinstance(self.bandwidth_gb_per_s, tuple):
             return self.bandwidth_gb_per_s
         return ((1, self.bandwidth_gb_per_s),)
+
+    @property
+    def most_gb_per_s(self) -> float:
+        """The most bandwidth that a message of any size gets."""
+        return max(bandwidth for _, bandwidth in self._table)
 
     def bytes_per_s(self, num_bytes: int) -> float:
         """The bandwidth that one message of ``num_bytes`` gets, in bytes per second.

@@ -18,6 +18,13 @@ MAX_BLOCKS = 100_000
 """Limit of layers x experts. Everything that lists parameters, from the validator to a checkpoint, has some entries
 for each; the largest models have a fourth of it (61 layers of 384 experts)."""
 
+MAX_LAYERS = 10_000
+"""Limit of a model's depth, several times that of the deepest there is (2,500 attention and MLP sublayers in DeepNet,
+arXiv 2203.00555); stages are balanced layer by layer."""
+
+MAX_SIZE = 10**9
+"""Limit of every size of a model. With it, the products of sizes that are counted stay exact as floats need them."""
+
 VOCABULARY_DIVISOR = 128
 """Default of Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
 
@@ -102,10 +109,7 @@ class ModelSpec:
     moe_ffn_hidden_size: int | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise ConfigError(f"model: {field.name} is {value}, must be at least 1")
+        self._check_sizes()
         num_blocks = self.num_layers * (self.num_experts or 1)
         if num_blocks > MAX_BLOCKS:
             raise ConfigError(
@@ -137,6 +141,17 @@ class ModelSpec:
                 raise ConfigError(
                     f"model: moe_router_topk {self.moe_router_topk} exceeds num_experts {self.num_experts}"
                 )
+
+    def _check_sizes(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                continue
+            if value < 1:
+                raise ConfigError(f"model: {field.name} is {value}, must be at least 1")
+            most = MAX_LAYERS if field.name == "num_layers" else MAX_SIZE
+            if value > most:
+                raise ConfigError(f"model: {field.name} is {value:,}, must be at most {most:,}; is the number wrong?")
 
     def _check_rotary(self) -> None:
         if self.rotary_base <= 0:
