@@ -36,7 +36,7 @@ from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsti
 from hetero.planner.scoring import goal_value
 from hetero.report.content import Execution, Report
 from hetero.report.plan_wording import range_of
-from hetero.report.prediction_json import prediction_json
+from hetero.report.prediction_json import bounds_json, prediction_json
 from hetero.report.tables.certainty import certainty_lines, utilization_lines
 from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.measurement import measurement_lines, measurement_table
@@ -244,6 +244,7 @@ def _planned(args: argparse.Namespace) -> int:
             say(line)
     if args.json:
         made = prediction_json(result.simulation, result.memory, cluster, certainty, found, command_of)
+        made["bounds"] = bounds_json(result)
         print(json.dumps(made, indent=2))
     return 0
 

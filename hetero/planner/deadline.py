@@ -9,6 +9,15 @@ LOOK_S = 1e-3
 which only :class:`CountedWork` takes notice."""
 
 
+GLANCE_S = 2e-6
+"""What lies between two looks at a deadline in a loop that only counts through what there is. A heuristic, as
+``LOOK_S``."""
+
+
+class OutOfTime(Exception):
+    """A step was left before its end, as its deadline was over; what it knew by then is of no use."""
+
+
 class Timer(Protocol):
     """What a deadline reads the time from."""
 
@@ -82,9 +91,31 @@ class Deadline:
         self.timer.spend(LOOK_S)
         return self.elapsed_s >= self.limit_s
 
+    def glance(self) -> bool:
+        """Whether no time is left; looked at in a loop whose rounds do next to nothing."""
+        self.timer.spend(GLANCE_S)
+        return self.elapsed_s >= self.limit_s
+
+    def check(self) -> None:
+        """Leave a step that knows nothing before its end.
+
+        Raises:
+            OutOfTime: no time is left.
+        """
+        if self.is_over():
+            raise OutOfTime
+
     def part(self, share: float) -> "Deadline":
         """A deadline of its own for ``share`` of what is left."""
         return Deadline(self.left_s * share, self.timer, whole=self)
+
+    def leaving(self, seconds: float) -> "Deadline":
+        """A deadline of its own that leaves ``seconds`` of this one for what comes later."""
+        return Deadline(max(0.0, self.left_s - seconds), self.timer, whole=self)
+
+    def at_least(self, seconds: float) -> "Deadline":
+        """A deadline of its own for all that is left, or for ``seconds`` where that is less."""
+        return Deadline(max(seconds, self.left_s), self.timer, whole=self)
 
     def has(self, seconds: float) -> bool:
         """Whether ``seconds`` are left for a step that cannot be interrupted; if not, the step is left out.

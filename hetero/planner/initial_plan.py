@@ -22,12 +22,16 @@ from hetero.planner.listed.grid_plans import every_uniform
 from hetero.planner.listed.listed_plans import best_plan
 from hetero.planner.listed.published_planners import autohet_plans, harp_plans
 from hetero.planner.problem import Problem
-from hetero.planner.replica.least_memory import LeastMemoryPipeline
+from hetero.planner.replica.least_memory import FITTING_S, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template, milli_price
-from hetero.planner.scoring import ScoredPlan, better_of, price_per_hour, score_fitted
+from hetero.planner.scoring import STAGE_S, ScoredPlan, better_of, price_per_hour, score_fitted
 from hetero.planner.time_shares import TimeShare
+
+SCORED_SHARE = 0.75
+"""Of the time for the first plan, what looking at its stages may take by estimate: of a very large cluster a part is
+planned in time instead of nothing. A heuristic."""
 
 MOST_SCORED = 4
 """Covers by whole replicas that are simulated, the best by the formula first. A heuristic."""
@@ -64,29 +68,37 @@ def initial_plans(
     for hosts in (False, True)[: 1 + problem.offloads]:
         if best is None:
             table = StageOptionTable(problem, num_gradient_groups=0, hosts=hosts)
-            smallest = LeastMemoryPipeline(problem, table).plan()
+            smallest = LeastMemoryPipeline(problem, table, deadline.at_least(FITTING_S)).plan()
             best = _score_within_budget(smallest, problem, deadline) if smallest is not None else None
     if problem.goal == "time" and problem.budget_per_hour is None:
         uniform = best_plan(
             itertools.chain.from_iterable(every_uniform(problem, stage_options).values()),
             problem,
             TimeShare.INITIAL_PLAN.of(deadline),
+            beside=best,
         )
         best = better_of(best, uniform, problem)
     return InitialPlans(best, uniform)
 
 
-def published_shape(problem: Problem, stage_options: StageOptionTable, deadline: Deadline) -> ScoredPlan | None:
+def published_shape(
+    problem: Problem, stage_options: StageOptionTable, deadline: Deadline, *, beside: ScoredPlan | None = None
+) -> ScoredPlan | None:
     """The best plan of two shapes that published planners make: one replica over all nodes with data parallelism across
     them (HARP), and equal replicas of one tp (AutoHet).
+
+    Args:
+        beside: a plan that there is already.
 
     Returns:
         ``None`` if none fits, or if the problem is about money, which neither planner knows.
     """
     if problem.goal == "money" or problem.budget_per_hour is not None:
         return None
-    best = best_plan(harp_plans(problem, stage_options), problem, TimeShare.HARP.of(deadline))
-    return better_of(best, best_plan(autohet_plans(problem, stage_options), problem, deadline.part(1.0)), problem)
+    harp = best_plan(harp_plans(problem, stage_options), problem, TimeShare.HARP.of(deadline), beside=beside)
+    beside = better_of(harp, beside, problem)
+    autohet = best_plan(autohet_plans(problem, stage_options), problem, deadline.part(1.0), beside=beside)
+    return better_of(harp, autohet, problem)
 
 
 def _score_within_budget(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
@@ -116,10 +128,11 @@ def _by_whole_replicas(
         if enough.is_over():
             break
     covers: dict[Cover, CoverScore] = {}
+    most_stages = int(SCORED_SHARE * (deadline.whole or deadline).left_s / STAGE_S)
     for templates in fastest.values():
         alone = [[template] for template in templates.values()]
         for chosen in (list(templates.values()), *alone):
-            if (cover := _cover(chosen, problem)) is not None:
+            if (cover := _cover(chosen, problem, most_stages)) is not None:
                 covers[cover] = score_cover(cover, problem, sync_tiers)
     by_goal = sorted(covers.items(), key=lambda item: item[1].money if problem.goal == "money" else item[1].step_s)
     for cover, _ in by_goal[:MOST_SCORED]:
@@ -131,10 +144,14 @@ def _rate_per_device(template: Template) -> float:
     return template.rate / sum(template.devices)
 
 
-def _cover(templates: Sequence[Template], problem: Problem) -> Cover | None:
-    """As many copies of each as there is room, samples and money for; ``None`` if samples do not divide."""
+def _cover(templates: Sequence[Template], problem: Problem, most_stages: int) -> Cover | None:
+    """As many copies of each as there is room, samples and money for, and time to look at so many stages; ``None`` if
+    samples do not divide."""
     batch = problem.global_batch_size
     most_copies = [_most_copies(template, problem) for template in templates]
+    stages = sum(most * len(template.stages) for most, template in zip(most_copies, templates, strict=True))
+    if stages > most_stages:
+        most_copies = [max(1, most * most_stages // stages) for most in most_copies]
     rate = sum(most * template.rate for most, template in zip(most_copies, templates, strict=True))
     copies = []
     for template, room in zip(templates, most_copies, strict=True):

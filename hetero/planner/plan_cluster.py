@@ -1,5 +1,6 @@
 """Plans a cluster: stage options, replica templates, a cover of the cluster by them, and passes over the best plans."""
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +19,34 @@ from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.cover.search import MOST_COVERS, TOLERANCE, Search, SearchProgress
 from hetero.planner.cover.shortlist import scored_covers
 from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.deadline import Deadline
+from hetero.planner.deadline import Deadline, OutOfTime
 from hetero.planner.improve.gradient_sync import choose_domains
 from hetero.planner.improve.passes import improved
 from hetero.planner.initial_plan import initial_plans, published_shape
 from hetero.planner.problem import Problem
 from hetero.planner.replica.feasibility import check_devices, check_links, check_model_fits, nothing_found
+from hetero.planner.replica.least_memory import FITTING_S
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template
-from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value, memory_is_short
+from hetero.planner.scoring import (
+    STAGE_S,
+    EstimatedPlan,
+    ScoredPlan,
+    Shortlist,
+    better_of,
+    goal_value,
+    memory_is_short,
+)
 from hetero.planner.time_shares import TimeShare
 
 GRADIENT_GROUPS = (3, 8, 24)
 """Sets of ranks with which a device is assumed to sum gradients: one number after the other, until a plan fits the
 memory model itself. A heuristic."""
+
+KEPT_SHARE = 0.3
+"""Of the time that is left after the search, where the best plan leaves node types idle: another search among those
+that it keeps, whose template space is finer, as there are fewer of them. A heuristic."""
 
 ProgressReport = Callable[[SearchProgress], None]
 
@@ -47,7 +61,7 @@ class PlanResult:
         another of its best covers, since the simulator chooses among them. ``None`` if time ran out before there was a
         cover: the plan is then one of those that are made first.
     bound_s: no cover of the cluster by templates of the space has a shorter step by that formula.
-    lower_bound_s: no plan whatever has a shorter step, by formula or simulator.
+    lower_bound_s: no plan whatever has a shorter step by the simulator.
     finished: the space was enumerated and the search ended by itself, and neither by the time limit.
     runners_up: the best of the other plans that were looked at, by what they are.
     """
@@ -74,6 +88,11 @@ class PlanResult:
         without a cover the plan's own step."""
         return max(0.0, 1 - self.bound_s / (self.simulation if self.score is None else self.score).step_s)
 
+    @property
+    def gap_to_any(self) -> float:
+        """The part of the plan's step by which another plan could be shorter at most, by the simulator."""
+        return max(0.0, 1 - self.lower_bound_s / self.simulation.step_s)
+
 
 def plan_cluster(
     problem: Problem,
@@ -97,10 +116,14 @@ def plan_cluster(
     sync_tiers = SyncTiers(problem)
     stage_options = StageOptionTable(problem)
     check_devices(problem, stage_options)
-    first = initial_plans(problem, stage_options, sync_tiers, deadline, enough=TimeShare.INITIAL_PLAN.of(deadline))
-    if first.best is None:
-        check_model_fits(problem)
-    published = published_shape(problem, stage_options, TimeShare.PUBLISHED_SHAPES.of(deadline))
+    try:
+        first = initial_plans(problem, stage_options, sync_tiers, deadline, enough=TimeShare.INITIAL_PLAN.of(deadline))
+        if first.best is None:
+            check_model_fits(problem, deadline.at_least(FITTING_S))
+    except OutOfTime:
+        raise nothing_found(problem, (), complete=False) from None
+    shapes = TimeShare.PUBLISHED_SHAPES.of(deadline)
+    published = published_shape(problem, stage_options, shapes, beside=first.best)
     initial = better_of(first.best, published, problem)
     hosts = problem.offloads and memory_is_short(initial)
     for num_gradient_groups in GRADIENT_GROUPS:
@@ -108,6 +131,12 @@ def plan_cluster(
         found = _search(problem, stage_options, sync_tiers, deadline, report=report, tolerance=tolerance)
         if found.plans or not found.covers or deadline.is_over():
             break
+    kept = _kept_node_types(better_of(found.plans[0] if found.plans else None, initial, problem), problem)
+    if problem.goal == "time" and 0 < len(kept) < len(stage_options.usable_node_types):
+        kept_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts, only=kept)
+        keeping = deadline.part(KEPT_SHARE)
+        without = _search(problem, kept_options, sync_tiers, keeping, report=None, tolerance=tolerance)
+        found = found.beside(without, problem)
     if initial is not None:  # Plans of covers have their domains by now.
         initial = choose_domains(initial, problem, TimeShare.INITIAL_DOMAINS.of(deadline))
     best = better_of(found.plans[0] if found.plans else None, initial, problem)
@@ -119,7 +148,7 @@ def plan_cluster(
         "the next best plan of other stages": (*found.plans, initial, published),
         "a uniform plan": (first.uniform,),
     }
-    return _result(best, found, _runners_up(best, others, problem), lower_bound_s(problem, stage_options), deadline)
+    return _result(best, found, _runners_up(best, others, problem), lower_bound_s(problem), deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +165,12 @@ class _Found:
     plans: tuple[ScoredPlan, ...]
     bound_s: float
     complete: bool
+
+    def beside(self, other: "_Found", problem: Problem) -> "_Found":
+        """With the covers and plans of ``other`` as well, which looked at some node types only; what was proven stays,
+        since they are covers of the whole cluster."""
+        plans = sorted((*self.plans, *other.plans), key=lambda each: goal_value(each, problem))
+        return dataclasses.replace(self, covers=alternating(self.covers, other.covers), plans=tuple(plans))
 
     def estimated(self, problem: Problem) -> tuple[EstimatedPlan, ...]:
         """The plans of the best covers with the steps that the formula gives them."""
@@ -154,11 +189,13 @@ def _search(
     tolerance: float,
 ) -> _Found:
     """Templates, the best covers by them, and these covers' plans."""
+    # The best cover is of no use if there is no time left to make a plan of it and to look at that.
+    searching = deadline.leaving(STAGE_S * problem.cluster.num_devices)
     space = TemplateSpace(problem, stage_options)
-    templates = space.templates(TimeShare.TEMPLATES.of(deadline))
-    search = Search(problem, sync_tiers, templates, TimeShare.SEARCH.of(deadline), tolerance=tolerance, report=report)
+    templates = space.templates(TimeShare.TEMPLATES.of(searching))
+    search = Search(problem, sync_tiers, templates, TimeShare.SEARCH.of(searching), tolerance=tolerance, report=report)
     found = search.run()
-    climbing = HillClimbing(problem, stage_options, sync_tiers, TimeShare.HILL_CLIMBING.of(deadline))
+    climbing = HillClimbing(problem, stage_options, sync_tiers, TimeShare.HILL_CLIMBING.of(searching))
     covers = alternating(climbing.climb(found.covers), found.covers)
     if problem.goal == "money":
         covers = cheaper_covers(covers, problem, sync_tiers, templates, deadline)
@@ -181,6 +218,12 @@ def alternating(
     prefer another."""
     both = dict.fromkeys(itertools.chain.from_iterable(itertools.zip_longest(climbed, found)))
     return tuple(each for each in both if each is not None)
+
+
+def _kept_node_types(best: ScoredPlan | None, problem: Problem) -> frozenset[int]:
+    """The node types that work in ``best``, by their indices; none without a plan."""
+    working = {stage.ranks[0] for _, _, stage in best.plan.stages()} if best is not None else ()
+    return frozenset(problem.node_type_of(rank).index for rank in working)
 
 
 def _runners_up(

@@ -16,6 +16,18 @@ from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.model import ModelSpec, sequence_length_error
 from hetero.units import GIB
 
+MAX_GLOBAL_BATCH_SIZE = 10_000_000
+"""Limit of the samples of a step, a hundred times what the largest runs take; each of its microbatches is replayed."""
+
+MAX_TIME_LIMIT_S = 7 * 24 * 3600.0
+"""Limit of the time limit: a week."""
+
+MAX_SEED = 2**31 - 1
+"""Limit of the solver's seed, a whole number of 32 bits."""
+
+MAX_BUDGET_PER_HOUR = 1e15
+"""Limit of a budget, which is counted in thousandths and has to fit 64 bits."""
+
 Goal = Literal["time", "money"]
 """``time``: the shortest step. ``money``: the least money per token, nodes that idle not counted."""
 
@@ -95,14 +107,25 @@ class Problem:
     previews: bool = True
 
     def __post_init__(self) -> None:
-        if self.global_batch_size < 1:
-            raise ConfigError(f"planner: global_batch_size is {self.global_batch_size}, must be at least 1")
+        if not 1 <= self.global_batch_size <= MAX_GLOBAL_BATCH_SIZE:
+            raise ConfigError(
+                f"planner: global_batch_size is {self.global_batch_size}, must be at least 1 and at most "
+                f"{MAX_GLOBAL_BATCH_SIZE:,} samples (--global-batch-size)"
+            )
         if error := sequence_length_error(self.model, self.seq_length):
             raise ConfigError(f"planner: {error}")
-        if not 0 < self.time_limit_s < math.inf:
-            raise ConfigError(f"planner: the time limit is {self.time_limit_s} s, must be above 0 and finite")
-        if self.budget_per_hour is not None and self.budget_per_hour <= 0:
-            raise ConfigError(f"planner: the budget is {self.budget_per_hour} per hour, must be above 0")
+        if not 0 < self.time_limit_s <= MAX_TIME_LIMIT_S:
+            raise ConfigError(
+                f"planner: the time limit is {self.time_limit_s:g} s, must be above 0 and at most "
+                f"{MAX_TIME_LIMIT_S:,.0f}, a week (--time-limit)"
+            )
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"planner: the seed is {self.seed}, must be at least 0 and at most {MAX_SEED} (--seed)")
+        if self.budget_per_hour is not None and not 1e-3 <= self.budget_per_hour <= MAX_BUDGET_PER_HOUR:
+            raise ConfigError(
+                f"planner: the budget is {self.budget_per_hour:g} per hour, must be at least 0.001 and at most "
+                f"{MAX_BUDGET_PER_HOUR:g} (--budget-per-hour)"
+            )
         if self.goal == "money" or self.budget_per_hour is not None:
             unpriced = [node_type.name for node_type in self.node_types if node_type.price_per_hour is None]
             if unpriced:

@@ -10,6 +10,7 @@ from hetero.cost.memory import PlanMemory, device_memory
 from hetero.cost.model_flops import Products, Utilization, overall_mfu
 from hetero.cost.simulation.simulator import Simulation
 from hetero.planner.certainty import Certainty
+from hetero.planner.plan_cluster import PlanResult
 from hetero.report.tables.certainty import CommandOf, command_for
 from hetero.spec.cluster import ClusterSpec
 
@@ -75,4 +76,20 @@ def prediction_json(
             }
             for each in certainty.measurements
         ],
+    }
+
+
+def bounds_json(result: PlanResult) -> dict[str, Any]:
+    """What the planner knows of plans that it did not find: seconds, and gaps as shares from 0 to 1.
+
+    ``formula`` is about the planner's own formula and templates, ``any_plan`` about every plan by the simulator.
+    """
+    return {
+        "formula": {
+            "best_s": None if result.score is None else result.score.step_s,
+            "none_below_s": None if result.score is None else result.bound_s,
+            "gap": None if result.score is None else result.gap,
+        },
+        "any_plan": {"none_below_s": result.lower_bound_s, "gap": result.gap_to_any},
+        "finished": result.finished,
     }

@@ -1,106 +1,349 @@
-"""A lower bound on the step of any plan: all the work over all the speed.
+"""A lower bound on the step of any plan by the simulator, whatever its replicas, layer cuts and schedules.
 
-A sample passes L layers, an embedding and a head. With a_k and m_k the least device-seconds of one attention and of one
-MLP for one sample on node type k, over every tp and every microbatch that fits in memory, and w the attention's share
-of a layer's worth, a device of node type k does in T seconds no more than T / e_k layers' worth of either, where
+A sample passes L layers, an embedding and a head. A *group* is the tp ranks of one tensor-parallel group; in a step of
+T seconds it takes n samples through layers of worth omega, where attention and MLP are worth w and 1 - w of a layer. Of
+its T seconds it is not at work
 
-    e_k = min( a_k / w, m_k / (1 - w) )
+    max(u, p phi + u_min)      before its first forward: until its own weights are updated, and until a sample has come
+                               through the p layers before its own; u_min is the least update of any device
+    max(p beta, sums - B)      after its last backward: until that sample's gradient has gone back through these layers,
+                               and its own gradients are summed but for what the last backward B hides
 
-whatever w is; it is the one of the node type with the fastest layer. With h_k the device-seconds of embedding and head
-and r = min_k h_k / e_k, D_k devices of every node type do in T seconds at most sum_k D_k T / e_k of the B (L + r)
-layers' worth of a global batch of B samples. The update of half a layer, u, follows the last of them:
+and at work it takes tau seconds for a layer's worth of a sample. A layer that several nodes hold is summed between
+them; one whose samples a single node takes alone is not, but then that node has all B samples of the step for it:
 
-    step >= u + B (L + r) / sum_k ( D_k / e_k )
+    n omega tau <= T - max(u, p phi + u_min) - max(p beta, sums - B)                 several nodes
+    n omega tau <= T - max(u, p phi + u_min) - p beta, and B omega tau tp / G <= that    one node of G devices
 
-It knows nothing of templates, layer cuts, pipelines, replicas or links, and so holds for every plan that the runtime
-can execute; for the same reason a step this short is rarely possible.
+phi and beta are the least seconds of forward and backward of a layer anywhere, the others those of the device type, the
+least over every tp and microbatch that fits. So a device of node type k has at most
+
+    W_k(T, x) = max over tp, microbatch, omega, with p = max(0, x - omega), of  n omega / tp
+
+layers' worth of samples for what lies x layers behind the embedding. What does not hold the whole model receives its
+samples over the node's interfaces, which bounds n where the group is all of its node. With
+v(x) = max_k W_k(T, x) / W_k(T, 0) and D_k devices, the B samples of the step need
+
+    B r + integral over x of B / v(x)  <=  sum_k D_k W_k(T, 0)
+
+r being what embedding and head are worth at least. The least T for which that holds is below every step.
+
+Where stages may be interleaved, a group that holds several in turns may start with what is near the embedding, and hide
+the sums of one stage behind another: then p = 0 and there are no sums. Where backwards may be split, weights' gradients
+may wait for the end: then there is no p beta. With a distributed optimizer u and u_min are 0 and memory is
+no bound, as ranks may share its state, or leave it to hosts.
+docs/planner.md has the proof in full.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.cost.network import RING_SHARE
 from hetero.plan.ir import Recompute
 from hetero.planner.problem import PlannerNodeType, Problem
-from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
+from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOption, StageOptionTable
 from hetero.spec.profile import HALVES
+from hetero.units import GB
+
+Floats = NDArray[np.float64]
+
+BISECTIONS = 40
+"""Of the step between the bound without pipelines and twice, four times ... of it."""
+
+MOST_POINTS = 64
+"""Places between embedding and head, and numbers of layers per group, that are looked at: of deeper models ranges."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Least:
-    """The least that one node type takes: device-seconds per sample, and the seconds of an update of half a layer."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Config:
+    """A group of ``tp`` devices of a node type with one microbatch size.
 
-    attention_s: float
-    mlp_s: float
+    layer_s: seconds of forward and backward for a layer's worth of one sample, ``tau``.
+    worths: what a group may hold, from ``least`` to ``most`` layers' worth; nothing where memory forbids it.
+    update_s, sums_s: of the least in each of these ranges.
+    sample_s: what one sample that comes from another node takes of the node's interfaces together.
+    backward_s, head_backward_s, embedding_backward_s: of a layer's worth, of the head and of the embedding, of a whole
+        microbatch with everything computed again.
+    """
+
+    tp: int
+    gpus_per_node: int
+    layer_s: float
+    least: Floats
+    most: Floats
+    update_s: Floats
+    sums_s: Floats
+    sample_s: float
+    backward_s: float
+    head_backward_s: float
+    embedding_backward_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _NodeType:
+    """What the devices of one node type can do: their configurations, and the least that ends take, device-seconds per
+    sample."""
+
+    num_devices: int
+    configs: tuple[_Config, ...]
     ends_s: float
-    update_s: float
+    forward_s: float
+    backward_s: float
+    least_update_s: float
+
+    @property
+    def layer_s(self) -> float:
+        """Device-seconds of a layer's worth of one sample, ``e_k``."""
+        return min(config.tp * config.layer_s for config in self.configs)
 
 
-def lower_bound_s(problem: Problem, stage_options: StageOptionTable) -> float:
-    """No plan has a shorter step than this, in seconds; 0 if no device holds a layer."""
-    known = {
-        node_type.index: _least(node_type, problem, stage_options) for node_type in stage_options.usable_node_types
-    }
-    least = {index: each for index, each in known.items() if each is not None}
-    if not least:
-        return 0.0
-    fastest = min(least.values(), key=lambda each: each.attention_s + each.mlp_s)
-    share = fastest.attention_s / (fastest.attention_s + fastest.mlp_s)
-    per_layer = {index: min(each.attention_s / share, each.mlp_s / (1 - share)) for index, each in least.items()}
-    ratio = min(each.ends_s / per_layer[index] for index, each in least.items())
-    layers = problem.global_batch_size * (problem.model.num_layers + ratio)
-    # How little of an update one of many ranks may be left with, nobody knows.
-    update_s = 0.0 if problem.distributed_optimizer else min(each.update_s for each in least.values())
-    return update_s + layers / sum(problem.node_types[k].num_devices / each for k, each in per_layer.items())
+def lower_bound_s(problem: Problem) -> float:
+    """Seconds that no plan of ``problem`` has a shorter step than by the simulator; 0 if no device holds a layer."""
+    bound = _Bound(problem)
+    return bound.least_step_s() if bound.node_types else 0.0
 
 
-def _least(node_type: PlannerNodeType, problem: Problem, stage_options: StageOptionTable) -> _Least | None:
-    """The least of a node type over every tp and microbatch, ``None`` if nothing fits.
+class _Bound:
+    """Bounds the step of one problem."""
 
-    Without recomputation, which only takes longer. Between two measured microbatches time is a straight line, and so
-    time per sample has its least value at one of them or at the largest that fits; how a layer splits into its halves
-    hardly changes between them.
-    """
-    profile = problem.costs.profile_of(node_type.device)
-    measured = {time.micro_batch_size for time in profile.times} if profile is not None else set()
-    attentions_s, mlps_s, ends_s, updates_s = [], [], [], []
-    for tp in stage_options.degrees(node_type.gpus_per_node):
-        slot = Slot(node_type.index, tp, tp)
-        largest = _largest_microbatch(slot, problem, stage_options)
-        for size in sorted({1, largest, *measured}):
-            if 1 <= size <= largest:
-                option = stage_options.option(slot, size, "none")
-                attention, mlp = (
-                    problem.costs.layer(
-                        half,
-                        device=node_type.device,
-                        tp=tp,
-                        micro_batch_size=size,
-                        sequence_parallel=problem.splits_sequence(tp),
-                        fp8=option.fp8,
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._stage_options = StageOptionTable(problem, num_gradient_groups=0)
+        share = self._share_of_attention()
+        unlike: dict[tuple[object, ...], _NodeType | None] = {}
+        self.node_types: list[_NodeType] = []
+        for node_type in self._stage_options.usable_node_types if share is not None else ():
+            bytes_per_s = self._most_bytes_per_s(node_type)
+            key = node_type.device, node_type.gpus_per_node, node_type.memory_bytes, bytes_per_s
+            if key not in unlike:
+                unlike[key] = self._described(node_type, share or 0.5, bytes_per_s)
+            if (known := unlike[key]) is not None:
+                self.node_types.append(
+                    _NodeType(
+                        num_devices=node_type.num_devices,
+                        configs=known.configs,
+                        ends_s=known.ends_s,
+                        forward_s=known.forward_s,
+                        backward_s=known.backward_s,
+                        least_update_s=known.least_update_s,
                     )
-                    for half in HALVES
                 )
-                attentions_s.append(tp * (attention.forward_s + attention.backward_s) / size)
-                mlps_s.append(tp * (mlp.forward_s + mlp.backward_s) / size)
-                ends_s.append(tp * (option.embedding_s + option.head_s) / size)
-                updates_s += [problem.costs.update(half, device=node_type.device, tp=tp)[0] for half in HALVES]
-    if not attentions_s:
-        return None
-    return _Least(min(attentions_s), min(mlps_s), min(ends_s), min(updates_s))
+
+    def least_step_s(self) -> float:
+        """The least T of the head of this file."""
+        problem = self._problem
+        num_layers, batch = problem.model.num_layers, problem.global_batch_size
+        ratio = min(node_type.ends_s / node_type.layer_s for node_type in self.node_types)
+        speed = sum(node_type.num_devices / node_type.layer_s for node_type in self.node_types)
+        self._forward_s = min(node_type.forward_s for node_type in self.node_types)
+        self._backward_s = 0.0
+        if not problem.splits_backward:
+            self._backward_s = min(node_type.backward_s for node_type in self.node_types)
+        self._least_update_s = min(node_type.least_update_s for node_type in self.node_types)
+        low_s = batch * (num_layers + ratio) / speed
+        points = min(2 * num_layers, MOST_POINTS)
+        places: Floats = np.arange(points, dtype=np.float64) * (num_layers / points)
+
+        def is_possible(step_s: float) -> bool:
+            capacity, reach = 0.0, np.zeros(points)
+            for node_type in self.node_types:
+                most = np.zeros(points)
+                for config in node_type.configs:
+                    most = np.maximum(most, self._work(config, step_s, places))
+                if most[0] > 0:
+                    capacity += node_type.num_devices * float(most[0])
+                    reach = np.maximum(reach, most / most[0])
+            if not reach.all():
+                return False
+            return batch * (ratio + float(np.sum(1 / reach)) * num_layers / points) <= capacity
+
+        high_s = low_s
+        while not is_possible(high_s):
+            low_s, high_s = high_s, 2 * high_s
+        for _ in range(BISECTIONS if high_s > low_s else 0):
+            middle_s = (low_s + high_s) / 2
+            low_s, high_s = (low_s, middle_s) if is_possible(middle_s) else (middle_s, high_s)
+        return low_s
+
+    def _work(self, config: _Config, step_s: float, places: Floats) -> Floats:
+        """The most layers' worth of samples that a device of a group does in ``step_s``, by what lies where."""
+        num_layers, batch = self._problem.model.num_layers, self._problem.global_batch_size
+        if self._problem.interleaves:
+            before = np.zeros((len(places), len(config.most)))
+        else:
+            before = np.maximum(0.0, places[:, None] - config.most[None, :])
+        left_s = step_s - np.maximum(config.update_s[None, :], before * self._forward_s + self._least_update_s)
+        has_head = places[:, None] + config.most[None, :] >= num_layers
+        hidden_s = config.most[None, :] * config.backward_s + has_head * config.head_backward_s
+        hidden_s = hidden_s + (before <= 0) * config.embedding_backward_s
+        sums_s = np.zeros_like(before) if self._problem.interleaves else config.sums_s[None, :] - hidden_s
+        drain_s = before * self._backward_s
+        several_s = left_s - np.maximum(drain_s, sums_s)
+        one_s = left_s - drain_s
+        # What does not hold the whole model receives every sample that it has any part in.
+        most_received = step_s / config.sample_s if config.sample_s else float("inf")
+        received = np.where(config.most[None, :] < num_layers, most_received, float("inf"))
+        share = config.tp / config.gpus_per_node
+        of_all_s = batch * share * config.least[None, :] * config.layer_s
+        one_s = np.where((of_all_s <= one_s) & (batch <= received), one_s, 0.0)
+        best = np.maximum(0.0, np.maximum(several_s, one_s)) / config.layer_s
+        if share == 1:
+            best = np.minimum(best, config.most[None, :] * received)
+        found: Floats = best.max(axis=1) / config.tp
+        return found
+
+    def _share_of_attention(self) -> float | None:
+        """The attention's worth in a layer: that of the fastest device; ``None`` if no device holds anything."""
+        fastest: tuple[float, float] | None = None
+        for node_type in self._stage_options.usable_node_types:
+            for tp, size in self._shapes(node_type):
+                attention_s, mlp_s = (tp * sum(each) / size for each in self._halves_s(node_type, tp, size))
+                if fastest is None or attention_s + mlp_s < sum(fastest):
+                    fastest = attention_s, mlp_s
+        return None if fastest is None else fastest[0] / sum(fastest)
+
+    def _halves_s(self, node_type: PlannerNodeType, tp: int, size: int) -> tuple[tuple[float, float], ...]:
+        """Forward and backward of attention and MLP for a whole microbatch."""
+        problem = self._problem
+        fp8 = problem.computes_in_fp8(node_type.device, tp=tp, micro_batch_size=size)
+        found = (
+            problem.costs.layer(
+                half,
+                device=node_type.device,
+                tp=tp,
+                micro_batch_size=size,
+                sequence_parallel=problem.splits_sequence(tp),
+                fp8=fp8,
+            )
+            for half in HALVES
+        )
+        return tuple((each.forward_s, each.backward_s) for each in found)
+
+    def _shapes(self, node_type: PlannerNodeType) -> Iterator[tuple[int, int]]:
+        """Every tp, and the microbatches at one of which the time per sample is least.
+
+        Between two measured microbatches time is a straight line, and so time per sample has its least value at one of
+        them or at the largest that fits; how a layer splits into its halves hardly changes between them.
+        """
+        profile = self._problem.costs.profile_of(node_type.device)
+        measured = {time.micro_batch_size for time in profile.times} if profile is not None else set()
+        for tp in self._stage_options.legal_tps(node_type.gpus_per_node):
+            largest = self._largest_microbatch(Slot(node_type.index, tp, tp))
+            yield from ((tp, size) for size in sorted({1, largest, *measured}) if 1 <= size <= largest)
+
+    def _largest_microbatch(self, slot: Slot) -> int:
+        """The largest microbatch with which a stage fits, its layers not counted; 0 if not even one sample does.
+
+        With a distributed optimizer nobody knows how little of its state a device may have, so everything fits.
+        """
+        batch = self._problem.global_batch_size
+        if self._problem.distributed_optimizer:
+            return batch
+
+        def largest(recompute: Recompute) -> int:
+            one, two = (self._stage_options.option(slot, size, recompute) for size in (1, 2))
+            base, more = (option.memory.bytes(0, 1, first=False, last=False) for option in (one, two))
+            # Bytes are a straight line in the samples, but for rounding: one sample more loses nothing of the bound.
+            room = one.capacity_bytes - base
+            return 0 if room < 0 else min(2 + int(room / max(1.0, more - base)), batch)
+
+        return max(largest(recompute) for recompute in RECOMPUTES)
+
+    def _most_bytes_per_s(self, node_type: PlannerNodeType) -> float:
+        """Bytes per second that come into a node at most, over all of its interfaces; infinite where there is no other
+        node."""
+        problem = self._problem
+        others = (
+            other.first_rank if other is not node_type else other.first_rank + other.gpus_per_node
+            for other in problem.node_types
+            if other is not node_type or other.count > 1
+        )
+        links = [problem.topology.link(node_type.first_rank, rank) for rank in others]
+        interfaces = problem.cluster.node_types[node_type.index].nics_per_node
+        fastest = max((link.most_gb_per_s for link in links), default=float("inf"))
+        return interfaces * fastest * GB
+
+    def _described(self, node_type: PlannerNodeType, share: float, bytes_per_s: float) -> _NodeType | None:
+        """What the devices of ``node_type`` can do; ``None`` if nothing fits."""
+        configs, ends_s, forwards_s, backwards_s, updates_s = [], [], [], [], []
+        costs = self._problem.costs
+        sample_bytes = self._problem.seq_length * self._problem.model.hidden_size * costs.element_bytes
+        for tp, size in self._shapes(node_type):
+            slot = Slot(node_type.index, tp, tp)
+            options = [self._stage_options.option(slot, size, recompute) for recompute in RECOMPUTES]
+            halves_s = self._halves_s(node_type, tp, size)
+            block_forward_s = options[0].layer_s - options[0].backwards_s[0]
+            forwards_s.append(min(_per_worth([forward_s for forward_s, _ in halves_s], share), block_forward_s))
+            whole_s = options[0].backwards_s[0]
+            backwards_s.append(min(_per_worth([backward_s for _, backward_s in halves_s], share), whole_s))
+            ends_s.append(tp * (options[0].embedding_s + options[0].head_s) / size)
+            least, most = self._worths(options, share)
+            update_s = [costs.update(half, device=node_type.device, tp=tp)[0] for half in HALVES]
+            num_bytes = [costs.parameter_counts.sharded(half) * costs.gradient_bytes / tp for half in HALVES]
+            scale = 0.5 if self._problem.distributed_optimizer else 1.0
+            if self._problem.distributed_optimizer:
+                update_s = [0.0, 0.0]  # How little of an update one of many ranks may be left with, nobody knows.
+            updates_s += update_s
+            configs.append(
+                _Config(
+                    tp=tp,
+                    gpus_per_node=node_type.gpus_per_node,
+                    # Halves may have been measured by themselves: then a whole layer may take less than both.
+                    layer_s=min(_per_worth([sum(each) / size for each in halves_s], share), options[0].layer_s / size),
+                    least=least,
+                    most=most,
+                    update_s=_of_run(update_s, share, least),
+                    sums_s=_of_run([scale * each / (RING_SHARE * bytes_per_s) for each in num_bytes], share, least),
+                    sample_s=sample_bytes / bytes_per_s,
+                    backward_s=max(
+                        max(option.backwards_s[0] for option in options),
+                        _most_per_worth([backward_s for _, backward_s in halves_s], share),
+                    ),
+                    head_backward_s=max(option.backwards_s[2] for option in options),
+                    embedding_backward_s=max(option.backwards_s[1] for option in options),
+                )
+            )
+        if not configs:
+            return None
+        return _NodeType(
+            num_devices=node_type.num_devices,
+            configs=tuple(configs),
+            ends_s=min(ends_s),
+            forward_s=min(forwards_s),
+            backward_s=min(backwards_s),
+            least_update_s=min(updates_s),
+        )
+
+    def _worths(self, options: list[StageOption], share: float) -> tuple[Floats, Floats]:
+        """What a group may hold in layers' worth, as far as memory goes: ranges from the least to the most."""
+        num_layers = self._problem.model.num_layers
+        every = sorted({each for i in range(num_layers) for each in (i + share, i + 1 - share, i + 1.0)})
+        held = float(num_layers)
+        if not self._problem.distributed_optimizer:
+            # A layer more than by the formula of footprints, which takes some too many bytes for small stages.
+            held = max(option.most_layers(1, first=False, last=False) for option in options) + 1.0
+        every = [each for each in every if each <= held] or every[:1]
+        step = -(-len(every) // (3 * MOST_POINTS))
+        least, most = every[::step], [every[min(i + step, len(every)) - 1] for i in range(0, len(every), step)]
+        return np.array(least), np.array(most)
 
 
-def _largest_microbatch(slot: Slot, problem: Problem, stage_options: StageOptionTable) -> int:
-    """The largest microbatch with which a stage fits, its layers not counted; 0 if not even one sample does.
+def _per_worth(halves: list[float], share: float) -> float:
+    """The least for a layer's worth of attentions and MLPs, in whatever numbers."""
+    return min(halves[0] / share, halves[1] / (1 - share))
 
-    With a distributed optimizer nobody knows how little of its state a device may have, so everything fits.
-    """
-    if problem.distributed_optimizer:
-        return problem.global_batch_size
 
-    def largest(recompute: Recompute) -> int:
-        one, two = (stage_options.option(slot, size, recompute) for size in (1, 2))
-        base, more = (option.memory.bytes(0, 1, first=False, last=False) for option in (one, two))
-        # Bytes are a straight line in the samples, but for rounding: one sample more loses nothing of the bound.
-        room = one.capacity_bytes - base
-        return 0 if room < 0 else min(2 + int(room / max(1.0, more - base)), problem.global_batch_size)
+def _most_per_worth(halves: list[float], share: float) -> float:
+    return max(halves[0] / share, halves[1] / (1 - share))
 
-    return max(largest(recompute) for recompute in RECOMPUTES)
+
+def _of_run(halves: list[float], share: float, worths: Floats) -> Floats:
+    """The least for a run of layers of these worths: there one more attention than MLPs at most, or one less."""
+    attention, mlp = halves
+    whole = attention + mlp
+    excess = max(0.0, share * whole - attention, (1 - share) * whole - mlp)
+    found: Floats = np.maximum(worths * _per_worth(halves, share), worths * whole - excess)
+    return found

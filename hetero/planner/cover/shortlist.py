@@ -38,7 +38,9 @@ def scored_covers(
             if plan in seen:
                 continue
             seen.add(plan)
-            candidate = score_fitted(plan, problem, deadline)
+            # Of the very best by the formula at least a plan is made: it may take what is left.
+            first = not of_covers and best is None
+            candidate = score_fitted(plan, problem, deadline.whole or deadline if first else deadline)
             if candidate is None or _goal_of_compute_alone(candidate, problem) >= least:
                 continue
             candidate = finish(candidate)

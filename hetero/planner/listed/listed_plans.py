@@ -26,12 +26,19 @@ Listing = Iterator[EstimatedPlan | None]
 """``None`` stands for what was looked at in vain, so that whoever lists can look at the deadline."""
 
 
-def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadline: Deadline) -> ScoredPlan | None:
+def best_plan(
+    listing: Iterable[EstimatedPlan | None],
+    problem: Problem,
+    deadline: Deadline,
+    *,
+    beside: ScoredPlan | None = None,
+) -> ScoredPlan | None:
     """Find the best of the listed plans by the simulator: half of the time lists them, half simulates the best by the
     formula; ``None`` if none fits.
 
-    The very best by the formula may take what is left of the time that ``deadline`` is a part of: a deep pipeline takes
-    seconds to simulate, and nothing else says whether all that comes later has to be better.
+    The very best by the formula may take what is left of the time that ``deadline`` is a part of, unless there is a
+    plan ``beside`` it already: a deep pipeline takes seconds to simulate, and nothing else says whether all that comes
+    later has to be better.
     """
     if deadline.is_over():
         return None
@@ -47,7 +54,7 @@ def best_plan(listing: Iterable[EstimatedPlan | None], problem: Problem, deadlin
             break
         try:
             plan = candidate.make()
-            within = deadline if simulated else deadline.whole or deadline
+            within = deadline if simulated or beside is not None else deadline.whole or deadline
             found = score_plan(plan, problem, within) or score_with_smaller_depths(plan, problem, within)
         except (PlanError, ConfigError):
             continue  # A grid that tears a tensor-parallel group apart, for instance.

@@ -21,6 +21,9 @@ from hetero.planner.scoring import EstimatedPlan
 MOST_STAGES_PER_NODE_TYPE = 16
 """Stages into which HARP's plans cut the devices of one node type. A heuristic."""
 
+CHOICES_PER_LOOK = 1000
+"""Of HARP's choices that are counted through before one is looked at, so that the deadline is looked at meanwhile."""
+
 HARP_SAMPLES = tuple(2**i for i in range(11))
 """Samples per microbatch of HARP's one pipeline: many, since its data-parallel ranks share them. A heuristic."""
 
@@ -103,6 +106,9 @@ def harp_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
     for chosen in itertools.chain.from_iterable(
         _chosen(choices, stages) for stages in range(len(node_types), most + 1)
     ):
+        if chosen is None:
+            yield None
+            continue
         for order in itertools.permutations(chosen):
             for samples in HARP_SAMPLES:
                 if problem.global_batch_size % samples:
@@ -127,8 +133,9 @@ _Choice = tuple[PlannerNodeType, int, int]
 """A node type, the number of its stages, and their tp."""
 
 
-def _chosen(choices: Sequence[Sequence[_Choice]], stages: int) -> list[tuple[_Choice, ...]]:
-    """Every choice of one way per node type with ``stages`` stages in all, small tp first."""
+def _chosen(choices: Sequence[Sequence[_Choice]], stages: int) -> Iterator[tuple[_Choice, ...] | None]:
+    """Every choice of one way per node type with ``stages`` stages in all, small tp first; before the first of them
+    ``None`` for each few that were counted through, which may be very many."""
 
     def extend(chosen: tuple[_Choice, ...], left: int) -> Iterator[tuple[_Choice, ...]]:
         if len(chosen) == len(choices):
@@ -139,4 +146,9 @@ def _chosen(choices: Sequence[Sequence[_Choice]], stages: int) -> list[tuple[_Ch
             if choice[1] <= left:
                 yield from extend((*chosen, choice), left - choice[1])
 
-    return sorted(extend((), stages), key=lambda chosen: sum(tp for _, _, tp in chosen))
+    found: list[tuple[_Choice, ...]] = []
+    for chosen in extend((), stages):
+        found.append(chosen)
+        if len(found) % CHOICES_PER_LOOK == 0:
+            yield None
+    yield from sorted(found, key=lambda chosen: sum(tp for _, _, tp in chosen))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hetero.cost.simulation.host_updates import can_update
 from hetero.errors import ConfigError, PlanError
+from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
 from hetero.planner.replica.least_memory import EMBEDDING_END, HEAD_END, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
@@ -54,18 +55,19 @@ def check_devices(problem: Problem, stage_options: StageOptionTable) -> None:
             raise ConfigError(f"node type {node_type.name!r}: {error}") from None
 
 
-def check_model_fits(problem: Problem) -> None:
+def check_model_fits(problem: Problem, deadline: Deadline | None = None) -> None:
     """Raise if no plan of whole layers fits, whatever it looks like.
 
     With a distributed optimizer, as if all ranks shared all of its state.
 
     Raises:
         PlanError: saying what is short by how much, and what would help.
+        OutOfTime: nobody knows by the end of ``deadline``.
     """
     stage_options = StageOptionTable(
         problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices, hosts=problem.offloads
     )
-    packed = LeastMemoryPipeline(problem, stage_options)
+    packed = LeastMemoryPipeline(problem, stage_options, deadline)
     total, num_layers = packed.most_layers(), problem.model.num_layers
     if total is None:
         raise PlanError(f"planner: the model does not fit: {_tight_end(problem, packed)}")

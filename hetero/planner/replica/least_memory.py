@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetero.plan.ir import Plan, Replica, Stage
+from hetero.planner.deadline import Deadline
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.stage_options import Slot, StageOption, StageOptionTable
 
@@ -26,6 +27,14 @@ NO_END: Ends = (False, False)
 EMBEDDING_END: Ends = (True, False)
 HEAD_END: Ends = (False, True)
 BOTH_ENDS: Ends = (True, True)
+
+
+GPUS_PER_LOOK = 64
+"""Devices of a node that are packed between two looks at the deadline."""
+
+FITTING_S = 1.0
+"""Seconds that the packing may take however little time is left: whether a model fits is said in any case, but for
+nodes of very many devices. It takes some hundredths for a cluster of eight node types with eight devices each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +49,21 @@ class PackedStage:
 
 @dataclass(frozen=True, slots=True)
 class PackedNode:
-    """The stages of one node that hold the most layers together."""
+    """The stages of one node that hold the most layers together: the last one, and those on the devices before it."""
 
     node_type: PlannerNodeType
-    stages: tuple[PackedStage, ...]
     layers: int
+    last: PackedStage | None = None
+    before: "PackedNode | None" = None
+
+    @property
+    def stages(self) -> tuple[PackedStage, ...]:
+        found: list[PackedStage] = []
+        node: PackedNode | None = self
+        while node is not None:
+            found += [node.last] if node.last is not None else []
+            node = node.before
+        return tuple(reversed(found))
 
 
 TpOfEnds = tuple[int, int]
@@ -56,11 +75,16 @@ class LeastMemoryPipeline:
 
     Args:
         stage_options: price the stages, for devices that sum no gradients but those of a tied embedding.
+        deadline: without it the packing takes the time that it takes.
+
+    Raises:
+        OutOfTime: the deadline was over before all devices were looked at.
     """
 
-    def __init__(self, problem: Problem, stage_options: StageOptionTable) -> None:
+    def __init__(self, problem: Problem, stage_options: StageOptionTable, deadline: Deadline | None = None) -> None:
         self._problem = problem
         self._stage_options = stage_options
+        self._deadline = deadline
         self._node_types = stage_options.usable_node_types
         self._by_tp = {
             tps: {node_type.index: self._node(node_type, tps) for node_type in self._node_types}
@@ -103,8 +127,11 @@ class LeastMemoryPipeline:
                 if total > most:
                     most = total
                     ordered = sorted(self._node_types, key=lambda node_type: -nodes[node_type.index][NO_END].layers)
+                    # More nodes than layers hold the model anyway, if they hold any.
                     middles = [
-                        nodes[node_type.index][NO_END] for node_type in ordered for _ in range(left[node_type.index])
+                        nodes[node_type.index][NO_END]
+                        for node_type in ordered
+                        for _ in range(min(left[node_type.index], self._problem.model.num_layers))
                     ]
                     best = tps, (*ends, *middles)
         return best
@@ -129,7 +156,7 @@ class LeastMemoryPipeline:
 
     def _node(self, node_type: PlannerNodeType, tps: TpOfEnds | None) -> dict[Ends, PackedNode]:
         """The most layers of one node by the recursion at the head of this file; ends that do not fit are missing."""
-        held: list[dict[Ends, PackedNode]] = [{NO_END: PackedNode(node_type, (), 0)}]
+        held: list[dict[Ends, PackedNode]] = [{NO_END: PackedNode(node_type, 0)}]
         sizes = self._stage_options.legal_tps(node_type.gpus_per_node)
         every = itertools.product(sizes, (NO_END, EMBEDDING_END, HEAD_END, BOTH_ENDS))
         most = {
@@ -138,6 +165,8 @@ class LeastMemoryPipeline:
             if (layers := self._most_layers_of_stage(node_type, tp, ends, tps)) > 0
         }
         for g in range(1, node_type.gpus_per_node + 1):
+            if self._deadline is not None and g % GPUS_PER_LOOK == 1:
+                self._deadline.check()
             best = dict(held[g - 1])  # A device may idle.
             for (tp, ends), layers in most.items():
                 for before, node in held[g - tp].items() if tp <= g else ():
@@ -145,8 +174,8 @@ class LeastMemoryPipeline:
                         continue
                     both = before[0] or ends[0], before[1] or ends[1]
                     if both not in best or node.layers + layers > best[both].layers:
-                        stages = (*node.stages, PackedStage(tp, g - tp, ends, layers))
-                        best[both] = PackedNode(node_type, stages, node.layers + layers)
+                        last = PackedStage(tp, g - tp, ends, layers)
+                        best[both] = PackedNode(node_type, node.layers + layers, last, node)
             held.append(best)
         return held[-1]
 

@@ -137,6 +137,7 @@ class StageOptionTable:
 
     Args:
         hosts: stages may leave their optimizer's state to hosts that can update it.
+        only: the node types to use, by their indices; the others idle. ``None`` for all.
     """
 
     def __init__(
@@ -146,10 +147,12 @@ class StageOptionTable:
         num_gradient_groups: int = 3,
         optimizer_ways: int | None = None,
         hosts: bool = False,
+        only: frozenset[int] | None = None,
     ) -> None:
         self._problem = problem
         self._optimizer_ways = optimizer_ways
         self._hosts = hosts
+        self._only = only
         self._footprints = Footprints(problem, num_gradient_groups=num_gradient_groups, optimizer_ways=optimizer_ways)
         self._known_updates: dict[tuple[str, int, int], tuple[float, float, float]] = {}
         self._single: dict[tuple[Slot, int, Recompute, bool], StageOption] = {}
@@ -166,10 +169,13 @@ class StageOptionTable:
 
     @cached_property
     def usable_node_types(self) -> tuple[PlannerNodeType, ...]:
-        """The node types whose devices can do the precision."""
+        """The node types whose devices can do the precision, of those to use."""
         precision, devices = self._problem.precision, self._problem.cluster.device_types
         return tuple(
-            node_type for node_type in self._problem.node_types if precision in devices.of(node_type.device).precisions
+            node_type
+            for node_type in self._problem.node_types
+            if precision in devices.of(node_type.device).precisions
+            and (self._only is None or node_type.index in self._only)
         )
 
     def degrees(self, gpus: int) -> tuple[int, ...]:

@@ -99,6 +99,7 @@ class TemplateSpace:
         tables = dict.fromkeys((stage_options, stage_options.on_devices))
         self._factories = tuple(TemplateFactory(problem, table) for table in tables)
         self._blocks: dict[tuple[int, int], dict[int, list[_Rated]]] = {}
+        self._deadline: Deadline | None = None
         self.is_complete = True
 
     def templates(self, deadline: Deadline) -> list[Template]:
@@ -106,13 +107,13 @@ class TemplateSpace:
 
         When ``deadline`` runs out, the mixtures that were not looked at are missing, and ``is_complete`` is false.
         """
+        self._deadline = deadline
         found: list[Template] = []
         best: dict[int, float] = defaultdict(float)
         problem, usable = self._problem, self._stage_options.usable_node_types
         is_medium = SMALL_CLUSTER < problem.cluster.num_devices <= MEDIUM_CLUSTER and len(usable) > 2
         for blocks, samples in itertools.islice(self._combinations(), MOST_BUILT if is_medium else None):
             if deadline.is_over():
-                self.is_complete = False
                 break
             least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.node_type] for block in blocks)
             built = dict.fromkeys(each.build(blocks, samples, least_rate=least_rate) for each in self._factories)
@@ -122,6 +123,7 @@ class TemplateSpace:
                     if len(blocks) == 1:
                         node_type = blocks[0].node_type
                         best[node_type] = max(best[node_type], template.rate / template.devices[node_type])
+        self.is_complete = deadline.elapsed_s < deadline.limit_s
         most = CUTS_OF_FEW if problem.cluster.num_devices <= FEW_DEVICES else CUTS.get(len(usable), 2)
         return _fewest_cuts(undominated(found), most)
 
@@ -135,9 +137,12 @@ class TemplateSpace:
                 for node_type, size in zip(self._stage_options.usable_node_types, round_, strict=True):
                     if size is None or samples > self._problem.global_batch_size:
                         continue
-                    for rated in self._rated(node_type, size, samples)[:FIRST_BLOCKS]:
-                        if rated.block.num_stages <= self._problem.model.num_layers:
-                            yield self._factories[0].build((rated.block,), samples)
+                    blocks = [rated.block for rated in self._rated(node_type, size, samples)[:FIRST_BLOCKS]]
+                    for block in blocks:
+                        if block.num_stages <= self._problem.model.num_layers:
+                            yield self._factories[0].build((block,), samples)
+                    if not blocks:
+                        yield None
 
     def _combinations(self) -> Iterator[tuple[tuple[StageBlock, ...], int]]:
         """Blocks and samples of all templates, what matters most first, so that a search that is cut short has seen it:
@@ -153,6 +158,8 @@ class TemplateSpace:
                 if samples > self._problem.global_batch_size:
                     break
                 choices = [[rated.block for rated in self._rated(k, n, samples)[:most_blocks]] for k, n in sizes]
+                if self._is_over():
+                    return
                 for blocks in itertools.product(*choices):
                     if sum(block.num_stages for block in blocks) > min(MOST_STAGES, self._problem.model.num_layers):
                         continue
@@ -167,6 +174,8 @@ class TemplateSpace:
         many = len(self._stage_options.usable_node_types) > 2
         most_blocks = 3 if num_node_types == 2 and many else BLOCKS_PER_SIZE[num_node_types]
         for chosen in itertools.combinations(self._stage_options.usable_node_types, num_node_types):
+            if self._is_over():
+                return
             for sizes in itertools.product(*(self._sizes(node_type, num_node_types) for node_type in chosen)):
                 yield tuple(zip(chosen, sizes, strict=True)), most_blocks
 
@@ -177,6 +186,8 @@ class TemplateSpace:
         for num_node_types in range(min(len(usable), MOST_NODE_TYPES), 1, -1):
             most_blocks = BLOCKS_PER_SIZE[num_node_types] if len(usable) < 3 else 3 if num_node_types == 2 else 2
             for chosen in itertools.combinations(usable, num_node_types):
+                if self._is_over():
+                    return
                 found: dict[tuple[int, ...], None] = {}
                 if self._problem.cluster.num_devices <= SMALL_CLUSTER and all(
                     node_type.count == 1 for node_type in chosen
@@ -193,6 +204,10 @@ class TemplateSpace:
                 large = [sizes for sizes in found if self._may_hold_the_model(chosen, sizes)]
                 for sizes in large[: MOST_PROPORTIONS[num_node_types]]:
                     yield tuple(zip(chosen, sizes, strict=True)), most_blocks
+
+    def _is_over(self) -> bool:
+        """Whether no time is left; where most of what is listed is no template, its deadline is looked at here."""
+        return self._deadline is not None and self._deadline.glance()
 
     def _may_hold_the_model(self, node_types: Sequence[PlannerNodeType], sizes: Sequence[int]) -> bool:
         """Whether the best blocks of these sizes have memory for all layers."""

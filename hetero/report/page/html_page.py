@@ -145,13 +145,18 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         }
     if (result := report.result) is not None:
         ending = "" if result.finished else ", stopped by its time limit"
-        note = f"the search found nothing in its time; no plan whatever is below {_seconds(result.lower_bound_s)}"
+        note = "the search found nothing in its time"
         if result.score is not None:
             note = (
                 f"by the planner's formula: found {_seconds(result.score.step_s)}, none of its covers by "
                 f"{result.num_templates:,} templates below {_seconds(result.bound_s)}{ending}"
             )
         yield {"name": "Bound of the search", "value": f"gap {result.gap:.1%}", "note": note}
+        yield {
+            "name": "Bound on any plan",
+            "value": f"gap {result.gap_to_any:.1%}",
+            "note": f"no plan whatever is below {_seconds(result.lower_bound_s)} by the simulator",
+        }
     if report.utilizations:
         each = "; ".join(utilization_in_words(products, one) for products, one in report.utilizations.items())
         yield {"name": "Model FLOPs utilization", "value": f"{overall_mfu(report.utilizations):.1%}", "note": each}

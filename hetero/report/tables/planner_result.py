@@ -34,15 +34,18 @@ def result_lines(
         yield f"this rests on estimates ({confidence}): some layers were not measured on these devices"
     yield from certainty_lines(certainty, command_of)
     if result.score is None:
-        yield f"the search found nothing in its time: the plan is the best of those made first (gap {result.gap:.1%})"
+        yield "the search found nothing in its time: the plan is the best of those made first"
     else:
         yield (
-            f"planner's formula: {result.score.step_s:.4g} s; none of its covers by {result.num_templates} templates "
-            f"is below {result.bound_s:.4g} s (gap {result.gap:.1%})"
+            f"against the planner's own formula and templates: {result.score.step_s:.4g} s; none of its covers by "
+            f"{result.num_templates} templates is below {result.bound_s:.4g} s (gap {result.gap:.1%})"
         )
     if simulation.step_s < result.bound_s:
         yield "the plan is shorter than that: the simulator prices it below the formula, or it is no such cover"
-    yield f"all the work over all the speed: no plan whatever is below {result.lower_bound_s:.4g} s"
+    yield (
+        f"against any plan whatever, by the simulator: none is below {result.lower_bound_s:.4g} s, so at most "
+        f"{result.gap_to_any:.1%} of the step could be saved (gap to any plan)"
+    )
     ending = "" if result.finished else "; stopped by the time limit"
     yield f"planned in {result.planning_s:.1f} s{ending}"
 

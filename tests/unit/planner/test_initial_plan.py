@@ -16,7 +16,7 @@ from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.deadline import LOOK_S, CountedWork, Deadline, Timer, WallTime
+from hetero.planner.deadline import CountedWork, Deadline, Timer, WallTime
 from hetero.planner.initial_plan import InitialPlans, initial_plans
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
@@ -233,12 +233,12 @@ def test_an_initial_plan_keeps_the_budget() -> None:
 
 def test_four_thousand_devices_have_an_initial_plan_after_one_simulation(simulated_s: list[float]) -> None:
     """They were told that the model does not fit, with limits up to 8 s. This one leaves no time for another
-    simulation, nor for a hundred looks at the deadline."""
+    simulation, and not even for one of all devices: as many are planned for as there is time."""
     question = problem(load(ClusterSpec, LARGE), OPT_350M, 16384)
     deadline = Deadline(0.5, CountedWork())
     enough = TimeShare.INITIAL_PLAN.of(deadline)
     found = initial_plans(question, StageOptionTable(question), SyncTiers(question), deadline, enough=enough).best
     assert found is not None
     assert len(simulated_s) == 1
-    assert 0.25 < simulated_s[0] < 0.5 < simulated_s[0] + 100 * LOOK_S
+    assert 0.25 < simulated_s[0] < 0.5
     check(question, found.plan)
