@@ -268,7 +268,11 @@ def test_json_has_what_the_tables_have(files: Path, capsys: pytest.CaptureFixtur
     assert all(each["step_low_s"] >= planned["step_low_s"] for each in planned["measurements"])
     assert 0 < planned["mfu"] < 1
     assert {each["device"] for each in planned["memory"]} <= {"A100-40", "V100-16"}
-    same = set(planned) - {"rivals", "measurements"}
+    formula, any_plan = planned["bounds"]["formula"], planned["bounds"]["any_plan"]
+    assert 0 <= formula["gap"] == pytest.approx(1 - formula["none_below_s"] / formula["best_s"], abs=1e-9)
+    assert 0 < any_plan["gap"] == pytest.approx(1 - any_plan["none_below_s"] / planned["step_s"])
+    assert "gap to any plan" in captured.err
+    same = set(planned) - {"rivals", "measurements", "bounds"}
     assert {name: planned[name] for name in same} == {name: simulated[name] for name in same}
 
 
