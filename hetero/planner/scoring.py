@@ -31,6 +31,10 @@ STAGE_S = 4e-4
 MORE_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full", "full": "full"}
 """What to recompute where memory is short."""
 
+LEFT_TO_HOSTS = 5.0
+"""Scoring takes so many times as long if something is left to hosts: the replay goes several rounds, and buckets and
+blocks have their times. An estimate: 2 to 4 for Llama-7B on two devices, more where they are tensor-parallel."""
+
 LEAST_GAIN = 2e-4
 """Relative: a change has to better the goal by this much; what is less is not worth another plan. A heuristic."""
 
@@ -114,7 +118,8 @@ def scoring_s(plan: Plan) -> float:
         replica = plan.replicas[first]
         each_s = REPLAY_S + REPLAY_MESSAGES_S * (len(replica.stages) > 1)
         seconds += each_s * sum(replica.microbatch_counts)
-    return seconds
+    left_to_hosts = any(stage.offload != NOTHING_ON_HOST for _, _, stage in plan.stages())
+    return seconds * (LEFT_TO_HOSTS if left_to_hosts else 1)
 
 
 def score_fitted(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
