@@ -105,7 +105,9 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
     validate(plan)
     check_plan_on_cluster(plan, problem.cluster)
     memory = plan_memory(plan, problem.costs)
-    if bytes_over_capacity(plan, problem, memory) or not _hosts_have_room(plan, problem):
+    if bytes_over_capacity(plan, problem, memory):
+        return None
+    if not _hosts_have_room(plan, problem):
         return None
     return ScoredPlan(plan=plan, simulation=simulate(plan, problem.topology, problem.costs), memory=memory)
 

@@ -130,6 +130,30 @@ PRICE_FAULTS = (
         replace="    bytes_over_capacity(plan, problem, memory)",
         hints=("tests/unit/planner/test_scoring.py",),
     ),
+    Fault(
+        name="plans need not fit their hosts",
+        kind="planner constraint",
+        file="hetero/planner/scoring.py",
+        find="    if not _hosts_have_room(plan, problem):\n        return None",
+        replace="    _hosts_have_room(plan, problem)",
+        hints=("tests/unit/planner/test_residency.py",),
+    ),
+    Fault(
+        name="hosts are left a block more than was chosen",
+        kind="offset",
+        file="hetero/planner/improve/stage_residency.py",
+        find="optimizer_from=self.positions[self.kept] if updates else None",
+        replace="optimizer_from=self.positions[max(0, self.kept - 1)] if updates else None",
+        hints=("tests/unit/planner/test_stage_residency.py",),
+    ),
+    Fault(
+        name="a stage's wait for its host begins with the step",
+        kind="planner constraint",
+        file="hetero/planner/replica/stage_options.py",
+        find="updated_s, needed_s = first * embedding_s, fill_s",
+        replace="updated_s, needed_s = first * embedding_s, 0.0",
+        hints=("tests/unit/planner/test_residency.py",),
+    ),
     # Emulation and trace.
     Fault(
         name="emulated messages have no latency",
