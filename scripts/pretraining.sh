@@ -52,7 +52,7 @@ stdlib_corpus() {
 # The small model, its cluster and its text; what the user has set stays.
 make_tiny() {
     PRECISION="${PRECISION:-fp32}"
-    CLUSTER="${CLUSTER:-$repository/scripts/presets/clusters/two_cores.yaml}"
+    CLUSTER="${CLUSTER:-$repository/scripts/presets/two_cores.yaml}"
     PLANNER="${PLANNER:---hetero-data-sheets --hetero-plan-time-limit 2}"
     if [ -z "${DATA_PATH:-}" ]; then
         DATA_PATH="$RUN/json_text_document"

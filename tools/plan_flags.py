@@ -57,7 +57,7 @@ def _plan(argv: Sequence[str]) -> None:
         )
     model, _ = described_model(config)
     asked = planning_problem(config, planner, model)
-    result, certainty = planned(asked, out=planner.out)
+    result, certainty = planned(asked, planner)
     console().print(prediction_table(result.simulation, result.memory, asked.cluster, certainty.step))
     if (on_hosts := host_memory_table(result.plan, asked.cluster)) is not None:
         console().print(on_hosts)

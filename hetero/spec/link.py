@@ -31,7 +31,7 @@ def _latency(value: Any) -> Any:
     return quantities.latency_us(value) if isinstance(value, str) else value
 
 
-LEAST_GB_PER_S, MOST_GB_PER_S = 1e-9, 1e7
+LEAST_GB_PER_S, MOST_GB_PER_S = 1e-9, 1e9
 """Limits of a bandwidth: a byte per second, which tables have for messages of a byte, and far beyond any memory's.
 Seconds that are computed from what lies between stay finite."""
 

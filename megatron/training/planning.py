@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -79,22 +78,33 @@ def planning_problem(config: PretrainConfig, planner: PlannerConfig, model: Mode
     )
 
 
-def planned(asked: "PlanningProblem", *, out: Path | None) -> "tuple[PlanResult, Certainty]":
-    """Plan for all nodes of the cluster, and write the plan with where it comes from to ``out``, if that is a file.
+def planned(
+    asked: "PlanningProblem", planner: PlannerConfig, *, world_size: int | None = None
+) -> "tuple[PlanResult, Certainty]":
+    """Plan for all nodes of the cluster, and write the plan with where it comes from to a file, if one is named.
+
+    world_size: ranks that are there, if any are.
 
     Returns:
         The planner's answer, and how sure it is.
 
     Raises:
-        ConfigError: there is no plan, a profile is wrong, or ``out`` cannot be written.
+        PlanError: there are more or fewer ranks than devices.
+        ConfigError: there is no plan, a profile is wrong, or the file cannot be written.
     """
     # OR-Tools and the profiles take a second to load as well.
     from hetero.planner.certainty import certainty_of  # noqa: PLC0415
     from hetero.planner.plan_cluster import plan_cluster  # noqa: PLC0415
     from hetero.planner.plan_provenance import with_provenance  # noqa: PLC0415
 
+    out, num_devices = planner.out, asked.cluster.num_devices
     if out is not None:
         check_can_be_written(out, asked_by="--hetero-plan-out")
+    if world_size is not None and num_devices != world_size:
+        raise PlanError(
+            f"{planner.cluster}: it describes {num_devices} devices, the launch has {world_size} ranks; start one "
+            "process per device, or correct gpus_per_node and count"
+        )
     problem = asked.on(asked.cluster, previews=True)
     result = plan_cluster(problem)
     certainty = certainty_of(result.simulation, problem.topology, problem.costs, result.runners_up)
@@ -115,12 +125,7 @@ def answer_lines(asked: "PlanningProblem", result: "PlanResult", certainty: "Cer
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:
     asked = planning_problem(config, planner, model)
-    if asked.cluster.num_devices != dist.get_world_size():
-        raise PlanError(
-            f"{planner.cluster}: it describes {asked.cluster.num_devices} devices, the launch has "
-            f"{dist.get_world_size()} ranks; start one process per device, or correct gpus_per_node and count"
-        )
-    result, certainty = planned(asked, out=planner.out)
+    result, certainty = planned(asked, planner, world_size=dist.get_world_size())
     for line in answer_lines(asked, result, certainty):
         print(line)
     sys.stdout.flush()

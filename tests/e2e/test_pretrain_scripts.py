@@ -19,7 +19,7 @@ from tests.helpers.forked_launch import forked
 from tests.helpers.pretrain_scripts import SCRIPTS, TEXT, commands, model_of, ran
 from tests.unit.training.corpora import write_corpus
 
-CLUSTER = str(SCRIPTS["llama2_7b"].parent / "presets/clusters/two_cores.yaml")
+CLUSTER = str(SCRIPTS["llama2_7b"].parent / "presets/two_cores.yaml")
 
 PUBLISHED = {
     "gpt2_345m": 354_823_168,

@@ -257,12 +257,13 @@ def test_a_message_stays_short() -> None:
 @pytest.mark.slow
 def test_the_largest_real_files_are_within_the_limits(tmp_path: Path) -> None:
     nodes = [
-        NodeType(name=f"node-{i}", device="A100-40", gpus_per_node=1, zone=f"zone-{i % 4}", price_per_hour=2.5)
-        for i in range(4096)
+        NodeType(name=f"node-{i}", device="A100-40", gpus_per_node=8, count=8, zone=f"zone-{i % 4}", price_per_hour=2.5)
+        for i in range(64)
     ]
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        "node_types:\n" + "".join(f"  - {{name: {n.name}, device: {n.device}, gpus_per_node: 1}}\n" for n in nodes)
+        "node_types:\n"
+        + "".join(f"  - {{name: {n.name}, device: {n.device}, gpus_per_node: 8, count: 8}}\n" for n in nodes)
     )
     assert load(ClusterSpec, path).num_devices == 4096
     save(ClusterSpec(node_types=tuple(nodes)), tmp_path / "cluster.json")
