@@ -23,7 +23,7 @@ from hetero.plan.validate import validate
 from hetero.runtime.trainer import Trainer
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.host_training import activations_to_hosts, left_to_hosts
-from tests.helpers.layouts import layout, layouts
+from tests.helpers.layouts import layout, layouts, row_of
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.ranks import run_alone, run_ranks
@@ -37,7 +37,7 @@ TOLERANCE = 1e-9
 
 def cases() -> Iterator[Any]:
     for name, style, described in layouts():
-        marks = (pytest.mark.slow, pytest.mark.rotates(f"activations {name}"))
+        marks = (pytest.mark.slow, pytest.mark.rotates(f"activations {row_of(name)}"))
         yield pytest.param(activations_to_hosts(described), id=f"{name}-{style}", marks=marks)
 
 

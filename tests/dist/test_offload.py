@@ -23,7 +23,7 @@ from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.trainer import Trainer
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.host_training import left_to_hosts, train_on_host
-from tests.helpers.layouts import layout, layouts, with_delays
+from tests.helpers.layouts import layout, layouts, row_of, with_delays
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_alone, run_ranks
@@ -49,7 +49,7 @@ def cases() -> Iterator[Any]:
     for name, style, described in layouts():
         for speculation in SPECULATIONS:
             made = left_to_hosts(described, speculate=speculation != "after the norm")
-            marks = (pytest.mark.slow, pytest.mark.rotates(f"offload {name}"))
+            marks = (pytest.mark.slow, pytest.mark.rotates(f"offload {row_of(name)}"))
             yield pytest.param(made, speculation, id=f"{name}-{style}-{speculation}", marks=marks)
 
 

@@ -362,6 +362,15 @@ def layouts() -> Iterator[tuple[str, str, Plan]]:
             yield name, style, _in_float64(build, style)
 
 
+LAYOUTS_OF_A_ROW = 3
+"""Layouts of which a run takes one, where what is tested is beside the layouts and ``test_layouts`` trains them all."""
+
+
+def row_of(name: str) -> int:
+    """The row of alike cases that a layout belongs to."""
+    return [each for each, _, _ in _TABLE].index(name) // LAYOUTS_OF_A_ROW
+
+
 def layout(name: str, style: str) -> Plan:
     """One of :func:`layouts`."""
     (build,) = (build for each, build, styles in _TABLE if each == name and style in styles)
