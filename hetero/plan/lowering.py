@@ -13,6 +13,7 @@ which most would stand still: whoever executes one has connected its ranks befor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
@@ -25,6 +26,9 @@ from hetero.schedule.program import NO_REPLICA, Point, Program, QueuedAction
 
 RECEIVES_AHEAD = 2
 """By how many computes a receive is posted early. Heuristic: one hides the transfer, another the neighbour's jitter."""
+
+MOST_REMEMBERED = 4096
+"""Rows of so many microbatches at most are remembered. A heuristic: longer ones take too much memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,14 +253,37 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
         ScheduleError: a count or a delay makes no schedule. Whether depths deadlock is not checked here.
     """
     counts = replica.microbatch_counts
+    if not replica.is_interleaved:
+        row_of = _row_of_stage if max(counts) <= MOST_REMEMBERED else _row_of_stage.__wrapped__
+        return [
+            row_of(replica.schedule, counts, s, stage.in_flight, stage.wgrad_delay, receives_ahead)
+            for s, stage in enumerate(replica.stages)
+        ]
     rows = ORDERS[replica.schedule](
         num_microbatches=counts,
         in_flight=[stage.in_flight for stage in replica.stages],
         groups=replica.device_groups,
     )
-    rows = split_backward(rows, wgrad_delay=[stage.wgrad_delay for stage in replica.stages])
-    rows = add_communication(rows, num_microbatches=counts)
-    return post_receives_early(rows, computes_ahead=receives_ahead)
+    return _issued(rows, counts, [stage.wgrad_delay for stage in replica.stages], receives_ahead)
+
+
+@lru_cache(maxsize=512)
+def _row_of_stage(
+    schedule: str, counts: tuple[int, ...], s: int, in_flight: int, wgrad_delay: int | None, receives_ahead: int
+) -> Row:
+    """The row of a stage that has its ranks to itself, which only its own depth and delay and all counts decide.
+
+    Remembered, as a planner that changes one stage asks for the rows of all; nobody changes a row.
+    """
+    depths = [in_flight] * len(counts)
+    rows = ORDERS[schedule](num_microbatches=counts, in_flight=depths, groups=((s,),))
+    (row,) = _issued(rows, counts, [wgrad_delay] * (s + 1), receives_ahead)
+    return row
+
+
+def _issued(rows: Schedule, counts: Sequence[int], wgrad_delay: Sequence[int | None], receives_ahead: int) -> Schedule:
+    rows = split_backward(rows, wgrad_delay=wgrad_delay)
+    return post_receives_early(add_communication(rows, num_microbatches=counts), computes_ahead=receives_ahead)
 
 
 def _checked_rows(replica: Replica) -> Schedule:
@@ -287,7 +314,11 @@ class CollectivePoints:
         self._first_forward = {a.stage: a for a in reversed(row) if a.kind == ActionKind.F}
         self._last_backward = {a.stage: a for a in row if a.kind in BACKWARD}
         self._last_weights = {a.stage: a for a in row if a.kind == ActionKind.W}
-        self._place = {action: i for i, action in enumerate(row)}
+        self._row = row
+
+    @cached_property
+    def _place(self) -> dict[Action, int]:
+        return {action: i for i, action in enumerate(self._row)}
 
     def gradients_ready(self, position: float) -> Point:
         """The point at which the group has all gradients from ``position`` on, of the layers that it holds."""
@@ -298,7 +329,7 @@ class CollectivePoints:
         points = [
             self._ready_on(s, stage, position if s == held_by else None) for s, stage in self._stages if s >= held_by
         ]
-        return max(points, key=lambda point: self._place[point.action])
+        return points[0] if len(points) == 1 else max(points, key=lambda point: self._place[point.action])
 
     def weights_needed(self, position: float) -> Point:
         """The point before which the group needs the weights from ``position`` on, of the layers that it holds."""

@@ -6,6 +6,7 @@ all ranks fail together and before the first collective. A message names the sta
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise
 
 from hetero.errors import PlanError, ScheduleError
@@ -306,12 +307,23 @@ def check_tp_divides(plan: Plan) -> None:
         for name, value in counted.items():
             if value % stage.tp:
                 raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {value}")
-        for parameter in stage_parameters(model, first_layer=stage.start, end_layer=stage.end):
-            if parameter.shard_dim is None:
-                continue
-            size = parameter.shape[parameter.shard_dim] // parameter.blocks
+        for name, size in _cut_sizes(model, stage.start, stage.end):
             if size % stage.tp:
-                raise PlanError(f"{where}: tp {stage.tp} does not divide {_dimension(parameter.name)} {size}")
+                raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {size}")
+
+
+@lru_cache(maxsize=1024)
+def _cut_sizes(model: ModelSpec, start: float, end: float) -> tuple[tuple[str, int], ...]:
+    """What tensor parallelism cuts in such a stage, with its size, each once.
+
+    Remembered, since a planner checks the same stages again and again.
+    """
+    cut = (
+        (_dimension(parameter.name), parameter.shape[parameter.shard_dim] // parameter.blocks)
+        for parameter in stage_parameters(model, first_layer=start, end_layer=end)
+        if parameter.shard_dim is not None
+    )
+    return tuple(dict.fromkeys(cut))
 
 
 def _dimension(parameter_name: str) -> str:

@@ -128,7 +128,8 @@ def plan_cluster(
     hosts = problem.offloads and memory_is_short(initial)
     for num_gradient_groups in GRADIENT_GROUPS:
         stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts)
-        found = _search(problem, stage_options, sync_tiers, deadline, report=report, tolerance=tolerance)
+        covering = TimeShare.COVERS.of(deadline)
+        found = _search(problem, stage_options, sync_tiers, covering, report=report, tolerance=tolerance)
         if found.plans or not found.covers or deadline.is_over():
             break
     kept = _kept_node_types(better_of(found.plans[0] if found.plans else None, initial, problem), problem)

@@ -9,6 +9,7 @@ from typing import Literal
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
 from hetero.cost.simulation.host_updates import can_update
+from hetero.cost.simulation.simulated_plan import KnownParts
 from hetero.errors import ConfigError
 from hetero.plan.device_rules import FP8_MULTIPLE, fp8_obstacle
 from hetero.plan.ir import Plan, Precision, Replica
@@ -27,6 +28,9 @@ MAX_SEED = 2**31 - 1
 
 MAX_BUDGET_PER_HOUR = 1e15
 """Limit of a budget, which is counted in thousandths and has to fit 64 bits."""
+MOST_KNOWN_PARTS = 64
+"""Replays and such that are kept for later plans. A heuristic: changes that are tried one after the other have most in
+common with the plan that they start from."""
 
 Goal = Literal["time", "money"]
 """``time``: the shortest step. ``money``: the least money per token, nodes that idle not counted."""
@@ -172,6 +176,11 @@ class Problem:
     @cached_property
     def topology(self) -> Topology:
         return Topology(self.cluster)
+
+    @cached_property
+    def known_parts(self) -> KnownParts:
+        """Parts of the steps of plans that were simulated last, for those that have them too."""
+        return KnownParts(MOST_KNOWN_PARTS)
 
     @cached_property
     def node_types(self) -> tuple[PlannerNodeType, ...]:

@@ -21,7 +21,7 @@ from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
 
-REPLAY_S, REPLAY_MESSAGES_S = 2e-5, 4e-5
+REPLAY_S, REPLAY_MESSAGES_S = 1e-5, 2e-5
 """Seconds of scoring for one stage and one microbatch, and what is added where there are neighbours. Estimates: on one
 core :func:`score_plan` took 18 to 26 us for a stage alone, 24 to 41 in a pipeline of four, from 256 microbatches on."""
 
@@ -109,7 +109,8 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
         return None
     if not _hosts_have_room(plan, problem):
         return None
-    return ScoredPlan(plan=plan, simulation=simulate(plan, problem.topology, problem.costs), memory=memory)
+    simulation = simulate(plan, problem.topology, problem.costs, problem.known_parts)
+    return ScoredPlan(plan=plan, simulation=simulation, memory=memory)
 
 
 def scoring_s(plan: Plan) -> float:

@@ -18,14 +18,12 @@ class TimeShare(Enum):
     FIRST_PIPELINE = 0.5, "at most, until one pipeline on one node type fits"
     PUBLISHED_SHAPES = 0.12, "the shapes of two published planners, as initial plans too"
     HARP = 0.6, "of the published shapes' share, those of HARP; the rest is for those of AutoHet"
+    COVERS = 0.6, "templates, covers and plans of the best ones; the passes over finished plans have the rest"
     TEMPLATES = 0.5, "stage options and the template space"
     SEARCH = 0.75, "the search for covers with its proof"
     HILL_CLIMBING = 0.4, "hill climbing from the best covers"
     SHORTLIST = 0.5, "plans of the best covers, scored by the simulator, with domains for their gradient sums"
-    INITIAL_DOMAINS = (
-        0.5,
-        "domains for the gradient sums of the initial plan; the passes over finished plans have the rest",
-    )
+    INITIAL_DOMAINS = 0.1, "of what is left then, domains for the gradient sums of the initial plan"
     LEVELLED_SEARCH = 0.9, "of what levelling leaves of the pass by half layers, the local search from the best plan"
     LISTING = 0.5, "of any search among listed plans, listing them; the rest simulates the best by the formula"
 

@@ -11,16 +11,18 @@ in which they became known, and what a compute ends is first come first served o
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
 from hetero.cost.network import Port, TransferCost
 from hetero.cost.simulation.activation_copies import ActivationCopies, StageCopies
+from hetero.cost.simulation.recent import Recent
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import Action, ActionKind, Row, Schedule, boundaries
+from hetero.schedule.actions import Action, ActionKind, Row, Schedule, StageBoundary, boundaries
 
 NO_CAUSE = -1
 
@@ -93,6 +95,25 @@ class Pipeline:
     lanes: tuple[tuple[LaneStart, ...], ...] = ()
 
 
+class ResolvedLane(NamedTuple):
+    """What a lane does, however long it takes: see :class:`Lane`.
+
+    durations: per compute, which of the pipeline's seconds (:func:`_seconds`) it takes.
+    """
+
+    computes: Sequence[Action]
+    durations: Sequence[int]
+    needs: Sequence[tuple[int, ...]]
+    posts: Sequence[tuple[int, ...]]
+
+
+class ResolvedRow(NamedTuple):
+    """The lanes of a row, resolved, with the row that they come from."""
+
+    row: Row
+    lanes: Sequence[ResolvedLane]
+
+
 class Lane:
     """A lane of a device group, and how far its replay has come.
 
@@ -118,12 +139,12 @@ class Lane:
         "weight_waits",
     )
 
-    def __init__(self, start: LaneStart) -> None:
+    def __init__(self, start: LaneStart, resolved: "ResolvedLane", seconds: Sequence[float]) -> None:
         self.start = start
-        self.computes: list[Action] = []
-        self.seconds: list[float] = []
-        self.needs: list[tuple[int, ...]] = []
-        self.posts: list[tuple[int, ...]] = []
+        self.computes = resolved.computes
+        self.needs = resolved.needs
+        self.posts = resolved.posts
+        self.seconds = [seconds[i] for i in resolved.durations]
         self.first = 0
         self.weight_waits: dict[int, WeightWait] = {}
         self.copies: ActivationCopies | None = None
@@ -146,7 +167,7 @@ class Lane:
 class TransferSeries(NamedTuple):
     """The transfers of one cost from one lane to another: every ``step``-th slice of a boundary, from ``phase`` on.
 
-    lane: the sender's.
+    lane, receiving_lane: the sender's and the receiver's.
     first: the node of the first of them, the others follow.
     wires, busy_s: which they take, and for how long each.
     """
@@ -156,6 +177,7 @@ class TransferSeries(NamedTuple):
     receiver: int
     kind: ActionKind
     lane: int
+    receiving_lane: int
     phase: int
     step: int
     first: int
@@ -189,12 +211,19 @@ class Replay:
 
     Args:
         free_s: from when on each interface is free; from the start on those that are not listed.
+        resolved: the rows of replays before: pipelines that differ in nothing but seconds have theirs in common.
 
     Raises:
         ScheduleError: no lane can move, and not all are done.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], *, free_s: Mapping[Port, float] | None = None) -> None:
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline],
+        *,
+        free_s: Mapping[Port, float] | None = None,
+        resolved: "Recent[ResolvedRow] | None" = None,
+    ) -> None:
         self.start_s: list[float] = []
         self.end_s: list[float] = []
         self.cause: list[int] = []
@@ -204,6 +233,7 @@ class Replay:
         self._port_free_s = free_s or {}
         self._wire_free_s: list[float] = []
         self._wire_last: list[int] = []
+        self._resolved: Recent[ResolvedRow] = Recent(0) if resolved is None else resolved
         self.lanes = [self._add(r, pipeline) for r, pipeline in enumerate(pipelines)]
         every = [lane for rows in self.lanes for row in rows for lane in row]
         self._run(every)
@@ -220,7 +250,7 @@ class Replay:
                 for number, lane in enumerate(row):
                     for n, (stage, kind, microbatch) in enumerate(lane.computes, lane.first):
                         found[n] = Span(r, stage, stage, kind, microbatch, start_s[n], end_s[n], cause[n], number)
-        for r, stage, receiver, kind, number, phase, step, first, count, *_ in self.transfers:
+        for r, stage, receiver, kind, number, _, phase, step, first, count, *_ in self.transfers:
             for i in range(count):
                 n = first + i
                 found[n] = Span(r, stage, receiver, kind, phase + i * step, start_s[n], end_s[n], cause[n], number)
@@ -234,26 +264,27 @@ class Replay:
 
     def _add(self, replica: int, pipeline: Pipeline) -> list[list[Lane]]:
         """Resolve every action of ``pipeline`` to what it does."""
-        edges = boundaries(pipeline.num_microbatches)
-        slice_nodes: dict[ActionKind, dict[int, SliceNodes]] = {
-            ActionKind.SEND_F: {},
-            ActionKind.RECV_F: {},
-            ActionKind.SEND_B: {},
-            ActionKind.RECV_B: {},
-        }
+        edges, first_node, first_series = boundaries(pipeline.num_microbatches), len(self.end_s), len(self.transfers)
         for b, edge in enumerate(edges):
-            slice_nodes[ActionKind.SEND_F][b], slice_nodes[ActionKind.RECV_F][b + 1] = self._slices(
-                replica, ActionKind.SEND_F, (b, b + 1), pipeline.forward[b], edge.num_slices
-            )
-            slice_nodes[ActionKind.SEND_B][b + 1], slice_nodes[ActionKind.RECV_B][b] = self._slices(
-                replica, ActionKind.SEND_B, (b + 1, b), pipeline.backward[b], edge.num_slices
-            )
+            self._add_transfers(replica, ActionKind.SEND_F, (b, b + 1), pipeline.forward[b], edge.num_slices)
+            self._add_transfers(replica, ActionKind.SEND_B, (b + 1, b), pipeline.backward[b], edge.num_slices)
         starts = pipeline.lanes or ((LaneStart(),),) * len(pipeline.rows)
-        lanes = []
+        series = self.transfers[first_series:]
+        structure = (
+            first_node,
+            pipeline.num_microbatches,
+            tuple((each.lane, each.receiving_lane, each.phase, each.step, each.num_slices) for each in series),
+        )
+        slice_nodes = cache(lambda: _nodes_of_slices(edges, series))
+        resolved = []
         for row, of_row in zip(pipeline.rows, starts, strict=True):
-            own = [Lane(start) for start in of_row]
-            for number, lane in enumerate(own):
-                _resolve(lane, number, row, pipeline, slice_nodes)
+            resolve = partial(_resolve_row, len(of_row), row, pipeline.num_microbatches, slice_nodes)
+            resolved.append(self._resolved.of((id(row), len(of_row), structure), resolve).lanes)
+        seconds = _seconds(pipeline)
+        lanes = []
+        for of_row, resolved_row in zip(starts, resolved, strict=True):
+            own = [Lane(start, each, seconds) for start, each in zip(of_row, resolved_row, strict=True)]
+            for lane in own:
                 lane.first = len(self.end_s)
                 self._nodes(len(lane.computes), None)
                 if lane.start.copies:
@@ -262,42 +293,31 @@ class Replay:
             lanes.append(own)
         return lanes
 
-    def _slices(
+    def _add_transfers(
         self, replica: int, kind: ActionKind, ends: tuple[int, int], slices: Sequence[Slice], num_slices: int
-    ) -> tuple[SliceNodes, SliceNodes]:
-        """Add the transfers of one direction of a boundary between two stages.
-
-        Returns:
-            Their nodes by slice, for the lanes that send and for those that receive.
-        """
+    ) -> None:
+        """Add the transfers of one direction of a boundary between two stages."""
         step = len(slices)
-        pairs = list(dict.fromkeys(pair for each in slices for pair in each))
-        wires = self._own_wires(pairs)
-        sent: SliceNodes = {pair[0]: [()] * num_slices for pair in pairs}
-        received: SliceNodes = {pair[1]: [()] * num_slices for pair in pairs}
+        wires = self._own_wires(list(dict.fromkeys(pair for each in slices for pair in each)))
         for phase, each in enumerate(slices):
             for pair, cost in each.items():
-                first, numbers = len(self.end_s), range(phase, num_slices, step)
+                count = len(range(phase, num_slices, step))
                 of_ports = [self._port(port) for port, _ in cost.ports]
                 series = TransferSeries(
                     replica,
                     *ends,
                     kind,
-                    pair[0],
+                    *pair,
                     phase,
                     step,
-                    first,
-                    len(numbers),
+                    len(self.end_s),
+                    count,
                     cost,
                     (*wires[pair], *of_ports),
                     (*[cost.seconds] * len(wires[pair]), *(busy_s for _, busy_s in cost.ports)),
                 )
-                self._nodes(len(numbers), series)
+                self._nodes(count, series)
                 self.transfers.append(series)
-                for n, number in enumerate(numbers, first):
-                    sent[pair[0]][number] += (n,)
-                    received[pair[1]][number] += (n,)
-        return sent, received
 
     def _own_wires(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
         """The wires of each pair of lanes, beside the network's interfaces.
@@ -396,28 +416,67 @@ class Replay:
         self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + series.cost.seconds, cause
 
 
+SECONDS_OF = (ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W)
+"""The kinds of computes, in the order of :func:`_seconds`."""
+
+
+def _seconds(pipeline: Pipeline) -> list[float]:
+    """Seconds of a compute of each kind on each stage, kind by kind."""
+    forward, backward = list(pipeline.forward_s), list(pipeline.backward_s)
+    return [*forward, *forward, *backward, *backward, *pipeline.weight_s]
+
+
+def _nodes_of_slices(
+    edges: Sequence[StageBoundary], transfers: Sequence[TransferSeries]
+) -> Mapping[ActionKind, Mapping[int, SliceNodes]]:
+    """The nodes of all transfers of a pipeline, by what sends or receives them and by stage."""
+    slice_nodes: dict[ActionKind, dict[int, SliceNodes]] = {
+        ActionKind.SEND_F: {},
+        ActionKind.RECV_F: {},
+        ActionKind.SEND_B: {},
+        ActionKind.RECV_B: {},
+    }
+    for series in transfers:
+        received = ActionKind.RECV_F if series.kind == ActionKind.SEND_F else ActionKind.RECV_B
+        for kind, stage, lane in (
+            (series.kind, series.stage, series.lane),
+            (received, series.receiver, series.receiving_lane),
+        ):
+            num_slices = edges[min(series.stage, series.receiver)].num_slices
+            nodes = slice_nodes[kind].setdefault(stage, {}).setdefault(lane, [()] * num_slices)
+            for n, number in zip(series.nodes, range(series.phase, num_slices, series.step), strict=True):
+                nodes[number] += (n,)
+    return slice_nodes
+
+
+def _resolve_row(
+    num_lanes: int,
+    row: Row,
+    counts: Sequence[int],
+    slice_nodes: Callable[[], Mapping[ActionKind, Mapping[int, SliceNodes]]],
+) -> ResolvedRow:
+    return ResolvedRow(row, [_resolve(number, row, counts, slice_nodes()) for number in range(num_lanes)])
+
+
 def _resolve(
-    lane: Lane, number: int, row: Row, pipeline: Pipeline, slice_nodes: Mapping[ActionKind, Mapping[int, SliceNodes]]
-) -> None:
-    """Fill in what the lane of this number computes, what each compute needs, and what the lane posts in between."""
+    number: int, row: Row, counts: Sequence[int], slice_nodes: Mapping[ActionKind, Mapping[int, SliceNodes]]
+) -> ResolvedLane:
+    """What the lane of this number computes, what each compute needs, and what the lane posts in between."""
     own = {
         kind: {stage: lanes[number] for stage, lanes in of_stages.items() if number in lanes}
         for kind, of_stages in slice_nodes.items()
     }
-    counts = pipeline.num_microbatches
     stages = {action.stage for action in row}
     inputs, gradients = (
         {s: _by_microbatch(slices, counts[s]) for s, slices in own[kind].items() if s in stages}
         for kind in (ActionKind.RECV_F, ActionKind.RECV_B)
     )
-    seconds: dict[ActionKind, tuple[float, ...]] = {
-        ActionKind.F: pipeline.forward_s,
-        ActionKind.R: pipeline.forward_s,
-        ActionKind.B: pipeline.backward_s,
-        ActionKind.I: pipeline.backward_s,
-        ActionKind.W: pipeline.weight_s,
-    }
     wanted = {ActionKind.F: inputs, ActionKind.B: gradients, ActionKind.I: gradients}
+    first_of = {kind: k * len(counts) for k, kind in enumerate(SECONDS_OF)}
+    computes: list[Action] = []
+    durations: list[int] = []
+    needs: list[tuple[int, ...]] = []
+    posts: list[tuple[int, ...]] = []
     between: list[int] = []
     for action in row:
         stage, kind, index = action
@@ -426,13 +485,14 @@ def _resolve(
             if of_stage is not None:
                 between += of_stage[index]
             continue
-        lane.posts.append(tuple(between))
+        posts.append(tuple(between))
         between = []
         needed = wanted[kind].get(stage) if kind in wanted else None
-        lane.computes.append(action)
-        lane.seconds.append(seconds[kind][stage])
-        lane.needs.append(needed[index] if needed is not None else ())
-    lane.posts.append(tuple(between))
+        computes.append(action)
+        durations.append(first_of[kind] + stage)
+        needs.append(needed[index] if needed is not None else ())
+    posts.append(tuple(between))
+    return ResolvedLane(computes, durations, needs, posts)
 
 
 def _by_microbatch(slices: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:

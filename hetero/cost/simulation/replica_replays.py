@@ -11,7 +11,7 @@ from hetero.cost.runtime_model import RuntimeModel
 from hetero.cost.simulation.blocking_replay import BatchedReplay, BlockingReplay
 from hetero.cost.simulation.engine import NO_CAUSE, Lane, Pipeline, Replay, Span, transfer_costs
 from hetero.cost.simulation.exposed_communication import TimeInterval, exposed_s
-from hetero.cost.simulation.simulated_plan import LaneKey
+from hetero.cost.simulation.simulated_plan import KnownParts, LaneKey
 from hetero.schedule.actions import BACKWARD, Action
 
 
@@ -29,27 +29,39 @@ class ReplicaReplays:
 
     Args:
         free_s: from when on each interface is free for the pipelines.
+        known: replays of other plans, which may have some of these replicas.
 
     Raises:
         ScheduleError: a replica stands still.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], *, runtime: RuntimeModel, free_s: Mapping[Port, float]) -> None:
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline],
+        *,
+        runtime: RuntimeModel,
+        free_s: Mapping[Port, float],
+        known: KnownParts,
+    ) -> None:
         self._pipelines = pipelines
         replay_class = replay_of(runtime)
         alike = list(range(len(pipelines)))
-        known: dict[object, list[int]] = {}
+        twins: dict[object, list[int]] = {}
         self._replays: list[tuple[Replay, list[int]]] = []
         self._place: dict[int, tuple[Replay, int]] = {}
         self._exposed: dict[LaneKey, float] = {}
         for members in _sharing_interfaces(pipelines):
-            signature = _signature([pipelines[r] for r in members], free_s)
-            if signature in known:
-                for r, twin in zip(members, known[signature], strict=True):
+            together = [pipelines[r] for r in members]
+            signature = _signature(together, free_s)
+            if signature in twins:
+                for r, twin in zip(members, twins[signature], strict=True):
                     alike[r] = twin
                 continue
-            known[signature] = members
-            replay = replay_class([pipelines[r] for r in members], free_s=free_s)
+            twins[signature] = members
+            _, replay = known.replays.of(
+                (replay_class, signature),
+                lambda: (together, replay_class(together, free_s=free_s, resolved=known.resolved)),  # noqa: B023
+            )
             self._replays.append((replay, members))
             self._place |= {r: (replay, i) for i, r in enumerate(members)}
         self.alike = tuple(alike)
@@ -184,7 +196,10 @@ def _sharing_interfaces(pipelines: Sequence[Pipeline]) -> list[list[int]]:
 
 
 def _signature(pipelines: Sequence[Pipeline], free_s: Mapping[Port, float]) -> object:
-    """Equal for sets of replicas that run alike: everything but the interfaces' names."""
+    """Equal for sets of replicas that run alike: everything but the interfaces' names.
+
+    It names rows by their ``id``, so whoever keeps it keeps the pipelines.
+    """
     names: dict[Port, int] = {}
 
     def anonymous(cost: TransferCost) -> object:

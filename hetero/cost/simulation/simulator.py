@@ -14,7 +14,7 @@ evaluation and checkpoints are not in it.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, sync_buckets
@@ -28,8 +28,8 @@ from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.cost.simulation.host_updates import Arrivals, HostUpdates
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
-from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
-from hetero.cost.simulation.stage_times import RankTimes, StageTimes, mean_times
+from hetero.cost.simulation.simulated_plan import KnownParts, LaneKey, SimulatedPlan
+from hetero.cost.simulation.stage_times import LazyStageTimes, RankTimes, StageTimes, mean_times
 from hetero.plan.ir import GradientSyncPlan, Plan, StageKey
 from hetero.plan.lowering import launch_order
 from hetero.plan.offload import hosts_update
@@ -137,8 +137,12 @@ class Simulation:
         return path[::-1]
 
 
-def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> Simulation:
+def simulate(
+    plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel, known: KnownParts | None = None
+) -> Simulation:
     """Replay one step of ``plan``, which has passed the validator, on ``cluster`` under ``costs.runtime``.
+
+    known: parts of the steps of other plans on this cluster under these costs; parts of this one are added.
 
     Raises:
         ConfigError: a device has no profile, or two ranks that talk to one another no link.
@@ -147,8 +151,8 @@ def simulate(plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel) -> S
         ScheduleError: the depths deadlock.
     """
     topology = cluster if isinstance(cluster, Topology) else Topology(cluster)
-    simulated = SimulatedPlan(plan, costs)
-    buckets = _buckets(plan, costs)
+    simulated = SimulatedPlan(plan, costs, KnownParts() if known is None else known)
+    buckets = _buckets(plan, costs, simulated.known)
     hosts = HostUpdates(simulated, topology, buckets, bucket_numel=_bucket_numel(plan, costs))
     copies = copies_of_lanes(simulated, topology)
     arrivals = hosts.arrivals()
@@ -185,7 +189,10 @@ def _with_arrivals(
     alone = {lane: [(p, own_s(lane, p)) for p in positions] for lane, positions in hosts.alone().items()}
     starts = _lane_starts(simulated, begin_s, gathers.spans, alone, copies)
     replays = ReplicaReplays(
-        simulated.pipelines(topology, starts), runtime=simulated.costs.runtime, free_s=gathers.free_s
+        simulated.pipelines(topology, starts),
+        runtime=simulated.costs.runtime,
+        free_s=gathers.free_s,
+        known=simulated.known,
     )
     simulation = _result(plan, simulated, topology, replays, buckets, gathers.spans, replays.late_transfers())
     sums = {span.bucket: span.end_s for span in simulation.syncs}
@@ -224,12 +231,19 @@ def with_gradient_sync(
     simulated, replays = simulation.simulated_plan, simulation.replays
     updates_on_hosts = hosts_update(stage for _, _, stage in plan.stages())
     if simulation.gathers or updates_on_hosts or simulated is None or replays is None:
-        return simulate(plan, topology, costs)
-    return _result(plan, simulated, topology, replays, _buckets(plan, costs), (), simulation.transfers)
+        return simulate(plan, topology, costs, None if simulated is None else simulated.known)
+    return _result(plan, simulated, topology, replays, _buckets(plan, costs, simulated.known), (), simulation.transfers)
 
 
-def _buckets(plan: Plan, costs: CostModel) -> tuple[CountedBucket, ...]:
-    return sync_buckets(plan, bucket_numel=_bucket_numel(plan, costs))
+def _buckets(plan: Plan, costs: CostModel, known: KnownParts) -> tuple[CountedBucket, ...]:
+    bucket_numel = _bucket_numel(plan, costs)
+    held = tuple(
+        (r, stage.ranks, stage.start, stage.end, stage.tp, stage.splits_sequence, stage.offload)
+        for r, _, stage in plan.stages()
+    )
+    return known.buckets.of(
+        (held, plan.gradient_sync.domains, bucket_numel), lambda: sync_buckets(plan, bucket_numel=bucket_numel)
+    )
 
 
 def _bucket_numel(plan: Plan, costs: CostModel) -> int:
@@ -311,15 +325,15 @@ def _prices(
     simulated: SimulatedPlan, topology: Topology, *, bytes_per_element: int, share: float
 ) -> Callable[[CountedBucket], CollectiveCost]:
     """A function that prices the collective on a bucket: ``share`` of an all-reduce."""
-    known: dict[tuple[int, tuple[int, ...]], CollectiveCost] = {}
 
     def price(bucket: CountedBucket) -> CollectiveCost:
-        key = bucket.numel, bucket.ranks
-        if key not in known:
-            num_bytes = bucket.numel * bytes_per_element
+        num_bytes = bucket.numel * bytes_per_element
+
+        def priced() -> CollectiveCost:
             whole = all_reduce_cost(num_bytes, bucket.ranks, bucket.domains, topology)
-            known[key] = whole if share == 1.0 else whole.scaled(share)
-        return known[key]
+            return whole if share == 1.0 else whole.scaled(share)
+
+        return simulated.known.collectives.of((num_bytes, bucket.ranks, bucket.domains, share), priced)
 
     return price
 
@@ -392,7 +406,7 @@ def _result(
         step_s=step_s,
         compute_end_s=max(computed.values()),
         confidence=max(cost.confidence for cost in simulated.stage_costs.values()),
-        stages=_stage_times(simulated, replays, computed, summed, step_s),
+        stages=LazyStageTimes(partial(_stage_times, simulated, replays, computed, summed, step_s)),
         costs=simulated.stage_costs,
         spans=Spans(replays),
         alike=replays.alike,

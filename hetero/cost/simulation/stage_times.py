@@ -1,8 +1,11 @@
 """Where the seconds of a step go on the ranks of one stage: computing, bubble, exposed sums, update, waiting."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
+
+from hetero.plan.ir import StageKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,27 @@ class StageTimes:
     update_s: float
     rest_s: float
     exposed_s: float
+
+
+class LazyStageTimes(Mapping[StageKey, StageTimes]):
+    """The times of all stages, counted when they are looked at: a planner asks most simulations for their step
+    alone."""
+
+    def __init__(self, count: Callable[[], Mapping[StageKey, StageTimes]]) -> None:
+        self._count = count
+
+    @cached_property
+    def _every(self) -> Mapping[StageKey, StageTimes]:
+        return self._count()
+
+    def __getitem__(self, key: StageKey) -> StageTimes:
+        return self._every[key]
+
+    def __iter__(self) -> Iterator[StageKey]:
+        return iter(self._every)
+
+    def __len__(self) -> int:
+        return len(self._every)
 
 
 class RankTimes(NamedTuple):

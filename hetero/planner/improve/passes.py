@@ -14,6 +14,7 @@ from hetero.planner.improve.interleaving import interleave
 from hetero.planner.improve.local_search import change_locally
 from hetero.planner.improve.residency import choose_residency
 from hetero.planner.improve.split_backward import split_backwards
+from hetero.planner.improve.whole_plans import search_whole_plans
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist
 
@@ -55,32 +56,38 @@ PASSES = (
     ImprovementPass(
         name="local search",
         changes="one layer, microbatch, depth, share of the samples or half layer at a time",
-        share=0.9,
+        share=0.3,
         improve=change_locally,
     ),
     ImprovementPass(
         name="half layers",
         changes="plans of other covers, levelled by half layers, and a local search from the best",
-        share=1.0,
+        share=0.2,
         improve=cut_layers_in_half,
     ),
     ImprovementPass(
         name="split backwards",
         changes="delays of the weights' gradients, and a few small changes with them",
-        share=0.5,
+        share=0.3,
         improve=split_backwards,
     ),
     ImprovementPass(
         name="residency again",
         changes="the same for the plan that the passes before made",
-        share=0.7,
+        share=0.3,
         improve=choose_residency,
     ),
     ImprovementPass(
         name="gradient sync again",
         changes="domains and bucket size of the plan that the passes before made",
-        share=1.0,
+        share=0.1,
         improve=choose_gradient_sync,
+    ),
+    ImprovementPass(
+        name="whole plans",
+        changes="everything that a plan says, alone and in pairs, from several plans",
+        share=1.0,
+        improve=search_whole_plans,
     ),
 )
 

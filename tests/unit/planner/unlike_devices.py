@@ -12,10 +12,13 @@ MODEL = gpt2_model(num_layers=8, tied_embeddings=False)
 FAST = {"A100-40": 4.0, "V100-16": 1.0}
 
 
-def mixed_problem() -> Problem:
-    """Two nodes, one four times as fast as the other."""
+def mixed_problem(gpus_per_node: tuple[int, int] = (1, 1)) -> Problem:
+    """Two nodes, the devices of one four times as fast as those of the other."""
     link = Link(bandwidth_gb_per_s=100.0, latency_us=0.0)
-    types = [NodeType(name=d.lower(), device=d, gpus_per_node=1, count=1, inside_node=link) for d in FAST]
+    types = [
+        NodeType(name=d.lower(), device=d, gpus_per_node=gpus, count=1, inside_node=link)
+        for d, gpus in zip(FAST, gpus_per_node, strict=True)
+    ]
     profiles = [profile(MODEL, name=d, device=d, block_s=(1 / speed, 2 / speed)) for d, speed in FAST.items()]
     cluster = ClusterSpec(node_types=tuple(types), links=Links(between_nodes=link))
     return Problem(cluster=cluster, costs=cost_model(MODEL, profiles), global_batch_size=8)

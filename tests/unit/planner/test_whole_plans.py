@@ -1,0 +1,109 @@
+"""The search among whole plans: all kinds of changes, the same plan for the same effort, and little left to find."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+
+from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan
+from hetero.plan.validate import validate
+from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.improve.plan_changes import PlanFamily, families
+from hetero.planner.improve.replica_changes import one_layer_more_recomputed
+from hetero.planner.improve.whole_plans import search_whole_plans
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import ScoredPlan, Shortlist, goal_value
+from tests.bench.bench_search_over_plans import search
+from tests.helpers.plans import plan, replica, stage
+from tests.unit.planner import few_layers, unlike_devices
+from tests.unit.planner.line import score_of
+
+FAMILIES = families()
+
+
+def is_legal(changed: Plan) -> bool:
+    try:
+        validate(changed)
+    except (PlanError, ConfigError):
+        return False
+    return True
+
+
+@cache
+def unlike_replicas() -> tuple[Problem, Plan]:
+    """Two alike pipelines, one of data-parallel stages of two device types, and an idle device."""
+    question = unlike_devices.mixed_problem(gpus_per_node=(6, 3))
+    alike = [
+        replica(
+            stage(layers=(0, 4), ranks=(r,), device="A100-40"),
+            stage(layers=(4, 8), ranks=(r + 1,), device="A100-40"),
+            num_samples=2,
+        )
+        for r in (0, 2)
+    ]
+    other = replica(
+        stage(layers=(0, 4), ranks=(6, 7), dp=2, device="V100-16"),
+        stage(layers=(4, 8), ranks=(4, 5), dp=2, device="A100-40"),
+        num_samples=4,
+    )
+    return question, dataclasses.replace(plan(question.model, [*alike, other], idle_ranks=(8,)), seq_length=16)
+
+
+@pytest.mark.parametrize(
+    "family", FAMILIES, ids=lambda family: getattr(family, "__name__", None) or family.args[0].__name__
+)
+def test_every_kind_of_change_makes_other_legal_plans(family: PlanFamily) -> None:
+    question, start = unlike_replicas()
+    changed = [change() for change in family(start, question)]
+    legal = [each for each in changed if is_legal(each) and each != start]
+    assert legal
+    assert all(sorted(each.ranks()) == sorted(start.ranks()) for each in changed), "no device is lost"
+
+
+def test_a_layer_more_is_recomputed_until_all_are() -> None:
+    _, start = unlike_replicas()
+    counts = []
+    found = start.replicas[0]
+    while (more := one_layer_more_recomputed(found, 0)) is not None:
+        found = more
+        counts.append((found.stages[0].recompute, found.stages[0].recompute_num_layers))
+    assert counts == [("full", 1), ("full", 2), ("full", 3), ("full", None)]
+
+
+@cache
+def start_of(name: str) -> tuple[Problem, ScoredPlan]:
+    if name == "unlike devices":
+        question = unlike_devices.mixed_problem()
+        return question, score_of(unlike_devices.halves(question), question)
+    question = few_layers.question(6, 4)
+    return question, score_of(few_layers.pipeline(question, 2, 3, 4), question)
+
+
+@cache
+def found_from(name: str, effort_s: float, seed: int) -> ScoredPlan:
+    question, start = start_of(name)
+    question = dataclasses.replace(question, seed=seed)
+    return search_whole_plans(Shortlist(start), question, Deadline(effort_s, CountedWork()))
+
+
+def test_the_same_seed_and_effort_find_the_same_plan() -> None:
+    first = found_from("unlike devices", 0.3, 0)
+    found_from.cache_clear()
+    assert found_from("unlike devices", 0.3, 0).plan == first.plan
+
+
+def test_more_effort_is_never_worse() -> None:
+    question, start = start_of("unlike devices")
+    steps = [goal_value(found_from("unlike devices", effort_s, 1), question) for effort_s in (0.05, 0.1, 0.3, 0.6)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < goal_value(start, question)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unlike devices", "six layers on four devices"])
+def test_a_search_of_random_moves_finds_next_to_nothing_more(name: str) -> None:
+    question, _ = start_of(name)
+    best = found_from(name, 4.0, 0)
+    found = search(best, question, evaluations=1000, seed=1)
+    assert found.step_s >= 0.99 * best.step_s
