@@ -128,7 +128,8 @@ def plan_cluster(
     hosts = problem.offloads and memory_is_short(initial)
     for num_gradient_groups in GRADIENT_GROUPS:
         stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts)
-        covering = TimeShare.COVERS.of(deadline)
+        # As long as there is nothing to improve, all of the time is for finding a plan.
+        covering = deadline if initial is None else TimeShare.COVERS.of(deadline)
         found = _search(problem, stage_options, sync_tiers, covering, report=report, tolerance=tolerance)
         if found.plans or not found.covers or deadline.is_over():
             break

@@ -146,17 +146,31 @@ def fused(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
             for on in _on_devices(a.with_layers(a.start, b.end), ranks, problem):
                 yield partial(_rebuilt, replica, s, 2, [on])
     for s, stage in enumerate(replica.stages):
-        for size in range(1, len(stage.ranks)):
-            share = max(1, round(stage.num_layers * size / len(stage.ranks)))
-            if share >= stage.num_layers:
-                continue
-            first = stage.with_layers(stage.start, stage.start + share)
-            second = stage.with_layers(stage.start + share, stage.end)
-            here, there = tuple(sorted(stage.ranks[:size])), tuple(sorted(stage.ranks[size:]))
-            for one in _on_devices(first, here, problem):
-                for other in _on_devices(second, there, problem):
-                    if one.samples_per_microbatch == other.samples_per_microbatch:
-                        yield partial(_rebuilt, replica, s, 1, [one, other])
+        held = len(stage.ranks)
+        for size in sorted({1, held // 2, held - 1} & set(range(1, held))):
+            share = max(1, round(stage.num_layers * size / held))
+            if share < stage.num_layers:
+                yield from _cut(replica, s, size, share, problem)
+
+
+def _cut(replica: Replica, s: int, size: int, share: int, problem: Problem) -> Iterator[ReplicaChange]:
+    """The first ``size`` devices of a stage have ``share`` of its layers, the others the rest, in the same
+    microbatches."""
+    stage = replica.stages[s]
+    halves = (
+        (stage.with_layers(stage.start, stage.start + share), tuple(sorted(stage.ranks[:size]))),
+        (stage.with_layers(stage.start + share, stage.end), tuple(sorted(stage.ranks[size:]))),
+    )
+    alike = (
+        [
+            on
+            for on in _on_devices(part, ranks, problem, ())
+            if on.samples_per_microbatch == stage.samples_per_microbatch
+        ]
+        for part, ranks in halves
+    )
+    for both in itertools.product(*alike):
+        yield partial(_rebuilt, replica, s, 1, both)
 
 
 def order(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
@@ -176,13 +190,15 @@ def order(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
             yield partial(laid_out, replica, kept)
 
 
-def _on_devices(stage: Stage, ranks: tuple[int, ...], problem: Problem) -> Iterator[Stage]:
-    """The same layers on these ranks, with any tp and a few microbatches."""
+def _on_devices(
+    stage: Stage, ranks: tuple[int, ...], problem: Problem, others: Sequence[int] = MICRO_BATCH_SIZES
+) -> Iterator[Stage]:
+    """The same layers on these ranks, with any tp, and about as many samples per microbatch or ``others`` on a rank."""
     for tp in range(1, len(ranks) + 1):
         if len(ranks) % tp or problem.model.num_query_groups % tp:
             continue
         dp = len(ranks) // tp
-        sizes = dict.fromkeys([max(1, stage.samples_per_microbatch // dp), *MICRO_BATCH_SIZES])
+        sizes = dict.fromkeys([max(1, stage.samples_per_microbatch // dp), *others])
         for size in sizes:
             yield dataclasses.replace(
                 stage,

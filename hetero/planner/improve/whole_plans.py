@@ -158,9 +158,10 @@ class _Search:
                 return None
             if not self._deadline.has(CHANGED_SHARE * scoring_s(plan)):
                 return None
-            found = score_plan(plan, self._problem) or score_with_smaller_depths(plan, self._problem)
-            if found is None and (more := self._recomputing_more(plan)) is not None:
-                found = score_plan(more, self._problem) if self._could_be_below(more, most) else None
+            found = score_plan(plan, self._problem) or score_with_smaller_depths(plan, self._problem, self._deadline)
+            if found is None and (more := self._recomputing_more(plan)) is not None and more != plan:
+                could_be = self._could_be_below(more, most)
+                found = score_plan(more, self._problem, self._deadline) if could_be else None
         except (PlanError, ConfigError, ZeroDivisionError):
             return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
         return found
@@ -178,8 +179,8 @@ class _Search:
         """``plan`` with as many layers more recomputed as memory asks for, where a few are enough."""
         for _ in range(MOST_RECOMPUTED_MORE):
             over = bytes_over_capacity(plan, self._problem, plan_memory(plan, self._problem.costs))
-            if not over:
-                return plan
+            if not over or self._deadline.is_over():
+                return None if over else plan
             changed: dict[int, Replica] = {}
             for r, s in over:
                 more = one_layer_more_recomputed(changed.get(r, plan.replicas[r]), s)
