@@ -96,10 +96,7 @@ class Pipeline:
 
 
 class ResolvedLane(NamedTuple):
-    """What a lane does, however long it takes: see :class:`Lane`.
-
-    durations: per compute, which of the pipeline's seconds (:func:`_seconds`) it takes.
-    """
+    """What a lane does, see :class:`Lane`; ``durations`` are, per compute, which of :func:`_seconds` it takes."""
 
     computes: Sequence[Action]
     durations: Sequence[int]

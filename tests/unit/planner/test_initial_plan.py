@@ -9,6 +9,7 @@ from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import CostModel
 from hetero.cost.memory import plan_memory
 from hetero.cost.network import Topology
+from hetero.cost.simulation.simulated_plan import KnownParts
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.data.cost_models import model_costs
 from hetero.errors import PlanError
@@ -132,9 +133,9 @@ def simulated_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long each simulation that was run takes, by estimate."""
     estimates: list[float] = []
 
-    def counted(plan: Plan, topology: Topology, costs: CostModel) -> Simulation:
+    def counted(plan: Plan, topology: Topology, costs: CostModel, known: KnownParts) -> Simulation:
         estimates.append(scoring_s(plan))
-        return simulate(plan, topology, costs)
+        return simulate(plan, topology, costs, known)
 
     monkeypatch.setattr("hetero.planner.scoring.simulate", counted)
     return estimates
