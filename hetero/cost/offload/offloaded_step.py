@@ -79,13 +79,11 @@ from dataclasses import dataclass
 
 from hetero.cost.offload.block_prices import BlockPrice, OffloadQuestion
 from hetero.cost.offload.blocks import BlockChoice, OffloadChoice, OffloadStage
+from hetero.cost.stage_memory import ACTIVATION_SLOTS
 from hetero.errors import ConfigError
 
 WEIGHT_SLOTS = GRADIENT_SLOTS = 2
 """Of a device, for blocks that are streamed: one computes while another is copied."""
-
-ACTIVATION_SLOTS = 4
-"""Two on their way out and two on their way in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,8 @@ from itertools import pairwise
 from ortools.sat.python import cp_model
 
 from hetero.cost.offload.block_prices import OffloadQuestion
-from hetero.cost.offload.offloaded_step import ACTIVATION_SLOTS, GRADIENT_SLOTS, WEIGHT_SLOTS
+from hetero.cost.offload.offloaded_step import GRADIENT_SLOTS, WEIGHT_SLOTS
+from hetero.cost.stage_memory import ACTIVATION_SLOTS
 from hetero.planner.offload.variables import HostVars, StageVars, Whole, mib, us, us_of_credit
 from hetero.units import MIB
 
