@@ -165,8 +165,9 @@ def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topolog
         2 (n - 1) latency + 2 (n - 1) / n x num_bytes / bandwidth
 
     Inside a node the bandwidth is the measured one of a group, where the cluster has it. Between nodes the ring
-    crosses from node to node once per interface that the group has on each node. Every byte passes the slowest link, at
-    :data:`RING_SHARE` of what one message gets of it.
+    crosses from node to node once per interface that the group has on each node, or, where the cluster says so, once
+    (:class:`hetero.spec.cluster.Links`). Every byte passes the slowest link, at :data:`RING_SHARE` of what one message
+    gets of it.
 
     Raises:
         ConfigError: two of the ranks have no link.
@@ -179,6 +180,8 @@ def ring_all_reduce_cost(num_bytes: int, ranks: Sequence[int], topology: Topolog
         return TransferCost(seconds=_inside_node_s(num_bytes, ring, topology), ports=(), num_bytes=num_bytes)
     hops = [(a, b, topology.link(a, b)) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
     nics = sorted({topology.nic(rank) for rank in ring})
+    if topology.cluster.links.ring_interfaces == "one":
+        nics = list({node: (node, nic) for node, nic in reversed(nics)}.values())  # The first one of each node.
     crossings = min(Counter(node for node, _ in nics).values())
     between = min(link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) != topology.node(b))
     inside = [link.bytes_per_s(num_bytes) for a, b, link in hops if topology.node(a) == topology.node(b)]

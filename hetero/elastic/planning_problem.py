@@ -14,7 +14,7 @@ from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Precision
 from hetero.planner.problem import Offloading, Problem
 from hetero.serialization import STRICT, near_match
-from hetero.spec.cluster import ClusterSpec, Links
+from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import Profile
 
@@ -141,8 +141,8 @@ def present_cluster(cluster: ClusterSpec, counts: NodeCounts) -> ClusterSpec:
     if not present:
         raise PlanError(f"no node is there; one of type {' or '.join(known)} has to come")
     names, zones = {each.name for each in present}, {each.zone for each in present}
-    links = Links(
-        between_nodes=cluster.links.between_nodes,
+    links = dataclasses.replace(
+        cluster.links,
         node_pairs=tuple(pair for pair in cluster.links.node_pairs if names.issuperset(pair.node_types)),
         zone_pairs=tuple(pair for pair in cluster.links.zone_pairs if zones.issuperset(pair.zones)),
     )

@@ -29,6 +29,7 @@ from hetero.planner.replica.least_memory import FITTING_S
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template
+from hetero.planner.ring_interfaces import RingsWithOneInterface, good_with_either
 from hetero.planner.scoring import (
     STAGE_S,
     EstimatedPlan,
@@ -64,6 +65,8 @@ class PlanResult:
     lower_bound_s: no plan whatever has a shorter step by the simulator.
     finished: the space was enumerated and the search ended by itself, and neither by the time limit.
     runners_up: the best of the other plans that were looked at, by what they are.
+    rings: what the step is if a ring has one interface of each node; ``None`` where that is no question, or was not
+        looked at.
     """
 
     plan: Plan
@@ -76,6 +79,7 @@ class PlanResult:
     planning_s: float
     finished: bool
     runners_up: tuple[RunnerUp, ...] = ()
+    rings: RingsWithOneInterface | None = None
 
     @property
     def scored(self) -> ScoredPlan:
@@ -145,12 +149,15 @@ def plan_cluster(
     if best is None:
         in_time = not deadline.is_over() and not deadline.left_something_out
         raise nothing_found(problem, found.templates, complete=found.complete and in_time)
-    best = improved(Shortlist(best, found.plans, found.estimated(problem)), problem, deadline)
+    improving = deadline.part(1 - TimeShare.RINGS.share) if problem.cluster.leaves_rings_open else deadline
+    best = improved(Shortlist(best, found.plans, found.estimated(problem)), problem, improving)
+    best, rings = good_with_either(best, found.plans, problem, deadline)
     others = {
         "the next best plan of other stages": (*found.plans, initial, published),
         "a uniform plan": (first.uniform,),
     }
-    return _result(best, found, _runners_up(best, others, problem), lower_bound_s(problem), deadline)
+    result = _result(best, found, _runners_up(best, others, problem), lower_bound_s(problem), deadline)
+    return dataclasses.replace(result, rings=rings)
 
 
 @dataclass(frozen=True, slots=True)

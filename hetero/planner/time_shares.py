@@ -24,6 +24,7 @@ class TimeShare(Enum):
     HILL_CLIMBING = 0.4, "hill climbing from the best covers"
     SHORTLIST = 0.5, "plans of the best covers, scored by the simulator, with domains for their gradient sums"
     INITIAL_DOMAINS = 0.1, "of what is left then, domains for the gradient sums of the initial plan"
+    RINGS = 0.05, "where nobody has measured how many interfaces a ring gets: the choice of a plan that suits either"
     LEVELLED_SEARCH = 0.9, "of what levelling leaves of the pass by half layers, the local search from the best plan"
     LISTING = 0.5, "of any search among listed plans, listing them; the rest simulates the best by the formula"
 

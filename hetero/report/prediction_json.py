@@ -91,5 +91,6 @@ def bounds_json(result: PlanResult) -> dict[str, Any]:
             "gap": None if result.score is None else result.gap,
         },
         "any_plan": {"none_below_s": result.lower_bound_s, "gap": result.gap_to_any},
+        "rings_with_one_interface_s": None if result.rings is None else result.rings.step_s,
         "finished": result.finished,
     }

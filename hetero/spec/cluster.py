@@ -21,7 +21,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
@@ -168,11 +168,16 @@ class ZonePair:
     link: Link
 
 
+RingInterfaces = Literal["all", "one"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
     """The links between nodes.
 
     between_nodes: any two nodes of one zone that ``node_pairs`` does not list.
+    ring_interfaces: of a node with several network interfaces, those that a ring over several of its devices gets;
+        ``None`` if nobody has measured it: prices are then those of ``all``, and the planner looks at ``one`` too.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -180,6 +185,7 @@ class Links:
     between_nodes: Link | None = None
     node_pairs: tuple[NodePair, ...] = ()
     zone_pairs: tuple[ZonePair, ...] = ()
+    ring_interfaces: RingInterfaces | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,6 +289,15 @@ class ClusterSpec:
         return dataclasses.replace(
             self, node_types=tuple(dataclasses.replace(each, host_memory_gib=gib) for each in self.node_types)
         )
+
+    @property
+    def leaves_rings_open(self) -> bool:
+        """Whether a ring could have one interface of a node or several, and nobody has measured which."""
+        return self.links.ring_interfaces is None and any(each.nics_per_node > 1 for each in self.node_types)
+
+    def with_ring_interfaces(self, interfaces: RingInterfaces) -> "ClusterSpec":
+        """The same with so many interfaces of a node for a ring."""
+        return dataclasses.replace(self, links=dataclasses.replace(self.links, ring_interfaces=interfaces))
 
     @property
     def num_devices(self) -> int:

@@ -9,6 +9,7 @@ from hetero.cost.model_flops import Products, Utilization
 from hetero.planner.certainty import Certainty, Rival
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
+from hetero.planner.ring_interfaces import RingsWithOneInterface
 from hetero.report.plan_wording import range_of, shape_of
 from hetero.report.tables.certainty import CommandOf, certainty_lines, utilization_lines
 from hetero.report.tables.prediction import fullest
@@ -46,8 +47,21 @@ def result_lines(
         f"against any plan whatever, by the simulator: none is below {result.lower_bound_s:.4g} s, so at most "
         f"{result.gap_to_any:.1%} of the step could be saved (gap to any plan)"
     )
+    if result.rings is not None:
+        yield from rings_lines(result.rings)
     ending = "" if result.finished else "; stopped by the time limit"
     yield f"planned in {result.planning_s:.1f} s{ending}"
+
+
+def rings_lines(rings: RingsWithOneInterface) -> Iterator[str]:
+    """What a plan owes to the assumption about rings, in words."""
+    yield (
+        "assumed: a ring over several devices of a node has all of its network interfaces; with one, "
+        f"{rings.step_s:.4g} s per step. A measurement of it belongs under links.ring_interfaces"
+    )
+    if rings.passed_over is not None:
+        all_s, one_s = rings.passed_over
+        yield f"passed over, since it suits one case only: a plan of {all_s:.4g} s with all, {one_s:.4g} s with one"
 
 
 def comparison_table(

@@ -137,6 +137,27 @@ class TestSums:
         cost = ring_all_reduce_cost(1, (0, 1, 2), Topology(nodes(3, latency_us=1000.0)))
         assert cost.seconds == pytest.approx(0.004, rel=1e-3)
 
+    def test_a_ring_of_one_interface_leaves_the_others_free(self) -> None:
+        """As measured: a quarter of the bandwidth of four interfaces, and only the first of each node is busy."""
+        spec = nodes(
+            2,
+            gpus_per_node=4,
+            gb_per_s=1.0,
+            nics_per_node=4,
+            inside_node=Link(bandwidth_gb_per_s=100.0, latency_us=0.0),
+        )
+        both, one = (
+            ring_all_reduce_cost(SECOND, tuple(range(8)), Topology(cluster))
+            for cluster in (spec, spec.with_ring_interfaces("one"))
+        )
+        assert one.seconds == pytest.approx(4 * both.seconds)
+        assert {port for port, _ in both.ports} == {
+            (way, n, i) for way in ("in", "out") for n in (0, 1) for i in range(4)
+        }
+        assert {port for port, _ in one.ports} == {(way, n, 0) for way in ("in", "out") for n in (0, 1)}
+        last = ring_all_reduce_cost(SECOND, (2, 3, 6, 7), Topology(spec.with_ring_interfaces("one")))
+        assert {port for port, _ in last.ports} == {(way, n, 2) for way in ("in", "out") for n in (0, 1)}
+
     @pytest.mark.parametrize(("num_bytes", "ranks"), [(SECOND, (0,)), (0, (0, 1))])
     def test_nothing_to_sum(self, num_bytes: int, ranks: tuple[int, ...]) -> None:
         assert ring_all_reduce_cost(num_bytes, ranks, Topology(nodes(2))).seconds == 0.0
