@@ -20,6 +20,9 @@ from hetero.planner.improve.gradient_sync import choose_gradient_sync
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, Shortlist, goal_value, score_plan
 
+LEAST_S = 0.5
+"""Seconds for it that there are in any case: a plan is to say what it owes to the assumption. A heuristic."""
+
 MOST_WEIGHED = 6
 """Plans that are weighed, each with two gradient syncs. A heuristic."""
 
@@ -48,6 +51,7 @@ def good_with_either(
     """
     if not problem.cluster.leaves_rings_open:
         return best, None
+    deadline = deadline.at_least(LEAST_S)
     with_one = dataclasses.replace(problem, cluster=problem.cluster.with_ring_interfaces("one"))
     found: dict[Plan, tuple[ScoredPlan, ScoredPlan]] = {}
     for start in Shortlist(best, (best, *others)).starts(MOST_WEIGHED):

@@ -8,7 +8,7 @@ from hetero.plan.ir import GradientSyncPlan
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
-from hetero.planner.ring_interfaces import good_with_either
+from hetero.planner.ring_interfaces import RingsWithOneInterface, good_with_either
 from hetero.report.tables.planner_result import rings_lines
 from hetero.spec.cluster import ClusterSpec, Links, NodeType, RingInterfaces
 from hetero.spec.link import Link
@@ -27,7 +27,9 @@ def two_nodes(*, inside_s: float, between_s: float, interfaces: RingInterfaces |
     return ClusterSpec(node_types=(node,), links=Links(between_nodes=between, ring_interfaces=interfaces))
 
 
-def chosen(question: Problem, domains: tuple[tuple[int, ...], ...] = ()) -> tuple[object, ...]:
+def chosen(
+    question: Problem, domains: tuple[tuple[int, ...], ...] = ()
+) -> tuple[tuple[tuple[int, ...], ...], RingsWithOneInterface | None]:
     start = dataclasses.replace(data_parallel(8), gradient_sync=GradientSyncPlan(domains=domains))
     best, rings = good_with_either(score_of(start, question), (), question, Deadline(30, CountedWork()))
     assert best == score_of(best.plan, question)
@@ -44,6 +46,8 @@ def test_sums_by_nodes_are_preferred_where_one_interface_would_cost_more_than_th
     assert flat.step_s < by_nodes.step_s
     domains, rings = chosen(question)
     assert domains == DOMAINS
+    assert rings is not None
+    assert rings.passed_over is not None
     assert rings.step_s == pytest.approx(by_nodes.step_s)
     assert rings.passed_over[0] == pytest.approx(flat.step_s)
     assert rings.passed_over[1] > 1.3 * flat.step_s
@@ -53,6 +57,7 @@ def test_the_best_plan_stays_where_it_is_good_either_way() -> None:
     question = problem(two_nodes(inside_s=0.01, between_s=1.0))
     domains, rings = chosen(question, DOMAINS)
     assert domains == DOMAINS
+    assert rings is not None
     assert rings.passed_over is None
 
 
@@ -70,7 +75,9 @@ def test_one_interface_per_node_leaves_no_question() -> None:
 def test_without_time_the_plan_stays() -> None:
     question = problem(two_nodes(inside_s=0.25, between_s=1.0))
     start = score_of(data_parallel(8), question)
-    assert good_with_either(start, (), question, Deadline(0.0, CountedWork())) == (start, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetero.planner.ring_interfaces.LEAST_S", 0.0)
+        assert good_with_either(start, (), question, Deadline(0.0, CountedWork())) == (start, None)
 
 
 def test_a_plan_says_what_it_owes_to_the_assumption() -> None:
