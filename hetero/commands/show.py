@@ -113,7 +113,9 @@ def _program_text(plan: Plan) -> str:
 def _on_host_in_words(bucket: Bucket) -> str:
     if not bucket.on_host:
         return ""
-    return f", updated on the host by {ranks_in_words(tuple(sorted(bucket.on_host)))}"
+    added = bucket.gradients_on_host
+    there = f", where those of {ranks_in_words(tuple(sorted(added)))} add up" if added else ""
+    return f", updated on the host by {ranks_in_words(tuple(sorted(bucket.on_host)))}{there}"
 
 
 def _bucket_numel(plan: Plan) -> int:

@@ -20,6 +20,7 @@ from hetero.plan.ir import Plan, Ranks, Stage
 from hetero.plan.offload import (
     HeldLayers,
     changes_of_residency,
+    gradients_on_host,
     hosts_update,
     place_of,
     stages_of_ranks,
@@ -52,10 +53,14 @@ class CountedBucket(NamedTuple):
 
 
 class OwnedParameters(NamedTuple):
-    """Elements whose optimizer state a rank owns, by where it has the state."""
+    """Elements whose optimizer state a rank owns, by where it has the state.
+
+    added: of those ``on_host``, elements whose gradients add up there.
+    """
 
     on_device: float = 0.0
     on_host: float = 0.0
+    added: float = 0.0
 
     @property
     def numel(self) -> float:
@@ -153,36 +158,51 @@ def owned_parameters(plan: Plan) -> dict[int, dict[int, OwnedParameters]]:
         for ranks in alike.groups:
             per_share = 1.0 / sum(weight[rank] for rank in ranks)
             for rank in ranks:
-                for index, numel, on_host in _by_stage(alike, held_by[rank]):
+                for index, numel, on_host, adds in _by_stage(alike, held_by[rank]):
                     s, part = numbers[rank][index], numel * per_share * weight[rank]
                     so_far = owned[rank][s]
                     owned[rank][s] = OwnedParameters(
-                        so_far.on_device + part * (not on_host), so_far.on_host + part * on_host
+                        so_far.on_device + part * (not on_host),
+                        so_far.on_host + part * on_host,
+                        so_far.added + part * adds,
                     )
     return owned
 
 
-def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, bool]]:
-    """What a rank of the groups sums, by which of its ``stages`` holds it and whether its host has the state."""
+def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, bool, bool]]:
+    """What a rank of the groups sums, by which of its ``stages`` holds it, whether its host has the state, and whether
+    it adds the gradients up."""
     if len(stages) == 1 and not hosts_update(stages):
-        yield 0, alike.numel, False
+        yield 0, alike.numel, False, False
         return
     for position, sums in alike.sums:
-        yield place_of(position, stages)[0], alike.share_of(sums[-1]), updates_on_host(position, stages)
+        numel = alike.share_of(sums[-1])
+        updates, adds = updates_on_host(position, stages), gradients_on_host(position, stages)
+        yield place_of(position, stages)[0], numel, updates, adds
 
 
-def parameters_held_twice(plan: Plan) -> dict[tuple[int, int], int]:
+class HeldTwice(NamedTuple):
+    """Elements of weights that a rank holds twice, and of how many the gradients are on the host."""
+
+    numel: int = 0
+    on_host: int = 0
+
+
+def parameters_held_twice(plan: Plan) -> dict[tuple[int, int], HeldTwice]:
     """By replica and stage, the elements on one rank of parameters that the shard edges of other holders cut.
 
     Their segments go to several buckets, so that the runtime holds weight and gradient a second time in its own order.
     """
-    found = {(r, s): 0 for r, s, _ in plan.stages()}
+    found = {(r, s): HeldTwice() for r, s, _ in plan.stages()}
     for holders, sums_by_sharding in _runs(plan):
         cells = math.lcm(*{stage.tp for _, _, stage in holders})
-        numel = sum(sums[-1] for _, sums in sums_by_sharding["sharded"])
+        sharded = sums_by_sharding["sharded"]
+        numel = sum(sums[-1] for _, sums in sharded)
         for r, s, stage in holders:
             if stage.tp < cells:
-                found[r, s] += numel // stage.tp
+                on_host = sum(sums[-1] for position, sums in sharded if gradients_on_host(position, [stage]))
+                so_far = found[r, s]
+                found[r, s] = HeldTwice(so_far.numel + numel // stage.tp, so_far.on_host + on_host // stage.tp)
     return found
 
 

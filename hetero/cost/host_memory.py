@@ -5,7 +5,7 @@ bf16 or fp16:
 
     optimizer     12   master weight and two moments
     previews      12   the same again, where updates are previewed (:mod:`hetero.runtime.host_adamw`)
-    gradients      4   as they are summed
+    gradients      4   as they are summed; of all that the rank holds, owned or not, where they add up there
     weights        2   on their way back; none where the device is the host's own processor
     checkpoint    12   the state once more, while a checkpoint is written
 
@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetero.cost.cost_model import CostModel
-from hetero.cost.gradient_volume import owned_parameters
+from hetero.cost.gradient_volume import OwnedParameters, owned_parameters, parameters_held_twice
 from hetero.cost.memory import memory_costs
 from hetero.cost.offload.blocks import ElementBytes
-from hetero.cost.stage_memory import blocks_on_host
+from hetero.cost.stage_memory import blocks_on_host, gradients_to_host, largest_gradient
 from hetero.errors import PlanMemoryError
 from hetero.plan.ir import Plan, Replica, StageKey
 from hetero.plan.lowering import step_rows
@@ -79,14 +79,29 @@ def _taken_by_ranks(plan: Plan, costs: CostModel) -> Mapping[int, Mapping[int, H
     """By rank and stage, of the stages that leave something to their hosts."""
     found: dict[int, dict[int, HostMemory]] = {}
     owned = owned_parameters(plan) if hosts_update(stage for _, _, stage in plan.stages()) else {}
+    added = _added(plan, costs)
     for r, s, stage in plan.stages():
         if stage.offload == NOTHING_ON_HOST:
             continue
         device_type, activations = plan.device_types.of(stage.device), _activations(plan.replicas[r], s, costs)
         for rank in stage.ranks:
-            owns = owned[rank][s].on_host if owned else 0.0
-            updated = of_parameters(owns, costs, device_type, speculates=stage.offload.speculate)
-            found.setdefault(rank, {})[s] = dataclasses.replace(updated, activations=activations)
+            owns = owned[rank][s] if owned else OwnedParameters()
+            updated = of_parameters(owns.on_host, costs, device_type, speculates=stage.offload.speculate)
+            more = added[r, s] - int(costs.gradient_bytes * owns.added)
+            found.setdefault(rank, {})[s] = dataclasses.replace(
+                updated, gradients=updated.gradients + more, activations=activations
+            )
+    return found
+
+
+def _added(plan: Plan, costs: CostModel) -> Mapping[StageKey, int]:
+    """Bytes of a rank of each stage for gradients that add up on its host, and of the memory in which one arrives."""
+    found, twice = {}, parameters_held_twice(plan) if hosts_update(stage for _, _, stage in plan.stages()) else {}
+    for r, s, stage in plan.stages():
+        elements = sum(gradients_to_host(stage, costs).values())
+        beside = twice[r, s].on_host if elements else 0
+        arrives = largest_gradient(stage, costs) if elements else 0
+        found[r, s] = costs.gradient_bytes * (elements + beside + arrives)
     return found
 
 
@@ -127,7 +142,8 @@ def check_host_memory(plan: Plan, cluster: ClusterSpec) -> None:
         if taken.total > usable * GIB:
             raise PlanMemoryError(
                 f"node {node}: its ranks leave {needed} to the host, and node type {node_type.name!r} has {usable:g} "
-                "GiB; let stages keep more on their devices (a higher optimizer_from, a lower activations_until), or "
+                "GiB; let stages keep more on their devices (a higher optimizer_from or "
+                "gradients_from, a lower activations_until), or "
                 "set speculate to false, with which the state is there once"
             )
 

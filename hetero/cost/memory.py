@@ -73,11 +73,12 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[StageKey, MemoryBreakdown]
                 max(ranks, key=lambda rank: sum(each.on_device for each in owned[rank].values())) if owned else None
             )
             for s, peak in _peak(replica, _on_one_device(memories, costs), moments.get(group)).items():
-                if twice.get((r, s)):
+                if (held_twice := twice.get((r, s))) is not None:
+                    on_device = held_twice.numel - held_twice.on_host
                     peak = dataclasses.replace(
                         peak,
-                        weights=peak.weights + costs.element_bytes * twice[r, s],
-                        gradients=peak.gradients + costs.gradient_bytes * twice[r, s],
+                        weights=peak.weights + costs.element_bytes * held_twice.numel,
+                        gradients=peak.gradients + costs.gradient_bytes * on_device,
                     )
                 if owns_most is not None:
                     optimizer = optimizer_bytes_per_parameter(costs) * owned[owns_most][s].on_device

@@ -5,8 +5,9 @@ go with the microbatches.
 """
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,12 +21,16 @@ from hetero.cost.layers.activation_memory import (
 )
 from hetero.cost.layers.stage_modules import modules_of
 from hetero.plan.ir import Recompute, Stage
-from hetero.plan.offload import blocks_with_activations_on_host
+from hetero.plan.offload import blocks_with_activations_on_host, blocks_with_gradients_on_host
 from hetero.schedule.activation_residency import HeldMicrobatches
 from hetero.spec.profile import ModuleKind
 
 TOKEN_BYTES = 8
 """The first stage's input, and nobody else's, is numbers of tokens."""
+
+GRADIENT_SLOTS = 2
+"""Blocks whose gradients are on the device where they add up on the host: one that comes, one that leaves
+(:mod:`hetero.runtime.host_gradients`)."""
 
 ACTIVATION_SLOTS = 4
 """Blocks on their way to the host and back: two that leave, two that come (:mod:`hetero.runtime.host_activations`)."""
@@ -42,8 +47,8 @@ class MemoryBreakdown:
         logits not counted.
     logits: saved logits and softmax of the microbatches in flight.
     deferred: of all microbatches whose weights' gradients are still to be computed.
-    working: what the most demanding layer needs beside them while it computes, and activations on their way to the host
-        and back.
+    working: what the most demanding layer needs beside them while it computes, activations on their way to the host
+        and back, and gradients on theirs.
     boundary_buffers: slices on their way to and from neighbours.
     sync_buffers: what the reduction of gradients needs beside the gradients.
     held_by_collectives: tensors of a whole pass that the allocator has not got back yet from tensor-parallel
@@ -179,6 +184,60 @@ def _with_activations_on_host(memory: StageMemory, stage: Stage, costs: CostMode
     )
 
 
+def gradients_to_host(stage: Stage, costs: CostModel) -> dict[float, int]:
+    """Elements of the gradients that a rank of a plan's stage adds up on its host, by the positions of their blocks, in
+    the order of the forward."""
+    num_layers, counts = costs.model.num_layers, costs.parameter_counts
+    first, found = stage.offload.gradients_from, {}
+    for position in blocks_with_gradients_on_host(stage, num_layers=num_layers):
+        assert first is not None
+        if position < 0:
+            found[position] = counts.per_rank("embedding", stage.tp)
+        elif position == num_layers:
+            tied = counts.word_embedding // stage.tp if costs.model.tied_embeddings and stage.start > 0 else 0
+            found[position] = counts.per_rank("head", stage.tp) + tied
+        else:
+            begin, end = max(position, first), min(math.floor(position) + 1.0, stage.end)
+            found[position] = sum(counts.per_rank(kind, stage.tp) for kind in modules_of(begin, end))
+    return found
+
+
+def _with_gradients_on_host(
+    memory: StageMemory, stage: Stage, costs: CostModel, *, shares_gradients: bool
+) -> StageMemory:
+    """Of gradients that add up on the host stay those of two blocks, a weight's of a third one, which may be there
+    before it has to wait, and a bucket while it is summed, where ranks share some."""
+    elements = gradients_to_host(stage, costs)
+    if not elements:
+        return memory
+    total, block = sum(elements.values()), max(elements.values())
+    one = largest_gradient(stage, costs)
+    slots = min(total, GRADIENT_SLOTS * block + one) * costs.element_bytes
+    bucket = min(total, max(one, costs.runtime.bucket_numel)) if shares_gradients else 0
+    fixed = dataclasses.replace(
+        memory.fixed,
+        gradients=memory.fixed.gradients - costs.gradient_bytes * (total - bucket),
+        working=memory.fixed.working + slots,
+    )
+    return dataclasses.replace(memory, fixed=fixed)
+
+
+def largest_gradient(stage: Stage, costs: CostModel) -> int:
+    """Elements of the largest of these gradients, of one weight."""
+    return max((costs.parameter_counts.largest(kind, stage.tp) for kind in _kinds(stage, costs)), default=0)
+
+
+def _kinds(stage: Stage, costs: CostModel) -> Iterator[ModuleKind]:
+    for position in blocks_with_gradients_on_host(stage, num_layers=costs.model.num_layers):
+        if position < 0:
+            yield "embedding"
+        elif position == costs.model.num_layers:
+            # The other copy of a tied embedding is there.
+            yield "embedding" if costs.model.tied_embeddings and stage.start > 0 else "head"
+        else:
+            yield "block"
+
+
 def stage_memory(
     costs: CostModel,
     config: StageConfig,
@@ -287,7 +346,8 @@ def memory_of_stage(
         num_communicators=2 * num_neighbours + (of_device if begins_device else 0),
         begins_device=begins_device,
     )
-    return _with_activations_on_host(memory, stage, costs)
+    memory = _with_activations_on_host(memory, stage, costs)
+    return _with_gradients_on_host(memory, stage, costs, shares_gradients=shares_gradients)
 
 
 def optimizer_bytes_per_parameter(costs: CostModel) -> int:

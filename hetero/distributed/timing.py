@@ -97,14 +97,16 @@ class Timing:
         return nullcontext(HostSpan())
 
     def host_came(self, queued: QueuedAction, at_s: float) -> None:
-        """Take note that weights, which ``queued`` brings from the host, came at ``at_s``, and the rank waited."""
+        """Take note that the rank waited for what ``queued`` does between its host and it, which was done at ``at_s``:
+        weights that came, or sums that are there."""
 
     def block_end_s(self, position: float | None) -> float:
         """When the compute under way has done the block at ``position``, or all of its work."""
         return 0.0
 
-    def copy_activations(self, kind: ActionKind, stage: int, position: float, *, after_s: float) -> float:
-        """Take note of a copy of what the block at ``position`` of ``stage`` saves of a microbatch; when it is over.
+    def copy_block(self, kind: ActionKind, stage: int, position: float, *, after_s: float) -> float:
+        """Take note of a copy of what the block at ``position`` of ``stage`` saves of a microbatch, or of its
+        gradients, which are added up where they come to; when it is over.
 
         Args:
             after_s: it does not begin before, nor before the last one of its ``kind`` is over.

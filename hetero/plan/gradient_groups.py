@@ -30,7 +30,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from hetero.plan.ir import Plan, Stage
-from hetero.plan.offload import hosts_update, stages_of_ranks, updates_on_host
+from hetero.plan.offload import gradients_on_host, hosts_update, stages_of_ranks, updates_on_host
 from hetero.plan.sync_domains import Domains
 from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
 
@@ -68,6 +68,7 @@ class Bucket:
     shares: for each of ``ranks``, the relative size of its shard of the buffer.
     domains: the ranks by domain, where they sum hierarchically (:mod:`.sync_domains`); otherwise empty.
     on_host: those of ``ranks`` that have the optimizer's state of their shard on their host (:mod:`.offload`).
+    gradients_on_host: those of them that add up their gradients there.
     """
 
     ranks: tuple[int, ...]
@@ -76,6 +77,7 @@ class Bucket:
     shares: tuple[int, ...]
     domains: tuple[tuple[int, ...], ...] = ()
     on_host: frozenset[int] = frozenset()
+    gradients_on_host: frozenset[int] = frozenset()
 
     @property
     def numel(self) -> int:
@@ -145,12 +147,15 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
                 position=position,
                 shares=tuple(shares[rank] for rank in ranks),
                 domains=domains.parts(ranks),
-                on_host=on_host(ranks, position),
+                on_host=on_host(ranks, position)[0],
+                gradients_on_host=on_host(ranks, position)[1],
             )
         )
 
-    def on_host(ranks: tuple[int, ...], position: float) -> frozenset[int]:
-        return frozenset(rank for rank in ranks if asks_hosts and updates_on_host(position, held_by[rank]))
+    def on_host(ranks: tuple[int, ...], position: float) -> tuple[frozenset[int], frozenset[int]]:
+        """Those of ``ranks`` whose hosts have the optimizer's state, and those whose hosts have gradients."""
+        updating = frozenset(rank for rank in ranks if asks_hosts and updates_on_host(position, held_by[rank]))
+        return updating, frozenset(rank for rank in updating if gradients_on_host(position, held_by[rank]))
 
     for segments in _segments_backward(plan):
         for segment, ranks in segments:

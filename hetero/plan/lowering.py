@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.offload import place_of
+from hetero.plan.offload import blocks_with_gradients_on_host, place_of
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only
@@ -74,6 +74,11 @@ class LoweredBucket(Protocol):
     @property
     def on_host(self) -> frozenset[int]:
         """Those of the ranks whose hosts update their shards."""
+        ...
+
+    @property
+    def gradients_on_host(self) -> frozenset[int]:
+        """Those of the ranks whose hosts add up their gradients."""
         ...
 
 
@@ -163,7 +168,7 @@ def _program(
     points = CollectivePoints(replica, stages, row, options)
     summed, gathered = launch_order(plan, [(n, bucket) for n, bucket in buckets.items() if len(bucket.ranks) > 1])
     host = _HostActions([replica.stages[s] for s in stages], buckets, points)
-    reduces = tuple(QueuedAction(_of(ActionKind.REDUCE, n), (points.gradients_ready(b.position),)) for n, b in summed)
+    reduces = tuple(QueuedAction(_of(ActionKind.REDUCE, n), (host.whole(n, b),)) for n, b in summed)
     gathers = tuple(
         QueuedAction(_of(ActionKind.GATHER, n), (Point(UPDATE), *host.brings(n)), (points.weights_needed(b.position),))
         for n, b in gathered
@@ -173,7 +178,13 @@ def _program(
         replica=r,
         stages=stages,
         num_microbatches=replica.microbatch_counts,
-        beside={**_activation_copies(replica, row), "reduce": reduces, **host.queues(), "gather": gathers},
+        beside={
+            **_activation_copies(replica, row),
+            **_gradient_copies(plan, replica, row),
+            "reduce": reduces,
+            **host.queues(),
+            "gather": gathers,
+        },
     )
 
 
@@ -203,6 +214,18 @@ def _activation_copies(replica: Replica, row: Row) -> dict[str, tuple[QueuedActi
     return {"activations_out": tuple(out), "activations_in": tuple(back)}
 
 
+def _gradient_copies(plan: Plan, replica: Replica, row: Row) -> dict[str, tuple[QueuedAction, ...]]:
+    """Copies of gradients to where they add up, in the order of the backwards: behind each, block by block."""
+    leaving = []
+    for action in row:
+        stage = replica.stages[action.stage]
+        blocks = blocks_with_gradients_on_host(stage, num_layers=plan.model.num_layers)
+        if blocks and action.kind in BACKWARD:
+            leaves = Action(action.stage, ActionKind.ADD_G, action.number)
+            leaving.append(QueuedAction(leaves, (Point(action, blocks[-1]),)))
+    return {"gradients_out": tuple(leaving)}
+
+
 class _HostActions:
     """What a device group leaves to its hosts: copies out, updates, copies in.
 
@@ -219,23 +242,54 @@ class _HostActions:
         self._downwards = sorted(ours, key=lambda each: (-each[1].position, each[0]))
         self._speculates = any(stage.offload.speculate for stage in stages)
         self._points = points
+        self._adding = {n for n, bucket in buckets.items() if not bucket.gradients_on_host.isdisjoint(ranks)}
 
     def brings(self, bucket: int) -> tuple[Point, ...]:
         """Where the weights of a bucket are back, if they are to come from the host."""
         return tuple(Point(_of(ActionKind.IN_P, n)) for n, _ in self._downwards if n == bucket)
 
+    def whole(self, number: int, bucket: LoweredBucket) -> Point:
+        """Where the group has its own gradients of a bucket of several ranks on its devices."""
+        if number in self._adding:
+            return Point(_of(ActionKind.IN_G, number))
+        return self._points.gradients_ready(bucket.position)
+
     def queues(self) -> dict[str, tuple[QueuedAction, ...]]:
         """All of them, empty where nothing is left to hosts."""
-        out = [QueuedAction(_of(ActionKind.OUT_G, n), (self._summed(n, b),)) for n, b in self._downwards]
+        added = [
+            QueuedAction(_of(ActionKind.IN_G, n), (self._points.gradients_added(b.position),))
+            for n, b in self._downwards
+            if n in self._adding and len(b.ranks) > 1
+        ]
+        out = [
+            QueuedAction(_of(ActionKind.OUT_G, n), (self._summed(n, b),))
+            for n, b in self._downwards
+            if not self._is_there(n, b)
+        ]
         order = self._downwards if self._speculates else self._downwards[::-1]
         kind = ActionKind.PREVIEW if self._speculates else ActionKind.HOST_UPDATE
         agreed = () if self._speculates else (Point(UPDATE),)
-        host = [QueuedAction(_of(kind, n), (Point(_of(ActionKind.OUT_G, n)), *agreed)) for n, _ in order]
+        host = [QueuedAction(_of(kind, n), (self._there(n, b), *agreed)) for n, b in order]
         back = [
             QueuedAction(_of(ActionKind.IN_P, n), (Point(_of(kind, n)),), self._needed_without_gather(b))
             for n, b in order
         ]
-        return {"copy_out": tuple(out), "host": tuple(host), "copy_in": tuple(back)}
+        return {
+            "gradients_in": tuple(added),
+            "copy_out": tuple(out),
+            "host": tuple(host),
+            "copy_in": tuple(back),
+        }
+
+    def _is_there(self, number: int, bucket: LoweredBucket) -> bool:
+        """Its gradients have added up on the host, and nobody else has a part of the sum."""
+        return number in self._adding and len(bucket.ranks) == 1
+
+    def _there(self, number: int, bucket: LoweredBucket) -> Point:
+        """Where the sums of a bucket are on the host."""
+        if self._is_there(number, bucket):
+            return self._points.gradients_added(bucket.position)
+        return Point(_of(ActionKind.OUT_G, number))
 
     def _summed(self, number: int, bucket: LoweredBucket) -> Point:
         if len(bucket.ranks) > 1:
@@ -330,6 +384,13 @@ class CollectivePoints:
             self._ready_on(s, stage, position if s == held_by else None) for s, stage in self._stages if s >= held_by
         ]
         return points[0] if len(points) == 1 else max(points, key=lambda point: self._place[point.action])
+
+    def gradients_added(self, position: float) -> Point:
+        """As :meth:`gradients_ready`, of gradients that add up on the host."""
+        point = self.gradients_ready(position)
+        s, kind, number = point.action
+        has_left = kind in BACKWARD and dict(self._stages)[s].offload.gradients_from is not None
+        return Point(Action(s, ActionKind.ADD_G, number), point.position) if has_left else point
 
     def weights_needed(self, position: float) -> Point:
         """The point before which the group needs the weights from ``position`` on, of the layers that it holds."""

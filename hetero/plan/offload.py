@@ -23,6 +23,9 @@ class Offload:
 
     optimizer_from: the optimizer's state of all parameters from this position on is in the host's memory, where the
         host updates them beside the next forward; ``None`` for none. Comes with the plan's ``distributed_optimizer``.
+    gradients_from: gradients of all parameters from this position on are added up in the host's memory, microbatch
+        after microbatch, so that the device holds those of two blocks; ``None`` for none. Only of parameters whose
+        optimizer's state is there.
     speculate: the host tries its updates before the norm of the gradient is known, as if nothing were clipped. A wrong
         one is done again, and the state is there twice.
     overlap: the next forward waits in front of each layer for that layer's weights alone. Without, its first layer
@@ -35,6 +38,7 @@ class Offload:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     optimizer_from: float | None = None
+    gradients_from: float | None = None
     speculate: bool = False
     overlap: bool = True
     activations_until: float | None = None
@@ -50,12 +54,14 @@ class Offload:
         Args:
             before: where the stage has ended so far. Activations until there are the head's too.
         """
-        first = self.optimizer_from
-        if first is not None:
-            first = max(first, start if start > 0 else -1.0) if first < end else None
+        first, gradients = (
+            max(position, start if start > 0 else -1.0) if position is not None and position < end else None
+            for position in (self.optimizer_from, self.gradients_from)
+        )
         return dataclasses.replace(
             self,
             optimizer_from=first,
+            gradients_from=gradients,
             speculate=self.speculate and first is not None,
             overlap=self.overlap or first is None,
             activations_until=self._activations_within(start, end, before=before),
@@ -130,6 +136,25 @@ def updates_on_host(position: float, stages: Sequence[HeldLayers]) -> bool:
     return first is not None and here >= first
 
 
+def gradients_on_host(position: float, stages: Sequence[HeldLayers]) -> bool:
+    """Whether a rank that holds ``stages`` adds up gradients of parameters at ``position`` on its host."""
+    index, here = place_of(position, stages)
+    first = stages[index].offload.gradients_from
+    return first is not None and here >= first
+
+
+def blocks_with_gradients_on_host(stage: HeldLayers, *, num_layers: int) -> list[float]:
+    """Those of the positions of blocks of which gradients are on the host, in the order of the forward.
+
+    Of a layer from whose MLP on they are there, the whole layer counts: its gradients leave together.
+    """
+    first = stage.offload.gradients_from
+    if first is None:
+        return []
+    positions = block_positions(stage, num_layers=num_layers)
+    return [here for here, above in zip(positions, [*positions[1:], math.inf], strict=True) if above > first]
+
+
 def changes_of_residency(positions: Sequence[float], holders: Sequence[Sequence[HeldLayers]]) -> Iterator[float]:
     """Those of ``positions`` at which some holder has something elsewhere than at the position before in the sequence.
 
@@ -140,9 +165,11 @@ def changes_of_residency(positions: Sequence[float], holders: Sequence[Sequence[
     """
     if not hosts_update(stage for stages in holders for stage in stages):
         return
-    before: tuple[bool, ...] | None = None
+    before: tuple[tuple[bool, bool], ...] | None = None
     for position in positions:
-        residency = tuple(updates_on_host(position, stages) for stages in holders)
+        residency = tuple(
+            (updates_on_host(position, stages), gradients_on_host(position, stages)) for stages in holders
+        )
         if before is not None and residency != before:
             yield position
         before = residency

@@ -12,6 +12,7 @@ def check_offload(plan: Plan) -> None:
     for r, s, stage in plan.stages():
         where, offload = f"replica {r} stage {s}", stage.offload
         _check_activations(where, stage, plan)
+        _check_gradients(where, stage, plan)
         if offload.optimizer_from is None:
             for name, value in (("speculate", offload.speculate), ("overlap", offload.overlap)):
                 if value != getattr(NOTHING_ON_HOST, name):
@@ -25,16 +26,7 @@ def check_offload(plan: Plan) -> None:
                 f"{where}: offload.optimizer_from is {in_halves(offload.optimizer_from)}, but the plan has no "
                 "distributed_optimizer; set distributed_optimizer to true, or leave offload out"
             )
-        first, last = _positions(stage, plan)
-        held = offload.optimizer_from == first or (
-            max(first, stage.start) <= offload.optimizer_from <= last and offload.optimizer_from % HALF == 0
-        )
-        if not held:
-            raise PlanError(
-                f"{where}: offload.optimizer_from is {offload.optimizer_from:g}, but the stage holds positions "
-                f"{in_halves(first)} to {in_halves(last)}, halves of layers among them; choose one of these, or leave "
-                "it out"
-            )
+        _check_held(where, "optimizer_from", offload.optimizer_from, stage, plan)
     overlap = {stage.offload.overlap for _, _, stage in plan.stages() if stage.offload.updates}
     if len(overlap) > 1:
         raise PlanError("plan: offload.overlap is true for some stages and false for others; make them equal")
@@ -62,6 +54,34 @@ def _check_activations(where: str, stage: Stage, plan: Plan) -> None:
         raise PlanError(
             f"{where}: offload.activations_until is {until:g}, but the stage has blocks at positions "
             f"{', '.join(map(in_halves, blocks))}; choose one of these, or leave it out"
+        )
+
+
+def _check_gradients(where: str, stage: Stage, plan: Plan) -> None:
+    first, updated = stage.offload.gradients_from, stage.offload.optimizer_from
+    if first is None:
+        return
+    if updated is None or first < updated:
+        raise PlanError(
+            f"{where}: offload.gradients_from is {in_halves(first)}, and optimizer_from is "
+            f"{in_halves(updated) if updated is not None else 'missing'}: gradients add up where hosts update; set "
+            f"optimizer_from to {in_halves(first)} or less, or raise gradients_from"
+        )
+    if stage.wgrad_delay is not None:
+        raise PlanError(
+            f"{where}: offload.gradients_from is {in_halves(first)}, and wgrad_delay is {stage.wgrad_delay}, beside "
+            "which gradients stay on the device: those of a microbatch come in two parts; leave one of them out"
+        )
+    _check_held(where, "gradients_from", first, stage, plan)
+
+
+def _check_held(where: str, key: str, position: float, stage: Stage, plan: Plan) -> None:
+    first, last = _positions(stage, plan)
+    held = position == first or (max(first, stage.start) <= position <= last and position % HALF == 0)
+    if not held:
+        raise PlanError(
+            f"{where}: offload.{key} is {position:g}, but the stage holds positions {in_halves(first)} to "
+            f"{in_halves(last)}, halves of layers among them; choose one of these, or leave it out"
         )
 
 

@@ -63,6 +63,18 @@ def offload_of(plan: Plan) -> str:
     )
 
 
+def gradients_on_hosts(plan: Plan) -> str:
+    """``replicas 0-3: stage 1 from layer 8``: of which stages gradients add up on hosts; empty if of none."""
+    return _of_stages(
+        plan,
+        lambda stage: (
+            f"from {_position_in_words(stage.offload.gradients_from, plan)}"
+            if stage.offload.gradients_from is not None
+            else ""
+        ),
+    )
+
+
 def activations_on_hosts(plan: Plan) -> str:
     """``replicas 0-3: stage 0 through layer 6``: of which stages hosts hold which activations; empty if of none."""
     return _of_stages(
@@ -117,6 +129,7 @@ def caption_of(plan: Plan) -> str:
         ("gradient sums", gradient_sync_of(plan)),
         ("order", orders_of(plan)),
         ("updated on hosts", offload_of(plan)),
+        ("gradients on hosts", gradients_on_hosts(plan)),
         ("activations on hosts", activations_on_hosts(plan)),
     ):
         lines += [f"{what}: {said}"] if said else []

@@ -30,6 +30,7 @@ from hetero.plan.ir import Placement, Stage
 from hetero.plan.sub_blocks import sub_blocks_of
 from hetero.runtime.bucket_collectives import BucketCollectives, bucket_collectives
 from hetero.runtime.collective_sequencer import CollectiveSequencer
+from hetero.runtime.host_copies import host_copies
 from hetero.runtime.main_grad import attach_main_grad, main_grad
 from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import Parameter, ShardInterval, shard_intervals
@@ -77,6 +78,7 @@ class LocalBucket:
     number: by which a program names it.
     owned: the shard that this rank owns.
     collectives: how it is summed and gathered.
+    adds_on_host: the gradients are in the host's memory (:mod:`.host_gradients`).
     """
 
     bucket: Bucket
@@ -86,6 +88,7 @@ class LocalBucket:
     gradients: torch.Tensor
     weights: torch.Tensor
     segments: list[LocalSegment] = field(default_factory=list)
+    adds_on_host: bool = False
 
     @property
     def is_shared(self) -> bool:
@@ -183,17 +186,25 @@ def local_buckets(
     views = {tensor for tensor, placed in placed_of.items() if _move_into_buffer(tensor, placed)}
     # What the weights lay in before is free, but torch keeps it.
     torch.cuda.empty_cache()
-    buckets = [
-        LocalBucket(
-            bucket,
-            number,
-            bucket.shard_of(context.rank),
-            bucket_collectives(bucket, context, sequencer),
-            gradients=torch.zeros(bucket.length, dtype=gradient_dtype, device=weights.device),
-            weights=weights,
+    copies = host_copies(context.device)
+    buckets = []
+    for (number, bucket), (weights, _) in zip(held, moved, strict=True):
+        adds_on_host = context.rank in bucket.gradients_on_host
+        buckets.append(
+            LocalBucket(
+                bucket,
+                number,
+                bucket.shard_of(context.rank),
+                bucket_collectives(bucket, context, sequencer),
+                gradients=(
+                    copies.to_keep(weights, dtype=gradient_dtype).zero_()
+                    if adds_on_host
+                    else torch.zeros(bucket.length, dtype=gradient_dtype, device=weights.device)
+                ),
+                weights=weights,
+                adds_on_host=adds_on_host,
+            )
         )
-        for (number, bucket), (weights, _) in zip(held, moved, strict=True)
-    ]
     for local, (_, placed) in zip(buckets, moved, strict=True):
         local.segments += [
             LocalSegment(
@@ -220,7 +231,7 @@ def connect_buckets(buckets: Sequence[LocalBucket]) -> None:
     """
     shared = [local for local in buckets if local.is_shared]
     for local in shared:
-        for work in local.collectives.sum(local.gradients):
+        for work in local.collectives.sum(local.gradients.to(local.weights.device)):
             work.wait()
     for local in reversed(shared):
         for work in local.collectives.gather(local.weights):
@@ -292,7 +303,8 @@ def _attach_main_grads(buckets: list[LocalBucket], gradient_dtype: torch.dtype) 
             if segment.is_view:
                 gradient = local.gradients[_place_of(tensor, segment.weight)].view(tensor.shape)
             else:
-                gradient = torch.zeros(tensor.shape, dtype=gradient_dtype, device=tensor.device)
+                device = local.gradients.device
+                gradient = torch.zeros(tensor.shape, dtype=gradient_dtype, device=device)
             attach_main_grad(tensor, gradient)
 
 

@@ -9,11 +9,12 @@ import torch
 from hetero.distributed.timing import Timing, Waitable
 from hetero.errors import ScheduleError
 from hetero.runtime.buckets import LocalBucket
+from hetero.runtime.host_gradients import HostGradients
 from hetero.runtime.host_optimizer import HostOptimizer
 from hetero.runtime.main_grad import add_grad, comes_later, drop_grad, main_grad
 from hetero.runtime.sharded_state import TensorSlice
-from hetero.schedule.actions import BACKWARD, Action, ActionKind
-from hetero.schedule.program import Program, QueuedAction
+from hetero.schedule.actions import BACKWARD, COMPUTE, Action, ActionKind
+from hetero.schedule.program import QUEUES_BESIDE, Point, Program, QueuedAction
 
 
 class GradientSync:
@@ -28,7 +29,7 @@ class GradientSync:
     The hooks on parameters live in C++, where nobody looks for garbage: they keep nothing alive.
 
     What the program then copies to the host, ``host`` is told of; so it is of a bucket that nobody else holds, as soon
-    as its gradients are there.
+    as its gradients are there. Where some of them add up on the host, ``on_host`` launches the sums.
 
     Args:
         buckets: this rank's, in the global order.
@@ -41,16 +42,18 @@ class GradientSync:
         program: Program,
         *,
         host: HostOptimizer | None = None,
+        on_host: HostGradients | None = None,
         timing: Timing | None = None,
     ) -> None:
         self._buckets = buckets
         self._host = host
+        self._on_host = on_host
         self._timing = timing or Timing()
         by_number = {local.number: local for local in buckets}
-        copies = [q for q in program.queues.get("copy_out", ()) if not by_number[q.action.number].is_shared]
+        copies = [q for q in _on_hosts_alone(program) if not by_number[q.action.number].is_shared]
         self._copied_alone = {queued.action.number for queued in copies}
         self._queues = [
-            _LaunchQueue([(queued, by_number[queued.action.number]) for queued in queue])
+            _LaunchQueue([(_behind_computes(queued, program), by_number[queued.action.number]) for queued in queue])
             for queue in (program.queues.get("reduce", ()), copies)
         ]
         self._last = _last_gradients(program)
@@ -71,7 +74,11 @@ class GradientSync:
         self._came.clear()
         for queue in self._queues:
             queue.begin()
+        if self._on_host is not None:
+            self._on_host.zero()
         for local in self._buckets:
+            if local.adds_on_host:
+                continue
             local.gradients.zero_()
             for tensor in local.cut_tensors():
                 main_grad(tensor).zero_()
@@ -82,7 +89,13 @@ class GradientSync:
 
     def arrived(self, tensor: torch.nn.Parameter) -> None:
         """The gradient of ``tensor`` of one microbatch is there, in ``.grad`` or already in ``main_grad``."""
-        add_grad(tensor)
+        if self._on_host is None or tensor not in self._on_host:
+            add_grad(tensor)
+        elif self._running is None:
+            # A warm-up, of which nothing is kept.
+            drop_grad(tensor)
+        else:
+            self._on_host.add(tensor)
         self._came.add(tensor)
         if self._running in self._last:
             for queue in self._queues:
@@ -92,6 +105,8 @@ class GradientSync:
     def ends(self, compute: Action) -> None:
         """Note that ``compute`` is over, and launch the sums that may go now."""
         self._running = None
+        if self._on_host is not None:
+            self._on_host.ends()
         self._done.add(compute)
         self._launch()
 
@@ -141,6 +156,9 @@ class GradientSync:
                 self._start(*found)
 
     def _start(self, queued: QueuedAction, local: LocalBucket) -> None:
+        if self._on_host is not None:
+            self._pending.append(self._on_host.sum(queued, local))
+            return
         local.collect_gradients()
         works: Sequence[Waitable] = ()
         if queued.action.kind == ActionKind.REDUCE:
@@ -202,6 +220,44 @@ def _from_autograd(sums: "weakref.ref[GradientSync]", tensor: torch.Tensor) -> N
 def _may_stay_away(name: str) -> bool:
     """An expert without tokens has no gradient."""
     return ".mlp.experts." in name
+
+
+def _on_hosts_alone(program: Program) -> list[QueuedAction]:
+    """For each bucket that the host updates, what comes first: the copy there, or the update of what adds up there."""
+    first: dict[int, QueuedAction] = {}
+    for queue in ("copy_out", "host"):
+        for queued in program.queues.get(queue, ()):
+            first.setdefault(queued.action.number, queued)
+    behind = {number: _behind_computes(queued, program).after[0] for number, queued in first.items()}
+    order = {queued.action: place for place, queued in enumerate(program.queues["compute"])}
+    return sorted(
+        first.values(),
+        key=lambda queued: (
+            order[behind[queued.action.number].action],
+            -_position(behind[queued.action.number]),
+            queued.action.number,
+        ),
+    )
+
+
+def _position(point: Point) -> float:
+    return point.position if point.position is not None else float("-inf")
+
+
+def _behind_computes(queued: QueuedAction, program: Program) -> QueuedAction:
+    """The same with the computes alone that it comes after, instead of copies and sums that come after these."""
+    beside = {each.action: each for name in QUEUES_BESIDE for each in program.queues.get(name, ())}
+
+    def computes(point: Point) -> Iterator[Point]:
+        if point.action.kind in COMPUTE:
+            yield point
+        elif point.action.kind == ActionKind.ADD_G:
+            yield from (Point(made.action, point.position) for made in beside[point.action].after)
+        elif point.action in beside:
+            for each in beside[point.action].after:
+                yield from computes(each)
+
+    return queued._replace(after=tuple(each for point in queued.after for each in computes(point)))
 
 
 def _last_gradients(program: Program) -> frozenset[Action]:

@@ -341,7 +341,7 @@ class HostActivations:
                 source = _present(each.source)
                 each.host = self._copies.to_keep(source, dtype=source.dtype)
                 self._copies.copy(each.host, source)
-        return self._timing.copy_activations(ActionKind.OUT_A, block.stage, block.position, after_s=done_s)
+        return self._timing.copy_block(ActionKind.OUT_A, block.stage, block.position, after_s=done_s)
 
     @torch.no_grad()
     def _copy_in(self, block: _Block, computed: Callable[[], None], room_s: float) -> tuple[Arrived, float]:
@@ -353,7 +353,7 @@ class HostActivations:
                 self._copies.copy(_present(each.device), _present(each.host))
             arrived = self._copies.arrived()
         after_s = max(left_s, room_s)
-        return arrived, self._timing.copy_activations(ActionKind.IN_A, block.stage, block.position, after_s=after_s)
+        return arrived, self._timing.copy_block(ActionKind.IN_A, block.stage, block.position, after_s=after_s)
 
 
 def _present(tensor: torch.Tensor | None) -> torch.Tensor:

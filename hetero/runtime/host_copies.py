@@ -39,6 +39,9 @@ class HostCopies(Protocol):
     def inwards(self) -> AbstractContextManager[object]:
         """Surrounds copies to the device."""
 
+    def beside(self) -> AbstractContextManager[object]:
+        """Surrounds copies to the device and what the device does with them, beside its computes."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy ``source`` to ``target``, one of which is on the device."""
 
@@ -77,6 +80,9 @@ class _ProcessorCopies:
     def inwards(self) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def beside(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
@@ -91,6 +97,7 @@ class _CudaCopies:
         self._device = device
         self._out = torch.cuda.Stream(device)
         self._back = torch.cuda.Stream(device)
+        self._beside = torch.cuda.Stream(device)
 
     def to_keep(self, like: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
         return _pinned(like.numel(), dtype)
@@ -107,6 +114,9 @@ class _CudaCopies:
 
     def inwards(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._back)
+
+    def beside(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._beside)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -37,7 +38,7 @@ UpdateOf = Mapping[UpdateGroup, HostUpdate]
 class HostRange:
     """A range of a bucket that this rank updates on its host, and whose weights are all of one group.
 
-    gradients: on the host, as the last sum left them.
+    gradients: on the host, as the last sum left them; those of the bucket itself where they add up there.
     leaving: on the host, where its new weights leave from; the weights themselves where the device has no memory of
         its own.
     """
@@ -70,9 +71,9 @@ class HostRange:
 
     @property
     def nbytes(self) -> int:
-        """On the host."""
+        """On the host, without gradients that add up there."""
         beside = 0 if self.leaving.data_ptr() == self.weights.data_ptr() else self.leaving.nbytes
-        return self.adamw.nbytes + self.gradients.nbytes + beside
+        return self.adamw.nbytes + beside + (0 if self.local.adds_on_host else self.gradients.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class _CopyOut:
     computed: comes back when the device has computed them; they are summed when ``works`` are over too.
     ready_s: when that is, if there are no works.
     updated: of the step before.
+    source: the bucket's sums on the device; ``None`` where they are on the host.
     """
 
     bucket: _HostBucket
@@ -128,6 +130,7 @@ class _CopyOut:
     ready_s: float
     guess: _Guess | None
     updated: "Future[_Updated] | None"
+    source: torch.Tensor | None
 
 
 class HostOptimizer:
@@ -190,12 +193,36 @@ class HostOptimizer:
         self.wait_until_copied()
         self._guess = _Guess(guess) if self.speculates and self.trusts_guesses else None
 
-    def summed(self, local: LocalBucket, works: Sequence[Waitable], *, ready_s: float = 0.0) -> None:
-        """The gradients of a bucket are there, or are once ``works`` are over: copy out what is updated here."""
+    def summed(
+        self,
+        local: LocalBucket,
+        works: Sequence[Waitable],
+        *,
+        ready_s: float = 0.0,
+        source: torch.Tensor | None = None,
+    ) -> Callable[[], float]:
+        """The gradients of a bucket are there, or are once ``works`` are over: copy out what is updated here.
+
+        Args:
+            source: on the device, of a bucket whose gradients add up on the host.
+
+        Returns:
+            waits for the copy, and says when it was over.
+        """
         bucket = self._buckets.get(local.number)
-        if bucket is not None:
-            begin = _CopyOut(bucket, self._copies.behind(), works, ready_s, self._guess, bucket.updated)
-            bucket.copied = self._copying.submit(self._copy_out, begin)
+        if bucket is None:
+            return _now
+        if not local.adds_on_host:
+            source = local.gradients
+        begin = _CopyOut(bucket, self._copies.behind(), works, ready_s, self._guess, bucket.updated, source)
+        copied = bucket.copied = self._copying.submit(self._copy_out, begin)
+        return lambda: copied.result().at_s
+
+    def wait_for_update(self, bucket: int) -> Callable[[], None]:
+        """What comes back when the last update of ``bucket`` has been computed."""
+        found = self._buckets.get(bucket)
+        updated = found.updated if found is not None else None
+        return _at_once if updated is None else partial(_result, updated)
 
     def wait_until_copied(self) -> None:
         """Come back when the buffers of the gradients may change."""
@@ -236,13 +263,15 @@ class HostOptimizer:
         with self._copies.outwards():
             begin.computed()
             there_s = max(begin.ready_s, self._timing.wait_beside(begin.works))
-            with self._timing.host(ActionKind.OUT_G, begin.bucket.bucket, after_s=there_s) as span:
-                for each in begin.bucket.ranges:
-                    self._copies.copy(each.gradients, each.local.gradients[each.place])
+            if begin.source is not None:
+                with self._timing.host(ActionKind.OUT_G, begin.bucket.bucket, after_s=there_s) as span:
+                    for each in begin.bucket.ranges:
+                        self._copies.copy(each.gradients, begin.source[each.place])
+                there_s = span.end_s
         previewed = None
         if begin.guess is not None:
-            previewed = self._updating.submit(self._preview, begin.bucket, begin.guess, span.end_s)
-        return _Copied(span.end_s, previewed)
+            previewed = self._updating.submit(self._preview, begin.bucket, begin.guess, there_s)
+        return _Copied(there_s, previewed)
 
     @torch.no_grad()
     def _preview(self, bucket: _HostBucket, guess: _Guess, copied_s: float) -> float:
@@ -335,10 +364,18 @@ def _host_range(
         place,
         group,
         HostAdamW(main, threads, previews=speculates),
-        gradients=copies.to_keep(gradients, dtype=gradients.dtype),
+        gradients=gradients if local.adds_on_host else copies.to_keep(gradients, dtype=gradients.dtype),
         leaving=copies.for_copies(weights),
     )
 
 
 def _at_once() -> None:
     pass
+
+
+def _now() -> float:
+    return 0.0
+
+
+def _result(updated: "Future[_Updated]") -> None:
+    updated.result()

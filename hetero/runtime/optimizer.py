@@ -276,7 +276,7 @@ class Optimizer:
         """Sum of squares of the gradient elements that this rank owns, in float64."""
         total = torch.zeros((), dtype=torch.float64, device=self._context.device)
         for local in self._buckets:
-            total += _sum_of_squares(local.gradients[local.owned])
+            total += _sum_of_squares(local.gradients[local.owned]).to(total.device)
         return total
 
     def _clip_factor(self, norm: float) -> float:

@@ -139,9 +139,11 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
 def _adds_by_itself(stage: Stage, choice: LayerChoice) -> bool:
     """Whether fused kernels may add a weight's gradient to its ``main_grad``.
 
-    They mark the weight, which a backward does not see itself where saved tensors go through hooks.
+    They mark the weight, which a backward does not see itself where saved tensors go through hooks. And of gradients
+    that add up on the host there is no ``main_grad`` on the device.
     """
-    return choice.gradient_accumulation and stage.offload.activations_until is None
+    offload = stage.offload
+    return choice.gradient_accumulation and offload.activations_until is None and offload.gradients_from is None
 
 
 def _padding_logits(model: ModelSpec, *, tp: int, tp_rank: int) -> int:

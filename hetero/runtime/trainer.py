@@ -14,6 +14,7 @@ from hetero.runtime.dtypes import GRADIENT_DTYPES
 from hetero.runtime.executor import Executor, StepInputs
 from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.host_activations import HostActivations
+from hetero.runtime.host_gradients import HostGradients
 from hetero.runtime.host_optimizer import HostOptimizer, update_cores
 from hetero.runtime.layer_choice import runs_cuda
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
@@ -92,7 +93,10 @@ class Trainer:
             ),
         )
         self._host = _host_optimizer(context, self._buckets, adam, data_parallel.host_cores)
-        self._sums = GradientSync(self._buckets, program, host=self._host, timing=context.timing)
+        self.host_gradients = _host_gradients(context, self._buckets, self._host)
+        self._sums = GradientSync(
+            self._buckets, program, host=self._host, on_host=self.host_gradients, timing=context.timing
+        )
         self._gather = WeightGather(self._buckets, program, self._modules, host=self._host, timing=context.timing)
         stages = {work.placement.stage: (work, model) for work, model in zip(context.stages, models, strict=True)}
         self.host_activations = HostActivations(
@@ -145,16 +149,18 @@ class Trainer:
     def static_bytes(self) -> tuple[int, int, int]:
         """Bytes of weights, gradients and optimizer state on this rank, whose sum no schedule changes."""
         weights = sum(local.weights.nbytes for local in self._buckets)
-        gradients = sum(local.gradients.nbytes for local in self._buckets)
+        gradients = sum(local.gradients.nbytes for local in self._buckets if not local.adds_on_host)
         # Parameters that other holders' edges cut have tensors of their own beside the buffers.
         cut = {tensor for local in self._buckets for tensor in local.cut_tensors()}
         weights += sum(tensor.nbytes for tensor in cut)
-        gradients += sum(main_grad(tensor).nbytes for tensor in cut)
+        on_host = self.host_gradients
+        gradients += sum(main_grad(tensor).nbytes for tensor in cut if on_host is None or tensor not in on_host)
         return weights, gradients, self.optimizer.state_bytes()
 
     def host_bytes(self) -> int:
         """Bytes of its host's memory that the plan lets this rank hold."""
-        return self.optimizer.host_bytes()
+        gradients = self.host_gradients.on_host if self.host_gradients is not None else 0
+        return self.optimizer.host_bytes() + gradients
 
     def finish_host_updates(self) -> None:
         """Wait for what the host still updates, before anyone looks at the optimizer's state."""
@@ -306,6 +312,22 @@ def _host_optimizer(
         speculates=any(work.stage.offload.speculate for work in context.stages),
         device=context.device,
         cores=cores or update_cores(local_rank=0, ranks=1),
+        timing=context.timing,
+    )
+
+
+def _host_gradients(
+    context: ParallelContext, buckets: Sequence[LocalBucket], host: HostOptimizer | None
+) -> HostGradients | None:
+    """What adds gradients up on the host, if the plan leaves some there for this rank."""
+    if host is None or not any(local.adds_on_host for local in buckets):
+        return None
+    return HostGradients(
+        {work.placement.stage: work.stage for work in context.stages},
+        buckets,
+        num_layers=context.plan.model.num_layers,
+        device=context.device,
+        host=host,
         timing=context.timing,
     )
 

@@ -28,7 +28,8 @@ class ActionKind(StrEnum):
     What a rank leaves to its host: OUT_G brings its summed gradients of a bucket there, HOST_UPDATE updates what it
     owns of the bucket, PREVIEW does so before the norm of the gradient is known, and IN_P brings the weights back.
     OUT_A brings what the forward of a microbatch has saved there, block by block behind it; IN_A brings it back, block
-    by block in front of the backward.
+    by block in front of the backward. ADD_G brings the gradients of a microbatch there, block by block behind its
+    backward, where they add up; IN_G brings such sums of a bucket back, where ranks sum them up.
     """
 
     F = "F"
@@ -47,6 +48,8 @@ class ActionKind(StrEnum):
     PREVIEW = "PREVIEW"
     HOST_UPDATE = "HOST_UPDATE"
     IN_P = "IN_P"
+    ADD_G = "ADD_G"
+    IN_G = "IN_G"
     OUT_A = "OUT_A"
     IN_A = "IN_A"
 
@@ -61,6 +64,7 @@ RECEIVE = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 OF_BUCKETS = (
     ActionKind.REDUCE,
     ActionKind.GATHER,
+    ActionKind.IN_G,
     ActionKind.OUT_G,
     ActionKind.PREVIEW,
     ActionKind.HOST_UPDATE,
@@ -68,13 +72,15 @@ OF_BUCKETS = (
 )
 """What is done to a bucket."""
 
-OF_ACTIVATIONS = frozenset({ActionKind.OUT_A, ActionKind.IN_A})
-"""Copies of what a microbatch has saved on a stage."""
+OF_MICROBATCHES = frozenset({ActionKind.OUT_A, ActionKind.IN_A, ActionKind.ADD_G})
+"""Copies of what a microbatch has saved on a stage, and of its gradients."""
 
 NO_STAGE = -1
 """Stands for the stage in actions of a device group as a whole: the update, and what is done to buckets."""
 
-_WORD = re.compile(rf"(?:(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|OUT_A|IN_A)|({'|'.join(OF_BUCKETS)}))(\d+)|UPDATE")
+_OF_STAGES = "F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|OUT_A|IN_A|ADD_G"
+
+_WORD = re.compile(rf"(?:(\d+)({_OF_STAGES})|({'|'.join(OF_BUCKETS)}))(\d+)|UPDATE")
 
 
 class Action(NamedTuple):
@@ -82,8 +88,8 @@ class Action(NamedTuple):
 
     stage: the stage that computes, sends, receives or copies; :data:`NO_STAGE` for the update and what is done to
         buckets.
-    number: of a compute and of a copy of activations the microbatch of ``stage``, of a transfer the slice of the
-        boundary, otherwise the bucket.
+    number: of a compute and of a copy of what a microbatch has the microbatch of ``stage``, of a transfer the slice of
+        the boundary, otherwise the bucket.
     """
 
     stage: int

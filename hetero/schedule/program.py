@@ -103,10 +103,20 @@ def _points(text: str | None) -> tuple[Point, ...]:
 NO_REPLICA, IDLE = -1, "idle"
 """Replica and head line of the program of a rank that holds no stage."""
 
-QUEUES_BESIDE = ("activations_out", "activations_in", "reduce", "copy_out", "host", "copy_in", "gather")
-"""What goes on beside computes and transfers: copies of activations to the host and back, and what is done to buckets,
-in the order in which one goes through them. Copies to and from the host have a queue each, and so have the updates
-there."""
+QUEUES_BESIDE = (
+    "activations_out",
+    "activations_in",
+    "gradients_out",
+    "gradients_in",
+    "reduce",
+    "copy_out",
+    "host",
+    "copy_in",
+    "gather",
+)
+"""What goes on beside computes and transfers: copies of activations to the host and back, those of microbatches'
+gradients and of their sums, and what is done to buckets, in the order in which one goes through them. Copies to and
+from the host have a queue each, and so have the updates there."""
 
 Queues = Mapping[str, tuple[QueuedAction, ...]]
 """The queues by name: ``compute``, :data:`QUEUES_BESIDE`, and for the transfers of each direction of a boundary the

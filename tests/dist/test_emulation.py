@@ -202,7 +202,27 @@ def host_cases() -> Iterator[Any]:
             )
 
 
-@pytest.mark.parametrize(("described", "seconds"), list(host_cases()))
+def gradient_cases() -> Iterator[Any]:
+    """Five plans whose gradients add up on hosts, from copies that nobody waits for to such that backwards do."""
+    one = plan(MODEL, [replica(a100_stage(0, 6, 0, depth=1), num_samples=4)])
+    all_, half = Offload(optimizer_from=-1, gradients_from=-1), Offload(optimizer_from=2, gradients_from=3)
+    cases = {
+        "one, all": (one, (all_,), 0.3),
+        "one, a half, previewed": (one, (dataclasses.replace(half, speculate=True),), 0.3),
+        "one, all, slowly": (one, (all_,), 2.0),
+        "unlike, some": (PLANS["two replicas of unequal depth"], (Offload(), half, half), 0.6),
+        "wide, the first": (
+            PLANS["microbatches 1 and 2"],
+            (Offload(optimizer_from=1, gradients_from=1.5), Offload()),
+            0.8,
+        ),
+    }
+    for name, (described, offloads, seconds) in cases.items():
+        marks = (pytest.mark.slow, pytest.mark.rotates("gradients"))
+        yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, gradients", marks=marks)
+
+
+@pytest.mark.parametrize(("described", "seconds"), [*host_cases(), *gradient_cases()])
 def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> None:
     """And what they update is right."""
     numel = all_of(described)

@@ -37,6 +37,26 @@ def left_to_hosts(plan: Plan, *, speculate: bool) -> Plan:
     )
 
 
+def gradients_to_hosts(plan: Plan, *, speculate: bool) -> Plan:
+    """As :func:`left_to_hosts`, where in turns all, the last half or none of the gradients add up on the host as well.
+    Without split backwards, beside which they stay."""
+
+    def offload(s: int, stage: Stage, model: ModelSpec) -> Offload:
+        first = stage.offload.optimizer_from
+        if first is None:
+            return stage.offload
+        left = [position for position in positions_in(stage, model) if position >= first]
+        return dataclasses.replace(stage.offload, gradients_from=(left[0], left[len(left) // 2], None)[s % 3])
+
+    return with_every_replica(
+        left_to_hosts(plan, speculate=speculate),
+        lambda replica: replica.with_each_stage(
+            offload=[offload(s, stage, plan.model) for s, stage in enumerate(replica.stages)],
+            wgrad_delay=[None] * len(replica.stages),
+        ),
+    )
+
+
 def activations_to_hosts(plan: Plan) -> Plan:
     """Of whose stages in turn all blocks but the last, one, all or none have their activations on the host. Without
     split backwards, beside which these stay."""

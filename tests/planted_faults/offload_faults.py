@@ -96,8 +96,8 @@ OFFLOAD_FAULTS = (
         name="a plan may leave to a host what the stage does not hold",
         kind="missing check",
         file="hetero/plan/offload_rules.py",
-        find="        if not held:\n",
-        replace="        if False:\n",
+        find="    if not held:\n",
+        replace="    if False:\n",
         hints=("tests/unit/plan/test_validate.py",),
     ),
     Fault(
@@ -133,6 +133,61 @@ OFFLOAD_FAULTS = (
         hints=("tests/unit/cost/test_host_updates.py",),
     ),
     Fault(
+        name="a sum does not wait until the host has added its gradients",
+        kind="order",
+        file="hetero/runtime/host_gradients.py",
+        find="        added_s = max((block.left.result() for block in under_way), default=0.0)\n",
+        replace="        added_s = 0.0\n",
+        hints=("tests/dist/test_host_gradients.py",),
+    ),
+    Fault(
+        name="a backward never waits for gradients that leave",
+        kind="order",
+        file="hetero/runtime/host_gradients.py",
+        find="while len(self._leaving) > BLOCKS_LEAVING - 1:",
+        replace="while False:",
+        hints=("tests/dist/test_host_gradients.py",),
+    ),
+    Fault(
+        name="gradients of the last step stay on the host",
+        kind="stale gradient",
+        file="hetero/runtime/host_gradients.py",
+        find="        local.gradients.zero_()\n        for tensor",
+        replace="        for tensor",
+        hints=("tests/dist/test_host_gradients.py",),
+    ),
+    Fault(
+        name="a plan may delay gradients that add up on the host",
+        kind="missing check",
+        file="hetero/plan/offload_rules.py",
+        find="""    if stage.wgrad_delay is not None:
+        raise PlanError(
+            f"{where}: offload.gradients_from""",
+        replace="""    if False:
+        raise PlanError(
+            f"{where}: offload.gradients_from""",
+        hints=("tests/unit/plan/test_validate.py",),
+    ),
+    Fault(
+        name="simulated gradients are on the host at once",
+        kind="wrong time",
+        file="hetero/cost/simulation/gradients_added.py",
+        find="        return max(left_s, free_s) + back_s\n",
+        replace="        return left_s + back_s\n",
+        hints=("tests/unit/cost/test_host_gradients.py",),
+    ),
+    Fault(
+        name="gradients on their way need no memory",
+        kind="memory formula",
+        file="hetero/cost/stage_memory.py",
+        find="""        working=memory.fixed.working + slots,
+    )
+    return dataclasses.replace(memory, fixed=fixed)""",
+        replace="""    )
+    return dataclasses.replace(memory, fixed=fixed)""",
+        hints=("tests/unit/cost/test_host_gradients.py",),
+    ),
+    Fault(
         name="a backward does not wait for its activations",
         kind="order",
         file="hetero/runtime/host_activations.py",
@@ -154,24 +209,28 @@ OFFLOAD_FAULTS = (
         name="a plan may delay gradients whose activations are on the host",
         kind="missing check",
         file="hetero/plan/offload_rules.py",
-        find="    if stage.wgrad_delay is not None:\n",
-        replace="    if False:\n",
+        find="""    if stage.wgrad_delay is not None:
+        raise PlanError(
+            f"{where}: offload.activations_until""",
+        replace="""    if False:
+        raise PlanError(
+            f"{where}: offload.activations_until""",
         hints=("tests/unit/plan/test_validate.py",),
     ),
     Fault(
         name="simulated activations need no time for their way back",
         kind="wrong time",
         file="hetero/cost/simulation/activation_copies.py",
-        find="forward_s, left_s) + block.in_s",
-        replace="forward_s, left_s)",
+        find="forward_s, left.pop()) + block.in_s",
+        replace="forward_s, left.pop())",
         hints=("tests/unit/cost/test_activation_copies.py",),
     ),
     Fault(
         name="activations on their way need no memory",
         kind="memory formula",
         file="hetero/cost/stage_memory.py",
-        find="working=memory.fixed.working + slots",
-        replace="working=memory.fixed.working",
+        find="memory.fixed, working=memory.fixed.working + slots",
+        replace="memory.fixed, working=memory.fixed.working",
         hints=("tests/unit/cost/test_activation_copies.py",),
     ),
 )

@@ -65,6 +65,10 @@ class ParameterCounts:
         """Elements of the module's weights on one of ``tp`` ranks; a head's without a tied embedding."""
         return self.sharded(kind) // tp + self.replicated(kind)
 
+    def largest(self, kind: ModuleKind, tp: int) -> int:
+        """Elements of the largest weight of the module on one of ``tp`` ranks."""
+        return max((numel // (tp if is_sharded else 1) for numel, is_sharded in self._in_order[kind]), default=0)
+
     def of_layers(self, *, first_layer: float, end_layer: float, tp: int) -> int:
         """Elements of the weights of a stage of layers ``[first_layer, end_layer)`` on one of ``tp`` ranks."""
         counts = module_counts(first_layer, end_layer, num_layers=self._num_layers)

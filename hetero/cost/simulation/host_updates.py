@@ -22,7 +22,7 @@ from hetero.cost.offload.host_resources import PREVIEW_FACTOR
 from hetero.cost.simulation.host_links import HostLinks, host_links
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.errors import ConfigError
-from hetero.plan.offload import hosts_update, stages_of_ranks, updates_on_host
+from hetero.plan.offload import gradients_on_host, hosts_update, stages_of_ranks, updates_on_host
 from hetero.spec.cluster import NodeType
 
 Arrivals = Mapping[LaneKey, Mapping[float, float]]
@@ -30,7 +30,7 @@ Arrivals = Mapping[LaneKey, Mapping[float, float]]
 on the norm."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostRates(HostLinks):
     """What one rank gets of its host while all ranks of the node ask for it.
 
@@ -69,15 +69,17 @@ def host_rates(node_type: NodeType) -> HostRates:
     threads = max(rate.threads for rate in host.updates)
     update = host.elements_per_s(threads=max(1, threads // ranks), ranks=ranks)
     links = host_links(node_type)
-    return HostRates(links.copy_out, links.copy_in, links.sharing, update)
+    return HostRates(links.copy_out, links.copy_in, links.sharing, links.added_bytes_per_s, update=update)
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A bucket that a lane leaves to its hosts, and how much of it the busiest of its ranks owns."""
+    """A bucket that a lane leaves to its hosts, how much of it the busiest of its ranks owns, and whether its gradients
+    add up there."""
 
     bucket: CountedBucket
     owned: float
+    adds: bool = False
 
     @property
     def position(self) -> float:
@@ -112,7 +114,11 @@ class HostUpdates:
         rank_of_lane = {lane: rank for rank, lane in simulated.lane_of_rank.items()}
         for lane, buckets in owned.items():
             # The order of the forward; those of one position in any.
-            self._left[lane] = sorted((_Left(*each) for each in buckets.items()), key=lambda left: left.position)
+            stages = held_by[rank_of_lane[lane]]
+            self._left[lane] = sorted(
+                (_Left(*each, adds=gradients_on_host(each[0].position, stages)) for each in buckets.items()),
+                key=lambda left: left.position,
+            )
             self._rates[lane] = host_rates(topology.cluster.node_type_of_rank(rank_of_lane[lane]))
 
     def __bool__(self) -> bool:
@@ -123,6 +129,33 @@ class HostUpdates:
         return {
             lane: [each.position for each in left if len(each.bucket.ranks) == 1] for lane, left in self._left.items()
         }
+
+    def back_on_device_s(self, lane: LaneKey, position: float) -> float | None:
+        """Seconds in which the largest bucket that ends at ``position`` and adds up on the hosts of a lane comes back,
+        to be summed over ranks; ``None`` where its gradients stay on the device."""
+        added = [each.bucket for each in self._left.get(lane, ()) if each.adds and each.position == position]
+        if not added:
+            return None
+        shared = max((bucket.numel for bucket in added if len(bucket.ranks) > 1), default=0)
+        return self._rates[lane].in_s(self._simulated.costs.gradient_bytes * shared) if shared else 0.0
+
+    def on_host_s(self, summed_s: Callable[[LaneKey, CountedBucket], float]) -> float:
+        """When the last sums of gradients that add up on hosts are there, without which the norm is not known."""
+        return max(
+            (
+                summed_s(lane, each.bucket) + self._out_s(lane, each)
+                for lane, left in self._left.items()
+                for each in left
+                if each.adds
+            ),
+            default=0.0,
+        )
+
+    def _out_s(self, lane: LaneKey, left: _Left) -> float:
+        """Seconds of the copy of sums to the host, where they are not there already."""
+        if left.adds and len(left.bucket.ranks) == 1:
+            return 0.0
+        return self._rates[lane].out_s(self._simulated.costs.gradient_bytes * left.owned)
 
     def arrivals(self, summed_s: Callable[[LaneKey, CountedBucket], float] | None = None) -> Arrivals:
         """When the weights are back.
@@ -139,7 +172,7 @@ class HostUpdates:
         copied_s, free_s = {}, float("-inf")
         for each in reversed(left):
             free_s = max(free_s, summed_s(lane, each.bucket) if summed_s is not None else free_s)
-            free_s += rates.out_s(costs.gradient_bytes * each.owned)
+            free_s += self._out_s(lane, each)
             copied_s[each.bucket] = free_s
         done: list[tuple[float, _Left]] = []
         host_s = float("-inf")

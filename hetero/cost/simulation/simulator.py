@@ -14,7 +14,7 @@ evaluation and checkpoints are not in it.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 
 from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, sync_buckets
@@ -25,7 +25,8 @@ from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, la
 from hetero.cost.simulation.copied_blocks import copies_of_lanes
 from hetero.cost.simulation.engine import NO_CAUSE, LaneStart, Span, WeightWait
 from hetero.cost.simulation.exposed_communication import TimeInterval
-from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
+from hetero.cost.simulation.gradient_ready import share_of_forward
+from hetero.cost.simulation.gradients_added import gradients_added, gradients_ready
 from hetero.cost.simulation.host_updates import Arrivals, HostUpdates
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
 from hetero.cost.simulation.simulated_plan import KnownParts, LaneKey, SimulatedPlan
@@ -194,14 +195,18 @@ def _with_arrivals(
         free_s=gathers.free_s,
         known=simulated.known,
     )
-    simulation = _result(plan, simulated, topology, replays, buckets, gathers.spans, replays.late_transfers())
-    sums = {span.bucket: span.end_s for span in simulation.syncs}
-    ready_s = _gradients_ready(simulated, replays)
-    end_s = simulation.step_s + agreed_s
-    return _Round(
-        simulation,
-        lambda lane, bucket: (sums[bucket] if bucket in sums else ready_s(lane, bucket.position)) - end_s,
+    ready_s = gradients_added(simulated, replays, hosts, copies)
+    syncs = _sum_gradients(simulated, topology, buckets, replays.late_transfers(), ready_s, replays)
+    sums = {span.bucket: span.end_s for span in syncs}
+
+    def summed_s(lane: LaneKey, bucket: CountedBucket) -> float:
+        return sums[bucket] if bucket in sums else ready_s(lane, bucket.position)
+
+    simulation = _result(
+        plan, simulated, replays, syncs, gathers.spans, replays.late_transfers(), on_host_s=hosts.on_host_s(summed_s)
     )
+    end_s = simulation.step_s + agreed_s
+    return _Round(simulation, lambda lane, bucket: summed_s(lane, bucket) - end_s)
 
 
 def _own_weights(
@@ -232,7 +237,9 @@ def with_gradient_sync(
     updates_on_hosts = hosts_update(stage for _, _, stage in plan.stages())
     if simulation.gathers or updates_on_hosts or simulated is None or replays is None:
         return simulate(plan, topology, costs, None if simulated is None else simulated.known)
-    return _result(plan, simulated, topology, replays, _buckets(plan, costs, simulated.known), (), simulation.transfers)
+    transfers, ready_s = simulation.transfers, gradients_ready(simulated, replays)
+    syncs = _sum_gradients(simulated, topology, _buckets(plan, costs, simulated.known), transfers, ready_s, replays)
+    return _result(plan, simulated, replays, syncs, (), transfers)
 
 
 def _buckets(plan: Plan, costs: CostModel, known: KnownParts) -> tuple[CountedBucket, ...]:
@@ -341,9 +348,10 @@ def _prices(
 def _sum_gradients(
     simulated: SimulatedPlan,
     topology: Topology,
-    replays: ReplicaReplays,
     buckets: Sequence[CountedBucket],
     transfers: Mapping[Port, tuple[TimeInterval, ...]],
+    ready_s: Callable[[LaneKey, float], float],
+    replays: ReplicaReplays,
 ) -> tuple[CollectiveSpan, ...]:
     """Run every sum of gradients on what the pipeline's transfers leave of the wires."""
 
@@ -352,27 +360,10 @@ def _sum_gradients(
     return run_collectives(
         buckets,
         cost_of=_prices(simulated, topology, bytes_per_element=simulated.costs.gradient_bytes, share=share),
-        ready_s=_gradients_ready(simulated, replays),
+        ready_s=ready_s,
         lane_of_rank=_replayed_lanes(simulated, replays),
         transfers=transfers,
     ).spans
-
-
-def _gradients_ready(simulated: SimulatedPlan, replays: ReplicaReplays) -> Callable[[LaneKey, float], float]:
-    """When a lane has all gradients from a position on."""
-
-    @cache
-    def ready_s(lane: LaneKey, position: float) -> float:
-        point = simulated.group(lane).points.gradients_ready(position)
-        start_s, end_s = replays.interval(lane, point.action)
-        if point.position is None:
-            return end_s
-        stage = simulated.stage_of(lane, point)
-        return start_s + (end_s - start_s) * share_of_backward(
-            simulated.costs, stage, point.position, point.action.kind
-        )
-
-    return ready_s
 
 
 def _replayed_lanes(simulated: SimulatedPlan, replays: ReplicaReplays) -> Mapping[int, LaneKey]:
@@ -387,15 +378,15 @@ def _replayed_lanes(simulated: SimulatedPlan, replays: ReplicaReplays) -> Mappin
 def _result(
     plan: Plan,
     simulated: SimulatedPlan,
-    topology: Topology,
     replays: ReplicaReplays,
-    buckets: Sequence[CountedBucket],
+    syncs: tuple[CollectiveSpan, ...],
     gathers: tuple[CollectiveSpan, ...],
     transfers: Mapping[Port, tuple[TimeInterval, ...]],
+    *,
+    on_host_s: float = 0.0,
 ) -> Simulation:
-    syncs = _sum_gradients(simulated, topology, replays, buckets, transfers)
     computed = {lane: replays.end_s(lane) for lane in simulated.lane_keys()}
-    summed = _summed(simulated, computed, syncs)
+    summed = _summed(simulated, computed, syncs, on_host_s=on_host_s)
     updates = {lane: simulated.group(lane).update_s for lane in computed}
     step_s = max(summed[lane] + updates[lane] for lane in summed)
     if simulated.costs.runtime.waits_for_all_before_update:
@@ -419,11 +410,19 @@ def _result(
 
 
 def _summed(
-    simulated: SimulatedPlan, computed: Mapping[LaneKey, float], syncs: Sequence[CollectiveSpan]
+    simulated: SimulatedPlan,
+    computed: Mapping[LaneKey, float],
+    syncs: Sequence[CollectiveSpan],
+    *,
+    on_host_s: float,
 ) -> Mapping[LaneKey, float]:
-    """When each lane may update its weights."""
+    """When each lane may update its weights.
+
+    Args:
+        on_host_s: when all sums that hosts add up are there, for the norm.
+    """
     if simulated.costs.runtime.waits_for_all_before_update:
-        last_s = max([*computed.values(), *(sync.end_s for sync in syncs)])
+        last_s = max([*computed.values(), *(sync.end_s for sync in syncs), on_host_s])
         return dict.fromkeys(computed, last_s)
     summed = dict(computed)
     lanes = lanes_of_buckets((sync.bucket for sync in syncs), simulated.lane_of_rank)

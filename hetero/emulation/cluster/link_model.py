@@ -12,7 +12,7 @@ from itertools import pairwise
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost
 from hetero.cost.simulation.activation_copies import BlockCopy
-from hetero.cost.simulation.copied_blocks import block_copies
+from hetero.cost.simulation.copied_blocks import block_copies, copies_blocks
 from hetero.cost.simulation.host_links import host_links
 from hetero.cost.simulation.host_updates import HostRates, host_rates
 from hetero.distributed.timing import Collective, TransferDirection
@@ -125,21 +125,24 @@ class LinkModel:
         )
 
     def host_s(self, kind: ActionKind, bucket: Bucket, rank: int) -> float:
-        """Seconds of what the host of ``rank`` does to the part of ``bucket`` that the rank owns."""
+        """Seconds of what the host of ``rank`` does to the part of ``bucket`` that the rank owns; of IN_G, to all."""
         node_type = self._topology.cluster.node_type_of_rank(rank)
         if node_type.name not in self._host_rates:
             self._host_rates[node_type.name] = host_rates(node_type)
         rates, shard = self._host_rates[node_type.name], bucket.shard_of(rank)
         numel: float = self._numel(bucket) * (shard.stop - shard.start) / bucket.length
+        if kind == ActionKind.IN_G:
+            return rates.in_s(self._numel(bucket) * self._costs.gradient_bytes)
         if kind == ActionKind.OUT_G:
             return rates.out_s(numel * self._costs.gradient_bytes)
         if kind == ActionKind.IN_P:
             return rates.in_s(numel * self._costs.element_bytes)
         return rates.preview_s(numel) if kind == ActionKind.PREVIEW else rates.update_s(numel)
 
-    def activation_copies(self, stage: Stage, rank: int) -> Mapping[float, BlockCopy]:
-        """By position the blocks of a stage of the described plan whose activations ``rank`` leaves to its host."""
-        if stage.offload.activations_until is None:
+    def block_copies(self, stage: Stage, rank: int) -> Mapping[float, BlockCopy]:
+        """By position the blocks of a stage of the described plan whose activations or gradients ``rank`` leaves to its
+        host."""
+        if not copies_blocks(stage):
             return {}
         links = host_links(self._topology.cluster.node_type_of_rank(rank))
         return {copy.position: copy for copy in block_copies(stage, self._costs, links)}

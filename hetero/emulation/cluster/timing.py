@@ -142,7 +142,7 @@ class EmulatedTiming(Timing):
         self._hosts_free_s: dict[ActionKind, float] = {}
         self._gathers_launched_s = 0.0
         stages = device.stages if device is not None else {}
-        self._copies = {s: link_model.activation_copies(stage, rank) for s, stage in stages.items()}
+        self._copies = {s: link_model.block_copies(stage, rank) for s, stage in stages.items()}
         self._step = _Step(0.0, 0.0)
         self.steps: list[StepRecord] = []
 
@@ -260,13 +260,13 @@ class EmulatedTiming(Timing):
             return running.end_s
         return running.passed_s(self._copies[running.action.stage][position].shares(running.action.kind)[1])
 
-    def copy_activations(self, kind: ActionKind, stage: int, position: float, *, after_s: float) -> float:
+    def copy_block(self, kind: ActionKind, stage: int, position: float, *, after_s: float) -> float:
         """In a thread beside the rank, which waits for nobody: only the rank itself is as late as its copies."""
         if self._as_fast_as_it_can:
             return 0.0
         block = self._copies[stage][position]
         start_s = max(self._hosts_free_s.get(kind, 0.0), after_s)
-        end_s = self._hosts_free_s[kind] = start_s + (block.out_s if kind == ActionKind.OUT_A else block.in_s)
+        end_s = self._hosts_free_s[kind] = start_s + block.seconds_of(kind)
         return end_s
 
     def block_waited(self, position: float, until_s: float) -> None:

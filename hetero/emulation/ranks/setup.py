@@ -13,6 +13,7 @@ from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.network import Topology
+from hetero.cost.simulation.copied_blocks import copies_blocks
 from hetero.cost.simulation.host_links import host_links
 from hetero.cost.simulation.host_updates import host_rates
 from hetero.cost.simulation.simulated_plan import update_seconds
@@ -112,7 +113,7 @@ def _checked(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, vocab_size: 
         for rank in stage.ranks:
             if stage.offload.updates:
                 host_rates(cluster.node_type_of_rank(rank))
-            if stage.offload.activations_until is not None:
+            if copies_blocks(stage):
                 host_links(cluster.node_type_of_rank(rank))
     check_host_memory(plan, cluster)
     small = small_plan(plan, vocab_size=vocab_size, seq_length=seq_length)

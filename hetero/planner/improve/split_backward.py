@@ -89,8 +89,9 @@ def _split_delay(replica: Replica, stage: int, delay: Delay) -> int | None:
 
 
 def _may_split(stage: Stage) -> bool:
-    """What is computed again in full, or comes back from the host, has no backward that could be split."""
-    return stage.recompute != "full" and stage.offload.activations_until is None
+    """What is computed again in full, comes back from the host or adds up there has no backward that could be split."""
+    offload = stage.offload
+    return stage.recompute != "full" and offload.activations_until is None and offload.gradients_from is None
 
 
 def _score_split(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:

@@ -80,6 +80,18 @@ def _activations_on_host() -> Plan:
     return plan(llama_model(num_layers=3), [made])
 
 
+def _gradients_on_host() -> Plan:
+    """Of a rank alone, and of two that share all they hold."""
+    stages = (stage(layers=(0, 1), ranks=(0,), mbs=2, depth=2), stage(layers=(1, 2), ranks=(1, 2), dp=2, depth=1))
+    made = replica(*stages, num_samples=4).with_each_stage(
+        offload=[
+            Offload(optimizer_from=0, gradients_from=0.5),
+            Offload(optimizer_from=1, gradients_from=2, speculate=True),
+        ]
+    )
+    return sharded(plan(llama_model(num_layers=2), [made]))
+
+
 PLANS: Mapping[str, Callable[[], Plan]] = {
     "plain": _plain,
     "interleaved": _interleaved,
@@ -89,6 +101,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
     "distributed_optimizer": _distributed_optimizer,
     "offload": _offload,
     "activations_on_host": _activations_on_host,
+    "gradients_on_host": _gradients_on_host,
 }
 
 
@@ -289,14 +302,20 @@ def test_what_a_host_updates_goes_there_and_comes_back(drawn: tuple[Plan, list[P
         first = described.replicas[program.replica].stages[program.stages[0]]
         speculates = any(described.replicas[program.replica].stages[s].offload.speculate for s in program.stages)
         left = {n for n, bucket in enumerate(buckets) if bucket.on_host & set(first.ranks)}
-        queues = [program.queues.get(name, ()) for name in ("copy_out", "host", "copy_in")]
-        out, host, back = queues
-        assert [sorted(queued.action.number for queued in queue) for queue in queues] == [sorted(left)] * 3
+        adds = {n for n in left if buckets[n].gradients_on_host & set(first.ranks)}
+        there = {n for n in adds if len(buckets[n].ranks) == 1}
+        queues = [program.queues.get(name, ()) for name in ("gradients_in", "copy_out", "host", "copy_in")]
+        numbers = [sorted(queued.action.number for queued in queue) for queue in queues]
+        assert numbers == [sorted(each) for each in (adds - there, left - there, left, left)]
+        added, out, host, back = queues
         positions = [buckets[queued.action.number].position for queued in host]
         assert positions == sorted(positions, reverse=speculates), "as gradients come, or as weights are needed"
         assert {queued.action.kind for queued in host} <= {ActionKind.PREVIEW if speculates else ActionKind.HOST_UPDATE}
         for queued in host:
             copied = Point(Action(NO_STAGE, ActionKind.OUT_G, queued.action.number))
+            if queued.action.number in there:
+                copied = queued.after[0]
+                assert copied.action.kind == ActionKind.ADD_G
             assert queued.after == ((copied,) if speculates else (copied, Point(UPDATE)))
         by_number = {queued.action.number: queued for queued in host}
         for queued in back:
@@ -305,6 +324,8 @@ def test_what_a_host_updates_goes_there_and_comes_back(drawn: tuple[Plan, list[P
             own = (Point(Action(NO_STAGE, ActionKind.IN_P, queued.action.number)),)
             assert queued.after == (Point(UPDATE), *(own if queued.action.number in left else ()))
         sums = {queued.action.number: queued for queued in program.queues.get("reduce", ())}
+        for queued in added:
+            assert sums[queued.action.number].after == (Point(queued.action),)
         for queued in out:
             summed = sums.get(queued.action.number)
             assert summed is None or queued.after == (Point(summed.action),)

@@ -165,6 +165,7 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (offload_rules.check_offload, "from the embedding on", on_host(0, 0, optimizer_from=-1)),
     (offload_rules.check_offload, "from the MLP of a layer on", on_host(0, 1, optimizer_from=4.5, speculate=True)),
     (offload_rules.check_offload, "the head", on_host(0, 1, optimizer_from=6)),
+    (offload_rules.check_offload, "gradients too", on_host(0, 0, optimizer_from=-1, gradients_from=0.5)),
     (offload_rules.check_offload, "activations of the embedding", in_offload(0, 0, activations_until=-1)),
     (offload_rules.check_offload, "activations of the head", in_offload(0, 1, activations_until=6)),
     (
@@ -455,6 +456,29 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         offload_rules.check_offload,
         r"replica 0 stage 0: offload.activations_until is 1, and wgrad_delay is 2, beside which activations stay on",
         in_stage(0, 0, wgrad_delay=2, offload=Offload(activations_until=1)),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.gradients_from is 1, and optimizer_from is 2: gradients add up where hosts "
+        "update; set optimizer_from to 1 or less",
+        on_host(0, 0, optimizer_from=2, gradients_from=1),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.gradients_from is 1, and optimizer_from is missing: gradients add up",
+        on_host(0, 0, gradients_from=1),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 1: offload.gradients_from is 7, but the stage holds positions 3 to 6, halves",
+        on_host(0, 1, optimizer_from=3, gradients_from=7),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.gradients_from is 1, and wgrad_delay is 2, beside which gradients stay on the",
+        lambda plan: in_plan(distributed_optimizer=True)(
+            in_stage(0, 0, wgrad_delay=2, offload=Offload(optimizer_from=1, gradients_from=1))(plan)
+        ),
     ),
     (
         offload_rules.check_offload,

@@ -6,8 +6,8 @@ from hetero.errors import ScheduleError
 from hetero.schedule.actions import (
     COMPUTE,
     NO_STAGE,
-    OF_ACTIVATIONS,
     OF_BUCKETS,
+    OF_MICROBATCHES,
     RECEIVE,
     SEND,
     UPDATE,
@@ -61,7 +61,7 @@ def test_every_kind_parses(kind: ActionKind) -> None:
 
 
 def test_every_kind_is_of_one_sort() -> None:
-    sorts = [COMPUTE, SEND, RECEIVE, OF_BUCKETS, OF_ACTIVATIONS, {ActionKind.UPDATE}]
+    sorts = [COMPUTE, SEND, RECEIVE, OF_BUCKETS, OF_MICROBATCHES, {ActionKind.UPDATE}]
     assert sorted(kind for sort in sorts for kind in sort) == sorted(ActionKind)
 
 
