@@ -6,8 +6,10 @@ call ``torch.compile`` while they are imported.
 """
 
 import logging
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -81,7 +83,7 @@ def _import_megatron_without_compiling() -> None:
     compile_ = torch.compile
     torch.compile = leave_as_it_is  # type: ignore[assignment]  # the same call, but for its overloads
     try:
-        with warnings.catch_warnings():
+        with _without_wandb(), warnings.catch_warnings():
             # Half a dozen modules say that Apex and TransformerEngine are not installed.
             warnings.simplefilter("ignore")
             import megatron.core.models.gpt.gpt_layer_specs
@@ -89,3 +91,20 @@ def _import_megatron_without_compiling() -> None:
             import megatron.core.transformer.moe.moe_layer  # noqa: F401
     finally:
         torch.compile = compile_
+
+
+@contextmanager
+def _without_wandb() -> Iterator[None]:
+    """Let megatron-core take wandb for not installed, unless somebody has imported it.
+
+    Its inference engine imports it wherever it is found (inference/contexts/dynamic_context.py), which takes as long as
+    all else of megatron-core, in every process. Nobody here runs that engine; who asks for wandb imports it later.
+    """
+    if "wandb" in sys.modules:
+        yield
+        return
+    sys.modules["wandb"] = None  # type: ignore[assignment]  # how Python says that a module cannot be imported
+    try:
+        yield
+    finally:
+        del sys.modules["wandb"]

@@ -1,5 +1,6 @@
-"""Who loads matplotlib: those who draw, and no rank of a training run."""
+"""Who loads matplotlib and wandb: those who draw, and those who are asked to; no rank of a training run by itself."""
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -9,20 +10,34 @@ import pytest
 from hetero.cli import COMMANDS
 
 
-def loads_matplotlib(*modules: str) -> bool:
-    """Whether a new process that imports ``modules`` has loaded matplotlib."""
-    code = f"import sys, {', '.join(modules)}; print('matplotlib' in sys.modules)"
+def loaded(*statements: str) -> set[str]:
+    """Which of both a new process has loaded that has run ``statements``."""
+    code = f"import sys; {'; '.join(statements)}; print({{'matplotlib', 'wandb'}} & sys.modules.keys())"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    return run.stdout.split()[-1] == "True"
+    found: set[str] = ast.literal_eval(run.stdout.splitlines()[-1].replace("set()", "[]"))
+    return set(found)
 
 
-RANKS = ("megatron.training.training", "hetero.emulation.ranks.setup")
+AS_A_RANK = (
+    "from hetero.runtime import cpu_backend",
+    "cpu_backend.install()",
+    "import megatron.training.training, hetero.emulation.ranks.setup",
+)
 
 
-@pytest.mark.parametrize("modules", [RANKS, COMMANDS.values()], ids=["ranks", "commands"])
-def test_ranks_and_the_command_line_start_without_matplotlib(modules: Iterable[str]) -> None:
-    assert not loads_matplotlib(*modules)
+@pytest.mark.parametrize(
+    "statements", [AS_A_RANK, (f"import {', '.join(COMMANDS.values())}",)], ids=["ranks", "commands"]
+)
+def test_ranks_and_the_command_line_start_without_both(statements: Iterable[str]) -> None:
+    assert not loaded(*statements)
 
 
+@pytest.mark.slow
+def test_a_rank_that_asks_for_wandb_gets_it() -> None:
+    pytest.importorskip("wandb")
+    assert loaded(*AS_A_RANK, "import wandb, wandb.sdk") == {"wandb"}
+
+
+@pytest.mark.slow
 def test_figures_need_it() -> None:
-    assert loads_matplotlib("hetero.report.figures.canvas")
+    assert "matplotlib" in loaded("import hetero.report.figures.canvas")
