@@ -217,6 +217,7 @@ def test_the_first_change_passes_the_tests_of_every_device(
     check_data_sheet(new_device)
 
 
+@pytest.mark.slow
 def test_the_first_change_makes_the_failing_command_work(
     first_change: str,
     new_device: DeviceType,

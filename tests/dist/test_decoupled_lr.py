@@ -31,6 +31,7 @@ def alone(plan: Plan, adam: AdamOptions) -> Trace:
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "own"), [(TIED, {EMBEDDING}), (UNTIED, {EMBEDDING, OUTPUT})], ids=["tied", "untied"])
 def test_who_has_a_rate_of_its_own(plan: Plan, own: set[str]) -> None:
     """Of AdamW's first step every change is in proportion to the rate; all others are the same bit for bit."""
@@ -51,9 +52,9 @@ def test_who_has_a_rate_of_its_own(plan: Plan, own: set[str]) -> None:
     "plan",
     [
         pytest.param(TIED, id="tied"),
-        pytest.param(sharded(TIED), id="tied-shared-optimizer"),
+        pytest.param(sharded(TIED), id="tied-shared-optimizer", marks=pytest.mark.slow),
         pytest.param(sharded(UNTIED), id="untied-shared-optimizer", marks=pytest.mark.slow),
-        pytest.param(left_to_hosts(TIED, speculate=True), id="tied-previewed-on-hosts"),
+        pytest.param(left_to_hosts(TIED, speculate=True), id="tied-previewed-on-hosts", marks=pytest.mark.slow),
         pytest.param(left_to_hosts(UNTIED, speculate=False), id="untied-on-hosts", marks=pytest.mark.slow),
     ],
 )

@@ -62,6 +62,7 @@ def test_two_slots_take_turns_and_a_step_commits_the_one_before(run: Run) -> Non
         assert not [path for path in folder.rglob("*") if path.name.endswith(".partial")]
 
 
+@pytest.mark.slow
 def test_ranks_tell_how_long_they_compute(run: Run) -> None:
     """In each step, and no longer than the step: on CPU the host computes."""
     train(run, END)
@@ -93,6 +94,7 @@ def link_and_look(rank: int, step: int, elastic: ElasticRank) -> None:
         del link_and_look.inodes, link_and_look.content  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_files_are_written_in_place_unless_an_upload_holds_them(run: Run) -> None:
     train(run, END, False, link_and_look)
 
@@ -114,6 +116,7 @@ def _no_room(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 def test_a_copy_that_finds_no_room_is_given_up_and_the_next_is_made(run: Run) -> None:
     seen = train(run, END, False, fill_the_disk)
     assert [len(each.results) for each in seen] == [END, END]

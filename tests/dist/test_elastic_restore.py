@@ -17,6 +17,7 @@ from hetero.elastic.recovery import choose_step
 from hetero.plan.ir import Plan
 from hetero.spec.parameters import parameters
 from tests.dist.resumed_runs import SHARDED
+from tests.helpers.cases import slow
 from tests.helpers.commands import command_line
 from tests.helpers.comparison import shard
 from tests.helpers.elastic import Run, elastic_session, nodes
@@ -252,8 +253,8 @@ class TestBadCopies:
         flags = argv(TWO_STAGES, sharded=False)
         return run_ranks(elastic_session, 2, run.assignments(next_epoch), flags, END)
 
-    @pytest.mark.parametrize("unit", ["rank_00000", "rank_00001"])
-    @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+    @pytest.mark.parametrize("unit", ["rank_00000", *slow("rank_00001")])
+    @pytest.mark.parametrize("harm", ["flip", *slow("cut", "remove")])
     def test_the_next_source_is_taken(self, lost: tuple[Run, Epoch], unit: str, harm: str) -> None:
         """A bad copy beside the reader, and the same on the way from the other node."""
         run, next_epoch = lost
@@ -286,6 +287,7 @@ class TestBadCopies:
         assert told == {"a/1/2/rank_00000", "b/1/2/rank_00000"}
 
 
+@pytest.mark.slow
 def test_what_no_node_has_comes_from_the_object_store(tmp_path: Path) -> None:
     """Both nodes are lost at once."""
     places = {"a": (0,), "b": (1,)}

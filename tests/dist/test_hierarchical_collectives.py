@@ -128,6 +128,7 @@ def in_the_way(made: Plan, how: str) -> Plan:
     return sharded(made) if how in DISTRIBUTED else made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", list(_cases()))
 def test_the_sums_are_those_of_one_process(
     ways: dict[str, Training], num_steps: int, subtests: pytest.Subtests

@@ -122,6 +122,7 @@ def test_the_state_of_the_optimizer_is_held_once() -> None:
     assert held["whole"] > 2 * alone
 
 
+@pytest.mark.slow
 def test_every_rank_of_a_segment_ends_with_the_same_bits() -> None:
     """Replicated weights never drift apart: what two ranks both hold is equal bit for bit."""
     plan = layout("everything", "gpt2-tied")

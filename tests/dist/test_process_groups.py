@@ -56,6 +56,7 @@ def calls_of_all_ranks() -> list[list[Call]]:
     return run_ranks(recorded_groups, made.world_size, made)
 
 
+@pytest.mark.slow
 def test_every_rank_creates_every_group_in_the_same_order() -> None:
     """Also those that it is not in, also if it idles: torch counts the groups of a process to tell them apart."""
     made = two_unlike_replicas()
@@ -94,6 +95,7 @@ def test_groups_grow_with_edges_and_holders(num_replicas: int, num_stages: int) 
     assert counted == boundaries + holders + world
 
 
+@pytest.mark.slow
 @given(legal_plans())
 def test_holder_groups_stay_few_for_any_plan(made: Plan) -> None:
     """One per stretch of layers between cuts and per shard of the finest common cut, and the tied embedding's."""

@@ -125,6 +125,7 @@ def weights_after_two_steps(rank: int, plan: Plan, overlap: bool) -> dict[str, n
     return {name: tensor.numpy().copy() for name, tensor in session.weights().items()}
 
 
+@pytest.mark.slow
 def test_weights_are_whole_while_a_gather_is_on_its_way() -> None:
     """Those that other holders cut otherwise come into their tensors only when somebody waits for them."""
     cut = replica(stage(layers=(0, 2), ranks=(0, 1), tp=2), num_samples=4)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DISCOVERY = "hetero/discovery/__main__.py"
 
 
+@pytest.mark.slow
 def test_this_host(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Once written, the file is not written over by accident."""
     out = tmp_path / "cluster.yaml"

@@ -15,6 +15,7 @@ from hetero.cli import main
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_checklist_of_this_host(capfd: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     said = capfd.readouterr().out

@@ -93,6 +93,7 @@ def test_plans_are_emulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert main(["sweep", str(sweep), "--out", str(out), "--jobs", "1", "--mode", "emulate"]) == 0
 
 
+@pytest.mark.slow
 def test_plans_become_jobs_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def run(program: str, *command_lines: Sequence[object]) -> "subprocess.Completed
     )
 
 
+@pytest.mark.slow
 def test_the_planner_works(tmp_path: Path) -> None:
     """Every command, with everything that it can write."""
     plan, report, trace, figure = (tmp_path / name for name in ("plan.json", "report.html", "trace.json", "memory.png"))

@@ -496,6 +496,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_amid_an_operation_ends_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads of obstore would abort it, or show a panic; each of these would do so more often than not."""
     for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():

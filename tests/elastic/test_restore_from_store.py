@@ -117,6 +117,7 @@ def test_all_nodes_are_lost_and_the_bits_are_the_same(url: str, tmp_path: Path) 
         assert_same_bits(loaded, alone)
 
 
+@pytest.mark.slow
 def test_some_units_come_from_a_node_and_some_from_the_store(tmp_path: Path) -> None:
     """A node that is left has what its own ranks owned, and has lost what it kept for the other."""
     with nodes(tmp_path, "a", "b") as made:

@@ -18,6 +18,7 @@ def faults(outcomes: list[Outcome]) -> list[str]:
     return [f"{outcome.case.name}: {outcome.said}" for outcome in outcomes if outcome.verdict == "fault"]
 
 
+@pytest.mark.slow
 def test_every_kind_of_file_damaged_in_every_way() -> None:
     outcomes = list(run_cases(cases(104, seed=7)))
     assert faults(outcomes) == []

@@ -293,6 +293,7 @@ node_types:
 """
 
 
+@pytest.mark.slow
 def test_a_device_of_ones_own_goes_from_the_cluster_into_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

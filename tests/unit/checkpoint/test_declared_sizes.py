@@ -124,6 +124,7 @@ class TestOurs:
         with pytest.raises(CheckpointError, match=r"state\.json: it is of step 6, its folder is not"):
             read_state(checkpoint)
 
+    @pytest.mark.slow
     def test_a_shard_header_that_says_it_is_the_whole_file(self, checkpoint: Path) -> None:
         path = checkpoint / "rank_00000.safetensors"
         with path.open("r+b") as file:

@@ -15,6 +15,7 @@ from tests.helpers.plans import plan, replica, stage, with_shares
 from tests.helpers.strategies import legal_plans, offloaded_plans, plans_with_domains
 
 
+@pytest.mark.slow
 @given(
     st.one_of(legal_plans(), plans_with_domains(), offloaded_plans()), st.one_of(st.integers(1, 5000), st.just(10**9))
 )

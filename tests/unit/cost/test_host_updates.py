@@ -97,6 +97,7 @@ def test_slow_copies_of_gradients_hold_updates_up() -> None:
     assert exposed_s(result) == pytest.approx(3.0 + 1.0 + 13.0 - 5 * FORWARD_S, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(offloaded_plans(of=legal_plans(of=st.just(MODEL))))
 @settings(max_examples=25, deadline=None)
 def test_faster_hosts_and_previews_never_take_longer(described: Plan) -> None:

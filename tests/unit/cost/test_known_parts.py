@@ -16,6 +16,7 @@ from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner.problem import Problem
 from tests.bench.random_plan_moves import random_neighbour
+from tests.helpers.cases import slow
 from tests.unit.planner import slow_zones, unlike_devices
 from tests.unit.planner.clusters import OPT_350M, cluster, planned, problem
 
@@ -56,7 +57,7 @@ def everything(simulation: Simulation) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("name", ["unlike devices", "two zones", "planned"])
+@pytest.mark.parametrize("name", ["two zones", *slow("unlike devices", "planned")])
 def test_known_parts_change_no_bit_of_random_plans(name: str) -> None:
     question, plan = starts()[name]
     known, dice, compared = KnownParts(8), random.Random(0), 0

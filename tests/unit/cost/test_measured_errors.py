@@ -30,14 +30,12 @@ def test_figures_of_layers_are_the_computed_ones() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_figures_of_runs_are_the_computed_ones() -> None:
     runs = predicted_runs()
     computed = factor(run_errors(runs)[Confidence.MEASURED]), factor(order_errors(runs))
     assert (RUN_ERROR.factor, ORDER_ERROR.factor) == computed, FILL_IN
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_as_many_runs_as_promised_are_within_their_range() -> None:
     runs = predicted_runs()

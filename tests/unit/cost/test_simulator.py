@@ -272,6 +272,7 @@ def test_the_parts_of_every_stage_add_up_to_the_step(legal: Plan) -> None:
         assert 0.0 <= times.exposed_s <= times.bubble_s + 1e-9 * result.step_s
 
 
+@pytest.mark.slow
 @given(legal_plans())
 @settings(max_examples=40, deadline=None)
 def test_a_faster_network_is_never_much_slower(legal: Plan) -> None:

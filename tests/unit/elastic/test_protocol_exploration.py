@@ -45,6 +45,7 @@ def test_a_wrong_protocol_is_found_by_all_reductions_too(name: str) -> None:
         Explorer(**SMALL, rules=MUTANTS[name], forgets=True).explore()
 
 
+@pytest.mark.slow
 def test_the_orders_that_are_left_out_lead_nowhere_else() -> None:
     """With and without them, leaders can decide on the same epochs."""
     made = []
@@ -55,6 +56,7 @@ def test_the_orders_that_are_left_out_lead_nowhere_else() -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_seeds_of_the_campaign_keep_the_invariants() -> None:
     """The runs end with all steps done once, or in one of the ways that are documented."""
     ends = [Simulation(seed).run() for seed in range(100)]

@@ -2,11 +2,12 @@
 
 import pytest
 
+from tests.helpers.cases import slow
 from tests.helpers.protocol_state import Violation
 from tests.helpers.publishing_stories import LATER_STEP, MUTANTS, SAME_STEP, UPLOADS, stories
 
 
-@pytest.mark.parametrize("name", [UPLOADS, SAME_STEP, LATER_STEP])
+@pytest.mark.parametrize("name", [UPLOADS, *slow(SAME_STEP, LATER_STEP)])
 def test_what_is_published_is_whole(name: str) -> None:
     explorer = dict(stories())[name]
     num_situations, num_moves = explorer.explore()

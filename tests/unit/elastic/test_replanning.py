@@ -213,6 +213,7 @@ def test_a_plan_that_is_kept_is_as_slow_as_the_slowest_node_of_each_stage() -> N
     assert set(found.busy_s) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_node_that_is_fast_again_makes_a_kept_plan_faster() -> None:
     asked, slower = with_slower_type(problem(), "fast", 2.0), dataclasses.replace(ALL[1], node_type="fast-slower-2")
     made = plan_for(asked, {"fast": 1, "fast-slower-2": 1}, time_limit_s=1.0)
@@ -236,6 +237,7 @@ def test_as_many_nodes_of_each_type_keep_the_plan() -> None:
     assert [each.node.name for each in found.placed.nodes] == ["f0", "f1", "s0", "s9"]
 
 
+@pytest.mark.slow
 def test_the_fastest_of_three_plans_is_taken_after_a_loss() -> None:
     asked, table, left = problem(), PlanTable(), {"fast": 1, "slow": 2}
     table.put(left, plan_for(asked, left, time_limit_s=2.0))
@@ -263,6 +265,7 @@ def test_the_present_plan_is_bettered_and_never_worsened() -> None:
     assert step_s_of(asked, ALL, found) <= step_s_of(asked, ALL, four_replicas())
 
 
+@pytest.mark.slow
 def test_a_join_promises_what_the_simulator_says() -> None:
     asked, table = problem(), PlanTable()
     few = predicted_step_s(asked, ALL[:1], table)
@@ -277,6 +280,7 @@ def test_a_join_promises_what_the_simulator_says() -> None:
     assert predicted_step_s(asked, ALL[:1], table) is None
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_says_what_would_be_enough() -> None:
     """48 layers of 51 million parameters at 16 bytes: 38 GiB, on 16 there and 160 that the cluster file has besides."""
     large = gpt2_model(num_layers=48, hidden_size=2048, num_attention_heads=16, num_query_groups=16, kv_channels=128)

@@ -130,6 +130,7 @@ def test_a_straggler_is_a_node_type_of_its_own() -> None:
     assert slower_type("fast", 1.0) == "fast"
 
 
+@pytest.mark.slow
 def test_a_straggler_is_given_less_to_do() -> None:
     asked = demoted()
     whole = predicted_step_s(asked, ALL[:2], PlanTable())

@@ -126,6 +126,7 @@ def test_every_second_boundary_is_made_at_the_same_time() -> None:
     assert [each.ranks for each in made] == [(0, 1), (2, 3), (4, 5), (1, 2), (3, 4)]
 
 
+@pytest.mark.slow
 @given(legal_plans())
 @settings(max_examples=60, deadline=None)
 def test_gradient_groups_are_those_of_the_parameters(made: Plan) -> None:
@@ -133,6 +134,7 @@ def test_gradient_groups_are_those_of_the_parameters(made: Plan) -> None:
     assert set(PlanCommunicators(made).gradients) == {bucket.ranks for bucket in buckets}
 
 
+@pytest.mark.slow
 @given(plans_with_domains())
 @settings(max_examples=60, deadline=None)
 def test_so_are_domains_and_rails(made: Plan) -> None:

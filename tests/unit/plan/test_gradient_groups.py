@@ -47,6 +47,7 @@ def groups(plan: Plan) -> set[tuple[int, ...]]:
     return {bucket.ranks for bucket in gradient_buckets(plan, bucket_numel=ALL_IN_ONE)}
 
 
+@pytest.mark.slow
 @given(legal_plans(), st.sampled_from([1, 1000, ALL_IN_ONE]))
 @settings(max_examples=60, deadline=None)
 def test_a_segment_is_held_by_exactly_its_group(random_plan: Plan, bucket_numel: int) -> None:
@@ -78,6 +79,7 @@ def test_buckets_hold_every_element_of_the_model_once(random_plan: Plan, bucket_
         assert segments[-1][1] == size
 
 
+@pytest.mark.slow
 @given(legal_plans(), st.integers(1, 5000))
 @settings(max_examples=30, deadline=None)
 def test_buckets_come_in_the_order_of_the_backward(random_plan: Plan, bucket_numel: int) -> None:

@@ -153,6 +153,7 @@ programs = st.one_of(legal_plans(), legal_plans().map(sharded)).map(lambda p: (p
 host_programs = offloaded_plans().map(lambda p: (p, lower(p, all_buckets(p))))
 
 
+@pytest.mark.slow
 @given(st.one_of(programs, host_programs))
 @settings(max_examples=60, deadline=None)
 def test_programs_parse_as_they_print(drawn: tuple[Plan, list[Program]]) -> None:
@@ -274,6 +275,7 @@ def test_and_with_whole_backwards_at_once(described: Plan) -> None:
         assert start == max(whole)
 
 
+@pytest.mark.slow
 @given(legal_plans().map(sharded))
 @settings(max_examples=60, deadline=None)
 def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) -> None:
@@ -293,6 +295,7 @@ def test_a_bucket_is_there_before_its_first_weights_are_missed(described: Plan) 
 # What is left to hosts.
 
 
+@pytest.mark.slow
 @given(host_programs)
 @settings(max_examples=60, deadline=None)
 def test_what_a_host_updates_goes_there_and_comes_back(drawn: tuple[Plan, list[Program]]) -> None:
@@ -331,6 +334,7 @@ def test_what_a_host_updates_goes_there_and_comes_back(drawn: tuple[Plan, list[P
             assert summed is None or queued.after == (Point(summed.action),)
 
 
+@pytest.mark.slow
 @given(offloaded_plans())
 @settings(max_examples=60, deadline=None)
 def test_what_nobody_else_holds_leaves_when_it_is_whole_and_is_back_before_it_is_missed(described: Plan) -> None:
@@ -355,6 +359,7 @@ def test_what_nobody_else_holds_leaves_when_it_is_whole_and_is_back_before_it_is
             assert (order.index(needed.action), needed.position) <= min(missed)
 
 
+@pytest.mark.slow
 @given(offloaded_plans())
 @settings(max_examples=60, deadline=None)
 def test_no_bucket_is_partly_on_a_host(described: Plan) -> None:

@@ -43,6 +43,7 @@ def one_type() -> tuple[Problem, PlanResult]:
     return question, plan_cluster(question, deadline=Deadline(1.0, CountedWork()))
 
 
+@pytest.mark.slow
 def test_a_planned_step_has_a_range_rivals_and_measurements() -> None:
     question = problem("H100", "A100-80")
     result = plan_cluster(question, deadline=Deadline(2.0, CountedWork()))
@@ -60,6 +61,7 @@ def test_a_planned_step_has_a_range_rivals_and_measurements() -> None:
     assert all(width < step.width for width in widths)
 
 
+@pytest.mark.slow
 def test_a_profile_of_the_device_that_decides_narrows_the_range_most() -> None:
     """What it names are the tp and the microbatches of the plan."""
     question, result = one_type()

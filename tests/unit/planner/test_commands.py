@@ -131,6 +131,7 @@ def test_a_distributed_optimizer_needs_less_memory(files: Path, capsys: pytest.C
     assert used[0] - used[1] == pytest.approx(saved_gib, abs=0.11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--use-distributed-optimizer"]])
 def test_a_plan_says_whether_it_was_made_with_a_distributed_optimizer(files: Path, flags: list[str]) -> None:
     """The planner's and the uniform one, so that whoever prices or runs them assumes the same."""
@@ -239,6 +240,7 @@ def test_a_uniform_plan_that_was_not_found_in_time_is_not_said_not_to_fit(
     assert "time ran out before a uniform plan was found, which does not mean that none fits" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_to_type_plans_the_same(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command that is printed is the one that was typed, with a profile more."""
     typed = ["--seq-length", "512", "--precision", "fp16", "--no-interleave", "--use-distributed-optimizer"]
@@ -311,6 +313,7 @@ def test_nobody_drops_everything(files: Path, capsys: pytest.CaptureFixture[str]
     assert "--hidden-dropout" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
     """A model that needs both nodes makes a pipeline, of which the last stage's W's can wait."""
     (files / "cluster.yaml").write_text(CLUSTER.replace("gpus_per_node: 2", "gpus_per_node: 1"), encoding="utf-8")
@@ -323,6 +326,7 @@ def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
     assert set(delays[1]) == {None}
 
 
+@pytest.mark.slow
 def test_stages_are_interleaved_unless_that_is_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that needs both nodes makes a pipeline, which waits for its first and its last microbatches."""
     (files / "cluster.yaml").write_text(CLUSTER.replace("gpus_per_node: 2", "gpus_per_node: 1"), encoding="utf-8")
@@ -386,6 +390,7 @@ HOST = """\
 """
 
 
+@pytest.mark.slow
 def test_what_hosts_hold_is_printed_and_may_be_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast, _ = CLUSTER.split("  - name: slow")
     cluster = fast.replace("gpus_per_node: 2\n", f"gpus_per_node: 2\n{HOST}")

@@ -74,6 +74,7 @@ def test_where_no_device_can_it_is_refused() -> None:
         plan(cluster("A100-40"))
 
 
+@pytest.mark.slow
 def test_a_described_device_travels_with_its_plan() -> None:
     """The plan alone is enough to price and simulate it, with the figures that it was made with."""
     spec = cluster("ours", "A100-40")

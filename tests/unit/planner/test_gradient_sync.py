@@ -81,6 +81,7 @@ def test_without_time_the_plan_stays() -> None:
     assert choose_gradient_sync(Shortlist(start), question, Deadline(0)) is start
 
 
+@pytest.mark.slow
 def test_the_planner_sums_hierarchically_between_zones_and_flat_in_a_node() -> None:
     apart = planned(problem(zones(2, gpus_per_node=4, seconds=0.01)))
     assert len(apart.plan.gradient_sync.domains) == 2

@@ -99,6 +99,7 @@ def test_every_outcome_is_true_of_time_that_passes() -> None:
     assert {outcome(drawn(seed), WallTime()) for seed in range(240, 270)} >= {"plan", "does not fit"}
 
 
+@pytest.mark.slow
 def test_the_verdict_that_a_model_does_not_fit_needs_no_search() -> None:
     """Over sizes around the limit: the pipeline of least memory fits, or no plan does."""
     verdicts = set()
@@ -232,6 +233,7 @@ def test_an_initial_plan_keeps_the_budget() -> None:
     assert first(problem(spec, opt_model(6, 1024, 16), 8, budget_per_hour=0.1)) is None
 
 
+@pytest.mark.slow
 def test_four_thousand_devices_have_an_initial_plan_after_one_simulation(simulated_s: list[float]) -> None:
     """They were told that the model does not fit, with limits up to 8 s. This one leaves no time for another
     simulation, and not even for one of all devices: as many are planned for as there is time."""

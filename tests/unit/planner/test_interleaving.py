@@ -17,6 +17,7 @@ from hetero.planner.improve.interleaving import interleave, interleaved
 from hetero.planner.scoring import Shortlist
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
 from hetero.spec.link import Link
+from tests.helpers.cases import slow
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -163,7 +164,7 @@ def test_an_interleaved_replica_has_another_shape() -> None:
     assert made.shape != made.with_each_stage(ranks=[(s,) for s in range(len(made.stages))]).shape
 
 
-@pytest.mark.parametrize("interleaves", [True, False])
+@pytest.mark.parametrize("interleaves", [False, *slow(True)])
 def test_a_search_ends_with_interleaved_stages_where_they_may_be(interleaves: bool) -> None:
     """Devices that hold no more than half of the model, and one microbatch for each of them."""
     model = gpt2_model(

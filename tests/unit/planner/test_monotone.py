@@ -37,6 +37,7 @@ def test_more_effort_never_makes_the_plan_slower(seed: int) -> None:
     assert steps[2] <= steps[1] * ALIKE
 
 
+@pytest.mark.slow
 def test_nodes_that_idle_do_not_make_the_plan_slower_than_without_them() -> None:
     """Slow devices behind a slow link: the rest is planned as if they were not there."""
     alone = cluster(("A100-40", 2, 2), ("GH200", 2, 1))

@@ -79,6 +79,7 @@ def test_every_pass_has_a_plan_that_it_makes_better(row: ImprovementPass) -> Non
     assert any(found.values()), found
 
 
+@pytest.mark.slow
 def test_all_passes_take_the_best_of_each() -> None:
     problem, shortlist = problems()["a line"]
     found = improved(shortlist, problem, Deadline(2.0, CountedWork()))

@@ -26,6 +26,7 @@ def answer(memory_gib: int = 24, **options: object) -> tuple[Problem, PlanResult
     return asked, planned(asked, effort_s=0.5)
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_its_devices_is_planned_with_its_host() -> None:
     asked, found = answer()
     assert all(stage.offload.optimizer_from is not None for _, _, stage in found.plan.stages())
@@ -55,6 +56,7 @@ def test_where_everything_fits_nothing_goes_to_the_host_and_nothing_more_is_aske
     assert found.num_templates == without.num_templates
 
 
+@pytest.mark.slow
 def test_a_host_saves_computing_again() -> None:
     """On 60 GiB the model fits if it computes layers again, for the memory that its optimizer takes."""
     (_, with_host), (_, without) = answer(60), answer(60, offload="none")
@@ -62,6 +64,7 @@ def test_a_host_saves_computing_again() -> None:
     assert with_host.simulation.step_s < 0.95 * without.simulation.step_s
 
 
+@pytest.mark.slow
 def test_previews_are_chosen_where_they_are_allowed() -> None:
     slow = host(updates=(UpdateRate(threads=16, elements_per_s=5e8),))
     found, elastic = (planned(problem(described=slow, previews=previews), effort_s=0.5) for previews in (True, False))

@@ -48,6 +48,7 @@ def test_plan_compares_and_writes_the_page(
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_simulate_writes_page_and_figures(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

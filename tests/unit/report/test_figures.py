@@ -16,6 +16,7 @@ from hetero.report.figures.canvas import fitting, inline_svg
 from hetero.report.figures.catalogue import DRAWINGS, figure_bytes
 from hetero.report.figures.colours import HUES, INK, PAPER, ink_on, lighter, shade
 from hetero.report.figures.timeline import is_cut
+from tests.helpers.cases import slow
 from tests.unit.report.samples import (
     compared_report,
     fleet_report,
@@ -43,7 +44,7 @@ def test_a_figure_is_an_svg(name: str) -> None:
     assert "simulated, not measured" in found[1]
 
 
-@pytest.mark.parametrize("name", ["overview", "comparison"])
+@pytest.mark.parametrize("name", ["comparison", *slow("overview")])
 def test_a_figure_is_a_png_or_a_pdf(name: str) -> None:
     with Image.open(io.BytesIO(figure_bytes(compared_report(), name, "png"))) as image:
         assert image.format == "PNG"
@@ -52,7 +53,7 @@ def test_a_figure_is_a_png_or_a_pdf(name: str) -> None:
     assert figure_bytes(compared_report(), name, "pdf").startswith(b"%PDF-")
 
 
-@pytest.mark.parametrize("file_format", ["svg", "png", "pdf"])
+@pytest.mark.parametrize("file_format", ["svg", *slow("png", "pdf")])
 def test_the_same_report_gives_the_same_file(file_format: str) -> None:
     first, second = (figure_bytes(compared_report(), "overview", file_format) for _ in range(2))
     assert first == second
@@ -148,6 +149,7 @@ def test_a_hostile_name_is_text() -> None:
     assert found[0] == "small on $x^2$ <script>&amp;"
 
 
+@pytest.mark.slow
 def test_figures_of_one_page_share_no_id() -> None:
     svgs = [inline_svg(draw(compared_report()), name=name, label='"a" <b>') for name, draw in DRAWINGS.items()]
     ids = [each for svg in svgs for each in set(re.findall(r' id="([^"]*)"', svg))]

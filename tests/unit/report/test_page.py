@@ -1,6 +1,7 @@
 """The page: well-formed, complete, of one piece, and the same every time."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -91,6 +92,12 @@ def cells(reader: Reader, section: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in reader.rows[section]][1:]
 
 
+@functools.cache
+def page_of(make: Callable[[], Report]) -> str:
+    """The page of a sample; its figures take half a second to draw."""
+    return html_page(make())
+
+
 REPORTS = [
     mixed_report, compared_report, fleet_report, half_cut_report, long_report, many_sorts_report, interleaved_report,
 ]  # fmt: skip
@@ -99,7 +106,7 @@ REPORTS = [
 @pytest.mark.parametrize("make", REPORTS)
 def test_the_page_is_well_formed_and_has_a_row_per_stage(make: Callable[[], Report]) -> None:
     report = make()
-    reader = read(html_page(report))
+    reader = read(page_of(make))
     assert len(cells(reader, "plan")) == len(report.rows)
     assert list(reader.sections) == [
         "cluster", "timeline", "memory", *(["comparison"] if report.others else []), "plan", "launch", "basis",
@@ -108,12 +115,12 @@ def test_the_page_is_well_formed_and_has_a_row_per_stage(make: Callable[[], Repo
 
 def test_the_plan_is_told_stage_by_stage() -> None:
     report = mixed_report()
-    first, second = cells(read(html_page(report)), "plan")
+    first, second = cells(read(page_of(mixed_report)), "plan")
     assert first[:13] == ["0-1", "5", "0", "emb + 0-1", "V100-16", "4-5", "1", "1", "-", "1", "5", "2", "full"]
     assert second[:13] == ["", "", "1", "2-5 + head", "A100-40", "0-3", "2", "1", "yes", "1", "5", "1", "-"]
     times = report.simulation.stages[0, 0]
     assert first[13] == f"{times.busy_s / report.simulation.step_s:.0%}"
-    assert "Idle GPUs: 6-7." in read(html_page(report)).sections["plan"]
+    assert "Idle GPUs: 6-7." in read(page_of(mixed_report)).sections["plan"]
 
 
 def test_the_lines_that_start_the_plan_are_those_of_its_file_and_its_nodes() -> None:
@@ -126,27 +133,26 @@ def test_the_lines_that_start_the_plan_are_those_of_its_file_and_its_nodes() -> 
 
 
 def test_stages_in_turns_are_one_row_and_the_order_is_told() -> None:
-    report = interleaved_report()
-    reader = read(html_page(report))
+    reader = read(page_of(interleaved_report))
     first, second, *_ = cells(reader, "plan")
     assert first[2:6] == ["0,2", "emb + 0-1 | 3-4", "A100-40", "0,2"]
     assert first[11:13] == ["3 | 2", "-"]
     assert second[2:4] == ["1,3", "2 | 5 + head"]
     said = "Idle GPUs: none. Order: replicas 0-1: stages 0,2 | 1,3 in turns; replica 2: gpipe."
     assert said in reader.sections["plan"]
-    assert "in turns share a row" in html_page(report)
-    assert "in turns share a row" not in html_page(mixed_report())
+    assert "in turns share a row" in page_of(interleaved_report)
+    assert "in turns share a row" not in page_of(mixed_report)
 
 
 def test_a_split_backward_is_told_beside_the_depth() -> None:
-    page = html_page(split_report())
+    page = page_of(split_report)
     assert "<th>in<br>flight<br>+ delay</th>" in page
     assert "<td>1+2</td>" in page
-    assert "<th>in<br>flight</th>" in html_page(mixed_report())
+    assert "<th>in<br>flight</th>" in page_of(mixed_report)
 
 
 def test_the_shares_of_the_step_add_up() -> None:
-    bars = re.findall(r'<span class="bar">(.*?)</span>', html_page(mixed_report()))
+    bars = re.findall(r'<span class="bar">(.*?)</span>', page_of(mixed_report))
     assert len(bars) == 2
     for bar in bars:
         widths = [float(width) for width in re.findall(r"width:([\d.]+)%", bar)]
@@ -156,7 +162,7 @@ def test_the_shares_of_the_step_add_up() -> None:
 
 def test_every_part_of_the_memory_is_named_and_told() -> None:
     report = mixed_report()
-    reader = read(html_page(report))
+    reader = read(page_of(mixed_report))
     names = [field.name.replace("_", " ") for field in fields(MemoryBreakdown)]
     assert reader.rows["memory"][0] == ["replicas", "stage", *names, "total"]
     assert cells(reader, "memory")[0][2:-1] == [
@@ -168,13 +174,13 @@ def test_what_hosts_hold_is_told_where_they_hold_something() -> None:
     report = offloaded_report()
     (taken,) = host_memory_of_nodes(report.plan, report.cluster).values()
     parts = [f"{num_bytes / 2**30:.2f}" for num_bytes in taken.named().values()]
-    told = read(html_page(report)).rows["memory"]
+    told = read(page_of(offloaded_report)).rows["memory"]
     assert told[-2:] == [["node type", "nodes", *taken.named(), "in all"], ["slow", "1", *parts, "0.0 of 64"]]
-    assert "node type" not in read(html_page(mixed_report())).rows["memory"][-2]
+    assert "node type" not in read(page_of(mixed_report)).rows["memory"][-2]
 
 
 def test_unknown_capacities_are_called_unknown() -> None:
-    reader = read(html_page(cpu_report()))
+    reader = read(page_of(cpu_report))
     assert cells(reader, "plan")[0][-1].endswith(" of ?")
     assert "1 replica" in reader.text
     assert "every layer's time was measured" in " ".join(reader.text)
@@ -182,7 +188,7 @@ def test_unknown_capacities_are_called_unknown() -> None:
 
 
 def test_the_headline_has_speed_up_bound_and_gap() -> None:
-    text = " ".join(read(html_page(compared_report())).text)
+    text = " ".join(read(page_of(compared_report)).text)
     assert "2.00 ×" in text
     assert "faster than “uniform, fast”" in text
     assert "; 3.00 × over all GPUs" in text
@@ -192,7 +198,7 @@ def test_the_headline_has_speed_up_bound_and_gap() -> None:
 
 
 def test_the_comparison_has_every_yardstick() -> None:
-    rows = cells(read(html_page(compared_report())), "comparison")
+    rows = cells(read(page_of(compared_report)), "comparison")
     assert [(row[0], row[3]) for row in rows[:3]] == [
         ("this plan", "1.00 ×"), ("uniform", "3.00 ×"), ("uniform, fast", "2.00 ×"),
     ]  # fmt: skip
@@ -245,14 +251,14 @@ def test_nonsense_in_a_price_is_told() -> None:
 
 
 def test_a_plan_from_elsewhere_has_no_bound_and_no_comparison() -> None:
-    text = " ".join(read(html_page(mixed_report())).text)
+    text = " ".join(read(page_of(mixed_report)).text)
     assert "Bound of the search" not in text
     assert "uniform" not in text
     assert "Made by hetero simulate." in text
 
 
 def test_estimates_are_called_estimates() -> None:
-    reader = read(html_page(mixed_report()))
+    reader = read(page_of(mixed_report))
     text = " ".join(reader.text)
     assert "Simulated, not measured" in text
     assert "some times rest on estimates" in text
@@ -275,8 +281,7 @@ def test_hostile_names_are_text() -> None:
 
 @pytest.mark.parametrize("make", [compared_report, fleet_report])
 def test_the_page_loads_nothing(make: Callable[[], Report]) -> None:
-    report = make()
-    page = html_page(report)
+    page = page_of(make)
     reader = read(page)
     loading = [(tag, key, value) for tag, key, value in reader.attributes if key in ("src", "href", "xlink:href")]
     assert all(value.startswith("#") for _, _, value in loading)
@@ -288,4 +293,4 @@ def test_the_page_loads_nothing(make: Callable[[], Report]) -> None:
 
 
 def test_the_same_report_gives_the_same_page() -> None:
-    assert html_page(compared_report()) == html_page(compared_report())
+    assert html_page(compared_report()) == page_of(compared_report)

@@ -176,6 +176,7 @@ def test_one_stage_talks_to_nobody(transport: Transport) -> None:
     check_no_deadlock(gpipe(num_microbatches=[3]), num_microbatches=[3], transport=transport)
 
 
+@pytest.mark.slow
 @given(step_replicas(), st.sampled_from([Transport.BUFFERED, Transport.IN_ORDER]))
 @settings(max_examples=80, deadline=None)
 def test_steps_of_legal_replicas_end(replica: Replica, transport: Transport) -> None:

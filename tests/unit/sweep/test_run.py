@@ -26,6 +26,7 @@ def swept(sweep: Path, folder: Path, *, fresh: bool = False) -> tuple[list[Sweep
     return said, run_sweep(combinations, SweepFolder(folder), jobs=1, fresh=fresh, report=said.append)
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_not_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planning, out = Planning(monkeypatch), tmp_path / "out"
     said, rows = swept(write_small(tmp_path), out)
