@@ -9,10 +9,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 
-chosen='' options=()
+chosen='' options=() workers=3
 while [ $# -gt 0 ]; do
     case "$1" in
-        --fast) chosen='and not slow' ;;
+        --fast) chosen='and not slow' workers=2 ;;
         --all) options+=(--all) ;;
         --rotation) options+=(--rotation "${2:?--rotation needs a number}"); shift ;;
         *) echo "usage: bash scripts/test.sh [--fast | --all] [--rotation N]" >&2; exit 2 ;;
@@ -37,9 +37,9 @@ unset PYTHONDONTWRITEBYTECODE
 exit_code=0
 # Exit code 1 says that tests failed; any other ends this script.
 tests() { "$python" -m pytest "${options[@]}" "$@" || { [ $? -eq 1 ] && exit_code=1; }; }
-# In the order of collection: long files come first, so that none is left alone at the end.
-echo "== tests, two files at a time"
-tests --cache-clear --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone $chosen"
+# On two cores, one more than these: a third of the whole is files that wait, and tests/helpers/file_order.py spreads them.
+echo "== tests, $workers files at a time"
+tests --cache-clear --numprocesses "$workers" --dist loadfile --no-loadscope-reorder -m "not alone $chosen"
 echo "== tests that compare times, one after the other"
 mapfile -t files < <(grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 tests -m "alone $chosen" "${files[@]}"

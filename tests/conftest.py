@@ -1,10 +1,12 @@
-"""Which of the cases that rotate a run takes, how long they train, who has a second chance, and where ranks end."""
+"""Which of the cases that rotate a run takes, in which order, how long they train, who has a second chance."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.helpers.file_order import in_order
 from tests.helpers.ranks import POOL
 from tests.helpers.rotation import rotation_of_today, waiting
 
@@ -50,8 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.second_chance:
         _keep_second_chances(config, items)
         return
-    if _runs_everything(config):
-        return
+    if not _runs_everything(config):
+        _keep_whose_turn_it_is(config, items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _order(items)
+
+
+def _keep_whose_turn_it_is(config: pytest.Config, items: list[pytest.Item]) -> None:
     rows: dict[str, list[pytest.Item]] = {}
     for item in items:
         for mark in item.iter_markers("rotates"):
@@ -60,6 +67,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = set(waiting(rows, config.option.rotation))
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
+
+
+def _order(items: list[pytest.Item]) -> None:
+    """Of several workers some are to wait while others compute."""
+    files = {item.path: item.path.relative_to(Path(__file__).parent) for item in items}
+    places = {file: i for i, file in enumerate(in_order(list(files.values())))}
+    items.sort(key=lambda item: places[files[item.path]])
 
 
 def pytest_unconfigure() -> None:

@@ -6,11 +6,12 @@ as well, its LayerNorm is taken.
 
 import dataclasses
 import importlib.abc
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,9 +114,17 @@ def halves_on(device: str, model: Any, *, precision: Precision, recompute: Recom
     return dataclasses.replace(plan_of(model, [replica(*stages, num_samples=4)]), precision=precision)
 
 
-@pytest.mark.parametrize(("device", "precision"), [("V100-16", "fp16"), ("A100-40", "bf16"), ("A100-40", "fp32")])
-@pytest.mark.parametrize(("recompute", "delay"), [("none", None), ("selective", 1), ("full", None)])
-@pytest.mark.parametrize("style", MODELS)
+def cases() -> Iterator[Any]:
+    """Every model on each device and in each precision, with one sort of recomputation per run."""
+    devices: tuple[tuple[str, Precision], ...] = (("V100-16", "fp16"), ("A100-40", "bf16"), ("A100-40", "fp32"))
+    recomputes: tuple[tuple[Recompute, int | None], ...] = (("none", None), ("selective", 1), ("full", None))
+    for style, (device, precision), (recompute, delay) in itertools.product(MODELS, devices, recomputes):
+        row = pytest.mark.rotates(f"{style} on {device} in {precision}")
+        name = f"{style}-{recompute}-{delay}-{device}-{precision}"
+        yield pytest.param(device, precision, recompute, delay, style, id=name, marks=row)
+
+
+@pytest.mark.parametrize(("device", "precision", "recompute", "delay", "style"), list(cases()))
 def test_no_extension_is_asked_for(
     device: str, precision: Precision, recompute: Recompute, delay: int | None, style: str
 ) -> None:
