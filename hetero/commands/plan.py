@@ -210,12 +210,12 @@ def _planned(args: argparse.Namespace) -> int:
     certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
     if args.out is not None:
         _save(result.simulation, certainty.step, problem, args.command_line, args.out)
-    found, command_of = utilizations(result.simulation, costs), partial(plan_again, args)
+    found, commands_of = utilizations(result.simulation, costs), partial(plan_again, args)
     out.print(prediction_table(result.simulation, result.memory, problem.cluster, certainty.step))
     if (on_hosts := host_memory_table(result.plan, problem.cluster)) is not None:
         out.print(on_hosts)
     say(f"\n{plan_picture(result.plan)}\n")
-    for line in result_lines(result, certainty, found, command_of):
+    for line in result_lines(result, certainty, found, commands_of):
         say(line)
     if args.out is not None:
         say(f"written to {args.out}")
@@ -243,7 +243,7 @@ def _planned(args: argparse.Namespace) -> int:
         for line in written(wanted, report):
             say(line)
     if args.json:
-        made = prediction_json(result.simulation, result.memory, cluster, certainty, found, command_of)
+        made = prediction_json(result.simulation, result.memory, cluster, certainty, found, commands_of)
         made["bounds"] = bounds_json(result)
         print(json.dumps(made, indent=2))
     return 0
@@ -326,6 +326,7 @@ def _simulate(args: argparse.Namespace) -> int:
     memory = plan_memory(plan, costs)
     too_large = memory_error(plan, cluster, costs, memory)
     certainty, found = certainty_of(simulation, Topology(cluster), costs), utilizations(simulation, costs)
+    again = partial(simulate_again, args, plan)
     out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
     out.print(prediction_table(simulation, memory, cluster, certainty.step))
     if (on_hosts := host_memory_table(plan, cluster)) is not None:
@@ -334,7 +335,7 @@ def _simulate(args: argparse.Namespace) -> int:
         f"{simulation.step_s:.4g} s per step ({range_of(certainty.step)}), {simulation.samples_per_s:.4g} samples/s, "
         f"{simulation.tokens_per_s:.4g} tokens/s"
     )
-    for line in (*utilization_lines(found), *certainty_lines(certainty, partial(simulate_again, args))):
+    for line in (*utilization_lines(found), *certainty_lines(certainty, again)):
         say(line)
     ran = None
     executions: tuple[Execution, ...] = ()
@@ -362,7 +363,6 @@ def _simulate(args: argparse.Namespace) -> int:
     for line in written(wanted, report):
         say(line)
     if args.json:
-        again = partial(simulate_again, args)
         print(json.dumps(prediction_json(simulation, memory, cluster, certainty, found, again), indent=2))
     if too_large is not None:
         # What it would take is told all the same, and then that it cannot be.

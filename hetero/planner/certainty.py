@@ -6,13 +6,13 @@ A plan that was simulated is simulated again with each source of error at its tw
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.layers.confidence import LayerBasis
 from hetero.cost.network import Topology
 from hetero.cost.prediction_range import ErrorSource, StatedLinks, StepRange, least_difference, step_range
 from hetero.cost.simulation.simulator import Simulation
+from hetero.cost.wanted_profile import WantedProfile, wanted_profile
 from hetero.plan.ir import Plan
 from hetero.planner.scoring import scoring_s
 from hetero.text import number_ranges
@@ -60,13 +60,12 @@ class Measurement:
     """Something to measure.
 
     what: for a reader.
-    how: by a profile of ``device``, or by the links of the cluster.
+    profile: that would tell; ``None`` where the links of the cluster are to be measured.
     settled: the range of the step if what was measured is what is assumed.
     """
 
     what: str
-    how: Literal["profile", "links"]
-    device: str | None
+    profile: WantedProfile | None
     settled: StepRange
 
 
@@ -105,12 +104,13 @@ def _measurements(plan: Plan, costs: CostModel, step: StepRange) -> tuple[Measur
     for device in dict.fromkeys(source.device for source in step.shifts if isinstance(source, LayerBasis)):
         settles: list[ErrorSource] = [s for s in step.shifts if isinstance(s, LayerBasis) and s.device == device]
         what = f"the layers of this model on {device}: {_points(plan, costs, device, settles)}"
-        found.append(Measurement(what, "profile", device, step.without(settles)))
+        wanted = wanted_profile(plan, costs, device=device)
+        found.append(Measurement(what, wanted, step.without(settles)))
     links: tuple[StatedLinks, ...] = ("between nodes", "inside nodes")
     for which in links:
         if which in step.shifts:
             what = f"the links {which}, which the cluster file states as one number"
-            found.append(Measurement(what, "links", None, step.without([which])))
+            found.append(Measurement(what, None, step.without([which])))
     telling = [each for each in found if each.settled.width < (1 - LEAST_NARROWER) * step.width]
     return tuple(sorted(telling, key=lambda each: each.settled.width)[:MOST_MEASUREMENTS])
 

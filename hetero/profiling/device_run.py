@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.profiling.measure_point import Share, measure_point
 from hetero.profiling.points import NUM_ESSENTIAL, RECOMPUTED, ProfilePoint, points
-from hetero.profiling.profile_file import ProfileFile
+from hetero.profiling.profile_file import ProfileFile, model_name, profile_file_name
 from hetero.profiling.profiled_plan import STAGE_OF, ProfiledModel
 from hetero.profiling.repetitions import LEAST
 from hetero.profiling.run_options import TPS
@@ -175,8 +174,8 @@ def _combinations(args: argparse.Namespace, on: ProfiledDevice, *, date: str) ->
             plan = profiled.plan(tp=1, micro_batch_size=1)
             choice = choose_layers(plan, plan.replicas[0].stages[STAGE_OF["block"]], options, device=on.device)
             whose = "local" if choice.transformer_engine is None else "transformer_engine"
-            name = _model_name(args.model)
-            path = args.out / f"{_file_name(name)}.{_file_name(on.type.name)}.{precision}.{whose}.json"
+            name = model_name(args.model)
+            path = args.out / profile_file_name(name, device=on.type.name, precision=precision, layers=whose)
             if path in paths:
                 raise ConfigError(
                     f"--transformer-impl: {paths[path]} and {layers} are the same layers here ({choice.layers}); keep "
@@ -246,12 +245,3 @@ def _points(args: argparse.Namespace, profiled: ProfiledModel) -> list[ProfilePo
         profiled.plan(tp=tp, micro_batch_size=1)
     tps = args.tp or [tp for tp in TPS if profiled.can_have(tp=tp)]
     return points(tps, args.micro_batch_size, recomputes=[each for each in args.recompute if each in RECOMPUTED])
-
-
-def _model_name(path: Path) -> str:
-    """What the model is called; every file of Hugging Face's is called alike, its folder is not."""
-    return path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix else path.name
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "unnamed"

@@ -1,6 +1,7 @@
 """Keeps a profile in its file while it is measured, so that a run that was ended can go on where it was."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,20 @@ class ProfileFile:
             profile = dataclasses.replace(profile, memory=(*profile.memory, memory))
         save(profile, self.path)
         self.profile = profile
+
+
+def model_name(path: Path) -> str:
+    """What a model is called; every file of Hugging Face's is called alike, its folder is not."""
+    return path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix else path.name
+
+
+def profile_file_name(model: str, *, device: str, precision: str, layers: str) -> str:
+    """That of a profile in its folder, from what the model, the device and the layers are called."""
+    return f"{_file_name(model)}.{_file_name(device)}.{precision}.{layers}.json"
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "unnamed"
 
 
 def _with(profile: Profile, measured: Measured) -> Profile:

@@ -11,7 +11,7 @@ from hetero.cost.model_flops import Products, Utilization, overall_mfu
 from hetero.cost.simulation.simulator import Simulation
 from hetero.planner.certainty import Certainty
 from hetero.planner.plan_cluster import PlanResult
-from hetero.report.tables.certainty import CommandOf, command_for
+from hetero.report.tables.certainty import CommandsOf, commands_for
 from hetero.spec.cluster import ClusterSpec
 
 
@@ -21,7 +21,7 @@ def prediction_json(
     cluster: ClusterSpec,
     certainty: Certainty,
     utilizations: Mapping[Products, Utilization],
-    command_of: CommandOf,
+    commands_of: CommandsOf,
 ) -> dict[str, Any]:
     """The figures that ``hetero plan`` and ``hetero simulate`` print: seconds, bytes, shares from 0 to 1."""
     plan = simulation.plan
@@ -70,7 +70,7 @@ def prediction_json(
         "measurements": [
             {
                 "what": each.what,
-                "command": command_for(each, command_of),
+                "commands": list(commands_for(each, commands_of)),
                 "step_low_s": each.settled.low_s,
                 "step_high_s": each.settled.high_s,
             }

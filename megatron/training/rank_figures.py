@@ -1,14 +1,17 @@
 """Gathers what only the ranks know: their memory, and where the seconds of their stages go beside the prediction."""
 
+import dataclasses
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from hetero.commands.again import model_of, profile_run
 from hetero.cost.simulation.simulator import simulate
 from hetero.cost.simulation.stage_times import RankTimes, StageTimes, mean_times
+from hetero.cost.wanted_profile import wanted_profile
 from hetero.data.cost_models import plan_costs
 from hetero.distributed.process_groups import ParallelContext
 from hetero.errors import HeteroError
@@ -31,12 +34,12 @@ from megatron.training.planning import launched_runtime
 class PredictedStages:
     """What was predicted of a step for each stage, or why nothing was.
 
-    replan: the command that plans anew, for a device whose measurements stand in a file.
+    replan: for a device, lines on how to measure it and to plan anew.
     """
 
     stages: Mapping[StageKey, StageTimes] | None = None
     missing: str = ""
-    replan: str = ""
+    replan: Callable[[str], Sequence[str]] = lambda device: ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +169,9 @@ def measured_stages(plan: Plan, every: Sequence[RankTimes | None]) -> dict[Stage
 def slow_stages(
     plan: Plan, measured: Mapping[StageKey, StageTimes], predicted: PredictedStages, *, threshold: float
 ) -> Iterator[str]:
-    """A line that names the stages that compute so many times as long as predicted, and one on what helps."""
-    slow = []
+    """A line that names the stages that compute so many times as long as predicted, and for each device what helps."""
+    slow: list[str] = []
+    devices: dict[str, None] = {}
     for r, replica in enumerate(plan.replicas):
         for s, *others in replica.device_groups:
             if predicted.stages is None or (r, s) not in measured:
@@ -175,13 +179,15 @@ def slow_stages(
             ratio = measured[r, s].busy_s / max(predicted.stages[r, s].busy_s, 1e-12)
             if ratio > threshold:
                 stage = replica.stages[s]
+                devices[stage.device] = None
                 slow.append(
                     f"replica {r} stage {number_ranges([s, *others])} ({stage.device}, ranks "
                     f"{number_ranges(stage.ranks)}) {ratio:.2f}"
                 )
     if slow:
         yield f"slow: computing takes so many times as long as predicted, more than {threshold:g}: {'; '.join(slow)}"
-        yield predicted.replan
+    for device in devices:
+        yield from predicted.replan(device)
 
 
 def predicted_stages(config: PretrainConfig, plan: Plan) -> PredictedStages:
@@ -207,10 +213,18 @@ def predicted_stages(config: PretrainConfig, plan: Plan) -> PredictedStages:
     except HeteroError as error:
         return PredictedStages(missing=f"nothing is predicted: {error}")
     made = provenance.command if provenance is not None else f"hetero plan --cluster {path} ..."
-    return PredictedStages(
-        stages=stages,
-        replan=f"measure these devices on one of them, and plan anew with what they do: {made} --profile MEASURED.json",
-    )
+
+    def replan(device: str) -> tuple[str, str]:
+        # A plan may leave dropout to the launch, which knows.
+        wanted = dataclasses.replace(
+            wanted_profile(plan, costs, device=device),
+            hidden_dropout=config.stage.hidden_dropout,
+            attention_dropout=config.stage.attention_dropout,
+        )
+        measuring, profile = profile_run(wanted, model=model_of(plan))
+        return f"measure what it does: {measuring}", f"and plan anew with that: {made} --profile {profile}"
+
+    return PredictedStages(stages=stages, replan=replan)
 
 
 def memory_interval(config: PretrainConfig) -> int | None:

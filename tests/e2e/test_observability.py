@@ -67,7 +67,10 @@ def test_a_run_that_is_watched(tmp_path: Path) -> None:
     assert "Seconds of" not in plain.stdout
     assert_table_adds_up(run.stdout)
     assert re.search(r"slow: .* more than 1\.3: replica 0 stage 0 \(cpu, ranks 0\) \d+\.\d\d; replica 0 st", run.stdout)
-    assert f"hetero plan --cluster {tmp_path}/cluster.yaml ... --profile MEASURED.json" in run.stdout
+    measured = "--device-type cpu --tp 1 --micro-batch-size 1 --hidden-dropout 0 --attention-dropout 0 --out profiles"
+    assert f"hetero profile run --model MODEL.yaml --seq-length 16 --precision fp32 {measured}" in run.stdout
+    replanned = f"hetero plan --cluster {tmp_path}/cluster.yaml ... --profile profiles/model.cpu.fp32.local.json"
+    assert replanned in run.stdout
     assert re.search(r"^memory up to step 3, at most: a rank's process \d\.\d\d GiB of its host", run.stdout, re.M)
     assert re.search(r"^step 3/3 .* \| cpu [\d.e-]+ TFLOP/s \| ETA 0:00:00$", run.stdout, re.M)
     assert re.search(r"^seconds: training \d+\.\d", run.stdout, re.M)

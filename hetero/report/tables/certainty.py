@@ -1,10 +1,11 @@
 """How far a prediction may be off, in words: its range, its order among other plans, what to measure, and MFU."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hetero.cost.measured_utilization import utilization_warnings
 from hetero.cost.model_flops import Products, Utilization, overall_mfu
 from hetero.cost.prediction_range import StepRange
+from hetero.cost.wanted_profile import WantedProfile
 from hetero.planner.certainty import Certainty, Measurement, Rival
 from hetero.report.plan_wording import range_of
 from hetero.units import TERA
@@ -15,11 +16,11 @@ LINKS_COMMAND = (
 )
 """What measures links, on every node."""
 
-CommandOf = Callable[[str], str]
-"""The command that takes a profile, by the name of its file."""
+CommandsOf = Callable[[WantedProfile], Sequence[str]]
+"""What measures a profile, and what asks the same again with it."""
 
 
-def certainty_lines(certainty: Certainty, command_of: CommandOf) -> Iterator[str]:
+def certainty_lines(certainty: Certainty, commands_of: CommandsOf) -> Iterator[str]:
     """The range, how the plan stands against others, and the measurements that would narrow the range most."""
     yield f"nine of ten such steps take {range_of(certainty.step)} s"
     for rival in certainty.rivals:
@@ -28,7 +29,8 @@ def certainty_lines(certainty: Certainty, command_of: CommandOf) -> Iterator[str
         yield "what would narrow the range most:"
     for number, measurement in enumerate(certainty.measurements, start=1):
         yield f"  {number}. {narrows(measurement, certainty.step)}"
-        yield f"     {command_for(measurement, command_of)}"
+        for command in commands_for(measurement, commands_of):
+            yield f"     {command}"
 
 
 def rival_in_words(rival: Rival) -> str:
@@ -44,11 +46,9 @@ def narrows(measurement: Measurement, step: StepRange) -> str:
     return f"{measurement.what}: {range_of(step)} s becomes {range_of(measurement.settled)} s"
 
 
-def command_for(measurement: Measurement, command_of: CommandOf) -> str:
-    """What to type: links are measured by it, and a profile of layers is taken."""
-    if measurement.device is None:
-        return LINKS_COMMAND
-    return command_of(f"{measurement.device.lower()}.json")
+def commands_for(measurement: Measurement, commands_of: CommandsOf) -> Sequence[str]:
+    """What to type: what measures, and for a profile of layers what takes it."""
+    return [LINKS_COMMAND] if measurement.profile is None else commands_of(measurement.profile)
 
 
 def utilization_lines(found: Mapping[Products, Utilization]) -> Iterator[str]:

@@ -11,17 +11,17 @@ from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.ring_interfaces import RingsWithOneInterface
 from hetero.report.plan_wording import range_of, shape_of
-from hetero.report.tables.certainty import CommandOf, certainty_lines, utilization_lines
+from hetero.report.tables.certainty import CommandsOf, certainty_lines, utilization_lines
 from hetero.report.tables.prediction import fullest
 from hetero.spec.cluster import ClusterSpec
 
 
 def result_lines(
-    result: PlanResult, certainty: Certainty, utilizations: Mapping[Products, Utilization], command_of: CommandOf
+    result: PlanResult, certainty: Certainty, utilizations: Mapping[Products, Utilization], commands_of: CommandsOf
 ) -> Iterator[str]:
     """What is known about a planner's answer, in words.
 
-    command_of: the command line that plans again with one profile more.
+    commands_of: the command lines that measure a profile, and plan again with it.
     """
     simulation = result.simulation
     yield (
@@ -33,7 +33,7 @@ def result_lines(
     if simulation.confidence.is_estimate:
         confidence = simulation.confidence.name.lower().replace("_", " ")
         yield f"this rests on estimates ({confidence}): some layers were not measured on these devices"
-    yield from certainty_lines(certainty, command_of)
+    yield from certainty_lines(certainty, commands_of)
     if result.score is None:
         yield "the search found nothing in its time: the plan is the best of those made first"
     else:

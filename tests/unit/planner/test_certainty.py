@@ -10,13 +10,14 @@ import pytest
 from hetero.cost.layers.confidence import LayerBasis
 from hetero.cost.prediction_range import Shift, StepRange
 from hetero.cost.runtime_model import HETERO
+from hetero.cost.wanted_profile import wanted_profile
 from hetero.data.cost_models import model_costs
 from hetero.planner.certainty import MOST_MEASUREMENTS, Measurement, Rival, RunnerUp, certainty_of
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
-from hetero.report.tables.certainty import LINKS_COMMAND, command_for, narrows, rival_in_words
+from hetero.report.tables.certainty import LINKS_COMMAND, commands_for, narrows, rival_in_words
 from hetero.report.tables.planner_result import comparison_table
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
 from hetero.spec.link import Link
@@ -66,8 +67,10 @@ def test_a_profile_of_the_device_that_decides_narrows_the_range_most() -> None:
     """What it names are the tp and the microbatches of the plan."""
     question, result = one_type()
     first, *_ = certainty_of(result.simulation, question.topology, question.costs).measurements
-    assert (first.how, first.device) == ("profile", "H100")
     stage = result.plan.replicas[0].stages[0]
+    assert first.profile is not None
+    assert (first.profile.device, first.profile.layers) == ("H100", "transformer_engine")
+    assert (stage.tp in first.profile.tps, stage.micro_batch_size in first.profile.micro_batch_sizes) == (True, True)
     assert f"tp {stage.tp} with microbatches of {stage.micro_batch_size}" in first.what
     assert "block and head" in first.what.replace("embedding and ", "").replace("block and embedding and", "block and")
     left = [source for source in first.settled.shifts if isinstance(source, LayerBasis)]
@@ -114,10 +117,11 @@ def test_a_plan_cannot_be_told_apart_from_itself() -> None:
 
 def test_measurements_come_with_what_to_type() -> None:
     whole = StepRange(1.0, {"between nodes": Shift(-math.log(2), math.log(2))})
-    links = Measurement("the links", "links", None, whole.without(["between nodes"]))
-    profile = Measurement("the layers", "profile", "A100-80", whole)
-    assert command_for(links, str.upper) == LINKS_COMMAND
-    assert command_for(profile, "hetero plan --profile {}".format) == "hetero plan --profile a100-80.json"
+    links = Measurement("the links", None, whole.without(["between nodes"]))
+    question, result = one_type()
+    wanted = wanted_profile(result.plan, question.costs, device="H100")
+    assert commands_for(links, lambda _: []) == [LINKS_COMMAND]
+    assert commands_for(Measurement("the layers", wanted, whole), lambda each: [each.device]) == ["H100"]
     assert narrows(links, whole).startswith("the links: 0.49")
 
 

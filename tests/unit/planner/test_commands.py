@@ -1,5 +1,6 @@
 """``hetero plan`` and ``hetero simulate`` as a user runs them."""
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -19,6 +20,7 @@ from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import best_uniform
+from hetero.profiling.run_options import add_run_options, check_run_options
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model
@@ -193,9 +195,17 @@ def test_a_step_is_told_with_its_range_and_mfu(files: Path, capsys: pytest.Captu
         assert "what would narrow the range most:" in printed
     assert ranges[0] == ranges[1]
     assert "against a uniform plan: " in planned or "against the next best plan" in planned
-    for command in re.findall(r"^     (hetero .*)$", planned + simulated, re.MULTILINE):
-        assert shlex.split(command)[1] in ("plan", "simulate")
-        assert shlex.split(command)[-2] == "--profile"
+    # In pairs: what measures a profile, and what takes the file that it writes.
+    lines = [shlex.split(each, comments=True) for each in re.findall(r"^     (hetero .*)$", planned + simulated, re.M)]
+    assert lines
+    parser = argparse.ArgumentParser()
+    add_run_options(parser)
+    for measures, takes in zip(lines[::2], lines[1::2], strict=True):
+        assert measures[1:5] == ["profile", "run", "--model", str(files / "model.yaml")]
+        check_run_options(parser.parse_args(measures[3:]))
+        assert takes[1] in ("plan", "simulate")
+        assert takes[-2] == "--profile"
+        assert takes[-1].startswith("profiles/model.")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +261,7 @@ def test_what_to_type_plans_the_same(files: Path, capsys: pytest.CaptureFixture[
     for each in (*typed, "--global-batch-size", "16", str(files / "cluster.yaml"), str(files / "model.yaml")):
         assert each in words
     profile = words[words.index("--profile") + 1]
-    assert profile in ("a100-40.json", "v100-16.json")
+    assert profile in ("profiles/model.a100-40.fp16.transformer_engine.json", "profiles/model.v100-16.fp16.local.json")
     assert main(words[1:]) == 2
     assert profile in capsys.readouterr().err, "nobody has measured it yet"
 
