@@ -24,6 +24,7 @@ from hetero.distributed.shutdown import leave_world
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankAssignment
 from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.device_rules import fp8_obstacle
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate_launch
@@ -429,6 +430,31 @@ def _check_no_flag_asks_for_a_distributed_optimizer(parallel: ParallelConfig) ->
             )
 
 
+def _check_fp8_of_flags(config: PretrainConfig, model: ModelSpec, device: DeviceType) -> None:
+    """Refuse fp8 that the devices or the model cannot have, with the flags that are refused without it as well.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    parallel, fp8_format = config.parallel, config.stage.fp8_format
+    if fp8_format is None:
+        return
+    assert parallel.micro_batch_size is not None, "required without a plan"
+    tp = parallel.tensor_model_parallel_size
+    obstacle = fp8_obstacle(
+        model,
+        device,
+        precision=parallel.precision or "fp32",
+        tp=tp,
+        num_tokens=parallel.micro_batch_size * config.data.seq_length // (tp if parallel.sequence_parallel else 1),
+    )
+    if obstacle is not None:
+        raise ConfigError(
+            f"--fp8-format {fp8_format}: {obstacle}; change that, or leave it out together with --fp8-recipe, "
+            "--fp8-amax-history-len and --fp8-amax-compute-algo"
+        )
+
+
 def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: Sequence[DeviceType]) -> Plan:
     parallel = config.parallel
     assert parallel.micro_batch_size is not None, "required without a plan"
@@ -437,6 +463,7 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: Sequence[D
         raise PlanError(
             f"uniform plan: the ranks sit on {', '.join(names)}; unlike devices need a plan, give --hetero-plan"
         )
+    _check_fp8_of_flags(config, model, kind)
     return uniform_plan(
         UniformLayout(
             model=model,
