@@ -19,9 +19,10 @@ from hetero.extras import exit_without
 exit_without("train", program="pretrain_gpt.py")
 set_cuda_environment(os.environ)
 
-from hetero.distributed.failure_detector import bounded_exit
+from hetero.distributed.process_exit import bounded_exit
 from hetero.errors import HeteroError
-from hetero.runtime import cpu_backend
+from megatron.training.cli.arguments import parse_args
+from megatron.training.error_file import error_file, exit_code, write_error_file
 
 
 def load_kernels_at_start(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
@@ -41,18 +42,22 @@ def main(argv: list[str]) -> int:
     """
     # Before anyone asks CUDA for anything.
     load_kernels_at_start(argv, os.environ)
+    try:
+        # What is wrong with the command line is told before torch is imported, which takes seconds.
+        config = parse_args(argv)
+    except HeteroError as error:
+        return exit_code(error, os.environ)
+    from hetero.runtime import cpu_backend  # noqa: PLC0415
+
     # Before megatron.core is imported by anyone.
     cpu_backend.install()
     from hetero.elastic.records import DESCRIBE_VARIABLE  # noqa: PLC0415
     from hetero.runtime.layer_choice import check_attention_variables  # noqa: PLC0415
-    from megatron.training.cli.arguments import parse_args  # noqa: PLC0415
     from megatron.training.elastic import describe  # noqa: PLC0415
-    from megatron.training.error_file import error_file, write_error_file  # noqa: PLC0415
-    from megatron.training.launch import exit_code, launch_from  # noqa: PLC0415
+    from megatron.training.launch import launch_from  # noqa: PLC0415
     from megatron.training.training import pretrain  # noqa: PLC0415
 
     try:
-        config = parse_args(argv)
         check_attention_variables(config.stage, os.environ)
         if (path := os.environ.get(DESCRIBE_VARIABLE)) is not None:
             describe(config, Path(path))

@@ -2,12 +2,13 @@
 
 import argparse
 import importlib
+import importlib.metadata
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from hetero.command_line import Parser, UsageError
 from hetero.errors import HeteroError, PlanMemoryError
 
 COMMANDS = {
@@ -29,22 +30,6 @@ Only the module of the command that runs is imported: the planner takes two seco
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Hands a command that has a default for ``flags`` all words behind ``--``, wherever its own words stand.
-
-    argparse would take the first of them for one more positional of the command, of which it has had all.
-    """
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if args is None or "--" not in args or self.get_default("flags") is None:
-            return super().parse_known_args(args, namespace)
-        words = list(args)
-        own = words.index("--")
-        found, unknown = super().parse_known_args(words[:own], namespace)
-        found.flags = words[own + 1 :]
-        return found, unknown
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -52,18 +37,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 if ``hetero doctor`` found a problem, or the reader of stdout left early; 2 after a mistake of the user's,
         3 if it is a plan that its devices have not the memory for, which are told on stderr.
     """
-    parser = _Parser(prog="hetero", description="Plans for training on GPUs that are not alike.")
+    parser = Parser(prog="hetero", description="Plans for training on GPUs that are not alike.")
+    parser.add_argument(
+        "--version", action="version", version=f"hetero {importlib.metadata.version('megatron-hetero')}"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     words = sys.argv[1:] if argv is None else argv
     for command in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         getattr(importlib.import_module(COMMANDS[command]), f"add_{command}")(commands)
-    args = parser.parse_args(words, argparse.Namespace(command_line=shlex.join(["hetero", *words])))
     try:
+        args = parser.parse_args(words, argparse.Namespace(command_line=shlex.join(["hetero", *words])))
         exit_code = int(args.run(args))
         sys.stdout.flush()
         return exit_code
     except HeteroError as error:
-        print(f"hetero: {error}", file=sys.stderr)
+        print(error if isinstance(error, UsageError) else f"hetero: {error}", file=sys.stderr)
         return 3 if isinstance(error, PlanMemoryError) else 2
     except BrokenPipeError:
         # A pager or ``head`` has seen enough; without this, Python complains when it flushes once more at exit.

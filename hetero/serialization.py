@@ -24,6 +24,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hetero.errors import ConfigError
+from hetero.file_kinds import wrong_kind
 from hetero.format_versions import upgraded
 from hetero.units import MIB
 
@@ -61,6 +62,7 @@ _DECIMAL = r"(0|[1-9][0-9]*(_[0-9]+)*)"
 
 
 _UNFIT = object()
+_EMPTY = "it is empty; is it the right file, and was it written to its end?"
 
 
 class _UnfitError(ValueError):
@@ -181,9 +183,8 @@ def parse_json(text: str, *, source: str, allow_nan: bool = False) -> Any:
     try:
         value = _DECODERS[allow_nan].decode(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{source}not JSON, line {error.lineno} column {error.colno}: {error.msg}. Is the file complete?"
-        ) from None
+        wrong = f"not JSON, line {error.lineno} column {error.colno}: {error.msg}. Is the file complete?"
+        raise ConfigError(f"{source}{wrong if text.strip() else _EMPTY}") from None
     except _UnfitNumberError as error:
         raise ConfigError(f"{source}{_place_of_unfit(text, allow_nan)}: {error}") from None
     except _UnfitError as error:
@@ -382,7 +383,7 @@ def read_text(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> str:
     try:
         return read_bytes(path, limit_bytes=limit_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}") from None
+        raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
 
 
 def read_bytes(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -394,7 +395,8 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path}: no regular file but {_kind_of(path)}; copy what it holds into a file")
+            fix = "name a file in it" if path.is_dir() else "copy what it holds into a file"
+            raise ConfigError(f"{path}: no regular file but {_kind_of(path)}; {fix}")
         with path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             # A size of 0 may be that of a file of /proc, which has content all the same.
@@ -402,14 +404,10 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file (looked in {path.absolute().parent})") from None
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: cannot be read: {error}") from None
     if max(size_bytes, len(content)) > limit_bytes:
-        raise ConfigError(
-            f"{path}: it has {max(size_bytes, len(content)):,} bytes, a file of this kind at most {limit_bytes:,}; is "
-            "it the right file?"
-        )
+        has = f"it has {max(size_bytes, len(content)):,} bytes, a file of this kind at most {limit_bytes:,}"
+        raise ConfigError(f"{path}: {has}; is it the right file?")
     return content
 
 
@@ -444,6 +442,8 @@ def _validated(cls: type[T], text: str, data: Any, source: str) -> T:
     try:
         value = _adapter(cls).validate_json(text if todays is data else json.dumps(todays))
     except ValidationError as error:
+        if wrong := _EMPTY if data is None else wrong_kind(_field_names(_class_at(cls, [])), data):
+            raise ConfigError(f"{source}: {wrong}") from None
         found = error.errors(include_url=False)
         problems = [_describe(cls, problem) for problem in found[:_MAX_PROBLEMS]]
         if len(found) > _MAX_PROBLEMS:

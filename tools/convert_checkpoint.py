@@ -25,6 +25,7 @@ import torch
 
 from hetero.checkpoint.interchange.convert import Conversion, WeightFormat, convert
 from hetero.checkpoint.interchange.families import ModelType
+from hetero.command_line import Parser, UsageError
 from hetero.errors import HeteroError
 from hetero.runtime.dtypes import PRECISIONS
 from hetero.spec.model import VOCABULARY_DIVISOR
@@ -36,7 +37,11 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if it succeeded, 2 for wrong input."""
-    args = _parser().parse_args(argv)
+    try:
+        args = _parser().parse_args(argv)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
     conversion = Conversion(
         source_format=args.source_format,
         target_format=args.target_format,
@@ -61,9 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="source_format", choices=get_args(WeightFormat), required=True)
     parser.add_argument("--to", dest="target_format", choices=get_args(WeightFormat), required=True)
     parser.add_argument("--input", type=Path, required=True, help="folder to read")

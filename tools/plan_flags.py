@@ -30,7 +30,7 @@ from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.prediction import prediction_table
 from megatron.training.cli.arguments import parse_args
-from megatron.training.launch import exit_code
+from megatron.training.error_file import exit_code
 from megatron.training.planning import answer_lines, described_model, planned, planning_problem
 
 

@@ -33,6 +33,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from hetero.command_line import Parser, UsageError, whole_number
 from hetero.distributed.helper_processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
 from hetero.serialization import parse_json
@@ -278,7 +279,11 @@ def preprocess(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0, or 2 when the input or a flag is wrong, 130 when interrupted; either way no output has been touched."""
-    flags = _parser().parse_args(argv)
+    try:
+        flags = _parser().parse_args(argv)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
     given = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Recipe)}
     recipe = Recipe(**given | {"json_keys": tuple(dict.fromkeys(flags.json_keys))})
     try:
@@ -302,9 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="preprocess_data.py", description="Tokenize text into Megatron's .bin and .idx files.", allow_abbrev=False
-    )
+    parser = Parser(prog="preprocess_data.py", description="Tokenize text into Megatron's .bin and .idx files.")
     parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files, globs or folders")
     parser.add_argument(
         "--input-format",
@@ -332,14 +335,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out what is not UTF-8, not JSON or lacks a key, and count it"
     )
-    parser.add_argument("--workers", type=_count, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument(
+        "--workers", type=whole_number(1, 1024), default=os.cpu_count() or 1, help="processes (default: all cores)"
+    )
     return parser
-
-
-def _count(text: str) -> int:
-    if not 1 <= int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text}, must be from 1 to 1024")
-    return int(text)
 
 
 def _expand(item: str, pattern: str) -> list[Path]:

@@ -32,10 +32,12 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from hetero.command_line import Parser
 from hetero.cost.memory import plan_memory
 from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import simulate
-from hetero.distributed.failure_detector import FailureDetector, bounded_exit
+from hetero.distributed.failure_detector import FailureDetector
+from hetero.distributed.process_exit import bounded_exit
 from hetero.distributed.process_groups import create_groups
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
@@ -49,7 +51,8 @@ from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import EmulationConfig
 from megatron.training.emulation import emulated_config, emulated_costs, start_emulation
-from megatron.training.launch import exit_code, joined, launch_from
+from megatron.training.error_file import exit_code
+from megatron.training.launch import joined, launch_from
 from megatron.training.training import (
     LOG_COLUMNS,
     agree_on_plan_and_tokenizer,
@@ -64,8 +67,8 @@ SAME = 1e-4
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if all plans learn the same, 1 if not, 2 for wrong input."""
-    own, flags = _parser().parse_known_args(argv)
     try:
+        own, flags = _parser().parse_known_args(argv)
         configs = [parse_args([*flags, "--hetero-plan", str(path)]) for path in own.plans]
         _check(configs[0], own.report)
         launch = launch_from(os.environ)
@@ -107,7 +110,7 @@ def _check(config: PretrainConfig, report: Path | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, passes_on=True)
     parser.add_argument("--plans", type=Path, nargs="+", required=True, metavar="PLAN.json")
     parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page on the first plan and the race")
     return parser

@@ -33,7 +33,8 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from hetero.distributed.failure_detector import bounded_exit
+from hetero.command_line import COUNT, Parser
+from hetero.distributed.process_exit import bounded_exit
 from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
@@ -45,7 +46,8 @@ from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.data import SampleDataset
-from megatron.training.launch import exit_code, joined, launch_from
+from megatron.training.error_file import exit_code
+from megatron.training.launch import joined, launch_from
 from megatron.training.training import (
     LOG_COLUMNS,
     agree_on_plan_and_tokenizer,
@@ -72,8 +74,8 @@ class Shards:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if they agree, 1 if not, 2 for wrong input."""
-    own, flags = _parser().parse_known_args(argv)
     try:
+        own, flags = _parser().parse_known_args(argv)
         config = parse_args(flags)
         if config.emulation is not None:
             raise ConfigError("verify_plan.py: nothing is emulated here; leave --hetero-emulate out")
@@ -102,8 +104,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--verify-steps", type=int, default=5, help="steps to train and compare (default 5)")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, passes_on=True)
+    parser.add_argument("--verify-steps", type=COUNT, default=5, help="steps to train and compare (default 5)")
     parser.add_argument("--verify-precision", nargs="+", choices=list(TOLERANCES), default=["fp64"])
     return parser
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from hetero.discovery.options import add_options, words_of
+from hetero.discovery.options import add_options, check_options, words_of
 
 
 def add_discover(commands: Any) -> None:
@@ -25,4 +25,5 @@ def add_discover(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     """In a process of its own, which may import torch."""
+    check_options(args)
     return subprocess.run([sys.executable, "-m", "hetero.discovery", *words_of(args)], check=False).returncode

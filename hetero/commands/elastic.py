@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from hetero.command_line import COUNT
 from hetero.commands.console import console
 from hetero.commands.elastic_report import add_report
 from hetero.errors import ConfigError
@@ -65,8 +66,8 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
 def add_leader_options(parser: argparse.ArgumentParser) -> None:
     """How patient a job is; the leader's count."""
     group = parser.add_argument_group("patience")
-    group.add_argument("--lease", type=int, default=10, metavar="S", help="seconds after which a silent node is lost")
-    group.add_argument("--min-nodes", type=int, default=1, metavar="N", help="that have to be there before it begins")
+    group.add_argument("--lease", type=COUNT, default=10, metavar="S", help="seconds after which a silent node is lost")
+    group.add_argument("--min-nodes", type=COUNT, default=1, metavar="N", help="that have to be there before it begins")
     group.add_argument(
         "--wait-for-nodes", type=float, default=600.0, metavar="S", help="seconds to wait for nodes enough, then leave"
     )
@@ -107,7 +108,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
         help="a committed step goes there, e.g. after 500 steps, 90s, 10m or 2h (default: %(default)s)",
     )
     group.add_argument(
-        "--keep-uploads", type=int, default=2, metavar="N", help="steps that stay (default: %(default)s)"
+        "--keep-uploads", type=COUNT, default=2, metavar="N", help="steps that stay (default: %(default)s)"
     )
 
 
@@ -169,10 +170,6 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
     from hetero.elastic.notices import metadata_source
     from hetero.elastic.uploads import upload_schedule
 
-    if args.lease < 1 or args.min_nodes < 1 or args.keep_uploads < 1:
-        raise ConfigError(
-            f"--lease {args.lease}, --min-nodes {args.min_nodes}, --keep-uploads {args.keep_uploads}: take at least 1"
-        )
     if (args.tls_cert is None) != (args.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key: give both or neither")
     if args.metadata_url is not None and args.metadata is None:
@@ -388,7 +385,7 @@ def _run_leave(args: argparse.Namespace) -> int:
 def _add_run(actions: Any) -> None:
     parser = actions.add_parser("run", help="a whole job on this machine: etcd and some agents, to try things out")
     parser.add_argument("--job", default="hetero", metavar="NAME", help="name of the job (default: %(default)s)")
-    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="the first N of the cluster file")
+    parser.add_argument("--nodes", type=COUNT, required=True, metavar="N", help="the first N of the cluster file")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="default: elastic-logs/JOB")
     add_leader_options(parser)
     add_store_options(parser)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hetero.commands.elastic import copies_folder, etcd_command
+from hetero.commands.elastic import copies_folder, etcd_command, job_settings, straggler_settings
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
 from hetero.elastic.membership import JobStore
@@ -30,6 +30,9 @@ def run_on_this_machine(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: the program's flags name no cluster file, or it has no node types; or etcd is missing.
     """
+    # Each agent would say so, once etcd runs.
+    job_settings(args)
+    straggler_settings(args)
     types = node_types(args.program, args.nodes)
     names = [f"node-{index}" for index in range(args.nodes)]
     with _etcd() as url, contextlib.ExitStack() as cleanup:

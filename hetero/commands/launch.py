@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hetero.command_line import PORT
 from hetero.commands.console import console
 from hetero.commands.show import legal_plan
 from hetero.cost.capacity import check_memory
@@ -74,7 +75,7 @@ def _add_line_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--master-addr", default="", metavar="ADDRESS", help="of node 0 (default: its host's name)")
     group.add_argument(
-        "--master-port", type=_port, metavar="N", help=f"default: {DEFAULT_PORT}, in Slurm by the job's number"
+        "--master-port", type=PORT, metavar="N", help=f"default: {DEFAULT_PORT}, in Slurm by the job's number"
     )
     group.add_argument(
         "--env", type=_variable, action="append", default=[], metavar="NAME=VALUE", help="for ranks; may be repeated"
@@ -105,13 +106,6 @@ def _add_slurm_and_ssh_options(parser: argparse.ArgumentParser) -> None:
         metavar="[TYPE:]OPTION=VALUE",
         help="for --sbatch: such as fast:partition=a100, of one node type or of all; may be repeated",
     )
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 < port < 2**16:
-        raise argparse.ArgumentTypeError(f"is {text}, must be from 1 to 65535")
-    return port
 
 
 def _variable(text: str) -> str:

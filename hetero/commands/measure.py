@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.status import Status
 
+from hetero.command_line import ABOVE_0, COUNT
 from hetero.commands.console import console
 from hetero.cost.simulation.simulator import Simulation
 from hetero.emulation.options import EmulationOptions
@@ -34,17 +35,17 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
         help="run the plan on this machine's processor as well, at the cluster's emulated pace, and compare",
     )
     parser.add_argument(
-        "--measure-steps", type=int, metavar="N", help=f"with --measure: emulated steps (default: {DEFAULT_STEPS})"
+        "--measure-steps", type=COUNT, metavar="N", help=f"with --measure: emulated steps (default: {DEFAULT_STEPS})"
     )
     parser.add_argument(
         "--time-scale",
-        type=float,
+        type=ABOVE_0,
         metavar="X",
         help="with --measure: wall seconds per emulated second (default: 1, or more if this machine is too slow)",
     )
     parser.add_argument(
         "--measure-seq-length",
-        type=int,
+        type=COUNT,
         metavar="N",
         help=f"with --measure: tokens of a sample that are really computed (default: {DEFAULTS.seq_length})",
     )
@@ -61,8 +62,6 @@ def check_measure(args: argparse.Namespace) -> None:
     for flag, value in given.items():
         if value is not None and not args.measure:
             raise ConfigError(f"{flag} {value:g} has no effect without --measure: add that, or leave {flag} out")
-        if value is not None and value <= 0:
-            raise ConfigError(f"{flag} is {value:g}, must be above 0")
     if args.measure:
         require("train", asked_by="--measure")
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.status import Status
 
+from hetero.command_line import BELOW_1, COUNT
 from hetero.commands.again import GOAL, PRECISION, plan_again, simulate_again
 from hetero.commands.console import console
 from hetero.commands.measure import add_measure, check_measure, measured
@@ -28,8 +29,6 @@ from hetero.errors import ConfigError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import DEFAULT_DROPOUT
 from hetero.planner.certainty import RunnerUp, certainty_of
-from hetero.planner.cover.search import SearchProgress
-from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.plan_provenance import with_provenance
 from hetero.planner.problem import Offloading, Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
@@ -48,6 +47,10 @@ from hetero.serialization import check_can_be_written, load, save, write_bytes
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model, precision_of
 from hetero.units import BYTES_OF_PRECISION
+
+if TYPE_CHECKING:
+    from hetero.planner.cover.search import SearchProgress
+    from hetero.planner.plan_cluster import PlanResult
 
 
 def add_plan(commands: Any) -> None:
@@ -97,7 +100,7 @@ def add_plan(commands: Any) -> None:
     for flag, dropped in dropouts.items():
         parser.add_argument(
             flag,
-            type=_share,
+            type=BELOW_1,
             default=DEFAULT_DROPOUT,
             metavar="P",
             help=f"share of {dropped} that the launch drops; what it keeps takes memory (default: %(default)s)",
@@ -116,7 +119,7 @@ def add_plan(commands: Any) -> None:
         "where memory is short (default: %(default)s)",
     )
     parser.add_argument(
-        "--host-memory-gib", type=int, metavar="GIB", help="of every host, in place of what the cluster file says"
+        "--host-memory-gib", type=COUNT, metavar="GIB", help="of every host, in place of what the cluster file says"
     )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
     add_outputs(parser)
@@ -134,14 +137,6 @@ def add_simulate(commands: Any) -> None:
     add_outputs(parser)
     _add_profiles(parser)
     parser.set_defaults(run=_simulate)
-
-
-def _share(text: str) -> float:
-    """A share of what may be dropped; argparse tells a ValueError as what it is not."""
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"is {text}, must be at least 0 and below 1")
-    return value
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
@@ -249,7 +244,7 @@ def _planned(args: argparse.Namespace) -> int:
     return 0
 
 
-def _runners_up(result: PlanResult, others: Sequence[Yardstick], problem: Problem) -> list[RunnerUp]:
+def _runners_up(result: "PlanResult", others: Sequence[Yardstick], problem: Problem) -> list[RunnerUp]:
     """The yardsticks that have a plan, beside the planner's."""
     goal = goal_value(result.scored, problem)
     return [
@@ -277,7 +272,7 @@ def _save(simulation: Simulation, step: StepRange, problem: Problem, command: st
     save(with_provenance(simulation, step, cluster=problem.cluster, command=command), path)
 
 
-def _uniform(problem: Problem, result: PlanResult, args: argparse.Namespace) -> str:
+def _uniform(problem: Problem, result: "PlanResult", args: argparse.Namespace) -> str:
     """Write the best uniform plan, and say what it is.
 
     Raises:
@@ -297,14 +292,17 @@ def _uniform(problem: Problem, result: PlanResult, args: argparse.Namespace) -> 
     return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {path}"
 
 
-def _with_progress(problem: Problem) -> PlanResult:
+def _with_progress(problem: Problem) -> "PlanResult":
     """Plan, with best and bound on stderr while it runs if somebody watches."""
+    # OR-Tools takes a second to load; what is wrong with the question is told before.
+    from hetero.planner.plan_cluster import plan_cluster
+
     watched = console(stderr=True)
     if not watched.is_terminal:
         return plan_cluster(problem)
     with Status("looking at replica templates ...", console=watched) as status:
 
-        def report(progress: SearchProgress) -> None:
+        def report(progress: "SearchProgress") -> None:
             status.update(
                 f"{progress.elapsed_s:.0f} s: best {progress.best_s:.4g} s per step, "
                 f"none below {progress.bound_s:.4g} s"

@@ -10,6 +10,7 @@ from hetero.data.sailor import PROVENANCE, read_links, read_profiles
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.profiling.options import add_options, check_options, words_of
+from hetero.profiling.profiled_plan import check_cuts
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
 from hetero.serialization import save
 
@@ -55,6 +56,7 @@ def add_profile(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     """In a process of its own, which may import torch."""
     check_run_options(args)
+    check_cuts(args.model, args.tp or ())
     require("train", asked_by="hetero profile run")
     command = [sys.executable, "-W", "ignore", "-m", "hetero.profiling.run", *words_of_run(args)]
     return subprocess.run(command, check=False).returncode

@@ -12,6 +12,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from hetero.command_line import COUNT
 from hetero.commands.console import console
 from hetero.commands.sweep_plans import Say, check_mode, emulate_rows, write_jobs
 from hetero.data.presets import cluster_origins, is_name, preset_names, preset_path
@@ -50,19 +51,12 @@ def add_sweep(commands: Any) -> None:
         "Slurm (default: %(default)s)",
     )
     parser.add_argument(
-        "--jobs", type=_count, metavar="N", help="so many are planned at a time (default: one per processor)"
+        "--jobs", type=COUNT, metavar="N", help="so many are planned at a time (default: one per processor)"
     )
     parser.add_argument("--fresh", action="store_true", help="plan everything again, whatever is stored")
     parser.add_argument("--compare", type=Path, metavar="FOLDER", help="of an earlier sweep: say what is different")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, and all else on stderr")
     parser.set_defaults(run=_sweep)
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"is {text}, must be at least 1")
-    return count
 
 
 def _sweep(args: argparse.Namespace) -> int:

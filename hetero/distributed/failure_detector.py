@@ -10,10 +10,8 @@ The store should live in none of the ranks, as torchrun's does. Where rank 0 hos
 but nobody is left who could say which rank it was.
 """
 
-import contextlib
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -24,15 +22,10 @@ from types import TracebackType
 
 import torch.distributed as dist
 
+from hetero.distributed.process_exit import EXIT_CODE
 from hetero.distributed.rank_consensus import ConsensusError
 from hetero.errors import HeteroError, MembershipError
 from hetero.text import number_ranges
-
-EXIT_CODE = 3
-"""Exit code of a rank that ended because another one was lost."""
-
-EXIT_WITHIN_S = 30.0
-"""How long a process may take to end once its work is done or has failed."""
 
 _GLOO_LOST_PEER = re.compile(
     r"gloo connectfullmesh failed|gloo/\S+\.(cc|h):\d+\].*(connect|broken pipe|timed out|timeout|closed)", re.I | re.S
@@ -318,19 +311,6 @@ class FailureDetector:
             self._outstay_the_others()
         finally:
             os._exit(EXIT_CODE)
-
-
-@contextlib.contextmanager
-def bounded_exit(*, within_s: float = EXIT_WITHIN_S) -> Iterator[None]:
-    """Around the main function of a process: what hangs on the way out is ended by the kernel after ``within_s``.
-
-    Such as a thread that waits for a lost rank: the interpreter waits for it in turn.
-    """
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, within_s)
 
 
 def is_lost_peer(error: BaseException | None) -> bool:

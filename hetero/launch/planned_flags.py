@@ -120,8 +120,8 @@ def check_nothing_is_missing(given: Sequence[str]) -> None:
     """
     if missing := missing_flags(given):
         raise ConfigError(
-            f"required and missing after --: {', '.join(missing)}; a plan says nothing of data, tokenizer, learning "
-            "rate and number of steps"
+            f"required and missing after --: {', '.join(missing)}; add them: a plan says nothing of data, "
+            "tokenizer, learning rate and number of steps"
         )
 
 

@@ -134,7 +134,8 @@ class Problem:
             unpriced = [node_type.name for node_type in self.node_types if node_type.price_per_hour is None]
             if unpriced:
                 raise ConfigError(
-                    f"cluster: node type {unpriced[0]!r} has no price_per_hour, which planning by money needs"
+                    f"cluster: node type {unpriced[0]!r} has no price_per_hour, which planning by money needs; "
+                    "add that to the cluster file, or leave --objective and --budget-per-hour out"
                 )
 
     @property

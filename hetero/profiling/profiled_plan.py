@@ -1,13 +1,15 @@
 """Makes the plan whose stages a profiler builds: each part of a model is a stage of its own."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.validate import validate
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec
+from hetero.spec.model_import import load_model
 from hetero.spec.profile import ModuleKind
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 
@@ -78,3 +80,16 @@ class ProfiledModel:
         except ConfigError:
             return False
         return True
+
+
+def check_cuts(path: Path, tps: Sequence[int]) -> None:
+    """Check before torch is loaded what it has no part in: that there is a model, and that it can be cut.
+
+    Raises:
+        ConfigError: the file is missing or malformed, or the model cannot be cut for a ``--tp``.
+    """
+    model = load_model(path)
+    device, seq_length = SHIPPED_DEVICES.of("cpu"), model.max_position_embeddings
+    profiled = ProfiledModel(model=model, device=device, seq_length=seq_length, precision="fp32")
+    for tp in tps:
+        profiled.plan(tp=tp, micro_batch_size=1)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import CostModel
@@ -14,11 +15,13 @@ from hetero.cost.simulation.stage_times import StageTimes
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.certainty import Certainty, Rival
-from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.scoring import ScoredPlan
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import numbered
+
+if TYPE_CHECKING:
+    from hetero.planner.plan_cluster import PlanResult
 
 MOST_NAMED_REPLICAS = 7
 """So many replicas are shown by their own names and colours; with more of them, groups that are alike are."""
@@ -114,7 +117,7 @@ class Report:
     simulation: Simulation
     memory: PlanMemory
     certainty: Certainty
-    result: PlanResult | None = None
+    result: "PlanResult | None" = None
     others: tuple[Yardstick, ...] = ()
     rivals: tuple[Rival, ...] = ()
     executions: tuple[Execution, ...] = ()

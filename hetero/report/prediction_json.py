@@ -1,7 +1,7 @@
 """A prediction as JSON: the step with its range, MFU, memory, and what would settle it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.cost.capacity import capacity_bytes
 from hetero.cost.host_memory import host_memory_of_nodes
@@ -10,9 +10,11 @@ from hetero.cost.memory import PlanMemory, device_memory
 from hetero.cost.model_flops import Products, Utilization, overall_mfu
 from hetero.cost.simulation.simulator import Simulation
 from hetero.planner.certainty import Certainty
-from hetero.planner.plan_cluster import PlanResult
 from hetero.report.tables.certainty import CommandsOf, commands_for
 from hetero.spec.cluster import ClusterSpec
+
+if TYPE_CHECKING:
+    from hetero.planner.plan_cluster import PlanResult
 
 
 def prediction_json(
@@ -79,7 +81,7 @@ def prediction_json(
     }
 
 
-def bounds_json(result: PlanResult) -> dict[str, Any]:
+def bounds_json(result: "PlanResult") -> dict[str, Any]:
     """What the planner knows of plans that it did not find: seconds, and gaps as shares from 0 to 1.
 
     ``formula`` is about the planner's own formula and templates, ``any_plan`` about every plan by the simulator.

@@ -16,7 +16,6 @@ from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
 from hetero.report.sweep_rows import SweepRow
 from hetero.sweep.combinations import Combination
-from hetero.sweep.evaluate import evaluate
 from hetero.sweep.folder import SweepFolder
 
 
@@ -79,6 +78,9 @@ def _evaluated(
     combinations: Sequence[Combination], missing: Sequence[int], jobs: int
 ) -> Iterator[tuple[int, tuple[SweepRow, Plan | None]]]:
     """The outcomes as they come."""
+    # OR-Tools takes a second to load; a file that is wrong is told before.
+    from hetero.sweep.evaluate import evaluate
+
     if jobs == 1 or len(missing) < 2:
         yield from ((i, evaluate(combinations[i])) for i in missing)
         return

@@ -2,15 +2,20 @@
 
 import contextlib
 import json
+import sys
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from hetero.errors import HeteroError
+from hetero.distributed.process_exit import EXIT_CODE
+from hetero.errors import DeviceMemoryError, HeteroError, MembershipError, PlanMemoryError
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Where torchrun and its likes look, once a process has failed (torch.distributed.elastic.multiprocessing.errors)."""
+
+_SECONDS_TO_REPORT = 30.0
+"""Longer than the ranks of a busy host differ in starting up. A launcher cuts it short once rank 0 has failed."""
 
 
 def error_file(environment: Mapping[str, str]) -> Path | None:
@@ -32,3 +37,26 @@ def write_error_file(error: BaseException, path: Path | None) -> None:
     data = {"message": {"message": said, "extraInfo": {"timestamp": str(int(time.time()))}}}
     with contextlib.suppress(OSError):
         path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
+    """Print ``error`` and return this process's exit code: 3 if a rank is lost, out of memory or short of it, else 2.
+
+    What is wrong with the input is wrong on every rank, so rank 0 says it. The others wait for that: a launcher ends
+    all processes as soon as one has failed. It is told what to show as the cause.
+    """
+    write_error_file(error, error_file(environment))
+    rank = environment.get("RANK", "0")
+    if isinstance(error, MembershipError):
+        sys.stderr.write(f"hetero: rank {rank}: {error}\n")
+        return EXIT_CODE
+    if isinstance(error, DeviceMemoryError):
+        sys.stderr.write(f"hetero: {error}\n")
+        return EXIT_CODE
+    # A RANK that is no number comes from no launcher, which would end this process.
+    if not rank.isdigit() or int(rank) == 0:
+        sys.stderr.write(f"hetero: {error}\n")
+        sys.stderr.flush()
+    else:
+        time.sleep(_SECONDS_TO_REPORT)
+    return EXIT_CODE if isinstance(error, PlanMemoryError) else 2

@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from hetero.cost.capacity import check_memory
 from hetero.distributed.environment import describe_cuda_environment, local_place
-from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions, is_lost_peer
+from hetero.distributed.failure_detector import FailureDetector, FailureDetectorOptions, is_lost_peer
 from hetero.distributed.found_devices import check_devices, found_device, short_of_memory
 from hetero.distributed.hardware_queues import check_hardware_queues
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.distributed.runtime_versions import check_kernels, check_versions
 from hetero.distributed.shutdown import leave_world
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankAssignment
-from hetero.errors import ConfigError, DeviceMemoryError, HeteroError, MembershipError, PlanError, PlanMemoryError
+from hetero.errors import ConfigError, MembershipError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.device_rules import fp8_obstacle
 from hetero.plan.ir import Plan
@@ -40,10 +40,6 @@ from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import ParallelConfig
 from megatron.training.error_file import error_file, write_error_file
 from megatron.training.planning import plan_on_rank_0
-
-_SECONDS_TO_REPORT = 30.0
-"""Longer than the ranks of a busy host differ in starting up. A launcher cuts it short once rank 0 has failed."""
-
 
 _CONNECT_S = 3.0
 """For one try to reach a store whose port is open."""
@@ -136,29 +132,6 @@ def _assignment(environment: Mapping[str, str], *, world_size: int) -> RankAssig
             "only an agent ('hetero elastic agent') sets"
         )
     return assignment
-
-
-def exit_code(error: HeteroError, environment: Mapping[str, str]) -> int:
-    """Print ``error`` and return this process's exit code: 3 if a rank is lost, out of memory or short of it, else 2.
-
-    What is wrong with the input is wrong on every rank, so rank 0 says it. The others wait for that: a launcher ends
-    all processes as soon as one has failed. It is told what to show as the cause.
-    """
-    write_error_file(error, error_file(environment))
-    rank = environment.get("RANK", "0")
-    if isinstance(error, MembershipError):
-        sys.stderr.write(f"hetero: rank {rank}: {error}\n")
-        return EXIT_CODE
-    if isinstance(error, DeviceMemoryError):
-        sys.stderr.write(f"hetero: {error}\n")
-        return EXIT_CODE
-    # A RANK that is no number comes from no launcher, which would end this process.
-    if not rank.isdigit() or int(rank) == 0:
-        sys.stderr.write(f"hetero: {error}\n")
-        sys.stderr.flush()
-    else:
-        time.sleep(_SECONDS_TO_REPORT)
-    return EXIT_CODE if isinstance(error, PlanMemoryError) else 2
 
 
 @contextlib.contextmanager

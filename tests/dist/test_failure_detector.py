@@ -26,7 +26,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions, bounded_exit
+from hetero.distributed.failure_detector import FailureDetector, FailureDetectorOptions
+from hetero.distributed.process_exit import EXIT_CODE, bounded_exit
 from hetero.distributed.process_groups import create_groups
 from hetero.distributed.rank_consensus import ConsensusError
 from hetero.distributed.shutdown import leave_world

@@ -24,8 +24,8 @@ from hetero.serialization import save, to_json
 from megatron.training import launch
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.model_config import model_spec
-from megatron.training.error_file import error_file, write_error_file
-from megatron.training.launch import Launch, StoreAddress, agree_on_plan, exit_code, joined, launch_from
+from megatron.training.error_file import error_file, exit_code, write_error_file
+from megatron.training.launch import Launch, StoreAddress, agree_on_plan, joined, launch_from
 from tests.helpers.commands import MODEL, ROOT, WORLD_SIZE, command_line, good_plan, launched, model_of
 from tests.helpers.ranks import run_ranks
 
@@ -204,7 +204,7 @@ CASES = {
         message="{plan}: not JSON, line 2 column 21: Expecting value. Is the file complete?",
     ),
     "an-empty-file": Case(
-        text=lambda text: "", message="{plan}: not JSON, line 1 column 1: Expecting value. Is the file complete?"
+        text=lambda text: "", message="{plan}: it is empty; is it the right file, and was it written to its end?"
     ),
     "a-misspelt-key": Case(
         change=in_stage(0, 0, in_fligth=3),

@@ -183,7 +183,7 @@ def test_flags_of_an_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lease", "0"], "take at least 1"),
+        (["--lease", "0"], "--lease is 0, must be at least 1"),
         (["--straggler-threshold", "1.1"], "--straggler-threshold 1.1, --straggler-after 60: take more than 1.1 times"),
         (["--straggler-after", "-1"], "and no negative seconds"),
         (["--node-name", "a/b"], "takes letters, digits"),

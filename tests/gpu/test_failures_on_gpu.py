@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero.distributed.failure_detector import EXIT_CODE, FailureDetector, FailureDetectorOptions
+from hetero.distributed.failure_detector import FailureDetector, FailureDetectorOptions
+from hetero.distributed.process_exit import EXIT_CODE
 from hetero.distributed.process_groups import create_groups
 from hetero.errors import DeviceMemoryError, MembershipError
 from hetero.plan.ir import Plan

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pretrain_gpt
-from hetero.distributed.failure_detector import bounded_exit
+from hetero.distributed.process_exit import bounded_exit
 from hetero.elastic.planning_problem import PlanningProblem
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, DESCRIBE_VARIABLE, RankAssignment
 from hetero.runtime.session import TrainingSession

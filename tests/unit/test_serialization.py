@@ -126,7 +126,7 @@ def test_yaml_is_refused(tmp_path: Path, change: tuple[str, str], message: str) 
 
 
 def test_an_empty_file_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the top level: Input should be an object, got None"):
+    with pytest.raises(ConfigError, match="it is empty; is it the right file"):
         load_text(tmp_path, "model.yaml", "")
 
 

@@ -1,13 +1,13 @@
 """What the planner knows about its plan, in words, and beside other planners' plans."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from hetero.cost.model_flops import Products, Utilization
 from hetero.planner.certainty import Certainty, Rival
-from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.ring_interfaces import RingsWithOneInterface
 from hetero.report.plan_wording import range_of, shape_of
@@ -15,9 +15,12 @@ from hetero.report.tables.certainty import CommandsOf, certainty_lines, utilizat
 from hetero.report.tables.prediction import fullest
 from hetero.spec.cluster import ClusterSpec
 
+if TYPE_CHECKING:
+    from hetero.planner.plan_cluster import PlanResult
+
 
 def result_lines(
-    result: PlanResult, certainty: Certainty, utilizations: Mapping[Products, Utilization], commands_of: CommandsOf
+    result: "PlanResult", certainty: Certainty, utilizations: Mapping[Products, Utilization], commands_of: CommandsOf
 ) -> Iterator[str]:
     """What is known about a planner's answer, in words.
 
@@ -65,7 +68,7 @@ def rings_lines(rings: RingsWithOneInterface) -> Iterator[str]:
 
 
 def comparison_table(
-    result: PlanResult, others: Sequence[Yardstick], cluster: ClusterSpec, rivals: Sequence[Rival]
+    result: "PlanResult", others: Sequence[Yardstick], cluster: ClusterSpec, rivals: Sequence[Rival]
 ) -> Table:
     """The planner's plan beside the yardsticks', all by the same simulator and the same memory check.
 

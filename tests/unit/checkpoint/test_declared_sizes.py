@@ -181,8 +181,7 @@ class TestHuggingFace:
     @pytest.mark.parametrize("divisor", ["0", "-1", "1000000000000", "x"])
     def test_padding_is_allocated_so_it_has_a_limit(self, divisor: str, capsys: pytest.CaptureFixture[str]) -> None:
         flags = ["--from", "hf", "--to", "hetero", "--input", "a", "--output", "b"]
-        with pytest.raises(SystemExit):
-            main([*flags, f"--make-vocab-size-divisible-by={divisor}"])
+        assert main([*flags, f"--make-vocab-size-divisible-by={divisor}"]) == 2
         assert "is not a whole number from 1 to 65536" in capsys.readouterr().err
 
 

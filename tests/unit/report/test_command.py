@@ -94,7 +94,7 @@ def test_a_bad_output_is_refused_before_anything_is_computed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.html").mkdir()
-    monkeypatch.delattr("hetero.commands.plan.plan_cluster")
+    monkeypatch.delattr("hetero.planner.plan_cluster.plan_cluster")
     monkeypatch.delattr("hetero.commands.plan.simulate")
     make = {"plan": plan_command, "simulate": simulate_command}[command]
     assert main(make(files, option, value)) == 2
