@@ -1,6 +1,6 @@
 """Computes which samples each rank trains on, so that every plan sees the same data at the same step.
 
-The dataset has one order. Step n takes samples ``[n * global_batch_size, (n + 1) * global_batch_size)``; a replica
+The dataset has one order. A step takes the ``global_batch_size`` samples behind those of the steps before; a replica
 takes a contiguous block of them, a stage cuts that block into its own microbatches, and each data-parallel rank takes
 a contiguous part of every microbatch. Stages of one replica may cut differently and still meet the same samples.
 """
@@ -8,8 +8,8 @@ a contiguous part of every microbatch. Stages of one replica may cut differently
 from hetero.plan.ir import Placement, Plan
 
 
-def microbatch_indices(plan: Plan, placement: Placement, *, step: int) -> tuple[tuple[int, ...], ...]:
-    """The dataset indices of every microbatch of one rank in training step ``step``, counted from 0.
+def microbatch_indices(plan: Plan, placement: Placement, *, first_sample: int) -> tuple[tuple[int, ...], ...]:
+    """The dataset indices of every microbatch of one rank in the step that begins with sample ``first_sample``.
 
     The plan has passed :func:`hetero.plan.validate.validate`, so that microbatches divide the replica's block. Ranks
     that differ in ``tp_rank`` only get the same samples, and so does a rank in each of the stages that it holds.
@@ -19,7 +19,7 @@ def microbatch_indices(plan: Plan, placement: Placement, *, step: int) -> tuple[
     """
     replica = plan.replicas[placement.replica]
     stage = replica.stages[placement.stage]
-    block = step * plan.global_batch_size + plan.first_sample(placement.replica)
+    block = first_sample + plan.first_sample(placement.replica)
     own = block + placement.dp_rank * stage.micro_batch_size
     starts = (own + m * stage.samples_per_microbatch for m in range(replica.num_microbatches(placement.stage)))
     return tuple(tuple(range(start, start + stage.micro_batch_size)) for start in starts)

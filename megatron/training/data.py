@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice, pairwise, tee
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -30,6 +30,8 @@ from torch.utils.data import DataLoader, Dataset
 from hetero.distributed.helper_processes import end_with_parent
 from hetero.distributed.rank_consensus import check_same_everywhere, on_all_ranks
 from hetero.errors import ConfigError
+from hetero.plan.batch_shares import with_batch_size
+from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.plan.ir import Placement, Plan
 from hetero.plan.sample_order import microbatch_indices
 from hetero.runtime.microbatch import Microbatch
@@ -148,6 +150,7 @@ def microbatches(
     first_step: int,
     num_steps: int,
     num_workers: int,
+    rampup: BatchRampup | None = None,
 ) -> Iterator[list[Microbatch]]:
     """Yield this rank's microbatches, one list per step, read ahead by ``num_workers`` processes; 0 reads in this one.
 
@@ -157,21 +160,24 @@ def microbatches(
         placement: of any of the rank's stages, which all see the same samples.
         dataset: as :func:`build_dataset` returns it, of ``plan.seq_length`` tokens per sample.
         first_step: steps done before, by a run that is resumed.
+        rampup: lets the batch of a step grow to that of ``plan``.
 
     Raises:
         ConfigError: the dataset ends before step ``first_step + num_steps``.
     """
-    needed = (first_step + num_steps) * plan.global_batch_size
+    batches = BatchSizes(plan.global_batch_size, rampup)
+    needed = batches.first_sample(first_step + num_steps)
     if needed > len(dataset):
         raise ConfigError(
             f"dataset: {len(dataset)} samples, but step {first_step + num_steps} with --global-batch-size "
             f"{plan.global_batch_size} ends at sample {needed}; build it for the whole run"
         )
     per_step = plan.replicas[placement.replica].num_microbatches(placement.stage)
-    steps = range(first_step, first_step + num_steps)
+    # The loader goes through the steps ahead of who takes what it has loaded.
+    ahead, counted = tee(_indices_of_steps(plan, placement, batches, range(first_step, first_step + num_steps)))
     loader = DataLoader(
         cast("Dataset[Sample]", dataset),
-        batch_sampler=(list(indices) for step in steps for indices in microbatch_indices(plan, placement, step=step)),
+        batch_sampler=(list(indices) for step in ahead for indices in step),
         collate_fn=_collate,
         worker_init_fn=partial(_start_reader, os.getpid()),
         num_workers=num_workers,
@@ -182,13 +188,24 @@ def microbatches(
         # the ranks that read data against those that do not.
         generator=torch.Generator(),
     )
-    return _by_step(loader, per_step)
+    return _by_step(loader, map(len, counted))
 
 
-def _by_step(loader: Iterable[Microbatch], per_step: int) -> Iterator[list[Microbatch]]:
+def _indices_of_steps(
+    plan: Plan, placement: Placement, batches: BatchSizes, steps: Iterable[int]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The samples of each microbatch of each step."""
+    sized = plan
+    for step in steps:
+        if (size := batches.size(step)) != sized.global_batch_size:
+            sized = with_batch_size(plan, size)
+        yield microbatch_indices(sized, placement, first_sample=batches.first_sample(step))
+
+
+def _by_step(loader: Iterable[Microbatch], counts: Iterable[int]) -> Iterator[list[Microbatch]]:
     batches = iter(loader)
-    while step := list(islice(batches, per_step)):
-        yield step
+    for count in counts:
+        yield list(islice(batches, count))
 
 
 def _start_reader(parent: int, worker: int) -> None:

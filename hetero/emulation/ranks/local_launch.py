@@ -190,7 +190,7 @@ def _microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:
     place = plan.placement(rank)
     assert place is not None
     batches = []
-    for indices in microbatch_indices(plan, place, step=step):
+    for indices in microbatch_indices(plan, place, first_sample=step * plan.global_batch_size):
         ids = torch.stack([_sample(i, plan) for i in indices])
         tokens = ids[:, :-1]
         positions = torch.arange(plan.seq_length).expand_as(tokens)

@@ -30,7 +30,7 @@ plans = st.lists(replicas(), min_size=1, max_size=4).map(lambda several: plan(gp
 def block(a_plan: Plan, r: int, s: int, *, step: int, tp_rank: int = 0) -> list[int]:
     """Indices of all data-parallel ranks of a stage, microbatch by microbatch and rank by rank."""
     of_ranks = [
-        microbatch_indices(a_plan, Placement(r, s, d, tp_rank), step=step)
+        microbatch_indices(a_plan, Placement(r, s, d, tp_rank), first_sample=step * a_plan.global_batch_size)
         for d in range(a_plan.replicas[r].stages[s].dp)
     ]
     return [i for microbatch in zip(*of_ranks, strict=True) for of_rank in microbatch for i in of_rank]
@@ -56,8 +56,9 @@ def test_replicas_together_read_the_global_batch_of_the_step(a_plan: Plan, step:
 @settings(max_examples=40, deadline=None)
 def test_a_rank_with_several_stages_reads_one_set_of_samples(legal: Plan, step: int) -> None:
     """Its last stage wants the labels of the tokens that its first stage had, or that another rank's had."""
+    first = step * legal.global_batch_size
     for rank in legal.ranks():
-        assert len({microbatch_indices(legal, place, step=step) for place in legal.placements(rank)}) <= 1
+        assert len({microbatch_indices(legal, place, first_sample=first) for place in legal.placements(rank)}) <= 1
 
 
 def test_written_out() -> None:
@@ -66,8 +67,8 @@ def test_written_out() -> None:
     )
     fine = replica(stage(layers=(0, 6), ranks=(3,), mbs=2), num_samples=4)
     a_plan = plan(gpt2_model(), [coarse, fine])
-    assert microbatch_indices(a_plan, Placement(0, 0, 0, 0), step=0) == ((0, 1), (4, 5))
-    assert microbatch_indices(a_plan, Placement(0, 0, 1, 0), step=0) == ((2, 3), (6, 7))
-    assert microbatch_indices(a_plan, Placement(0, 1, 0, 0), step=0) == tuple((i,) for i in range(8))
-    assert microbatch_indices(a_plan, Placement(1, 0, 0, 0), step=0) == ((8, 9), (10, 11))
-    assert microbatch_indices(a_plan, Placement(1, 0, 0, 0), step=2) == ((32, 33), (34, 35))
+    assert microbatch_indices(a_plan, Placement(0, 0, 0, 0), first_sample=0) == ((0, 1), (4, 5))
+    assert microbatch_indices(a_plan, Placement(0, 0, 1, 0), first_sample=0) == ((2, 3), (6, 7))
+    assert microbatch_indices(a_plan, Placement(0, 1, 0, 0), first_sample=0) == tuple((i,) for i in range(8))
+    assert microbatch_indices(a_plan, Placement(1, 0, 0, 0), first_sample=0) == ((8, 9), (10, 11))
+    assert microbatch_indices(a_plan, Placement(1, 0, 0, 0), first_sample=24) == ((32, 33), (34, 35))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hetero.errors import ConfigError
+from hetero.plan.batch_sizes import BatchRampup
 from hetero.plan.ir import Plan
 from megatron.training.cli.training_config import DataConfig
 from megatron.training.data import build_dataset, microbatches
@@ -346,6 +347,25 @@ def test_microbatches_are_the_samples_in_order(corpus: str, num_workers: int) ->
                 assert torch.equal(getattr(batch, f"{name}_BS"), expected)
             assert {getattr(batch, f.name).dtype for f in dataclasses.fields(batch)} == {torch.int64, torch.float32}
             assert batch.loss_mask_BS.dtype == torch.float32
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_that_grows(corpus: str, num_workers: int) -> None:
+    """Of 6, 12 and 12 samples; the first stage of the first replica has two thirds, on two ranks of 2 each."""
+    dataset = build_dataset(data_config(data_path=(corpus,)), byte_level(), split="train", num_samples=30)
+    a_plan = uneven_plan()
+    place = a_plan.placement(1)
+    assert place is not None
+    rampup = BatchRampup(start=6, increment=6, samples=6)
+    steps = microbatches(dataset, a_plan, place, first_step=0, num_steps=3, num_workers=num_workers, rampup=rampup)
+    expected = [[(2, 3)], [(8, 9), (12, 13)], [(20, 21), (24, 25)]]
+    assert [[tuple(row) for batch in step for row in batch.tokens_BS.tolist()] for step in steps] == [
+        [tuple(tokens(dataset, i)) for indices in step for i in indices] for step in expected
+    ]
+    with pytest.raises(ConfigError, match="with --global-batch-size 12 ends at sample"):
+        microbatches(
+            dataset, a_plan, place, first_step=len(dataset) // 12 + 1, num_steps=1, num_workers=0, rampup=rampup
+        )
 
 
 def test_readers_are_forks_whoever_started_the_rank() -> None:
