@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from hetero.plan.batch_sizes import BatchRampup
 from hetero.plan.ir import Plan, Precision
 from hetero.serialization import STRICT
 from hetero.spec.model import ModelSpec
@@ -29,7 +30,10 @@ class CheckpointState:
     plan: what ran when it was saved; ``None`` if a converter wrote it. Another plan may load it.
     consumed_samples: position in the data; the global batch has one order under every plan.
     train_samples: of the whole run as it was laid out, on which the order of the data depends.
-    adam_step: updates that were applied, which bias correction and the learning-rate schedule count.
+    adam_step: updates that were applied, which bias correction counts.
+    scheduled_samples: those of these updates, which the learning-rate schedule counts; ``None`` in older checkpoints,
+        where every update took the batch of the plan.
+    rampup: by which the batch grew, if it did.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -42,5 +46,7 @@ class CheckpointState:
     consumed_samples: int = 0
     train_samples: int | None = None
     adam_step: int = 0
+    scheduled_samples: int | None = None
+    rampup: BatchRampup | None = None
     seed: int = 0
     loss_scaler: LossScalerState | None = None

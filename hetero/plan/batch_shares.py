@@ -17,7 +17,6 @@ from hetero.plan.batch_sizes import BatchSizes
 from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.validate import check_in_flight_is_deep_enough
-from hetero.text import number_ranges
 
 
 def with_batch_size(plan: Plan, size: int) -> Plan:
@@ -166,5 +165,5 @@ _MOST_LISTED = 8
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    shown = number_ranges(numbers[:_MOST_LISTED]).replace(",", ", ")
+    shown = ", ".join(map(str, numbers[:_MOST_LISTED]))
     return shown if len(numbers) <= _MOST_LISTED else f"{shown} and {len(numbers) - _MOST_LISTED} more"

@@ -41,6 +41,7 @@ class Executor:
 
     Args:
         stages: by index, those that this rank holds.
+        global_batch_size: samples of a step on all replicas.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Executor:
         sums: GradientSync,
         gather: WeightGather,
         activations: HostActivations,
+        global_batch_size: int,
     ) -> None:
         self._context = context
         self._stages = stages
         self._sums = sums
         self._gather = gather
         self._activations = activations
+        self._global_batch_size = global_batch_size
         self._order = [action for action in program.host_order if action != UPDATE]
         self._keeps = _kept_by_forwards(self._order)
         self._trains = any(action.kind in BACKWARD for action in self._order)
@@ -120,7 +123,7 @@ class Executor:
     def _set_aux_loss_scale(self, inputs: StepInputs) -> None:
         plan, work = self._context.plan, self._context.work
         if plan.model.num_experts is not None and work is not None:
-            share = inputs.aux_loss_scale * work.stage.micro_batch_size / plan.global_batch_size
+            share = inputs.aux_loss_scale * work.stage.micro_batch_size / self._global_batch_size
             # A tensor of a Python number would be copied to the device, and the host would wait for that.
             MoEAuxLossAutoScaler.set_loss_scale(torch.full((), share, device=self._context.device))
 

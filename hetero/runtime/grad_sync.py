@@ -49,14 +49,7 @@ class GradientSync:
         self._host = host
         self._on_host = on_host
         self._timing = timing or Timing()
-        by_number = {local.number: local for local in buckets}
-        copies = [q for q in _on_hosts_alone(program) if not by_number[q.action.number].is_shared]
-        self._copied_alone = {queued.action.number for queued in copies}
-        self._queues = [
-            _LaunchQueue([(_behind_computes(queued, program), by_number[queued.action.number]) for queued in queue])
-            for queue in (program.queues.get("reduce", ()), copies)
-        ]
-        self._last = _last_gradients(program)
+        self.follow(program)
         self._running: Action | None = None
         self._done: set[Action] = set()
         self._pending: list[Waitable] = []
@@ -67,6 +60,17 @@ class GradientSync:
         hook = partial(_from_autograd, weakref.ref(self))
         for tensor in {tensor for local in buckets for tensor in local.tensors()}:
             tensor.register_post_accumulate_grad_hook(hook)
+
+    def follow(self, program: Program) -> None:
+        """Launch from the next step on as ``program`` says, which sums the same buckets behind other computes."""
+        by_number = {local.number: local for local in self._buckets}
+        copies = [q for q in _on_hosts_alone(program) if not by_number[q.action.number].is_shared]
+        self._copied_alone = {queued.action.number for queued in copies}
+        self._queues = [
+            _LaunchQueue([(_behind_computes(queued, program), by_number[queued.action.number]) for queued in queue])
+            for queue in (program.queues.get("reduce", ()), copies)
+        ]
+        self._last = _last_gradients(program)
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""

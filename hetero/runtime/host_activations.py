@@ -154,7 +154,7 @@ class HostActivations:
         self._positions = {
             s: blocks_with_activations_on_host(stage, num_layers=num_layers) for s, (stage, _) in stages.items()
         }
-        self._order = [queued.action for queued in program.queues.get("activations_in", ())]
+        self.follow(program)
         self._kept: dict[tuple[int, int], _Microbatch] = {}
         self._microbatch: _Microbatch | None = None
         self._block: _Block | None = None
@@ -170,6 +170,10 @@ class HostActivations:
             for s, (stage, module) in stages.items():
                 if self._positions[s]:
                     self._listen(s, stage, module, is_last=stage.end == num_layers)
+
+    def follow(self, program: Program) -> None:
+        """Bring blocks back from the next step on in the order of ``program``, which differs in its microbatches."""
+        self._order = [queued.action for queued in program.queues.get("activations_in", ())]
 
     def begin(self) -> None:
         """A step begins; nothing is kept of the one before."""

@@ -127,6 +127,11 @@ class Optimizer:
         self._ranges = [updated for local in on_device for updated in _updated_ranges(local, options)]
         self.torch_optimizer = _adamw(self._ranges, options)
 
+    @property
+    def num_updates(self) -> int:
+        """Updates that were applied, also before what was loaded was saved; skipped steps are none."""
+        return self._num_updates
+
     def begin(self) -> None:
         """A step begins: its gradients will be written where the last ones are."""
         if self._host is not None:

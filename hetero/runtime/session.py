@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.rank_consensus import ConsensusError
+from hetero.plan.batch_shares import with_batch_size
+from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.runtime.microbatch import DataPrefetcher, Microbatch
 from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
@@ -47,9 +49,11 @@ class TrainingSession:
             ``--check-for-nan-in-loss-and-grad`` does. A loss scale that adapts finds its way by such steps: they are
             skipped, whatever this says.
         start_step: how many steps were done before.
+        rampup: lets the batch of a step grow to that of the plan; ``data`` grows likewise.
 
     Attributes:
         steps_done: since the run began, skipped ones too.
+        batches: how many samples each step takes.
     """
 
     def __init__(
@@ -61,9 +65,12 @@ class TrainingSession:
         schedule: ParamScheduler | None = None,
         check_for_nan: bool = True,
         start_step: int = 0,
+        rampup: BatchRampup | None = None,
     ) -> None:
         self.trainer = trainer
         self.steps_done = start_step
+        self.batches = BatchSizes(context.plan.global_batch_size, rampup)
+        self._batch_size = context.plan.global_batch_size
         self._context = context
         self._data = DataPrefetcher(data, context.device) if data is not None else None
         self._schedule = schedule
@@ -97,6 +104,10 @@ class TrainingSession:
 
     def compute_gradients(self) -> None:
         """The first half of :meth:`step`, after which the gradients can be looked at."""
+        size = self.batches.size(self.steps_done)
+        if size != self._batch_size:
+            self.trainer.change_batch(with_batch_size(self._context.plan, size))
+            self._batch_size = size
         self.trainer.compute_gradients(self._data.take() if self._data is not None else None)
 
     def update(self, *, wants_stop: bool = False) -> StepResult:
@@ -108,7 +119,7 @@ class TrainingSession:
         if self._check_for_nan and not result.is_finite:
             self._raise_not_finite()
         if self._schedule is not None and not result.skipped:
-            self._schedule.step(increment=self._context.plan.global_batch_size)
+            self._schedule.step(increment=self._batch_size)
         return result
 
     def weights(self) -> dict[str, torch.Tensor]:

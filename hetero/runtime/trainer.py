@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.distributed.process_groups import ParallelContext
+from hetero.plan.ir import Plan
 from hetero.plan.lowering import collective_options, evaluation_program, lower_rank
 from hetero.runtime.buckets import LocalBucket, NamedParameters, connect_buckets, local_buckets
 from hetero.runtime.dtypes import GRADIENT_DTYPES
@@ -29,6 +30,7 @@ from hetero.runtime.update_groups import updated_places
 from hetero.runtime.warm_up import warm_up
 from hetero.runtime.weight_gather import WeightGather
 from hetero.schedule.actions import ActionKind
+from hetero.schedule.program import Program
 
 
 class BackgroundCopies(Protocol):
@@ -82,16 +84,12 @@ class Trainer:
             gradient_dtype=GRADIENT_DTYPES[plan.precision],
         )
         connect_buckets(self._buckets)
-        program = lower_rank(
+        self._collectives = collective_options(
             plan,
-            context.rank,
-            {local.number: local.bucket for local in self._buckets},
-            options=collective_options(
-                plan,
-                overlap_grad_reduce=data_parallel.overlap_grad_reduce,
-                overlap_param_gather=data_parallel.overlap_param_gather,
-            ),
+            overlap_grad_reduce=data_parallel.overlap_grad_reduce,
+            overlap_param_gather=data_parallel.overlap_param_gather,
         )
+        program = self._program_of(plan)
         self._host = _host_optimizer(context, self._buckets, adam, data_parallel.host_cores)
         self.host_gradients = _host_gradients(context, self._buckets, self._host)
         self._sums = GradientSync(
@@ -106,21 +104,12 @@ class Trainer:
             device=context.device,
             timing=context.timing,
         )
-        runners = {
+        self._runners = {
             s: StageRunner(context, work, model, activations=self.host_activations, ready=self._sums.arrived)
             for s, (work, model) in stages.items()
         }
-        self._executor, self._evaluator = (
-            Executor(
-                context,
-                each,
-                stages=runners,
-                sums=self._sums,
-                gather=self._gather,
-                activations=self.host_activations,
-            )
-            for each in (program, evaluation_program(plan, context.rank))
-        )
+        self._executor = self._executor_of(program, plan)
+        self._evaluator = self._executor_of(evaluation_program(plan, context.rank), plan)
         self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler, host=self._host)
         self._background: BackgroundCopies | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
@@ -128,12 +117,41 @@ class Trainer:
         if runs_cuda(context.device) if warms_up is None else warms_up:
             warm_up(
                 context,
-                list(runners.values()),
+                list(self._runners.values()),
                 sums=self._sums,
                 gather=self._gather,
                 loss_scale=self._loss_scale_of,
                 forwards_again=any(step.action.kind == ActionKind.R for step in program.queues["compute"]),
             )
+
+    def change_batch(self, plan: Plan) -> None:
+        """Train from the next step on by ``plan``: that of the context, or what it is for a batch of another size.
+
+        Weights, optimizer and evaluations stay. So do the gathers of weights: they are awaited in front of the first
+        forward of a stage, which is there however many follow.
+
+        Args:
+            plan: made by :func:`hetero.plan.batch_shares.with_batch_size`.
+        """
+        program = self._program_of(plan)
+        self._sums.follow(program)
+        self.host_activations.follow(program)
+        self._executor = self._executor_of(program, plan)
+
+    def _program_of(self, plan: Plan) -> Program:
+        buckets = {local.number: local.bucket for local in self._buckets}
+        return lower_rank(plan, self._context.rank, buckets, options=self._collectives)
+
+    def _executor_of(self, program: Program, plan: Plan) -> Executor:
+        return Executor(
+            self._context,
+            program,
+            stages=self._runners,
+            sums=self._sums,
+            gather=self._gather,
+            activations=self.host_activations,
+            global_batch_size=plan.global_batch_size,
+        )
 
     def attach(self, background: BackgroundCopies) -> None:
         """Let ``background`` copy the state beside the steps that follow."""

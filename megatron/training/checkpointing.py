@@ -14,6 +14,7 @@ from hetero.checkpoint.writer import CheckpointWriter
 from hetero.distributed.process_groups import ParallelContext
 from hetero.distributed.rank_consensus import ConsensusError, from_rank_0, on_all_ranks
 from hetero.errors import ConfigError
+from hetero.plan.batch_sizes import BatchSizes
 from hetero.plan.ir import Plan
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.trainer import Trainer
@@ -95,14 +96,17 @@ def run_state(
 ) -> CheckpointState:
     """The scalars of a run after ``step``."""
     plan, scaler = context.plan, trainer.scaler
+    batches = BatchSizes(plan.global_batch_size, config.parallel.rampup)
     return CheckpointState(
         step=step,
         model=plan.model,
         precision=plan.precision,
         plan=plan,
-        consumed_samples=step * plan.global_batch_size,
-        adam_step=scheduler.num_steps // plan.global_batch_size,
-        train_samples=config.run.train_iters * plan.global_batch_size,
+        consumed_samples=batches.first_sample(step),
+        adam_step=trainer.optimizer.num_updates,
+        scheduled_samples=scheduler.num_steps,
+        rampup=batches.rampup,
+        train_samples=batches.first_sample(config.run.train_iters),
         seed=config.run.seed,
         loss_scaler=None
         if scaler is None
@@ -191,16 +195,22 @@ def _check_same_run(path: Path, state: CheckpointState, config: PretrainConfig, 
         ("--seed", state.seed, config.run.seed),
         ("--seq-length", state.plan.seq_length, plan.seq_length),
         ("--global-batch-size", state.plan.global_batch_size, plan.global_batch_size),
+        ("--rampup-batch-size", state.rampup, config.parallel.rampup),
     ):
-        if saved != given:
-            raise ConfigError(
-                f"{path}: saved with {flag} {saved}, not {given}: other samples would follow; give {flag} {saved}, or "
-                "--finetune to begin anew with its weights"
-            )
+        if saved == given:
+            continue
+        was = f"with {flag} {saved}" if saved is not None else f"without {flag}"
+        fix = f"give {flag} {saved}" if saved is not None else "leave it out"
+        now = f"with {given}" if given is not None else "without"
+        raise ConfigError(
+            f"{path}: saved {was}, not {now}: other samples would follow; {fix}, or --finetune to begin anew with its "
+            "weights"
+        )
 
 
 def _notes(state: CheckpointState, config: PretrainConfig) -> list[str]:
-    now = config.run.train_iters * config.parallel.global_batch_size
+    batches = BatchSizes(config.parallel.global_batch_size, config.parallel.rampup)
+    now = batches.first_sample(config.run.train_iters)
     if state.train_samples in (None, now):
         return []
     return [
@@ -217,7 +227,8 @@ def restore_scalars(
     scheduler: OptimizerParamScheduler,
 ) -> None:
     """Put schedule, loss scale and, if the plan is the same, dropout where they were."""
-    scheduler.step(increment=state.adam_step * context.plan.global_batch_size)
+    scheduled = state.scheduled_samples
+    scheduler.step(increment=state.adam_step * context.plan.global_batch_size if scheduled is None else scheduled)
     if trainer.scaler is not None and trainer.scaler.options.constant is None and state.loss_scaler is not None:
         trainer.scaler.scale = state.loss_scaler.scale
         trainer.scaler.clean_steps = state.loss_scaler.growth_tracker

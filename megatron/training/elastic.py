@@ -44,7 +44,7 @@ def describe(config: PretrainConfig, path: Path) -> None:
             "elastic training plans anew for the nodes that are there: give --hetero-cluster (or --hetero-emulate), "
             "with all node types that may come, and leave --hetero-plan out"
         )
-    refuse_time_limit(config)
+    refuse_flags(config)
     model, tokenizer_vocab_size = described_model(config)
     problem = planning_problem(config, planner, model)
     if (emulation := config.emulation) is not None:
@@ -53,12 +53,18 @@ def describe(config: PretrainConfig, path: Path) -> None:
     save(problem, path)
 
 
-def refuse_time_limit(config: PretrainConfig) -> None:
-    """Refuse the flag that counts from the start of a process.
+def refuse_flags(config: PretrainConfig) -> None:
+    """Refuse flags that elastic training cannot follow: of what counts from the start of a process, and of a batch that
+    grows, whose sizes the plans of later epochs may not be able to share.
 
     Raises:
-        ConfigError: it is given.
+        ConfigError: one is given.
     """
+    if config.parallel.rampup is not None:
+        raise ConfigError(
+            f"--rampup-batch-size {config.parallel.rampup}: elastic training keeps one batch under all of its plans; "
+            "leave it out, or train without hetero elastic"
+        )
     if config.run.exit_duration_minutes is not None:
         raise ConfigError(
             "--exit-duration-in-mins: the time of a rank begins anew with every epoch of elastic training; leave it "
@@ -89,7 +95,7 @@ class ElasticRank:
         self._steps_done = 0
         self.goes_on_elsewhere = False
         if assignment is not None:
-            refuse_time_limit(config)
+            refuse_flags(config)
 
     @property
     def plan(self) -> Plan | None:

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hetero.plan.batch_sizes import BatchSizes
 from megatron.training.cli.config import PretrainConfig
 
 
@@ -16,11 +17,12 @@ def flag_notes(config: PretrainConfig) -> RenderableType | None:
         several = len(config.notes) > 1
         parts.append(Text(f"warning: {len(config.notes)} {'flags have' if several else 'flag has'} no effect here"))
         parts.append(_table(config))
-    batch, samples = config.parallel.global_batch_size, config.run.train_samples
-    if rest := samples - config.run.train_iters * batch:
+    batch, samples, rampup = config.parallel.global_batch_size, config.run.train_samples, config.parallel.rampup
+    if rest := samples - BatchSizes(batch, rampup).first_sample(config.run.train_iters):
+        sizes = batch if rampup is None else f"{rampup.start} to {batch}"
         parts.append(
             Text(
-                f"--train-samples {samples} are {config.run.train_iters} steps of {batch}; the last {rest} fill no "
+                f"--train-samples {samples} are {config.run.train_iters} steps of {sizes}; the last {rest} fill no "
                 "step and are left out, as Megatron-LM does"
             )
         )

@@ -23,6 +23,8 @@ from hetero.distributed.runtime_versions import check_kernels, check_versions
 from hetero.distributed.shutdown import leave_world
 from hetero.elastic.records import ASSIGNMENT_VARIABLE, RankAssignment
 from hetero.errors import ConfigError, MembershipError, PlanError, PlanMemoryError
+from hetero.plan.batch_shares import check_batch_sizes
+from hetero.plan.batch_sizes import BatchSizes
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.device_rules import fp8_obstacle
 from hetero.plan.ir import Plan
@@ -358,6 +360,7 @@ def _checked(plan: Plan, config: PretrainConfig, model: ModelSpec, cluster: Clus
         seq_length=config.data.seq_length,
         global_batch_size=parallel.global_batch_size,
     )
+    check_batch_sizes(plan, BatchSizes(plan.global_batch_size, parallel.rampup))
     if parallel.hetero_cluster is not None and cluster is not None:
         check_plan_on_cluster(plan, cluster)
     if parallel.precision is not None and plan.precision != parallel.precision:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hetero.cost.model_flops import DeviceWork, Products
 from hetero.emulation.cluster.timing import EmulatedTiming
+from hetero.plan.batch_sizes import BatchSizes
 from hetero.runtime.optimizer import StepResult
 from megatron.training.cli.logging_config import LoggingConfig, ScalarsConfig
 from megatron.training.scalar_writers import ScalarWriter
@@ -29,13 +30,13 @@ LearningRates = tuple[float, float | None]
 class ReportedRun:
     """What is reported on.
 
-    work: of a step of ``global_batch_size`` samples on each device type; empty where nobody asks.
+    work: of a step of the whole batch on each device type; empty where nobody asks.
     emulated: where a cluster is emulated; times are then emulated ones, and the first step, which only warms up, has
         none.
     """
 
     train_iters: int
-    global_batch_size: int
+    batches: BatchSizes
     seq_length: int
     world_size: int
     work: Mapping[Products, DeviceWork] = field(default_factory=dict)
@@ -181,8 +182,10 @@ class Metrics:
 
     def _line(self, step: int, result: StepResult, *, lr: float) -> str:
         speed = self._speed(self._lines)
+        run = self._run
         told = [
-            f"step {step:>{len(str(self._run.train_iters))}}/{self._run.train_iters}",
+            f"step {step:>{len(str(run.train_iters))}}/{run.train_iters}",
+            *([f"batch {run.batches.size(step - 1)}"] if run.batches.rampup is not None else []),
             f"loss {self._lines.loss:.6f}",
             f"grad norm {result.grad_norm:.4f}",
             f"lr {lr:.3e}",
@@ -202,7 +205,8 @@ class Metrics:
         if speed is not None:
             if self._logging.throughput:
                 told += list(self._throughput_in_words(speed))
-            left_s = (self._run.train_iters - step) * speed.step_s * self._time_scale
+            left = run.batches.first_sample(run.train_iters) - run.batches.first_sample(step)
+            left_s = left / speed.samples_per_s * self._time_scale
             told.append(f"ETA {datetime.timedelta(seconds=round(left_s))}")
         return " | ".join(told)
 
@@ -238,7 +242,7 @@ class Metrics:
     def _throughput(self, speed: _Speed) -> Iterator[tuple[Products, float, float | None]]:
         """Of each device type, TFLOP/s of one device and its MFU."""
         # Of a smaller batch the work is that much less; who has which share of it is as in a whole one.
-        whole_s = speed.step_s * self._run.global_batch_size / speed.samples_per_step
+        whole_s = speed.step_s * self._run.batches.full / speed.samples_per_step
         for products, work in self._run.work.items():
             yield products, work.flops_per_s(whole_s) / 1e12, work.mfu(whole_s)
 

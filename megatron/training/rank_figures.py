@@ -99,8 +99,12 @@ class RankFigures:
         if self._timing is not None and _is_due(step, self._config.stage_times_interval):
             self._timing.begin_step()
 
-    def after_step(self, step: int) -> None:
-        """Gather and report what is due after ``step``; collective over the world (gather of a short object)."""
+    def after_step(self, step: int, *, num_samples: int) -> None:
+        """Gather and report what is due after ``step``; collective over the world (gather of a short object).
+
+        Args:
+            num_samples: of this step, which is predicted for the whole batch alone.
+        """
         measures, looks = _is_due(step, self._config.stage_times_interval), _is_due(step, self._memory_interval)
         if not (measures or looks):
             return
@@ -115,7 +119,7 @@ class RankFigures:
         if looks:
             self._report_memory(step, [memory for _, memory in every])
         if measures:
-            self._report_stages(step, [rank_times for rank_times, _ in every])
+            self._report_stages(step, [rank_times for rank_times, _ in every], num_samples)
 
     def _report_memory(self, step: int, every: Sequence[RankMemory]) -> None:
         assert self._metrics is not None, "this rank reports"
@@ -135,9 +139,14 @@ class RankFigures:
         self._metrics.say(f"memory up to step {step}, at most: {' | '.join(told)}")
         self._metrics.write(scalars, step)
 
-    def _report_stages(self, step: int, every: Sequence[RankTimes | None]) -> None:
+    def _report_stages(self, step: int, every: Sequence[RankTimes | None], num_samples: int) -> None:
         assert self._metrics is not None, "this rank reports"
         plan, predicted = self._context.plan, self._predicted
+        if num_samples < plan.global_batch_size:
+            predicted = PredictedStages(
+                missing=f"nothing is predicted of a step of {num_samples} samples: the plan is for "
+                f"{plan.global_batch_size}"
+            )
         measured = measured_stages(plan, every)
         times = {"measured": measured} | ({"predicted": predicted.stages} if predicted.stages is not None else {})
         self._metrics.say(stage_times_table(plan, times, MEASURED_COLUMNS, of=f"step {step}"))

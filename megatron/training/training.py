@@ -21,6 +21,7 @@ from hetero.distributed.rank_consensus import on_all_ranks
 from hetero.distributed.shutdown import nccl_error
 from hetero.emulation.ranks.setup import Emulation
 from hetero.errors import DeviceMemoryError
+from hetero.plan.batch_sizes import BatchSizes
 from hetero.plan.ir import Plan
 from hetero.plan.rank_description import describe_rank
 from hetero.report.tables.layers import RankLayers, layers_table
@@ -192,7 +193,8 @@ def build_datasets(config: PretrainConfig, plan: Plan, tokenizer: Tokenizer) -> 
     Raises:
         ConfigError: some rank's data is wrong; on every rank.
     """
-    num_samples = config.run.train_iters * plan.global_batch_size
+    batches = BatchSizes(plan.global_batch_size, config.parallel.rampup)
+    num_samples = batches.first_sample(config.run.train_iters)
     dataset = build_dataset(config.data, tokenizer, split="train", num_samples=num_samples)
     evaluations = [
         Evaluation(
@@ -234,6 +236,7 @@ def build_session(
             first_step=start_step,
             num_steps=max(0, config.run.train_iters - start_step),
             num_workers=config.data.num_workers,
+            rampup=config.parallel.rampup,
         )
     return TrainingSession(
         context,
@@ -242,6 +245,7 @@ def build_session(
         schedule=scheduler,
         check_for_nan=config.run.check_for_nan,
         start_step=start_step,
+        rampup=config.parallel.rampup,
     )
 
 
@@ -339,7 +343,7 @@ def _metrics(
     described = context.plan if emulation is None else emulation.described
     run = ReportedRun(
         train_iters=config.run.train_iters,
-        global_batch_size=described.global_batch_size,
+        batches=BatchSizes(described.global_batch_size, config.parallel.rampup),
         seq_length=described.seq_length,
         world_size=described.world_size,
         work=_work(config, described),
@@ -403,13 +407,14 @@ class _Run:
         for step in range(start_step + 1, num_steps + 1):
             self.detector.doing = f"training step {step}"
             rates = self.session.learning_rate, self.session.decoupled_learning_rate
+            num_samples = self.session.batches.size(step - 1)
             self.figures.before_step(step)
             result = self.session.step(wants_stop=lambda: self.stop.wanted)
             profiler.after_step(step)
             if self.metrics is not None:
-                self.metrics.record(step, result, rates=rates, num_samples=self.context.plan.global_batch_size)
+                self.metrics.record(step, result, rates=rates, num_samples=num_samples)
             with self._outside_steps("reporting"):
-                self.figures.after_step(step)
+                self.figures.after_step(step, num_samples=num_samples)
             last = result.stop or self.stop.is_last(step)
             if last:
                 # What all ranks do behind the last step may be in a communicator in which weights are still gathered.

@@ -365,7 +365,7 @@ FAULTS = {
     "a stale weight": Fault(keep_a_stale_weight, f"{NOT_SAVED}|has other weights"),
     "an update too few": Fault(lose_an_update, "main weight .* is not AdamW's"),
     "the first learning rate": Fault(restart_the_learning_rate, "main weight .* is not AdamW's"),
-    "a schedule from the start": Fault(restart_the_schedule, "adam_step is 0, 2 was saved"),
+    "a schedule from the start": Fault(restart_the_schedule, r"scheduled_samples is 0, \d+ was saved"),
     "the first loss scale": Fault(lose_the_loss_scale, r"scale=1572864\.0.* was saved", precision="fp16"),
     "clean steps forgotten": Fault(lose_the_clean_steps, "growth_tracker=0.* was saved", precision="fp16"),
     "the batch before": Fault(train_on_the_batch_before, "loss is not one process's"),

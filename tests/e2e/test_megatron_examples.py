@@ -60,10 +60,11 @@ def sentencepiece_model(folder: Path) -> None:
 def gpt3(folder: Path) -> list[str]:
     gpt2_files(folder)
     files = folders(folder, "tensorboard-dir", "vocab-file", "merge-file")
-    parallel = {"--tensor-model-parallel-size": "1", "--pipeline-model-parallel-size": "2", "--rampup-batch-size": None}
-    return with_values(
-        GPT3_175B.split(), {**TINY, **TINY_LAYERS, **STEPS, **files, **parallel, "--data-path": corpus(folder)}
-    )
+    parallel = {"--tensor-model-parallel-size": "1", "--pipeline-model-parallel-size": "2"}
+    # A step of 2 samples, and one of 4.
+    rampup = {"--rampup-batch-size": "2 2 2", "--train-iters": None, "--lr-decay-iters": None}
+    changes = {**TINY, **TINY_LAYERS, **files, **parallel, **rampup, "--data-path": corpus(folder)}
+    return [*with_values(GPT3_175B.split(), changes), "--train-samples", "6"]
 
 
 def llama3(folder: Path) -> list[str]:
@@ -114,6 +115,8 @@ def test_an_example_trains_after_one_round_of_messages(
         assert [flag for flag in refused if flag not in told.stderr] == []
     run = forked(2, with_values(words, dict.fromkeys(refused)), environment={"WANDB_MODE": "offline"})
     assert run.returncode == 0, run.stderr
-    assert [line for line in run.stdout.splitlines() if line.startswith("step 2/2 | loss ")]
+    assert [
+        line for line in run.stdout.splitlines() if line.startswith(("step 2/2 | loss ", "step 2/2 | batch 4 | loss "))
+    ]
     assert [line for line in said if line not in run.stdout] == []
     assert any((tmp_path / "checkpoints").iterdir()), "the end of the run is saved"

@@ -223,6 +223,12 @@ CASES = {
         message="uniform plan: 4 ranks are no multiple of --tensor-model-parallel-size 1 "
         "x --pipeline-model-parallel-size 3",
     ),
+    "a-ramp-up-that-replicas-cannot-share": Case(
+        flags={"rampup_batch_size": "1 1 9", "train_iters": None, "train_samples": "80"},
+        message="--rampup-batch-size 1 1 9: 2 replicas cannot share batches of 1, 2 samples, as each takes at least "
+        "one whole microbatch of its stages, multiples of 1, 2; an increment that 2 divides and a start of at least 4 "
+        "are possible, or lower the micro batch sizes",
+    ),
     "no-uniform-plan-for-this-batch": Case(
         flags={"hetero_plan": None, "micro_batch_size": "1"},
         message="uniform plan: --global-batch-size 6 is no multiple of --micro-batch-size 1 x 4 data-parallel replicas",
@@ -232,7 +238,7 @@ CASES = {
 
 def write_plan(case: Case, path: Path) -> list[list[str]]:
     """Write the case's plan file; returns each rank's command line."""
-    argv = command_line(**{"hetero_plan": str(path), **case.flags})
+    argv = " ".join(command_line(**{"hetero_plan": str(path), **case.flags})).split()
     made = json.loads(to_json(good_plan(model_of(argv)) if case.fits_flags else good_plan()))
     case.change(made)
     path.write_text(case.text(json.dumps(made, indent=2)))

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from hetero.distributed.process_groups import ParallelContext, create_groups
+from hetero.plan.batch_shares import with_batch_size
+from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.plan.ir import Plan
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.runtime.loss_scaler import LossScaleOptions
@@ -84,13 +86,18 @@ def sample(index: int, *, seq_length: int, vocab_size: int) -> tuple[torch.Tenso
     return ids[:-1], ids[1:], mask
 
 
-def microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:
-    """The microbatches of ``rank`` by the order that the plan's docstring promises, written out independently."""
+def microbatches(plan: Plan, rank: int, *, step: int, first_sample: int | None = None) -> list[Microbatch]:
+    """The microbatches of ``rank`` by the order that the plan's docstring promises, written out independently.
+
+    Args:
+        first_sample: of the step, where those before had batches of other sizes.
+    """
     place = plan.placement(rank)
     assert place is not None
     replica = plan.replicas[place.replica]
     stage = replica.stages[place.stage]
-    block = step * plan.global_batch_size + sum(r.num_samples for r in plan.replicas[: place.replica])
+    block = step * plan.global_batch_size if first_sample is None else first_sample
+    block += sum(r.num_samples for r in plan.replicas[: place.replica])
     batches = []
     for m in range(replica.num_samples // (stage.micro_batch_size * stage.dp)):
         first = block + (m * stage.dp + place.dp_rank) * stage.micro_batch_size
@@ -104,11 +111,22 @@ def microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:
     return batches
 
 
-def data_of(context: ParallelContext, *, first_step: int = 0) -> Iterator[list[Microbatch]] | None:
+def data_of(
+    context: ParallelContext, *, first_step: int = 0, rampup: BatchRampup | None = None
+) -> Iterator[list[Microbatch]] | None:
     """The microbatches of this rank from ``first_step`` on; ``None`` if it needs none."""
     if not reads_data(context):
         return None
-    return (microbatches(context.plan, context.rank, step=step) for step in itertools.count(first_step))
+    sizes = BatchSizes(context.plan.global_batch_size, rampup)
+    return (
+        microbatches(
+            with_batch_size(context.plan, sizes.size(step)),
+            context.rank,
+            step=step,
+            first_sample=sizes.first_sample(step),
+        )
+        for step in itertools.count(first_step)
+    )
 
 
 def one_process_plan(plan: Plan) -> Plan:

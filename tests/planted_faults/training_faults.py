@@ -40,7 +40,7 @@ TRAINING_FAULTS = (
         name="skipped steps count as updates in a checkpoint",
         kind="skipped step",
         file="megatron/training/checkpointing.py",
-        find="adam_step=scheduler.num_steps // plan.global_batch_size",
+        find="adam_step=trainer.optimizer.num_updates",
         replace="adam_step=step",
         hints=("tests/dist/test_half_precision_resume.py",),
     ),

@@ -6,6 +6,7 @@ These functions take flags that :mod:`megatron.training.cli.rules` has accepted.
 from pathlib import Path
 from typing import Literal
 
+from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.plan.ir import Precision
 from hetero.spec.model import RotaryScaling
 from megatron.training.cli.fields import FlagValues
@@ -148,7 +149,21 @@ def qkv_bias(flags: FlagValues) -> bool:
 def train_iters(flags: FlagValues) -> int:
     """Steps of the run. Samples of a last step that they do not fill are left out, as Megatron-LM leaves them out."""
     steps: int | None = flags["--train-iters"]
-    return steps if steps is not None else int(flags["--train-samples"] // flags["--global-batch-size"])
+    return steps if steps is not None else batch_sizes(flags).num_steps(flags["--train-samples"])
+
+
+def rampup(flags: FlagValues) -> BatchRampup | None:
+    """By what the global batch grows, if it does."""
+    values: tuple[int, ...] | None = flags["--rampup-batch-size"]
+    if values is None:
+        return None
+    start, increment, samples = values
+    return BatchRampup(start=start, increment=increment, samples=samples)
+
+
+def batch_sizes(flags: FlagValues) -> BatchSizes:
+    """How many samples each step takes."""
+    return BatchSizes(flags["--global-batch-size"], rampup(flags))
 
 
 def train_samples(flags: FlagValues) -> int:

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from hetero.cost.runtime_model import HETERO
 from hetero.emulation.options import EmulationOptions
+from hetero.plan.batch_sizes import BatchRampup
 from hetero.plan.ir import Precision, Recompute
 from hetero.planner.problem import Offloading, Problem
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
@@ -187,6 +188,17 @@ class ParallelConfig:
         "Without a plan, and then required: samples of one microbatch.", COUNT, default=None, relations=_STATED_BY_PLAN
     )
     global_batch_size: int = flag("Samples of one step over all replicas.", COUNT)
+    rampup: BatchRampup | None = computed(
+        derived.rampup,
+        Flag(
+            "--rampup-batch-size",
+            "Three numbers, with --train-samples: samples of the first steps, by how many a step grows at a time, and "
+            "over how many samples of the run it grows evenly, up to --global-batch-size.",
+            COUNT,
+            many=True,
+            relations=Relations(excludes=("--hetero-emulate",)),
+        ),
+    )
     recompute: Recompute = flag(
         "Without a plan: do not keep the inside of attention, or of whole layers, for the backward.",
         one_of("selective", "full"),

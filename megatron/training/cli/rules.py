@@ -12,6 +12,7 @@ from functools import partial
 
 from megatron.training.cli.config import FLAGS
 from megatron.training.cli.derived import (
+    batch_sizes,
     cluster_file,
     emulates,
     ffn_hidden_size,
@@ -152,11 +153,55 @@ def _harmful(name: str, flags: FlagValues) -> Iterator[str]:
 
 
 def _check_train_samples(flags: FlagValues) -> Iterator[str]:
-    if has_samples(flags) and flags["--train-samples"] < flags["--global-batch-size"]:
+    first = "--rampup-batch-size" if flags["--rampup-batch-size"] is not None else "--global-batch-size"
+    size: int = flags[first][0] if first == "--rampup-batch-size" else flags[first]
+    if has_samples(flags) and flags["--train-samples"] < size:
         yield (
-            f"{flags.shown('--train-samples')} are fewer than one step's {flags.shown('--global-batch-size')}: raise "
-            "the first or lower the second"
+            f"{flags.shown('--train-samples')} are fewer than one step's {flags.shown(first)}: raise the first or "
+            "lower the second"
         )
+
+
+def _check_rampup(flags: FlagValues) -> Iterator[str]:
+    name = "--rampup-batch-size"
+    if (values := flags[name]) is None:
+        return
+    shown = flags.shown(name)
+    if len(values) != _RAMPUP_VALUES:
+        yield f"{shown}: {len(values)} numbers, must be {_RAMPUP_VALUES}: START INCREMENT SAMPLES"
+        return
+    start, increment, _ = values
+    grows = flags["--global-batch-size"] - start
+    if grows <= 0:
+        yield (
+            f"{shown} begins with {start} samples, must be fewer than {flags.shown('--global-batch-size')}: lower the "
+            f"first number, or leave {name} out"
+        )
+    elif grows % increment:
+        yield (
+            f"{shown} never reaches {flags.shown('--global-batch-size')}: its increment {increment} does not divide "
+            f"the {grows} samples from {start} on; change one of the three"
+        )
+    elif grows // increment > _MOST_INCREMENTS:
+        yield (
+            f"{shown}: {grows // increment} increments up to {flags.shown('--global-batch-size')}, at most "
+            f"{_MOST_INCREMENTS} are; raise the second number"
+        )
+    elif not has_samples(flags):
+        # As in Megatron-LM: a length in steps would not say over how much data.
+        sizes = batch_sizes(flags)
+        lengths = [
+            f"{samples} {sizes.first_sample(flags[iters])}"
+            for iters, samples in (("--train-iters", "--train-samples"), *_IN_STEPS_AND_SAMPLES)
+            if iters in flags.given
+        ]
+        yield f"{shown} counts samples, and so does the run then: in place of steps give {' '.join(lengths)}"
+
+
+_RAMPUP_VALUES = 3
+
+_MOST_INCREMENTS = 1024
+"""Of a ramp-up; each has a plan of its own, which is looked at before the first step. A heuristic."""
 
 
 def _check_experts(flags: FlagValues) -> Iterator[str]:
@@ -311,6 +356,7 @@ def _check_profiled_steps(flags: FlagValues) -> Iterator[str]:
 
 _VALUES_FIT: tuple[_Check, ...] = (
     _check_train_samples,
+    _check_rampup,
     _check_experts,
     _check_ffn,
     _check_heads,

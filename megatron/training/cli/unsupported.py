@@ -41,8 +41,8 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "the global batch is the same at every step: leave it out and set --global-batch-size",
-        "--rampup-batch-size --decrease-batch-size-if-needed",
+        "a global batch that the replicas cannot share is refused: leave it out, the message says which sizes they can",
+        "--decrease-batch-size-if-needed",
     ),
     ("use --micro-batch-size and --global-batch-size", "--batch-size"),
     ("every step counts: leave it out", "--iterations-to-skip --train-sync-interval"),

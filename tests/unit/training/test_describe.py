@@ -60,12 +60,16 @@ def test_wrong_flags_are_said_as_ever(
         ({"hetero_plan": "plan.json"}, "give --hetero-cluster.*leave --hetero-plan out"),
         ({"hetero_cluster": None, "micro_batch_size": "1"}, "give --hetero-cluster"),
         ({"exit_duration_in_mins": "5"}, "--exit-duration-in-mins: the time of a rank begins anew with every epoch"),
+        (
+            {"rampup_batch_size": "2 2 9", "train_iters": None, "train_samples": "80"},
+            "--rampup-batch-size 2 2 9: elastic training keeps one batch",
+        ),
         ({"hetero_cluster": "missing.yaml"}, r"missing\.yaml: no such file"),
     ],
 )
 def test_what_elastic_training_cannot_plan(tmp_path: Path, changes: dict[str, str | None], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        describe(parse_args(flags(**changes)), tmp_path / "problem.json")
+        describe(parse_args(" ".join(flags(**changes)).split()), tmp_path / "problem.json")
 
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}

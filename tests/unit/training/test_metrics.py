@@ -1,5 +1,6 @@
 """What is reported and where: checked before training starts, and read back from whoever got it."""
 
+import dataclasses
 import json
 import re
 import socket
@@ -14,6 +15,7 @@ from wandb.sdk.internal.datastore import DataStore
 
 from hetero.cost.model_flops import DeviceWork, Products
 from hetero.errors import ConfigError
+from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.runtime.optimizer import StepResult
 from megatron.training import metrics
 from megatron.training.metrics import Metrics, ReportedRun
@@ -24,7 +26,7 @@ WORK = {
     Products("A100-80", "bf16"): DeviceWork(num_devices=2, model_flops=8e12, peak_flops_per_s=10e12),
     Products("slow", "bf16"): DeviceWork(num_devices=1, model_flops=1e12, peak_flops_per_s=None),
 }
-RUN = ReportedRun(train_iters=4, global_batch_size=8, seq_length=16, world_size=3, work=WORK)
+RUN = ReportedRun(train_iters=4, batches=BatchSizes(8), seq_length=16, world_size=3, work=WORK)
 
 
 class Clock:
@@ -44,15 +46,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def run_steps(clock: Clock, flags: str, *, evaluates: bool = False) -> None:
+def run_steps(clock: Clock, flags: str, *, evaluates: bool = False, run: ReportedRun = RUN) -> None:
     """Three steps of 2 s each, the second of which is skipped; between two of them 5 s are spent on a save."""
     config = parse(flags)
     writers = open_writers(config.scalars, settings=settings_of(config))
-    with Metrics(RUN, config.logging, config.scalars, writers) as reporter:
+    with Metrics(run, config.logging, config.scalars, writers) as reporter:
         for step in (1, 2, 3):
             clock.now_s += 2.0
             result = StepResult(loss=4.0 - step, num_tokens=128, grad_norm=0.5, skipped=step == 2, loss_scale=64.0)
-            reporter.record(step, result, rates=(1e-3, None), num_samples=8)
+            reporter.record(step, result, rates=(1e-3, None), num_samples=run.batches.size(step - 1))
             with reporter.outside_steps("saving"):
                 clock.now_s += 5.0
         if evaluates:
@@ -75,6 +77,17 @@ def test_the_log_line(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
         "ETA 0:00:04"
     )
     assert time == "seconds: training 6.0, saving 15.0"
+
+
+def test_the_log_line_of_a_batch_that_grows(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of 4, 4, 8 and 8 samples, 2 s each: what is left of the run is counted in samples."""
+    batches = BatchSizes(8, BatchRampup(start=4, increment=4, samples=5))
+    run_steps(clock, "--log-interval 2", run=dataclasses.replace(RUN, batches=batches))
+    line, _ = capsys.readouterr().out.splitlines()
+    assert line == (
+        "step 2/4 | batch 4 | loss 3.000000 | grad norm 0.5000 | lr 1.000e-03 | 2.0 samples/s | 32 tokens/s | "
+        "step time 2000.0 ms | skipped 1 | loss scale 64 | ETA 0:00:08"
+    )
 
 
 def test_tensorboard_gets_what_the_flags_ask_for(clock: Clock, tmp_path: Path) -> None:

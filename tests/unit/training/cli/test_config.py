@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hetero.errors import ConfigError
+from hetero.plan.batch_sizes import BatchRampup
 from hetero.spec.model import RotaryScaling
 from megatron.training.cli.config import FLAGS
 from tests.helpers.flags import GROWING_DECAY, MOE, ROPE, SCALED, WSD, command, parse
@@ -217,6 +218,8 @@ EFFECTS = [
     Effect("--train-samples 400", "run.train_iters", 50, **SAMPLES),
     Effect("--train-samples 407", "run.train_iters", 50, **SAMPLES),
     Effect("--train-samples 407", "run.train_samples", 407, **SAMPLES),
+    Effect("--rampup-batch-size 2 2 30", "parallel.rampup", BatchRampup(start=2, increment=2, samples=30), **SAMPLES),
+    Effect("--rampup-batch-size 2 2 30", "run.train_iters", 105, **SAMPLES),
     Effect("--seed 1", "run.seed", 1),
     Effect("--seed 1", "data.seed", 1),
     Effect("--no-check-for-nan-in-loss-and-grad", "run.check_for_nan", False),

@@ -23,5 +23,11 @@ def test_one_round_of_messages_is_enough(example: str, refused: list[str], num_w
         with pytest.raises(ConfigError) as error:
             parse_args(words)
         assert [line.split()[0].strip(":") for line in str(error.value).splitlines()] == refused
+    if refused == ["--rampup-batch-size"]:
+        # It stays, and what the message says takes the place of the lengths in steps.
+        steps = {"--train-iters": None, "--lr-decay-iters": None}
+        instead = str(error.value).partition("in place of steps give ")[2].split()
+        config = parse_args([*with_values(words, steps), *instead, "--distributed-backend", "gloo"])
+        assert (config.run.train_iters, str(config.parallel.rampup)) == (500_000, "16 16 5859375")
     config = parse_args([*with_values(words, dict.fromkeys(refused)), "--distributed-backend", "gloo"])
     assert len(config.notes) == num_without_effect

@@ -141,6 +141,31 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         (f"{WSD} --lr-warmup-fraction 0.91", "", "do not fit into the 100 steps"),
         (f"{GROWING_DECAY} --end-weight-decay 0.05", "", "is below --start-weight-decay 0.1"),
         ("--train-samples 7", "--train-iters", "--train-samples 7 are fewer than one step's --global-batch-size 8"),
+        (
+            "--rampup-batch-size 4 2 9 --train-samples 3",
+            "--train-iters",
+            "--train-samples 3 are fewer than one step's --rampup-batch-size 4 2 9",
+        ),
+        ("--rampup-batch-size 4 2 --train-samples 80", "--train-iters", "4 2: 2 numbers, must be 3: START INCREMENT"),
+        ("--rampup-batch-size 8 2 9 --train-samples 80", "--train-iters", "must be fewer than --global-batch-size 8"),
+        ("--rampup-batch-size 1 2 9 --train-samples 80", "--train-iters", "increment 2 does not divide the 7 samples"),
+        (
+            "--rampup-batch-size 2 2 9 --train-samples 80 --global-batch-size 2080",
+            "--train-iters",
+            "1039 increments up to --global-batch-size 2080, at most 1024 are",
+        ),
+        ("--rampup-batch-size 0 2 9 --train-samples 80", "--train-iters", "--rampup-batch-size: '0' is not a whole"),
+        (
+            # Steps of 4, 4, 6, 8, ..., 8, of which the first ten are the decay.
+            "--rampup-batch-size 4 2 12 --lr-decay-iters 10",
+            "",
+            "in place of steps give --train-samples 790 --lr-decay-samples 70",
+        ),
+        (
+            "--rampup-batch-size 4 2 9 --train-samples 80 --hetero-emulate c",
+            "--train-iters --micro-batch-size",
+            "--rampup-batch-size 4 2 9 and --hetero-emulate c exclude each other",
+        ),
         ("--micro-batch-size 3", "", "--global-batch-size 8 is no multiple of --micro-batch-size 3"),
     ],
 )

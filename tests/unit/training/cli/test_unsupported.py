@@ -47,7 +47,7 @@ def test_each_is_refused_by_name_with_advice(form: str) -> None:
         ("--hybrid-context-parallel", "context parallelism is not there yet"),
         ("--expert-tensor-parallel-size", "expert parallelism is not there yet"),
         ("--recompute-activations", "--recompute-granularity selective"),
-        ("--rampup-batch-size", "--global-batch-size"),
+        ("--decrease-batch-size-if-needed", "which sizes they can"),
         ("--full-validation", "--eval-iters"),
         ("--vocab-extra-ids", "--tokenizer-type HuggingFaceTokenizer"),
         ("--padded-vocab-size", "--vocab-size"),

@@ -1,0 +1,124 @@
+"""A batch that grows while a run goes on: under any plan the losses and weights of one process that ramps up alike."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetero.checkpoint.folder import find_checkpoint, read_state
+from hetero.plan.ir import Plan
+from hetero.spec.parameters import parameters
+from tests.helpers.commands import command_line
+from tests.helpers.comparison import shard
+from tests.helpers.host_training import left_to_hosts
+from tests.helpers.layouts import layout, with_delays
+from tests.helpers.models import moe_model
+from tests.helpers.plans import deep_enough, plan, replica, sharded, stage
+from tests.helpers.ranks import run_ranks
+from tests.helpers.sessions import Session, session
+from tests.helpers.training import one_process_plan, trace_of
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
+
+RAMPUP = ["--rampup-batch-size", "4", "4", "16"]
+SIZES = [4, 4, 8, 12, 12]
+"""Of a batch of 12: two increments, of 8 samples each; the fourth step is the first behind 16."""
+HALF = 2
+MOE_FLAGS = {
+    "num_experts": "4",
+    "disable_bias_linear": "",
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_aux_loss_coeff": "1.0",
+}
+
+
+def two_unlike_replicas() -> Plan:
+    """Units of 2 and 1, of which the first has two thirds."""
+    first = replica(stage(layers=(0, 4), ranks=(0, 1), tp=2, mbs=2), stage(layers=(4, 6), ranks=(2,)), num_samples=8)
+    model = layout("one-stage", "gpt2-tied").model
+    return plan(model, [first, replica(stage(layers=(0, 6), ranks=(3,)), num_samples=4)], precision="fp64")
+
+
+def experts() -> Plan:
+    """One sample in each microbatch, as in one process: the auxiliary loss is a mean over microbatches."""
+    first = replica(stage(layers=(0, 1), ranks=(0, 1), tp=2, sp=True), stage(layers=(1, 3), ranks=(2,)), num_samples=9)
+    second = replica(stage(layers=(0, 3), ranks=(3,)), num_samples=3)
+    return plan(moe_model(num_layers=3), [first, second], precision="fp64")
+
+
+def interleaved() -> Plan:
+    """Stages in turns beside a rank, with hosts that update and keep activations, and backwards in two halves."""
+    whole = layout("interleaved-3x2", "gpt2-tied")
+    first = deep_enough(dataclasses.replace(whole.replicas[0], num_samples=8))
+    second = replica(stage(layers=(0, 6), ranks=(3,)), num_samples=4)
+    made = with_delays(left_to_hosts(plan(whole.model, [first, second], precision="fp64"), speculate=True), [1, None])
+    alone = made.replicas[1]
+    offload = dataclasses.replace(alone.stages[0].offload, activations_until=3.0)
+    return made.with_replicas({1: alone.with_stage(0, offload=offload, wgrad_delay=None)})
+
+
+def run(made: Plan, *, end_step: int, rampup: bool = True, **flags: str | None) -> list[Session]:
+    if made.model.num_experts is not None:
+        flags |= MOE_FLAGS
+    words = command_line(
+        global_batch_size=str(made.global_batch_size),
+        train_iters=None,
+        train_samples=str(sum(SIZES)),
+        hetero_plan="given.json",
+        init_method_std="0.1",
+        **({"use_distributed_optimizer": "", "overlap_param_gather": ""} if made.distributed_optimizer else {}),
+        **flags,
+    )
+    return run_ranks(session, made.world_size, made, [*words, *(RAMPUP if rampup else [])], end_step)
+
+
+@functools.cache
+def alone(made: Plan) -> Session:
+    """One process from the start to the end."""
+    (one,) = run(one_process_plan(made), end_step=len(SIZES))
+    return one
+
+
+def assert_is_one_process(made: Plan, ranks: list[Session], *, from_step: int) -> None:
+    expected = alone(made)
+    by_name = {parameter.name: parameter for parameter in parameters(made.model)}
+    for rank, mine in enumerate(ranks):
+        assert mine.losses == pytest.approx(expected.losses[from_step:], rel=1e-9)
+        norms = [result.grad_norm for result in expected.results[from_step:]]
+        assert [result.grad_norm for result in mine.results] == pytest.approx(norms, rel=1e-9)
+        assert mine.next_lr == expected.next_lr
+        for tensor, values in mine.weights.items():
+            whole = expected.weights[tensor]
+            wanted = shard(whole, by_name[tensor], trace_of(made, rank))
+            np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-9 * np.abs(whole).max(), err_msg=tensor)
+
+
+def test_a_run_that_ramps_up_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Without a stop and with one, under this plan and under another, in front of the first step of 8 samples."""
+    made, folder = two_unlike_replicas(), str(tmp_path)
+    assert_is_one_process(made, run(made, end_step=len(SIZES)), from_step=0)
+    run(sharded(made), end_step=HALF, save=folder)
+    state = read_state(find_checkpoint(tmp_path, HALF))
+    assert (state.consumed_samples, state.scheduled_samples, state.adam_step) == (sum(SIZES[:HALF]), 8, HALF)
+    assert state.train_samples == sum(SIZES)
+    assert_is_one_process(made, run(made, end_step=len(SIZES), load=folder), from_step=HALF)
+    with pytest.raises(AssertionError, match=r"with --rampup-batch-size 4 4 16, not without: .*; give --rampup-batch"):
+        run(made, end_step=HALF, load=folder, rampup=False)
+
+
+def test_tokens_of_a_step_are_those_of_its_batch() -> None:
+    """One process, by hand: sample i counts all of its 16 tokens where i is a multiple of 4, and others most."""
+    made = one_process_plan(two_unlike_replicas())
+    counted = [result.num_tokens for result in alone(made).results]
+    assert [round(tokens / (0.85 * 16)) for tokens in counted] == SIZES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [experts, interleaved])
+def test_what_depends_on_the_batch_follows_it(made: Callable[[], Plan]) -> None:
+    """The share of a microbatch in an auxiliary loss; the order of computes of ranks with several stages."""
+    whole = made()
+    assert_is_one_process(whole, run(whole, end_step=len(SIZES)), from_step=0)
