@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hetero.checkpoint.folder import find_checkpoint, read_state
+from hetero.plan.batch_shares import with_batch_size
 from hetero.plan.ir import Plan
 from hetero.spec.parameters import parameters
 from tests.helpers.commands import command_line
@@ -114,6 +115,14 @@ def test_tokens_of_a_step_are_those_of_its_batch() -> None:
     made = one_process_plan(two_unlike_replicas())
     counted = [result.num_tokens for result in alone(made).results]
     assert [round(tokens / (0.85 * 16)) for tokens in counted] == SIZES
+
+
+def test_a_small_batch_is_a_whole_one_to_who_knows_no_other() -> None:
+    """The first step, with its auxiliary loss, is that of a plan whose batch has as many samples."""
+    made = experts()
+    (small,) = run(one_process_plan(with_batch_size(made, SIZES[0])), end_step=1, rampup=False)
+    first = alone(made).results[0]
+    assert (first.loss, first.grad_norm) == pytest.approx((small.results[0].loss, small.results[0].grad_norm), rel=1e-9)
 
 
 @pytest.mark.slow
