@@ -15,6 +15,7 @@ TENSORBOARD = ["tensorboard>=2.16"]
 WANDB = ["wandb>=0.19"]
 PROMETHEUS = ["prometheus-client>=0.20"]
 SWEEP = ["pyarrow>=17"]
+DOCS = ["griffelib>=2.0", "mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0", "pymdown-extensions>=10.21"]
 ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31"]
 
 setup(
@@ -55,6 +56,7 @@ setup(
         "wandb": WANDB,
         "prometheus": PROMETHEUS,
         "sweep": SWEEP,
+        "docs": DOCS,
         "elastic": [*TRAIN, *ELASTIC],
         "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
         "test": [
@@ -65,6 +67,7 @@ setup(
             *WANDB,
             *PROMETHEUS,
             *SWEEP,
+            *DOCS,
             *ELASTIC,
             "hypothesis>=6.100",
             "import-linter>=2.0",

@@ -62,6 +62,7 @@ FOREIGN_FLAGS = frozenset(
         "--shm-size",  # of docker
         "--signal",  # of sbatch
         "--standalone",  # of torchrun
+        "--strict",  # of mkdocs
         "--threads",  # of nvcc
         "--ulimit",  # of docker
     }

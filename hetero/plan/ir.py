@@ -59,15 +59,19 @@ class Stage:
     ``starts_with_mlp`` of the second are true, and the layer is ``end_layer`` of the first, ``first_layer`` of the
     second. A stage may hold no more than one such half.
 
+    first_layer, end_layer: the first of its layers, counted from 0, and the one behind its last.
     starts_with_mlp: of layer ``first_layer`` the stage has only the MLP, with the norm before it.
     ends_with_attention: of layer ``end_layer`` the stage has the attention, with the norm before it.
     ranks: data-parallel major, so that ranks ``[d * tp, (d + 1) * tp)`` of the tuple are one tensor-parallel group,
         in ascending order.
     device: the device type that every rank must turn out to have.
+    tp: ranks of a tensor-parallel group, which cut every layer among them.
+    dp: tensor-parallel groups, each of which computes its part of every microbatch.
+    sequence_parallel: activations between layers are cut along the sequence among the ranks of a tensor-parallel group.
     micro_batch_size: samples per data-parallel rank and microbatch.
     in_flight: microbatches of this stage between forward and backward, at most. Those of stages on the same ranks add
         up: together they hold no more than the sum, of whichever stage the interleaved order has.
-    recompute: what the backward computes again instead of keeping; ``full`` does so for the first
+    recompute, recompute_num_layers: what the backward computes again instead of keeping; ``full`` does so for the first
         ``recompute_num_layers`` of the stage's ``layer_numbers``, all of them if that is ``None``. Half a layer counts
         as one there.
     wgrad_delay: ``None`` if a backward computes the gradients of input and weights together. k >= 0 if it computes the
@@ -156,6 +160,7 @@ class Stage:
 class Replica:
     """One pipeline: stages in layer order, and ``num_samples`` of every global batch.
 
+    num_samples: its share of every global batch.
     schedule: the order of forwards and backwards, a name in :data:`hetero.schedule.orders.ORDERS`.
     """
 
@@ -299,6 +304,9 @@ def _from_version_4(plan: dict[str, Any]) -> dict[str, Any]:
 class Plan:
     """A whole assignment of a model and a global batch to ranks.
 
+    seq_length: tokens of a sample.
+    global_batch_size: samples of a step, over all replicas.
+    precision: of weights and activations; in bf16 and fp16 master weights, moments and gradients are in fp32.
     distributed_optimizer: master weights and moments are shared among all ranks that hold the same weights (ZeRO-1,
         arXiv 1910.02054), in any replica; otherwise each of them has the whole of them.
     hidden_dropout, attention_dropout: shares that a launch has to drop, since what is kept of a microbatch depends on

@@ -17,7 +17,8 @@ from hetero.spec.cluster import ClusterSpec
 class PlanPrediction:
     """What a step of a plan was predicted to take.
 
-    step_s: seconds of a step; nine of ten such steps take ``step_low_s`` to ``step_high_s``.
+    step_s: seconds of a step.
+    step_low_s, step_high_s: nine of ten such steps take from the one to the other.
     bubble_share: of the devices' time in a step, the part in which they compute nothing.
     """
 

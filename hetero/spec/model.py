@@ -36,6 +36,11 @@ class RotaryScaling:
     ``linear`` divides every position by ``factor``. ``llama3`` (Llama 3.1) divides the frequency of the wavelengths
     above ``original_max_position_embeddings / low_freq_factor`` by it, keeps those below ``.../ high_freq_factor``, and
     interpolates between. The last three fields are of ``llama3``, and ``None`` for ``linear``.
+
+    kind: how.
+    factor: how many times, at least 1.
+    low_freq_factor, high_freq_factor: as above, the second above the first.
+    original_max_position_embeddings: tokens of the sequences that the model was first trained on.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -71,14 +76,29 @@ class RotaryScaling:
 class ModelSpec:
     """A decoder-only transformer as megatron-core's ``GPTModel`` builds it.
 
+    num_layers: transformer layers, each with attention and an MLP.
+    hidden_size: numbers that stand for a token between layers.
+    num_attention_heads: heads of queries.
+    num_query_groups: heads of keys and values, each for as many heads of queries.
     ffn_hidden_size: rows of one MLP projection; a gated MLP has two of them (gate and up).
     kv_channels: size of one attention head.
+    vocab_size: tokens of the tokenizer.
     padded_vocab_size: rows of the embedding; logits of rows from ``vocab_size`` on are masked out.
+    max_position_embeddings: the longest sequence, in tokens.
+    position_embedding: a table of positions that are learned, or rotations of queries and keys.
+    rotary_base: of the wavelengths of the rotations.
+    rotary_percent: the part of each head that is rotated.
     rotary_scaling: ``None`` for wavelengths as ``rotary_base`` makes them.
+    normalization: kind of the norms before attention, before the MLP and at the end.
+    norm_epsilon: added to the variance in a norm.
     activation: ``gelu`` is the tanh form of GPT-2 and of Megatron's fused kernel; ``swiglu`` is gated.
-    linear_bias: of all linear layers; without it, ``qkv_bias`` gives queries, keys and values one of their own, and
-        ``proj_bias`` the output of attention.
-    num_experts: experts of every layer's MLP, ``None`` for a dense model; ``moe_ffn_hidden_size`` is per expert.
+    linear_bias: all linear layers have a bias.
+    qkv_bias, proj_bias: without ``linear_bias``, queries, keys and values have one, or the output of attention.
+    qk_layernorm: queries and keys of each head pass a norm.
+    tied_embeddings: the head multiplies by the embedding's own weights.
+    num_experts: experts of every layer's MLP, ``None`` for a dense model.
+    moe_router_topk: experts that compute a token.
+    moe_ffn_hidden_size: as ``ffn_hidden_size``, of one expert.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
