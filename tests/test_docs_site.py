@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from docs.site.docstrings import in_markdown
-from docs.site.hooks import ELSEWHERE, turned_links
+from docs.site.hooks import ELSEWHERE, turned_links, with_plain_bars
 from hetero.cost.simulation.simulator import simulate
 from hetero.data.cost_models import model_costs
 from hetero.plan.ir import Plan
@@ -109,6 +109,10 @@ def test_the_api_page_names_what_there_is() -> None:
 def test_links_lead_to_where_the_site_has_it(page: str, link: str, turned: str) -> None:
     on_site = {*ELSEWHERE, *(path.name for path in DOCS), "images/mixed_cluster.svg"}
     assert turned_links(f"See {link}.", page, on_site) == f"See {turned}."
+
+
+def test_bars_in_code_are_plain_in_tables() -> None:
+    assert with_plain_bars("| `a\\|b` | c \\| d |\n`e\\|f`\n") == "| `a|b` | c \\| d |\n`e\\|f`\n"
 
 
 def test_docstrings_become_markdown() -> None:

@@ -37,8 +37,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the links of a page to where the site has what they name."""
-    return turned_links(markdown, page.file.src_uri, {file.src_uri for file in files})
+    """Turn the links of a page to where the site has what they name, and write code in tables as MkDocs reads it."""
+    return turned_links(with_plain_bars(markdown), page.file.src_uri, {file.src_uri for file in files})
+
+
+def with_plain_bars(markdown: str) -> str:
+    """The text with ``|`` instead of ``\\|`` in code in tables, where only GitHub needs the backslash."""
+    row = re.compile(r"^\|.*\|$", re.MULTILINE)
+    return row.sub(lambda found: re.sub(r"`[^`]*`", lambda code: code[0].replace("\\|", "|"), found[0]), markdown)
 
 
 def turned_links(markdown: str, page: str, on_site: Set[str]) -> str:
