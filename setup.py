@@ -15,7 +15,13 @@ TENSORBOARD = ["tensorboard>=2.16"]
 WANDB = ["wandb>=0.19"]
 PROMETHEUS = ["prometheus-client>=0.20"]
 SWEEP = ["pyarrow>=17"]
-DOCS = ["griffelib>=2.0", "mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0", "pymdown-extensions>=10.21"]
+DOCS = [
+    "griffelib>=2.0",
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.7,<10",
+    "mkdocstrings[python]>=1.0",
+    "pymdown-extensions>=10.21",
+]
 ELASTIC = ["aiohttp>=3.10", "etcd3gw>=2.4", "obstore>=0.6", "requests>=2.31"]
 
 setup(
