@@ -19,15 +19,16 @@ from hetero.extras import EXTRAS, exit_without, require
 
 ROOT = Path(__file__).parents[2]
 
-OWN = {"hetero", "megatron", "pretrain_gpt", "tests", "tools", "_typeshed"}
+OWN = {"docs", "hetero", "megatron", "pretrain_gpt", "tests", "tools", "_typeshed"}
 """Packages of the repository, though ``megatron.core`` is megatron-core's, and the one that only type checkers see."""
 
-CALLED = {"yaml": "pyyaml", "PIL": "pillow"}
+CALLED = {"griffe": "griffelib", "yaml": "pyyaml", "PIL": "pillow"}
 """Distributions that are not called like the package that they bring."""
 
 ONLY_ASKED_FOR = {
     "transformer-engine",  # megatron-core imports it
     "tensorboard",  # torch imports it
+    "mkdocs-material", "mkdocstrings", "pymdown-extensions",  # mkdocs imports them
     "hypothesis", "import-linter", "mypy", "pytest-timeout", "ruff", "types-pyyaml",  # programs and plugins
 }  # fmt: skip
 """Distributions that no line of the repository imports by itself, or not in the sources."""
@@ -70,7 +71,9 @@ def distributions_imported(*folders: str) -> set[str]:
 
 def test_every_package_that_the_sources_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
     without_test = set().union(*(names for extra, names in asked_for.items() if extra != "test"))
-    assert distributions_imported("hetero", "megatron", "tools", "examples") == without_test - ONLY_ASKED_FOR
+    assert (
+        distributions_imported("docs/site", "hetero", "megatron", "tools", "examples") == without_test - ONLY_ASKED_FOR
+    )
 
 
 def test_every_package_that_the_tests_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
@@ -81,7 +84,8 @@ def test_every_package_that_the_tests_import_is_asked_for(asked_for: dict[str, s
 
 def test_the_extra_for_tests_brings_what_is_tested(asked_for: dict[str, set[str]]) -> None:
     """All of it but TransformerEngine, which is built for a GPU."""
-    assert set(EXTRAS) == set(asked_for) - {"", "test"}
+    assert set(EXTRAS) == set(asked_for) - {"", "test", "docs"}, "no command needs docs"
+    assert asked_for["docs"] <= asked_for["test"]
     for extra in set(EXTRAS) - {"transformer-engine"}:
         assert asked_for[extra] <= asked_for["test"], extra
 
