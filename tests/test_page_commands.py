@@ -33,8 +33,8 @@ def test_the_tests_name_what_they_run(program: str, test: str) -> None:
     ("line", "problem"),
     [
         ("hetero plan --cluster c.yaml --model m.yaml --global-batch-size 8 ...", None),
-        ("hetero plan --cluster c.yaml --model m.yaml", "required: --global-batch-size"),
-        ("hetero plan --clutser c.yaml --model m.yaml --global-batch-size 8", "required: --cluster"),
+        ("hetero plan --cluster c.yaml --model m.yaml", "--global-batch-size is missing"),
+        ("hetero plan --clutser c.yaml --model m.yaml --global-batch-size 8", "did you mean '--cluster'"),
         ("hetero launch plan.json --run -- --lr 1e-4 --train-itres 9", "unknown flag --train-itres"),
         ("torchrun --nproc-per-node 2 pretrain_gpt.py --num-layers many ...", "--num-layers"),
         ("torchrun --nproc-per-nodes 2 pretrain_gpt.py ...", "nproc-per-nodes"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch.distributed.run import get_args_parser
 
+from hetero.command_line import UsageError
 from megatron.training.cli.parser import read_flags
 from tests.helpers.reference_tables import hetero_parser
 from tests.helpers.sources import ROOT, name, text
@@ -88,6 +89,7 @@ NOT_RUN = {
     "pip": "the network; scripts/test.sh installs by it",
     "pytest": "the suite itself",
     "scripts/test.sh": "the suite itself",
+    "tests.bench.bench_unequal_cpus": "times what tests/e2e/test_unequal_cpus.py runs; for a quiet machine",
     "tests.faults.matrix": "takes an hour; tests/faults/test_faults.py runs its cases in turn",
 }
 """Those that no test runs, each with the reason."""
@@ -188,6 +190,8 @@ def _parsed(parser: object, arguments: Sequence[str], *, known: bool = False) ->
             if known:
                 return None, parser.parse_known_args(list(arguments))[1]  # type: ignore[attr-defined]
             return None, parser.parse_args(list(arguments))  # type: ignore[attr-defined]
+    except UsageError as error:
+        return str(error), None
     except SystemExit:
         return said.getvalue().strip().splitlines()[-1], None
 

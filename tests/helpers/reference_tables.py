@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero import cli
+from hetero.command_line import Parser
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.offload import Offload
 from hetero.plan.provenance import PlanPrediction, PlanProvenance
@@ -78,7 +79,7 @@ def _flag_row(flag: Flag) -> tuple[str, str, str]:
 @cache
 def hetero_parser() -> argparse.ArgumentParser:
     """The parser of ``hetero`` with all its commands."""
-    parser = cli._Parser(prog="hetero")
+    parser = Parser(prog="hetero")
     commands = parser.add_subparsers()
     for command, module in cli.COMMANDS.items():
         getattr(importlib.import_module(module), f"add_{command}")(commands)
