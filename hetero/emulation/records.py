@@ -12,7 +12,10 @@ from hetero.serialization import STRICT
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A forward, backward or W of ``stage`` as it ran."""
+    """A forward, backward or W of ``stage`` as it ran.
+
+    busy_s: of the time between its start and its end, without what it waited for weights in the middle.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -21,6 +24,7 @@ class Compute:
     number: int
     start_s: float
     end_s: float
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)

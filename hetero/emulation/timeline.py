@@ -87,7 +87,7 @@ def _of_rank(record: StepRecord) -> RankTimes:
         begin_s=begin_s,
         computed_s=max(c.end_s for c in record.computes),
         summed_s=record.end_s,
-        busy_s=sum(c.end_s - c.start_s for c in record.computes),
+        busy_s=sum(c.busy_s for c in record.computes),
         update_s=record.update_s,
         exposed_s=exposed_s(
             [(c.start_s - begin_s, c.end_s - begin_s) for c in record.computes],

@@ -232,8 +232,11 @@ def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> 
     cluster = nodes(described.world_size, gb_per_s=0.01, host=host)
     ran, costs = run(described, cluster, data_parallel=SHARED, time_scale=2.0, adam=NEVER_CLIPPED)
     # What was previewed in the first step, which is not emulated, was there at once.
-    last = ran.ranks[0][-1]
-    assert last.end_s - last.start_s == pytest.approx(simulate(described, cluster, costs).step_s, rel=0.05)
+    last, predicted = ran.ranks[0][-1], simulate(described, cluster, costs)
+    assert last.end_s - last.start_s == pytest.approx(predicted.step_s, rel=0.05)
+    shown = executed(ran, costs)
+    for key, times in predicted.stages.items():
+        assert shown.stages[key].busy_s == pytest.approx(times.busy_s), "without what computes wait for weights"
     alone = run_alone(
         train,
         one_process_plan(_small(described)),

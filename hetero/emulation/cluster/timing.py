@@ -178,7 +178,7 @@ class EmulatedTiming(Timing):
         self._device.memory.after(action)
         if not self._as_fast_as_it_can:
             self._clock.advance(running.end_s)
-            self._step.computes.append(Compute(*action, running.start_s, running.end_s))
+            self._step.computes.append(Compute(*action, running.start_s, running.end_s, running.seconds))
 
     def _update(self) -> None:
         if self._device is not None:
