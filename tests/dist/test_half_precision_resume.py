@@ -333,7 +333,7 @@ def lose_the_clean_steps(trainer: Trainer, _: OptimizerParamScheduler) -> None:
 
 def train_on_the_batch_before(*_: Any) -> None:
     now = training.microbatches
-    training.microbatches = lambda plan, rank, *, step: now(plan, rank, step=step - 1)
+    training.microbatches = lambda plan, rank, *, step, first_sample: now(plan, rank, step=step - 1)
 
 
 def leave_weights_unrounded(*_: Any) -> None:

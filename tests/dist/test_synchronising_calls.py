@@ -51,7 +51,7 @@ def calls_of_a_step(rank: int, made: Plan) -> tuple[list[str], list[str]]:
 
 def with_samples(made: Plan, factor: int) -> Plan:
     replicas = tuple(dataclasses.replace(each, num_samples=each.num_samples * factor) for each in made.replicas)
-    return dataclasses.replace(made, replicas=replicas)
+    return dataclasses.replace(made, replicas=replicas, global_batch_size=made.global_batch_size * factor)
 
 
 def small(model: Any, **options: Any) -> Plan:

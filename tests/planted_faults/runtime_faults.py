@@ -156,7 +156,7 @@ RUNTIME_FAULTS = (
         name="the auxiliary loss of experts is a mean over the replica's samples",
         kind="wrong divisor",
         file="hetero/runtime/executor.py",
-        find="work.stage.micro_batch_size / plan.global_batch_size",
+        find="work.stage.micro_batch_size / self._global_batch_size",
         replace="work.stage.micro_batch_size / plan.replicas[work.placement.replica].num_samples",
         hints=("tests/dist/test_auxiliary_loss.py",),
     ),
