@@ -58,10 +58,11 @@ def _plan(argv: Sequence[str]) -> None:
     model, _ = described_model(config)
     asked = planning_problem(config, planner, model)
     result, certainty = planned(asked, planner)
-    console().print(prediction_table(result.simulation, result.memory, asked.cluster, certainty.step))
+    out = console()
+    out.print(prediction_table(result.simulation, result.memory, asked.cluster, certainty.step))
     if (on_hosts := host_memory_table(result.plan, asked.cluster)) is not None:
-        console().print(on_hosts)
-    print(f"\n{plan_picture(result.plan)}\n")
+        out.print(on_hosts)
+    print(f"\n{plan_picture(result.plan, room=out.width)}\n")
     for line in answer_lines(asked, result, certainty):
         print(line)
     if planner.out is not None:

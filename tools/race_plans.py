@@ -30,7 +30,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 
 from hetero.command_line import Parser
 from hetero.cost.memory import plan_memory
@@ -45,6 +44,7 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.planner.certainty import certainty_of
 from hetero.report.content import Execution, Report
 from hetero.report.page.html_page import html_page
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.serialization import check_can_be_written, load, write_bytes
 from hetero.spec.cluster import ClusterSpec
 from megatron.training.cli.arguments import parse_args
@@ -156,7 +156,7 @@ def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
     if not console.is_terminal:
         console = Console(highlight=False, width=LOG_COLUMNS)
     ours = executions[0]
-    table = Table(title="EMULATED: steps of the described cluster on this processor", title_justify="left")
+    table = FittingTable(title="EMULATED: steps of the described cluster on this processor")
     table.add_column("plan")
     headers = ("predicted s", "executed s", "prediction off by", f"times {ours.name}", "loss, first step", "last step")
     for header in headers:

@@ -16,6 +16,7 @@ from hetero.commands.console import console
 from hetero.commands.elastic_report import add_report
 from hetero.errors import ConfigError
 from hetero.extras import require
+from hetero.report.tables.fitting_table import FittingTable
 
 if TYPE_CHECKING:
     from hetero.elastic.agent_options import AgentOptions
@@ -321,7 +322,7 @@ def _status_table(job: str, state: "JobState") -> Table:
         title += f"epoch {state.epoch.number} from step {state.epoch.start.step}: {state.epoch.reason}"
         if over := state.broken or state.stop:
             title += f"; ends: {over}"
-    table = Table(title=title, title_justify="left")
+    table = FittingTable(title=title)
     for name in (
         "node",
         "type",

@@ -209,7 +209,7 @@ def _planned(args: argparse.Namespace) -> int:
     out.print(prediction_table(result.simulation, result.memory, problem.cluster, certainty.step))
     if (on_hosts := host_memory_table(result.plan, problem.cluster)) is not None:
         out.print(on_hosts)
-    say(f"\n{plan_picture(result.plan)}\n")
+    say(f"\n{plan_picture(result.plan, room=out.width)}\n")
     for line in result_lines(result, certainty, found, commands_of):
         say(line)
     if args.out is not None:

@@ -37,8 +37,9 @@ def add_show(commands: Any) -> None:
 
 def _show(args: argparse.Namespace) -> int:
     plan = legal_plan(args.plan)
-    console().print(plan_table(plan))
-    print(f"\n{plan_picture(plan)}\n\ncommunicators: {communicators_in_words(plan)}")
+    out = console()
+    out.print(plan_table(plan))
+    print(f"\n{plan_picture(plan, room=out.width)}\n\ncommunicators: {communicators_in_words(plan)}")
     for line in provenance_lines(plan):
         print(line)
     if args.schedule:

@@ -161,14 +161,18 @@ def _origins() -> Mapping[str, str]:
     return found
 
 
-def _list_presets() -> int:
-    out = console()
+def _presets_table() -> Table:
+    """The shipped clusters."""
     table = Table(title="Clusters", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("name", overflow="fold")
     table.add_column("where it is from", overflow="fold")
     for name, origin in _origins().items():
         table.add_row(name, origin)
-    out.print(table)
+    return table
+
+
+def _list_presets() -> int:
+    console().print(_presets_table())
     print(f"models: {', '.join(preset_names('model'))}")
     print(f"sweeps: {', '.join(preset_names('sweep'))}")
     print(f"they lie in {preset_path('sweep', preset_names('sweep')[0]).parents[1]}")

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hetero.discovery.described import DescribedCluster, RemarkKind
 from hetero.discovery.links import gb_per_s
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.spec.cluster import NodeType
 
 _HEADINGS: dict[RemarkKind, str] = {
@@ -45,7 +45,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _table(found: DescribedCluster) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("node type")
     for header in (
         "nodes",

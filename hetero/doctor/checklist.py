@@ -35,10 +35,10 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
 def _table(findings: Sequence[Finding], *, with_hosts: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("")
-    table.add_column("what", min_width=12)
+    table.add_column("what", min_width=12, overflow="fold")
     if with_hosts:
-        table.add_column("hosts")
-    table.add_column("found; and what to do", ratio=1)
+        table.add_column("hosts", overflow="fold")
+    table.add_column("found; and what to do", ratio=1, overflow="fold")
     for finding in findings:
         word, style = STYLES[finding.severity]
         found = Text(finding.found)
@@ -52,8 +52,8 @@ def _table(findings: Sequence[Finding], *, with_hosts: bool) -> Table:
 def _links(links: Sequence[MeasuredLink]) -> Table:
     title = "Links, one pair of ranks at a time: bandwidth_gb_per_s and latency_us of a cluster file"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("ranks")
-    table.add_column("hosts")
+    table.add_column("ranks", overflow="fold")
+    table.add_column("hosts", overflow="fold")
     for column in ("GB/s", "with messages of", "latency"):
         table.add_column(column, justify="right")
     for link in links:

@@ -179,7 +179,7 @@ def depth_of(stage: Stage) -> str:
 def depth_title(plan: Plan) -> str:
     """What :func:`depth_of` says, for the head of a column."""
     splits = any(stage.wgrad_delay is not None for _, _, stage in plan.stages())
-    return "in\nflight\n+ delay" if splits else "in\nflight"
+    return "in\nflight\n+delay" if splits else "in\nflight"
 
 
 def gradient_sync_of(plan: Plan) -> str:

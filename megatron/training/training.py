@@ -332,7 +332,7 @@ def _metrics(
         return contextlib.nullcontext()
     console = _console()
     console.print(plan_table(context.plan))
-    console.print(plan_picture(context.plan))
+    console.print(plan_picture(context.plan, room=console.width))
     if measured is not None:
         console.print(layers_table(layers))
         costs = memory_costs(context.plan)

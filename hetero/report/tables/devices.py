@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from rich import box
 from rich.table import Table
 
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.spec.devices import DeviceType
 
 FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
@@ -12,11 +12,11 @@ FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 
 def devices_table(devices: Iterable[DeviceType]) -> Table:
     """One row per device type; what its data sheet has not, or nobody looked up, is left out."""
-    table = Table(title="Device types; peaks are dense, in TFLOP/s", title_justify="left", box=box.SQUARE)
+    table = FittingTable(title="Device types; peaks are dense, in TFLOP/s")
     table.add_column("device", no_wrap=True)
     for header in ("GiB", "CUDA", "memory\nGB/s", "NVLink\nGB/s", *FORMATS):
         table.add_column(header, justify="right")
-    table.add_column("Transformer-\nEngine")
+    table.add_column("Trans-\nformer\nEngine")
     for device in devices:
         sheet = device.data_sheet
         figures: list[float | None] = [None] * (2 + len(FORMATS))

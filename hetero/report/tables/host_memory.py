@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from rich import box
 from rich.table import Table
 
 from hetero.cost.host_memory import HostMemory, host_memory_of_nodes
 from hetero.plan.ir import Plan
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -33,7 +33,7 @@ def host_memory_table(plan: Plan, cluster: ClusterSpec) -> Table | None:
     rows = list(host_memory_rows(plan, cluster))
     if not rows:
         return None
-    table = Table(title="GiB of hosts, a checkpoint that is written included", title_justify="left", box=box.SQUARE)
+    table = FittingTable(title="GiB of hosts, a checkpoint that is written included", keys=2)
     for header in ("node type", "nodes"):
         table.add_column(header)
     for header in (*PARTS, "in all"):

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from rich import box
 from rich.table import Table
 
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.spec.cluster import NodeType
 from hetero.spec.host import HostProfile
 from hetero.spec.link import Link
@@ -22,8 +22,7 @@ def hosts_table(node_types: Iterable[NodeType]) -> Table | None:
     described = [each for each in node_types if each.usable_host_memory_gib is not None]
     if not described:
         return None
-    table = Table(title="Hosts, of one node; updates in 10^6 parameters per second, copies in GB/s", box=box.SQUARE)
-    table.title_justify = "left"
+    table = FittingTable(title="Hosts, of one node; updates in 10^6 parameters per second, copies in GB/s")
     table.add_column("node type", no_wrap=True)
     for header in ("GiB", "NUMA\nnodes", "AdamW", "with\nthreads", "spread", "per\nGPU"):
         table.add_column(header, justify="right")

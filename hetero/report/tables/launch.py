@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 
 from hetero.launch.hosts import NodeHost
 from hetero.plan.ir import Plan
 from hetero.report.plan_wording import degrees, device_of, held_by, in_turns
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.text import number_ranges
 
 
@@ -52,7 +52,7 @@ def rank_rows(plan: Plan, hosts: Sequence[NodeHost]) -> Iterator[RankRow]:
 
 def launch_table(plan: Plan, hosts: Sequence[NodeHost]) -> Table:
     """One row per run of ranks; devices have the numbers that they have on their host."""
-    table = Table(title="Who runs where", title_justify="left", box=box.SQUARE)
+    table = FittingTable(title="Who runs where", keys=2)
     for header in ("ranks", "host", "node", "device", "replica", "stage", "layers"):
         table.add_column(header, justify="right" if header in ("node", "replica") else "left")
     rows = list(rank_rows(plan, hosts))

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.text import number_ranges
 
 
@@ -33,7 +33,7 @@ def layers_table(ranks: Sequence[Sequence[RankLayers]]) -> Table:
     for rank, chosen in enumerate(ranks):
         for layers in dict.fromkeys(chosen):
             alike.setdefault(layers, []).append(rank)
-    table = Table(title="Layers and kernels", title_justify="left", box=box.SQUARE)
+    table = FittingTable(title="Layers and kernels")
     for header in ("device", "ranks", "layers", "attention", "in one kernel"):
         table.add_column(header)
     for layers, numbers in alike.items():

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from rich import box
 from rich.table import Table
 
 from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.simulation.stage_times import StageTimes
 from hetero.plan.ir import Plan, StageKey
 from hetero.report.plan_wording import device_of, in_turns, layers_of
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.text import number_ranges
 
 COLUMNS: Mapping[str, Callable[[StageTimes], float]] = {
@@ -49,7 +49,7 @@ def stage_times_table(
         times: by source, such as ``predicted``, that of each stage.
         of: which step.
     """
-    table = Table(title=f"Seconds of {of}, {' | '.join(times)}", title_justify="left", box=box.SQUARE)
+    table = FittingTable(title=f"Seconds of {of}, {' | '.join(times)}", keys=2)
     for header in ("replica", "stage"):
         table.add_column(header, justify="right")
     for header in ("layers", "device"):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 
 from hetero.cost.model_flops import Products, Utilization
@@ -12,6 +11,7 @@ from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.ring_interfaces import RingsWithOneInterface
 from hetero.report.plan_wording import range_of, shape_of
 from hetero.report.tables.certainty import CommandsOf, certainty_lines, utilization_lines
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.report.tables.prediction import fullest
 from hetero.spec.cluster import ClusterSpec
 
@@ -74,9 +74,7 @@ def comparison_table(
 
     rivals: how the plan stands against the yardsticks, by their names; a question mark is for what is not certain.
     """
-    table = Table(
-        title="The same cluster, planned in other manners", title_justify="left", box=box.SQUARE, show_lines=False
-    )
+    table = FittingTable(title="The same cluster, planned in other manners")
     table.add_column("plan")
     for header in ("s per step", "samples/s", "this is\nfaster by", "bubble", "memory\npeak", "idle\nGPUs"):
         table.add_column(header, justify="right")

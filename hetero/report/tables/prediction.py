@@ -1,6 +1,5 @@
 """What a plan is predicted to take: seconds of a step and memory of its devices, as a table."""
 
-from rich import box
 from rich.table import Table
 
 from hetero.cost.capacity import capacity_bytes
@@ -19,6 +18,7 @@ from hetero.report.plan_wording import (
     recompute_of,
     title_of,
 )
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.spec.cluster import ClusterSpec
 from hetero.text import number_ranges
 from hetero.units import GIB
@@ -29,24 +29,22 @@ UNKNOWN = "?"
 def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: ClusterSpec, step: StepRange) -> Table:
     """One row per device group of every sort of replica: where its step goes, and what its devices hold at the peak."""
     plan = simulation.plan
-    table = Table(
+    table = FittingTable(
         title=(
             f"{title_of(plan)}: {simulation.step_s:.4g} s per step ({range_of(step)}), "
             f"{simulation.samples_per_s:.4g} samples/s"
         ),
-        title_justify="left",
         caption=caption_of(plan),
-        caption_justify="left",
-        box=box.SQUARE,
+        keys=3,
     )
-    for header in ("replicas", "samples\neach", "stage"):
+    for header in ("rep-\nlicas", "sam-\nples\neach", "stage"):
         table.add_column(header, justify="right")
     for header in ("layers", "device"):
         table.add_column(header)
     for header in ("tp", "dp", "micro-\nbatch", depth_title(plan)):
         table.add_column(header, justify="right")
-    table.add_column("recompute")
-    for header in ("busy", "bubble", "sync", "memory GiB"):
+    table.add_column("recom-\npute")
+    for header in ("busy", "bub-\nble", "sync", "memory GiB"):
         table.add_column(header, justify="right")
     devices = device_memory(plan, memory)
     for members in plan.alike():

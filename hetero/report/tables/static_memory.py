@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 
 from hetero.cost.host_memory import HostMemory
 from hetero.cost.memory import PlanMemory, device_memory
 from hetero.plan.ir import Plan, StageKey
+from hetero.report.tables.fitting_table import FittingTable
 from hetero.text import number_ranges
 from hetero.units import MIB
 
@@ -35,7 +35,7 @@ def static_memory_table(
         on_hosts: what is predicted to be there.
     """
     is_held = any(each.held for each in on_hosts.values())
-    table = Table(title="Memory of one rank, MiB, measured | predicted", title_justify="left", box=box.SQUARE)
+    table = FittingTable(title="Memory of one rank, MiB, measured | predicted", keys=2)
     for header in ("replica", "stage"):
         table.add_column(header, justify="right")
     table.add_column("ranks")

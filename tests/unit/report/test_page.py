@@ -146,7 +146,7 @@ def test_stages_in_turns_are_one_row_and_the_order_is_told() -> None:
 
 def test_a_split_backward_is_told_beside_the_depth() -> None:
     page = page_of(split_report)
-    assert "<th>in<br>flight<br>+ delay</th>" in page
+    assert "<th>in<br>flight<br>+delay</th>" in page
     assert "<td>1+2</td>" in page
     assert "<th>in<br>flight</th>" in page_of(mixed_report)
 

@@ -74,7 +74,7 @@ def test_a_split_backward_is_told_beside_the_depth() -> None:
     stages = (stage(layers=(0, 3), ranks=(0,), depth=2), stage(layers=(3, 6), ranks=(1,), depth=1, delay=1))
     table = plan_table(plan(llama_model(), [replica(*stages, num_samples=2)]))
     assert [row[-2] for row in rows(table)] == ["2", "1+1"]
-    assert table.columns[-2].header == "in\nflight\n+ delay"
+    assert table.columns[-2].header == "in\nflight\n+delay"
     assert plan_table(uneven_plan()).columns[-2].header == "in\nflight"
 
 
