@@ -63,4 +63,6 @@ echo "== both plans run at that cluster's pace, on this machine and on the same 
     --data-path "$run/stdlib_text_document" --tokenizer-type ByteLevelTokenizer \
     --global-batch-size 32 --train-iters "$race_steps" --num-workers 0 --lr 3e-3 --seed 7
 
-echo "== done. Look at $run/race.html, or change the plan and run again:  hetero show $run/plan.json"
+echo "== done. $repository/$run/race.html shows the race. The plan, as a table and a picture:"
+printf '%q ' "$python" -m hetero show "$repository/$run/plan.json"
+echo

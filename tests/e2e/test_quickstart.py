@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_quickstart() -> None:
+def test_quickstart(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "scripts/quickstart.sh", "20", "3"], cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
     )
@@ -22,3 +22,6 @@ def test_quickstart() -> None:
     assert len(re.findall(r"they agree", done.stdout)) == 2
     assert "replica 1" in done.stdout
     assert "Warning" not in done.stderr, done.stderr
+    # The last line is for a shell, wherever that is.
+    shown = subprocess.run(["bash", "-c", done.stdout.splitlines()[-1]], cwd=tmp_path, capture_output=True, check=False)
+    assert (shown.returncode, b"replica 0" in shown.stdout) == (0, True), shown.stderr
