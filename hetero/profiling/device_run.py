@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -126,9 +127,9 @@ def measure_device(
             found = measure_point(
                 point, combination.profiled, options=combination.options, device=on.device, share=share
             )
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             too_large[series] = point.relative_cost
-            say(f"{combination.label}{point}: does not fit in the memory of the device, and is left out")
+            say(f"{combination.label}{point}: does not fit in the memory of the device, and is left out{_short(error)}")
             continue
         if found is None:
             continue
@@ -140,6 +141,12 @@ def measure_device(
         to_go_s = max(0.0, min(average_s * (len(todo) - done - 1), deadline_s - clock()))
         say(f"[{done + 1}/{len(todo)}] {combination.label}{point}: {found.said}; about {to_go_s:.0f} s to go")
     return _written(combinations, wanted, say)
+
+
+def _short(error: torch.OutOfMemoryError) -> str:
+    """What torch says it asked for, and what was there: ``; Tried to allocate 2.00 GiB. GPU 0 has ... is free``."""
+    found = re.search(r"Tried to allocate .*?(?:is free|$)", str(error), re.DOTALL)
+    return "" if found is None else f"; {found[0].strip()}"
 
 
 def _written(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetero.cost.cost_model import StageConfig
 from hetero.plan.ir import Plan, Ranks, Recompute, Replica, Stage
-from hetero.planner.listed.listed_plans import MICRO_BATCH_SIZES, Listing
+from hetero.planner.listed.listed_plans import MICRO_BATCH_SIZES, Listing, TooLarge
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.stage_options import RECOMPUTES, Slot, StageOptionTable
 from hetero.planner.scoring import EstimatedPlan
@@ -133,10 +133,13 @@ def _on_grid(
             continue
         grid_plan = _GridPlan(problem, tp, pipelines, micro_batch_size, recompute)
         # With how many ranks a distributed optimizer is shared, footprints do not know.
-        if problem.distributed_optimizer or all(grid_plan.fits(pipeline, stage_options) for pipeline in unlike):
-            yield EstimatedPlan(max(map(grid_plan.formula_s, unlike)), grid_plan.make)
+        short: list[TooLarge] = []
+        if not problem.distributed_optimizer:
+            short = [each for pipeline in unlike for each in grid_plan.shortages(pipeline, stage_options)]
+        if short:
+            yield max(short, key=lambda each: each.missing_bytes)
         else:
-            yield None
+            yield EstimatedPlan(max(map(grid_plan.formula_s, unlike)), grid_plan.make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +153,21 @@ class _GridPlan:
     micro_batch_size: int
     recompute: Recompute
 
-    def fits(self, pipeline: _GridPipeline, stage_options: StageOptionTable) -> bool:
-        """Whether every stage of ``pipeline`` holds its layers at the depths of 1F1B between equal stages."""
+    def shortages(self, pipeline: _GridPipeline, stage_options: StageOptionTable) -> Iterator[TooLarge]:
+        """The stages of ``pipeline`` that do not hold their layers at the depths of 1F1B between equal stages."""
         pp = len(pipeline.groups)
         for s, (group, num_layers) in enumerate(zip(pipeline.groups, pipeline.layers, strict=True)):
             slot = Slot(self.problem.node_type_of(group[0]).index, self.tp, self.tp)
             option = stage_options.option(slot, self.micro_batch_size, self.recompute)
-            if not option.fits(num_layers, pp - s, first=s == 0, last=s + 1 == pp):
-                return False
-        return True
+            needed = option.memory.bytes(num_layers, pp - s, first=s == 0, last=s + 1 == pp)
+            if needed > option.capacity_bytes:
+                yield TooLarge(
+                    device=self.problem.node_type_of(group[0]).device,
+                    tp=self.tp,
+                    num_layers=num_layers,
+                    needed_bytes=int(needed),
+                    capacity_bytes=option.capacity_bytes,
+                )
 
     def formula_s(self, pipeline: _GridPipeline) -> float:
         """Seconds of a step of ``pipeline``: its fill, and for each other microbatch its longest stage."""

@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from hetero.errors import ConfigError, PlanError
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import EstimatedPlan, ScoredPlan, score_plan, score_with_smaller_depths
 from hetero.planner.time_shares import TimeShare
+from hetero.units import GIB
 
 CLOSE = 1.1
 """Plans whose seconds by a formula are above so many times the best simulated ones are not simulated. A heuristic."""
@@ -22,12 +24,40 @@ MICRO_BATCH_SIZES = (1, 2, 4, 8)
 MOST_STAGES_LISTED = 32
 """Stages that listed plans of unlike pipelines may have. A heuristic."""
 
-Listing = Iterator[EstimatedPlan | None]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TooLarge:
+    """A listed plan that does not fit: its stage that lacks most.
+
+    device: type of its devices; ``tp`` of them hold ``num_layers``.
+    needed_bytes: of one device, at the peak; it has ``capacity_bytes``.
+    """
+
+    device: str
+    tp: int
+    num_layers: int
+    needed_bytes: int
+    capacity_bytes: int
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.needed_bytes - self.capacity_bytes
+
+    def __str__(self) -> str:
+        needed, has = self.needed_bytes / GIB, self.capacity_bytes / GIB
+        layers = f"{self.num_layers} layer{'s' * (self.num_layers > 1)}"
+        return (
+            f"the closest is short of {self.missing_bytes / GIB:.1f} GiB: {layers} "
+            f"at tp {self.tp} take {needed:.1f} of {has:.0f} GiB of a {self.device}"
+        )
+
+
+Listing = Iterator[EstimatedPlan | TooLarge | None]
 """``None`` stands for what was looked at in vain, so that whoever lists can look at the deadline."""
 
 
 def best_plan(
-    listing: Iterable[EstimatedPlan | None],
+    listing: Iterable[EstimatedPlan | TooLarge | None],
     problem: Problem,
     deadline: Deadline,
     *,
@@ -43,7 +73,8 @@ def best_plan(
     if deadline.is_over():
         return None
     until = TimeShare.LISTING.of(deadline)
-    listed = [each for each in itertools.takewhile(lambda _: not until.is_over(), listing) if each is not None]
+    looked_at = itertools.takewhile(lambda _: not until.is_over(), listing)
+    listed = [each for each in looked_at if isinstance(each, EstimatedPlan)]
     if until.left_s == 0:
         deadline.left_something_out = True
     best: ScoredPlan | None = None

@@ -10,11 +10,12 @@ harp            HARP (arXiv 2509.24859): one pipeline over all sub-clusters, ten
 Each is our reading of a published idea with this project's costs, memory check and runtime, not the authors' program.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetero.planner.deadline import Deadline
 from hetero.planner.listed.grid_plans import every_uniform, whale_plans
-from hetero.planner.listed.listed_plans import Listing, best_plan
+from hetero.planner.listed.listed_plans import Listing, TooLarge, best_plan
 from hetero.planner.listed.published_planners import autohet_plans, harp_plans
 from hetero.planner.problem import Problem
 from hetero.planner.replica.stage_options import StageOptionTable
@@ -26,16 +27,20 @@ class Yardstick:
     """A yardstick's best plan; ``None`` if none of its plans fits, or if there was no time to find one that does.
 
     timed_out: the time for it ended before all of its plans were looked at.
+    closest: of the plans that do not fit, the one that lacks least, as far as a list says what lacks.
     """
 
     name: str
     best: ScoredPlan | None
     timed_out: bool = False
+    closest: TooLarge | None = None
 
     @property
     def why_none(self) -> str:
         """What is said in the place of a plan. That none fits is said only if all were looked at."""
-        return "not found in time" if self.timed_out else "does not fit"
+        if self.timed_out:
+            return "not found in time"
+        return "does not fit" if self.closest is None else f"does not fit: {self.closest}"
 
     @property
     def is_uniform(self) -> bool:
@@ -65,11 +70,31 @@ def best_uniform(problem: Problem, *, limit_s: float = 60.0) -> Yardstick:
     return min(
         (each for each in found if each.best is not None),
         key=lambda each: each.best.step_s if each.best is not None else 0.0,
-        default=Yardstick(name="uniform", best=None, timed_out=any(each.timed_out for each in found)),
+        default=Yardstick(
+            name="uniform",
+            best=None,
+            timed_out=any(each.timed_out for each in found),
+            closest=_closest(each.closest for each in found),
+        ),
     )
 
 
 def _yardstick(name: str, plans: Listing, problem: Problem, limit_s: float) -> Yardstick:
     deadline = Deadline(limit_s)
-    best = best_plan(plans, problem, deadline)
-    return Yardstick(name=name, best=best, timed_out=deadline.left_something_out or deadline.left_s == 0)
+    closest: TooLarge | None = None
+
+    def noting_the_closest() -> Listing:
+        nonlocal closest
+        for each in plans:
+            if isinstance(each, TooLarge):
+                closest = _closest((closest, each))
+            yield each
+
+    best = best_plan(noting_the_closest(), problem, deadline)
+    timed_out = deadline.left_something_out or deadline.left_s == 0
+    return Yardstick(name=name, best=best, timed_out=timed_out, closest=closest)
+
+
+def _closest(found: Iterable[TooLarge | None]) -> TooLarge | None:
+    """The one that lacks least."""
+    return min((each for each in found if each is not None), key=lambda each: each.missing_bytes, default=None)

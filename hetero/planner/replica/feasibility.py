@@ -7,16 +7,22 @@ ends with nothing says whether its time ran out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hetero.cost.simulation.host_updates import can_update
 from hetero.errors import ConfigError, PlanError
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.replica.least_memory import EMBEDDING_END, HEAD_END, LeastMemoryPipeline
+from hetero.planner.replica.least_memory import BOTH_ENDS, EMBEDDING_END, HEAD_END, Ends, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import Template, milli_price
 from hetero.units import GIB
+
+NAMES_OF_ENDS: Mapping[Ends, str] = {
+    EMBEDDING_END: "embedding",
+    HEAD_END: "head",
+    BOTH_ENDS: "embedding and the head",
+}
 
 
 def check_links(problem: Problem) -> None:
@@ -142,10 +148,12 @@ def _remedy(packed: LeastMemoryPipeline, stage_options: StageOptionTable, missin
 
 def _tight_end(problem: Problem, packed: LeastMemoryPipeline) -> str:
     """Say that there is no place for embedding or head."""
-    missing = [
-        end for end, ends in (("embedding", EMBEDDING_END), ("head", HEAD_END)) if not packed.has_place_for(ends)
-    ]
+    missing = [ends for ends in (EMBEDDING_END, HEAD_END) if not packed.has_place_for(ends)] or [BOTH_ENDS]
+    device, tp, needed, has = packed.closest_stage(missing)
+    held = " and the ".join(NAMES_OF_ENDS[ends] for ends in missing)
     return (
-        f"no stage of any node type holds the {' and the '.join(missing) or 'embedding and the head'} beside a layer "
-        f"with {problem.seq_length} tokens; shorten the sequence, or take devices with more memory"
+        f"no stage of any node type holds the {held} beside a layer "
+        f"with {problem.seq_length} tokens; the closest is tp {tp} on {device}, where each device needs "
+        f"{needed} bytes ({needed / GIB:.2f} GiB) and has {has} ({has / GIB:.2f} GiB); "
+        "shorten the sequence, or take devices with more memory"
     )

@@ -108,6 +108,23 @@ class LeastMemoryPipeline:
         """Whether some node has a stage with these ends and a layer."""
         return any(ends in of_node_type for nodes in self._by_tp.values() for of_node_type in nodes.values())
 
+    def closest_stage(self, wanted: Sequence[Ends]) -> tuple[str, int, int, int]:
+        """Device, tp, bytes needed and bytes there of the stage that comes closest to holding one of the ``wanted``
+        ends with a layer, for the end that lacks most."""
+        short = []
+        for ends in wanted:
+            stages = [
+                (needed - option.capacity_bytes, node_type.device, tp, needed, option.capacity_bytes)
+                for tps in self._by_tp
+                for node_type in self._node_types
+                for tp in self._stage_options.legal_tps(node_type.gpus_per_node)
+                if tps is None or all(tp == each for each, here in zip(tps, ends, strict=True) if here)
+                for option in self._options(node_type, tp, ends, tps)
+                for needed in [int(option.memory.bytes(1, 1, first=ends[0], last=ends[1]))]
+            ]
+            short.append(min(stages))
+        return max(short)[1:]
+
     def most_layers(self) -> int | None:
         """The most layers that all nodes together hold; ``None`` if there is no place for the embedding or the head
         beside a layer."""

@@ -83,7 +83,7 @@ def comparison_table(
     uncertain = {rival.name for rival in rivals if not rival.is_certain}
     for other in (ours, *others):
         if (each := other.best) is None:
-            table.add_row(other.name, other.why_none, *[""] * 6)
+            table.add_row(other.name, *["-"] * 6, other.why_none)
             continue
         table.add_row(
             other.name,

@@ -111,6 +111,7 @@ MODELS: Sequence[tuple[str, Any, str]] = [
     ("hidden_size", 0, "model: hidden_size is 0, must be at least 1"),
     ("hidden_size", 10**12, "model: hidden_size is 1,000,000,000,000, must be at most 1,000,000,000"),
     ("hidden_size", 2**20, "the model does not fit: no stage of any node type holds the embedding and the head beside"),
+    ("hidden_size", 2**20, "tokens; the closest is tp 2 on A100-40, where each device needs "),
     ("hidden_size", MISSING, "missing key 'hidden_size'"),
     ("hidden", 5, "unknown key 'hidden' (did you mean 'hidden_size'?)"),
     ("num_attention_heads", 0, "model: num_attention_heads is 0, must be at least 1"),

@@ -36,7 +36,10 @@ class MadeUp:
         self.shares.append(share)
         self.clock.now_s += BUILD_S
         if point.micro_batch_size > self.most_samples:
-            raise torch.OutOfMemoryError
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 1.50 "
+                "GiB is free. Including non-PyTorch memory, this process has 14.27 GiB memory in use."
+            )
         one_s = self.repetition_s * point.relative_cost
         if 4 * one_s > share.longest_s - BUILD_S:
             self.clock.now_s += one_s
@@ -135,7 +138,8 @@ def test_what_does_not_fit_ends_its_series_alone(run: Run) -> None:
     made_up = MadeUp(FakeClock(), most_samples=4)
     (path,), said = run(made_up, "--budget-seconds", "1e6", "--tp", "1")
     assert {time.micro_batch_size for time in load(Profile, path).times} == {1, 2, 4}
-    assert "block, tp 1, microbatch 8: does not fit in the memory of the device, and is left out" in said
+    short = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 1.50 GiB is free"
+    assert f"block, tp 1, microbatch 8: does not fit in the memory of the device, and is left out; {short}" in said
 
 
 def test_a_block_and_its_update_are_measured_whatever_it_takes(run: Run) -> None:
