@@ -192,15 +192,8 @@ def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hos
     if Path(args.program).name == PROGRAM and (missing := missing_flags(args.flags)):
         print(f"\n# Not complete: a plan does not imply {', '.join(missing)}, among others; give them after --.")
     for host in hosts:
-        print(f"\n# {host.title}: {_devices(host)}")
+        print(f"\n# {host.title}: {host.devices}")
         print(shell_text(options.words(host, num_nodes=len(hosts))))
-
-
-def _devices(host: NodeHost) -> str:
-    first, last = host.ranks.start, host.ranks.stop - 1
-    return f"{len(host.ranks)} x {host.node_type.device}, rank{'s' * (last > first)} {first}" + (
-        f"-{last}" if last > first else ""
-    )
 
 
 def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], hosts: Sequence[NodeHost]) -> int:

@@ -36,7 +36,7 @@ from hetero.planner.scoring import goal_value
 from hetero.report.content import Execution, Report
 from hetero.report.plan_wording import range_of
 from hetero.report.prediction_json import bounds_json, prediction_json
-from hetero.report.tables.certainty import certainty_lines, utilization_lines
+from hetero.report.tables.certainty import certainty_lines, every_command, utilization_lines
 from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.measurement import measurement_lines, measurement_table
 from hetero.report.tables.plan import plan_picture
@@ -234,6 +234,7 @@ def _planned(args: argparse.Namespace) -> int:
             others=others,
             rivals=rivals,
             plan_file=args.out,
+            commands=every_command(certainty, commands_of),
         )
         for line in written(wanted, report):
             say(line)
@@ -357,6 +358,7 @@ def _simulate(args: argparse.Namespace) -> int:
         certainty=certainty,
         executions=executions,
         plan_file=args.plan,
+        commands=every_command(certainty, again),
     )
     for line in written(wanted, report):
         say(line)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hetero.errors import ConfigError
 from hetero.serialization import near_match
 from hetero.spec.cluster import ClusterSpec, NodeType
+from hetero.text import numbered
 
 _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:]([\w.:-]*)")
 """A name or an address, with a user in front of it for ssh. It cannot be taken for an option."""
@@ -36,6 +37,11 @@ class NodeHost:
     def title(self) -> str:
         """``gpu-3 (node 3, a100)``."""
         return f"{self.name} (node {self.node}, {self.node_type.name})"
+
+    @property
+    def devices(self) -> str:
+        """``8 x A100-40, ranks 0-7``."""
+        return f"{len(self.ranks)} x {self.node_type.device}, {numbered('rank', self.ranks)}"
 
 
 def assigned_hosts(cluster: ClusterSpec, words: Sequence[str]) -> tuple[NodeHost, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import CostModel
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MOST_NAMED_REPLICAS = 7
 """So many replicas are shown by their own names and colours; with more of them, groups that are alike are."""
+
+ColoursOf = Literal["replica", "device"]
+"""What the colours of stages tell: replica and stage, or the type of their devices."""
 
 RANGE_CHARACTERS = 28
 """A list of numbers longer than this is told by its length."""
@@ -108,6 +111,8 @@ class Report:
     rivals: how the plan stands against those of them that have a plan.
     executions: plans that ran under emulation, this one first; empty if none did.
     plan_file: where the plan lies, ``None`` if it was not written.
+    commands: for each measurement of ``certainty`` what to type; empty if nobody asked for a page of a command.
+    colours: what the colours of stages tell. By device, those of computes do as well.
     """
 
     model_name: str
@@ -122,6 +127,8 @@ class Report:
     rivals: tuple[Rival, ...] = ()
     executions: tuple[Execution, ...] = ()
     plan_file: Path | None = None
+    commands: tuple[tuple[str, ...], ...] = ()
+    colours: ColoursOf = "replica"
 
     @property
     def plan(self) -> Plan:
@@ -196,6 +203,14 @@ class Report:
         """The plan and the yardsticks."""
         ours = ScoredPlan(plan=self.plan, simulation=self.simulation, memory=self.memory)
         return (Yardstick(name="this plan", best=ours), *self.others)
+
+    @cached_property
+    def devices(self) -> Mapping[str, int]:
+        """How many devices of each type the cluster has, in the order of its file."""
+        found: dict[str, int] = {}
+        for node_type in self.cluster.node_types:
+            found[node_type.device] = found.get(node_type.device, 0) + node_type.num_devices
+        return found
 
     def best_uniform(self) -> tuple[str, ScoredPlan] | None:
         """The fastest yardstick that gives all its GPUs one and the same degrees, with its name."""

@@ -8,6 +8,7 @@ from hetero.launch.hosts import invented_hosts
 from hetero.launch.planned_flags import LEFT_TO_THE_USER, launch_flags, planned_flags
 from hetero.launch.torchrun import TorchrunOptions, shell_text
 from hetero.plan.ir import Plan
+from hetero.report.tables.launch import RankRow, rank_rows
 from hetero.spec.cluster import ClusterSpec
 
 MOST_HOSTS = 64
@@ -25,13 +26,17 @@ class LaunchLines:
     """How a plan is started.
 
     command: the line that starts all hosts.
+    printing: the one that prints who runs where, and each host's line, without starting anything.
     hosts: a title and torchrun's line for each of the first hosts.
     num_left_out: hosts behind those.
+    ranks: which ranks of the first hosts hold what.
     """
 
     command: str
+    printing: str
     hosts: tuple[tuple[str, str], ...]
     num_left_out: int
+    ranks: tuple[RankRow, ...]
 
 
 def launch_lines(plan: Plan, cluster: ClusterSpec, file: Path | None) -> LaunchLines:
@@ -45,11 +50,16 @@ def launch_lines(plan: Plan, cluster: ClusterSpec, file: Path | None) -> LaunchL
     ]
     own = " ".join(f"{name} ..." for name in LEFT_TO_THE_USER)
     asked = ["--hosts", *names] if len(hosts) > 1 else []
+    command, printing = (
+        f"{shlex.join(['hetero', 'launch', str(path), *asked, how])} -- {own}" for how in ("--run", "--print")
+    )
     return LaunchLines(
-        command=f"{shlex.join(['hetero', 'launch', str(path), *asked, '--run'])} -- {own}",
+        command=command,
+        printing=printing,
         hosts=tuple(
-            (host.title, shell_text(options.words(host, num_nodes=len(hosts))) + " \\\n    " + own)
+            (f"{host.title}: {host.devices}", shell_text(options.words(host, num_nodes=len(hosts))) + " \\\n    " + own)
             for host in hosts[:MOST_HOSTS]
         ),
         num_left_out=max(0, len(hosts) - MOST_HOSTS),
+        ranks=tuple(rank_rows(plan, hosts[:MOST_HOSTS])),
     )

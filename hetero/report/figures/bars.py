@@ -6,7 +6,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from hetero.report.content import DeviceRow, Report, named
 from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting
-from hetero.report.figures.colours import FAINT, INK, QUIET, hue_of, shade
+from hetero.report.figures.colours import FAINT, INK, PAPER, QUIET, stage_colour
 from hetero.report.plan_wording import device_of
 from hetero.units import GIB
 
@@ -39,6 +39,9 @@ PART_COLOURS = {
     "slack": "#aeb5bf",
 }
 """By kind of memory: what the parameters need, what a microbatch leaves behind, buffers, the process itself."""
+
+CUT_AT = 4.0
+"""Bars more than so many times as long as this plan's are cut, which leaves the others a length to be compared by."""
 
 OURS, THEIRS = "#2c8a6d", "#b7c0cc"
 
@@ -73,12 +76,12 @@ def memory_drawing(report: Report) -> Drawing:
 
 
 def comparison_drawing(report: Report) -> Drawing:
-    """Seconds per step of the plan and of each yardstick."""
+    """Seconds per step of the plan and of each yardstick; a bar beyond :data:`CUT_AT` is broken, its figure is not."""
     compared = report.compared
     bottom = len(compared) * ROW_IN + 0.05
     height_in = bottom + AXIS_IN
     ours_s = report.simulation.step_s
-    longest_s = max(each.best.step_s for each in compared if each.best is not None)
+    longest_s = min(max(each.best.step_s for each in compared if each.best is not None), CUT_AT * ours_s)
 
     def draw(canvas: FigureBase) -> None:
         page = axes_in(canvas, height_in, left=0, top=0, width=WIDTH_IN, height=height_in)
@@ -92,15 +95,24 @@ def comparison_drawing(report: Report) -> Drawing:
             if (best := each.best) is None:
                 page.text(NAME_IN + 0.05, middle, each.why_none, va="center", color=QUIET, fontsize=8)
                 continue
-            corner = 0.0, middle - 0.3 * ROW_IN
-            bars.add_patch(Rectangle(corner, best.step_s, 0.6 * ROW_IN, facecolor=OURS if i == 0 else THEIRS))
+            corner, shown_s = (0.0, middle - 0.3 * ROW_IN), min(best.step_s, longest_s)
+            bars.add_patch(Rectangle(corner, shown_s, 0.6 * ROW_IN, facecolor=OURS if i == 0 else THEIRS))
+            if shown_s < best.step_s:
+                _break(bars, longest_s, middle)
             times = "" if i == 0 else f"  ({best.step_s / ours_s:.2f} × as long)"
             page.text(
-                NAME_IN + width_in * best.step_s / longest_s + 0.07, middle, f"{best.step_s:.4g} s{times}",
+                NAME_IN + width_in * shown_s / longest_s + 0.07, middle, f"{best.step_s:.4g} s{times}",
                 va="center", fontsize=8, weight=weight,
             )  # fmt: skip
 
     return Drawing(height_in=height_in, draw=draw)
+
+
+def _break(bars: Axes, length: float, middle: float) -> None:
+    """Two slanted gaps near the end of a bar: it goes on for longer than it is drawn."""
+    for at in (0.93, 0.945):
+        ends = [(at - 0.005) * length, (at + 0.005) * length]
+        bars.plot(ends, [middle + 0.36 * ROW_IN, middle - 0.36 * ROW_IN], color=PAPER, linewidth=2.2)
 
 
 def _bar_axes(canvas: FigureBase, heights: tuple[float, float], *, left: float, most: float, unit: str) -> Axes:
@@ -121,7 +133,8 @@ def _bar_axes(canvas: FigureBase, heights: tuple[float, float], *, left: float, 
 
 def _draw_memory(page: Axes, bars: Axes, report: Report, row: DeviceRow, middle: float) -> None:
     corner = 0.03, middle - 0.3 * ROW_IN
-    page.add_patch(Rectangle(corner, 0.1, 0.6 * ROW_IN, facecolor=shade(hue_of(report, row.members[0]), *row.place)))
+    colour = stage_colour(report, row.members[0], row.place, row.stage.device)
+    page.add_patch(Rectangle(corner, 0.1, 0.6 * ROW_IN, facecolor=colour))
     owner = named("replica", row.members) if report.names_each_replica else f"group {row.group}"
     texts = [f"{owner} · {row.title} · {device_of(row.stage)}", f"{row.title} · {device_of(row.stage)}"]
     page.text(0.2, middle, fitting(texts, room_in=STAGE_IN - 0.3, size_pt=8), va="center", fontsize=8)

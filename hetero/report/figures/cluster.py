@@ -1,5 +1,6 @@
 """The cluster as boxes: which node holds what, coloured by replica and shaded by stage."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,7 +11,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hetero.report.content import Report, named
 from hetero.report.figures.canvas import WIDTH_IN, Drawing, axes_in, fitting
-from hetero.report.figures.colours import FAINT, INK, PAPER, QUIET, hue_of, ink_on, shade
+from hetero.report.figures.colours import FAINT, INK, PAPER, QUIET, device_colour, hue_of, ink_on, shade, stage_colour
 from hetero.report.figures.node_boxes import NodeBox, Run, node_boxes
 from hetero.report.plan_wording import in_turns, layers_of
 from hetero.text import number_ranges
@@ -52,7 +53,7 @@ def cluster_drawing(report: Report) -> Drawing:
 
     def draw(canvas: FigureBase) -> None:
         axes = axes_in(canvas, height_in, left=0, top=0, width=WIDTH_IN, height=height_in)
-        _draw_legend(axes, report, legend)
+        _draw_legend(axes, legend)
         for zone, at in zones:
             axes.text(0.02, at + ZONE_IN / 2, f"zone {zone}", va="center", color=QUIET, fontsize=8.5)
             axes.plot([0, WIDTH_IN], [at + ZONE_IN - 0.03] * 2, color=FAINT, linewidth=0.7)
@@ -140,7 +141,8 @@ def _draw_run(axes: Axes, report: Report, placed: _Placed, run: Run) -> None:
     else:
         groups = report.plan.replicas[run.replica].device_groups
         place = next(g for g, group in enumerate(groups) if group[0] == run.stage)
-        colour = shade(hue_of(report, run.replica), place, len(groups))
+        device = report.plan.replicas[run.replica].stages[run.stage].device
+        colour = stage_colour(report, run.replica, (place, len(groups)), device)
         ink, texts = ink_on(colour), _run_texts(report, run.replica, run.stage)
         axes.add_patch(Rectangle((left, top), width, height, facecolor=colour, edgecolor="none"))
     single = len(placed.box.nodes) == 1
@@ -178,8 +180,28 @@ def _run_texts(report: Report, replica: int, s: int) -> list[list[str]]:
     ]
 
 
-def _legend_lines(report: Report) -> list[list[tuple[int, str, float]]]:
-    """(first replica, text, left) of every entry, in lines as wide as the figure."""
+def _legend_lines(report: Report) -> list[list[tuple[list[str], str, float]]]:
+    """(colours, text, left) of every entry, in lines as wide as the figure."""
+    lines: list[list[tuple[list[str], str, float]]] = [[]]
+    left = 0.02
+    for colours, text in _legend_entries(report):
+        width = 0.62 + len(text) * 0.066
+        if lines[-1] and left + width > WIDTH_IN:
+            lines.append([])
+            left = 0.02
+        lines[-1].append((colours, text, left))
+        left += width
+    return lines
+
+
+def _legend_entries(report: Report) -> list[tuple[list[str], str]]:
+    """Colours and what they are for: a replica or a group of them with its stages, or a device type."""
+    if report.colours == "device":
+        idle = Counter(report.cluster.device_of_rank(rank).name for rank in report.plan.idle_ranks)
+        return [
+            ([device_colour(report, device)], f"{device}: {count - idle[device]:,} of {count:,} at work")
+            for device, count in report.devices.items()
+        ]
     if report.names_each_replica:
         entries = [
             (r, f"replica {r}: {replica.num_samples} of {report.plan.global_batch_size} samples")
@@ -190,25 +212,15 @@ def _legend_lines(report: Report) -> list[list[tuple[int, str, float]]]:
             (members[0], report.group_title(next(row for row in report.rows if row.group == group)))
             for group, members in enumerate(report.groups)
         ]
-    lines: list[list[tuple[int, str, float]]] = [[]]
-    left = 0.02
-    for replica, text in entries:
-        width = 0.62 + len(text) * 0.066
-        if lines[-1] and left + width > WIDTH_IN:
-            lines.append([])
-            left = 0.02
-        lines[-1].append((replica, text, left))
-        left += width
-    return lines
+    sizes = {r: len(report.plan.replicas[r].device_groups) for r, _ in entries}
+    return [([shade(hue_of(report, r), g, sizes[r]) for g in range(sizes[r])], text) for r, text in entries]
 
 
-def _draw_legend(axes: Axes, report: Report, lines: Sequence[Sequence[tuple[int, str, float]]]) -> None:
+def _draw_legend(axes: Axes, lines: Sequence[Sequence[tuple[list[str], str, float]]]) -> None:
     for i, line in enumerate(lines):
         middle = (i + 0.45) * LEGEND_IN
-        for replica, text, left in line:
-            num_groups = len(report.plan.replicas[replica].device_groups)
-            for g in range(num_groups):
-                width = 0.4 / num_groups
-                colour = shade(hue_of(report, replica), g, num_groups)
+        for colours, text, left in line:
+            width = 0.4 / len(colours)
+            for g, colour in enumerate(colours):
                 axes.add_patch(Rectangle((left + g * width, middle - 0.07), width, 0.14, facecolor=colour))
             axes.text(left + 0.47, middle, text, va="center", color=INK)

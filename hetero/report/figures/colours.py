@@ -1,4 +1,4 @@
-"""Colours of figures and page: by replica, by what happens in a step, and for text on any of them."""
+"""Colours of figures and page: by replica, by device type, by what happens in a step, and for text on any of them."""
 
 import math
 
@@ -38,6 +38,27 @@ def shade(hue: int, step: int, num_steps: int) -> str:
     light = 0.5 * (1 - step / (num_steps - 1)) if num_steps > 1 else 0.0
     channels = [int(HUES[hue][i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(c + (255 - c) * light):02x}" for c in channels)
+
+
+def device_colour(report: Report, device: str) -> str:
+    """The colour of a device type: a hue of its own; with more types than hues they come again, lighter."""
+    turn, hue = divmod(list(report.devices).index(device), len(HUES))
+    return lighter(HUES[hue], turn)
+
+
+def stage_colour(report: Report, replica: int, place: tuple[int, int], device: str) -> str:
+    """The colour of the device group at ``place`` of a replica, by what the report's colours tell."""
+    if report.colours == "device":
+        return device_colour(report, device)
+    return shade(hue_of(report, replica), *place)
+
+
+def work_colour(report: Report, what: str, device: str) -> str:
+    """The colour of something in a step; by device, computes have their device's, forwards the lightest."""
+    turn = {BACKWARD: 0, WEIGHTS: 1, FORWARD: 2}.get(what)
+    if report.colours == "device" and turn is not None:
+        return lighter(device_colour(report, device), turn)
+    return COLOURS[what]
 
 
 def lighter(colour: str, turn: int) -> str:

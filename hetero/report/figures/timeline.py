@@ -1,6 +1,5 @@
 """One simulated step as it runs: a row per device group with its computes, and below them what is on the wires."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,10 +25,11 @@ from hetero.report.figures.colours import (
     UPDATE,
     WAIT,
     WEIGHTS,
-    hue_of,
+    device_colour,
     ink_on,
     lighter,
-    shade,
+    stage_colour,
+    work_colour,
 )
 from hetero.report.plan_wording import device_of, in_turns, layers_of
 from hetero.schedule.actions import COMPUTE, ActionKind
@@ -43,6 +43,8 @@ HEAD_MICROBATCHES, TAIL_MICROBATCHES = 10, 6
 """Beside one per stage, about so many are seen at the beginning and at the end of a longer step."""
 
 ROW_IN, TITLE_IN, LABEL_IN, AXIS_IN, LEGEND_IN, CUT_IN = 0.4, 0.27, 2.35, 0.45, 0.3, 0.34
+
+LEGEND_COLUMNS = 9
 
 _KINDS = {
     ActionKind.F: FORWARD,
@@ -65,14 +67,14 @@ class _Block:
     """Something drawn from one second to another on a row.
 
     number: the microbatch of a compute.
-    turn: which of the stages of its devices it belongs to.
+    colour: lighter for the later stages of devices that hold several in turns.
     """
 
     what: str
     start_s: float
     end_s: float
+    colour: str
     number: int | None = None
-    turn: int = 0
 
 
 def timeline_drawing(report: Report) -> Drawing:
@@ -80,7 +82,9 @@ def timeline_drawing(report: Report) -> Drawing:
     rows = report.drawn_rows(MOST_ROWS)
     tops, bottom = _tops(rows)
     left_out = len(report.groups) - len({row.group for row in rows})
-    height_in = bottom + AXIS_IN + LEGEND_IN + (0.2 if left_out else 0.0)
+    entries = _legend_entries(report, rows)
+    legend_in = LEGEND_IN * -(-len(entries) // LEGEND_COLUMNS)
+    height_in = bottom + AXIS_IN + legend_in + (0.2 if left_out else 0.0)
 
     def draw(canvas: FigureBase) -> None:
         blocks = _blocks(report, rows)
@@ -104,12 +108,12 @@ def timeline_drawing(report: Report) -> Drawing:
             labels.text(at, bottom / 2, text, rotation=90, ha="center", va="center", color=QUIET, fontsize=7)
         if left_out:
             note = f"{left_out} more groups of replicas are not drawn; the table has them"
-            labels.text(0.02, height_in - LEGEND_IN - 0.1, note, color=QUIET, va="center")
-        _legend(
-            labels,
-            height_in,
-            splits_backward=any(stage.wgrad_delay is not None for row in rows for stage in row.stages),
-        )
+            labels.text(0.02, height_in - legend_in - 0.1, note, color=QUIET, va="center")
+        labels.legend(
+            handles=entries, loc="lower left", bbox_to_anchor=(0, 0), bbox_transform=labels.transAxes,
+            ncols=min(len(entries), LEGEND_COLUMNS), frameon=False, fontsize=7.5, handlelength=1.3, handleheight=0.9,
+            columnspacing=1.4, borderaxespad=0.1,
+        )  # fmt: skip
 
     return Drawing(height_in=height_in, draw=draw)
 
@@ -152,20 +156,21 @@ def _blocks(report: Report, rows: Sequence[DeviceRow]) -> list[list[_Block]]:
     sums = _sums(report, rows)
     blocks = []
     for row, summed in zip(rows, sums, strict=True):
+        device = row.stage.device
         own = [
             _Block(
                 _KINDS[span.kind],
                 span.start_s,
                 span.end_s,
+                lighter(work_colour(report, _KINDS[span.kind], device), row.indices.index(span.stage)),
                 span.number if span.kind in COMPUTE else None,
-                row.indices.index(span.stage),
             )
             for span in simulation.spans_of(row.members[0])
             if span.stage in row.indices
         ]
         update_s, updated_s = simulation.update_of(row.members[0], row.index)
-        own.append(_Block(WAIT, update_s - row.times.sync_s, update_s))
-        own.append(_Block(UPDATE, update_s, updated_s))
+        own.append(_Block(WAIT, update_s - row.times.sync_s, update_s, COLOURS[WAIT]))
+        own.append(_Block(UPDATE, update_s, updated_s, COLOURS[UPDATE]))
         blocks.append(own + summed)
     return blocks
 
@@ -176,7 +181,7 @@ def _sums(report: Report, rows: Sequence[DeviceRow]) -> list[list[_Block]]:
     sums: list[list[_Block]] = [[] for _ in rows]
     for sync in (*report.simulation.syncs, *report.simulation.gathers):
         for i in sorted({row_of[rank] for rank in sync.bucket.ranks if rank in row_of}):
-            sums[i].append(_Block(SUM, sync.start_s, sync.end_s))
+            sums[i].append(_Block(SUM, sync.start_s, sync.end_s, COLOURS[SUM]))
     return sums
 
 
@@ -213,21 +218,20 @@ def _draw_window(
         ]
         for row in blocks
     ]
-    turns = sorted({b.turn for row in clipped for b in row})
-    for (what, full), turn in itertools.product(COLOURS.items(), turns):
-        colour = lighter(full, turn)
+    kinds = list(COLOURS)
+    drawn = sorted({(kinds.index(b.what), b.colour) for row in clipped for b in row})
+    for what, colour in ((kinds[kind], colour) for kind, colour in drawn):
         rectangles = [
             (b.start_s, b.end_s, top + _LANES[what][0] * ROW_IN, top + sum(_LANES[what]) * ROW_IN)
             for row, top in zip(clipped, tops, strict=True)
             for b in row
-            if b.what == what and b.turn == turn
+            if b.what == what and b.colour == colour
         ]
-        if rectangles:
-            # White sets computes apart; a transfer of microseconds is drawn wider than it is, to be seen.
-            edge = PAPER if what in (FORWARD, BACKWARD, WEIGHTS) else "none" if what == WAIT else colour
-            axes.add_patch(
-                PathPatch(_boxes(rectangles), facecolor=colour, edgecolor=edge, linewidth=0.4, hatch=_hatch(what))
-            )
+        # White sets computes apart; a transfer of microseconds is drawn wider than it is, to be seen.
+        edge = PAPER if what in (FORWARD, BACKWARD, WEIGHTS) else "none" if what == WAIT else colour
+        axes.add_patch(
+            PathPatch(_boxes(rectangles), facecolor=colour, edgecolor=edge, linewidth=0.4, hatch=_hatch(what))
+        )
     _number(axes, clipped, tops, s_per_in)
 
 
@@ -253,7 +257,7 @@ def _number(axes: Axes, blocks: Sequence[Sequence[_Block]], tops: Sequence[float
             text = str(block.number)
             if (block.end_s - block.start_s) / s_per_in > 0.055 * len(text) + 0.03:
                 at = (block.start_s + block.end_s) / 2
-                ink = ink_on(lighter(COLOURS[block.what], block.turn))
+                ink = ink_on(block.colour)
                 axes.text(at, middle, text, ha="center", va="center_baseline", fontsize=5.8, color=ink)
 
 
@@ -261,11 +265,11 @@ def _label(axes: Axes, report: Report, row: DeviceRow, top: float) -> None:
     if row.is_first:
         title = fitting([report.group_title(row)], room_in=WIDTH_IN, size_pt=8)
         axes.text(0.02, top - TITLE_IN / 2 + 0.03, title, va="center", weight="bold", fontsize=8)
-    hues = list(dict.fromkeys(hue_of(report, r) for r in row.members))
-    for i, hue in enumerate(hues):
-        height = 0.72 * ROW_IN / len(hues)
+    colours = list(dict.fromkeys(stage_colour(report, r, row.place, row.stage.device) for r in row.members))
+    for i, colour in enumerate(colours):
+        height = 0.72 * ROW_IN / len(colours)
         corner = 0.03, top + 0.04 * ROW_IN + i * height
-        axes.add_patch(Rectangle(corner, 0.1, height, facecolor=shade(hue, *row.place)))
+        axes.add_patch(Rectangle(corner, 0.1, height, facecolor=colour))
     stage = row.stage
     devices = f"{len(stage.ranks)} × {device_of(stage)}"
     room = LABEL_IN - 0.3
@@ -276,11 +280,14 @@ def _label(axes: Axes, report: Report, row: DeviceRow, top: float) -> None:
     axes.text(0.2, top + 0.62 * ROW_IN, second, va="center", fontsize=6.5, color=QUIET)
 
 
-def _legend(axes: Axes, height_in: float, *, splits_backward: bool) -> None:
+def _legend_entries(report: Report, rows: Sequence[DeviceRow]) -> list[Patch]:
+    """What each colour is for: kinds of work; by device, the types in place of forwards and backwards."""
+    splits_backward = any(stage.wgrad_delay is not None for row in rows for stage in row.stages)
     shown = {what: colour for what, colour in COLOURS.items() if what != WEIGHTS or splits_backward}
-    handles = [Patch(facecolor=colour, label=what, hatch=_hatch(what)) for what, colour in shown.items()]
-    handles.append(Patch(facecolor="#f1f3f6", label="waits"))
-    axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0, 0), bbox_transform=axes.transAxes, ncols=len(handles),
-        frameon=False, fontsize=7.5, handlelength=1.3, handleheight=0.9, columnspacing=1.4, borderaxespad=0.1,
-    )  # fmt: skip
+    entries = []
+    if report.colours == "device":
+        shown = {what: colour for what, colour in shown.items() if what not in (FORWARD, BACKWARD, WEIGHTS)}
+        devices = dict.fromkeys(row.stage.device for row in rows)
+        entries = [Patch(facecolor=device_colour(report, device), label=device) for device in devices]
+    entries += [Patch(facecolor=colour, label=what, hatch=_hatch(what)) for what, colour in shown.items()]
+    return [*entries, Patch(facecolor="#f1f3f6", label="waits")]

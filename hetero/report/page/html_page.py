@@ -1,6 +1,7 @@
 """Renders a report as one HTML page that loads nothing: inline figures, tables, and where the numbers come from."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from hetero.report.content import DeviceRow, Execution, Report, named
 from hetero.report.figure_names import FigureName
 from hetero.report.figures.canvas import inline_svg
 from hetero.report.figures.catalogue import DRAWINGS
-from hetero.report.figures.colours import BACKWARD, COLOURS, UPDATE, WAIT, hue_of, shade
+from hetero.report.figures.colours import BACKWARD, COLOURS, UPDATE, WAIT, device_colour, stage_colour
 from hetero.report.figures.timeline import is_cut
 from hetero.report.launch_lines import launch_lines
 from hetero.report.page.template import rendered
@@ -86,8 +87,9 @@ def html_page(report: Report) -> str:
         layer_kinds=LAYER_KINDS,
         bases=list(_bases(report)),
         rivals=[rival_in_words(rival) for rival in report.certainty.rivals],
-        measurements=[narrows(each, report.certainty.step) for each in report.certainty.measurements],
+        measurements=list(_measurements(report)),
         range=range_of(report.certainty.step),
+        several_devices=len(report.devices) > 1,
         has_uncertain=any(not rival.is_certain for rival in report.rivals),
         launch=launch_lines(report.plan, report.cluster, report.plan_file),
         origin=_origin(report),
@@ -98,10 +100,7 @@ def html_page(report: Report) -> str:
 def _lede(report: Report) -> str:
     plan, costs = report.plan, report.costs
     parameters = costs.parameter_counts.of_layers(first_layer=0, end_layer=plan.model.num_layers, tp=1)
-    devices: dict[str, int] = {}
-    for node_type in report.cluster.node_types:
-        devices[node_type.device] = devices.get(node_type.device, 0) + node_type.num_devices
-    counts = ", ".join(f"{count:,} {device}" for device, count in devices.items())
+    counts = ", ".join(f"{count:,} {device}" for device, count in report.devices.items())
     return (
         f"{_count(parameters)} parameters in {plan.model.num_layers} layers of hidden size "
         f"{plan.model.hidden_size}, sequences of {plan.seq_length:,} tokens, {plan.global_batch_size:,} samples per "
@@ -188,14 +187,15 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
     cut = " Its middle, which repeats, is left out." if is_cut(report) else ""
     several = any(replica.is_interleaved for replica in report.plan.replicas)
     turns = " Stages that the same devices hold in turns share a row, the later ones lighter." if several else ""
+    sort = "replica" if report.names_each_replica else "group of replicas that are alike"
+    boxes = "Nodes as boxes with their devices;"
+    small = (
+        "Nodes that hold the same are drawn once. s, L, t and d are stage, layers, tp and dp where a box is narrow; "
+        "the small numbers are ranks."
+    )
+    computes = "Computes have the hue of their device type: backwards in full, forwards the lightest."
     notes: dict[FigureName, tuple[str, str]] = {
-        "cluster": (
-            "Who holds what",
-            "Nodes as boxes with their devices; one hue per "
-            f"{'replica' if report.names_each_replica else 'group of replicas that are alike'}, stages from light to "
-            "full. Nodes that hold the same are drawn once. s, L, t and d are stage, layers, tp and dp where a box is "
-            "narrow; the small numbers are ranks.",
-        ),
+        "cluster": ("Who holds what", f"{boxes} one hue per {sort}, stages from light to full. {small}"),
         "timeline": (
             "One step",
             f"A row per stage, of the first replica where several are alike.{cut} Numbers are microbatches; below each "
@@ -208,10 +208,13 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
             "check. whale, autohet and harp are readings of published ideas, not their authors' programs.",
         ),
     }
+    device_notes: dict[FigureName, str] = {
+        "cluster": f"{boxes} one hue per device type. {small}",
+        "timeline": f"{notes['timeline'][1]} {computes}",
+    }
     for name, (title, note) in notes.items():
         if name != "comparison" or report.others:
-            svg = Markup(inline_svg(DRAWINGS[name](report), name=name, label=f"{title}. {note}"))
-            yield {"name": name, "title": title, "note": note, "svg": svg}
+            yield _figure(report, name, name=name, title=title, note=note, device_note=device_notes.get(name, note))
     if report.executions:
         ran = dataclasses.replace(report, simulation=report.executions[0].executed)
         title = "The same step as it ran, emulated"
@@ -219,8 +222,27 @@ def _figures(report: Report) -> Iterator[dict[str, Any]]:
             "Processes on one machine really did this, at the pace of profiles and links: computes that slept "
             "until the described device were done, messages and sums that took turns on the described wires."
         )
-        svg = Markup(inline_svg(DRAWINGS["timeline"](ran), name="executed", label=f"{title}. {note}"))
-        yield {"name": "executed", "title": title, "note": note, "svg": svg}
+        yield _figure(ran, "timeline", name="executed", title=title, note=note, device_note=f"{note} {computes}")
+
+
+def _figure(
+    report: Report, drawing: FigureName, *, name: str, title: str, note: str, device_note: str
+) -> dict[str, Any]:
+    """A figure as the template takes it, a second time by device type where there are several."""
+
+    def svg(drawn: Report, name: str, said: str) -> Markup:
+        return Markup(inline_svg(DRAWINGS[drawing](drawn), name=name, label=f"{title}. {said}"))
+
+    is_twice = drawing != "comparison" and len(report.devices) > 1
+    by_device = dataclasses.replace(report, colours="device")
+    return {
+        "name": name,
+        "title": title,
+        "note": note,
+        "svg": svg(report, name, note),
+        "device_note": device_note,
+        "device_svg": svg(by_device, f"{name}-devices", device_note) if is_twice else None,
+    }
 
 
 def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
@@ -234,7 +256,8 @@ def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
         "members": number_ranges(row.members) if len(row.members) < 9 else f"{len(row.members)} alike",
         "samples": row.replica.num_samples,
         "stage": number_ranges(row.indices),
-        "colour": shade(hue_of(report, row.members[0]), *row.place),
+        "colour": stage_colour(report, row.members[0], row.place, stage.device),
+        "device_colour": device_colour(report, stage.device),
         "layers": in_turns(held_by(report.plan, each) for each in stages),
         "device": device_of(stage),
         "ranks": named("rank", sorted(ranks)).removeprefix("ranks ").removeprefix("rank "),
@@ -284,6 +307,13 @@ def _executed(report: Report, execution: Execution) -> dict[str, Any]:
         "times": f"{executed_s / report.executions[0].executed.step_s:.2f} ×",
         "losses": f"{first:.6f} to {last:.6f}",
     }
+
+
+def _measurements(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What to measure, with the lines to type as far as they are known."""
+    known = itertools.chain(report.commands, itertools.repeat(()))
+    for measurement, commands in zip(report.certainty.measurements, known, strict=False):
+        yield narrows(measurement, report.certainty.step), commands
 
 
 def _bases(report: Report) -> Iterator[dict[str, Any]]:

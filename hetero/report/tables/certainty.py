@@ -51,6 +51,11 @@ def commands_for(measurement: Measurement, commands_of: CommandsOf) -> Sequence[
     return [LINKS_COMMAND] if measurement.profile is None else commands_of(measurement.profile)
 
 
+def every_command(certainty: Certainty, commands_of: CommandsOf) -> tuple[tuple[str, ...], ...]:
+    """What to type for each measurement of ``certainty``."""
+    return tuple(tuple(commands_for(measurement, commands_of)) for measurement in certainty.measurements)
+
+
 def utilization_lines(found: Mapping[Products, Utilization]) -> Iterator[str]:
     """MFU of every device type, and warnings where nobody has measured the like."""
     if found:

@@ -11,10 +11,21 @@ from PIL import Image
 
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.report.content import Report
-from hetero.report.figures.bars import PART_COLOURS
+from hetero.report.figures.bars import CUT_AT, PART_COLOURS
 from hetero.report.figures.canvas import fitting, inline_svg
 from hetero.report.figures.catalogue import DRAWINGS, figure_bytes
-from hetero.report.figures.colours import HUES, INK, PAPER, ink_on, lighter, shade
+from hetero.report.figures.colours import (
+    BACKWARD,
+    FORWARD,
+    HUES,
+    INK,
+    PAPER,
+    device_colour,
+    ink_on,
+    lighter,
+    shade,
+    work_colour,
+)
 from hetero.report.figures.timeline import is_cut
 from tests.helpers.cases import slow
 from tests.unit.report.samples import (
@@ -178,3 +189,33 @@ def test_stages_of_a_replica_differ_in_shade_and_can_be_read(hue: int) -> None:
     assert shades[-1] == shade(hue, 0, 1) == HUES[hue]
     assert ink_on("#ffffff") == INK
     assert ink_on("#000000") == PAPER
+
+
+def test_a_long_bar_is_cut_and_its_figure_is_not() -> None:
+    """The others keep a length to be compared by: the axis ends at four times the plan."""
+    report = compared_report()
+    uniform, *others = report.others
+    assert uniform.best is not None
+    far = dataclasses.replace(uniform.best.simulation, step_s=100 * report.simulation.step_s)
+    longest = dataclasses.replace(uniform, best=dataclasses.replace(uniform.best, simulation=far))
+    found = texts(dataclasses.replace(report, others=(longest, *others)), "comparison")
+    assert any("(100.00 × as long)" in text for text in found)
+    ticks = [float(text) for text in found if re.fullmatch(r"[\d.]+", text)]
+    assert max(ticks) <= 1.01 * CUT_AT * report.simulation.step_s
+
+
+def test_colours_by_device_type() -> None:
+    """The same device has one colour on every row, box and bar; forwards are lighter than backwards."""
+    report = dataclasses.replace(mixed_report(), colours="device")
+    fast, slow = (device_colour(report, device) for device in ("A100-40", "V100-16"))
+    assert fast != slow
+    assert {"A100-40: 4 of 4 at work", "V100-16: 2 of 4 at work"} <= set(texts(report, "cluster"))
+    found = texts(report, "timeline")
+    assert {"A100-40", "V100-16", "activations sent"} <= set(found)
+    assert not {"forward", "backward"} & set(found)
+    assert work_colour(report, BACKWARD, "A100-40") == fast
+    assert work_colour(report, FORWARD, "A100-40") == lighter(fast, 2)
+    for name in ("cluster", "timeline", "memory"):
+        drawn = figure_bytes(report, name, "svg").decode()
+        assert fast in drawn
+        assert slow in drawn

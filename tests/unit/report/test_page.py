@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.cli import main
 from hetero.cost.host_memory import host_memory_of_nodes
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import simulate
@@ -17,8 +18,10 @@ from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.planner.certainty import Rival
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.report.content import Report
+from hetero.report.launch_lines import launch_lines
 from hetero.report.page.html_page import html_page
 from hetero.report.plan_wording import range_of
+from hetero.serialization import save
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -132,6 +135,48 @@ def test_the_lines_that_start_the_plan_are_those_of_its_file_and_its_nodes() -> 
     assert said.count("torchrun --nnodes") == said.count("--hetero-plan 'my plan.json'") == len(nodes)
 
 
+def test_the_page_shows_what_hetero_launch_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Word for word, but for the torchrun of another machine."""
+    report = mixed_report()
+    file, spec = tmp_path / "plan.json", tmp_path / "cluster.yaml"
+    save(report.plan, file)
+    save(report.cluster, spec)
+    assert main(["launch", str(file), "--cluster", str(spec), "--torchrun", "torchrun"]) == 0
+    printed = capsys.readouterr().out
+    lines = launch_lines(report.plan, report.cluster, file)
+    for title, line in lines.hosts:
+        own = line.splitlines()[-1]
+        assert f"# {title}\n{line.removesuffix(own).rstrip()[:-1].rstrip()}\n" in printed
+    rows = cells(read(page_of(mixed_report)), "launch")
+    hosts = {"0-1": "fast-0", "2-3": "fast-0", "4": "slow-0", "5": "slow-0", "6-7": "slow-0"}
+    assert {row[0]: row[1] for row in rows} == hosts
+    assert "What to do next" in page_of(mixed_report)
+    assert lines.printing.startswith(f"hetero launch {file} --hosts fast=fast-0 slow=slow-0 --print -- --")
+
+
+def test_what_measures_comes_with_its_lines() -> None:
+    report = mixed_report()
+    commands = tuple((f"measure {i}", f"again {i}") for i, _ in enumerate(report.certainty.measurements))
+    text = "".join(read(html_page(mixed_report(commands=commands))).sections["launch"])
+    assert commands
+    assert all("\n".join(lines) in text for lines in commands)
+
+
+def test_colours_can_show_device_types_where_there_are_several() -> None:
+    """Without a script: a choice that the style follows."""
+    page = page_of(mixed_report)
+    svgs = dict(re.findall(r'<figure class="(of-replicas|of-devices)" tabindex="0">(<svg.*?</svg>)', page, re.DOTALL))
+    assert set(svgs) == {"of-replicas", "of-devices"}
+    assert "A100-40: 4 of 4 at work" in page
+    assert "V100-16: 2 of 4 at work" in page
+    choices = {value for tag, key, value in read(page).attributes if (tag, key) == ("input", "id")}
+    assert choices == {"by-replica", "by-device"}
+    assert {f"#{each}:checked" in page for each in choices} == {True}
+    assert not any(
+        "<input" in page_of(each) or 'class="of-devices' in page_of(each) for each in (long_report, cpu_report)
+    )
+
+
 def test_stages_in_turns_are_one_row_and_the_order_is_told() -> None:
     reader = read(page_of(interleaved_report))
     first, second, *_ = cells(reader, "plan")
@@ -216,7 +261,7 @@ def test_the_page_says_how_far_the_step_may_be_off() -> None:
     assert "Model FLOPs utilization" in text
     assert "A100-40 " in text
     assert "Against a uniform plan: 1.020x, which cannot be told apart below 1.080x" in text
-    assert "What would narrow that most:" in text
+    assert "which would narrow its range of" in text
     assert certainty.measurements
     for measurement in certainty.measurements:
         assert measurement.what in text
