@@ -52,6 +52,7 @@ setup(
         "pydantic>=2.7",
         "PyYAML>=6.0",
         "rich>=13.7",
+        "shtab>=1.9",
     ],
     # hetero/extras.py has their names for whoever runs without one.
     extras_require={

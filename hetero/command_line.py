@@ -1,13 +1,14 @@
 """Reads command lines, and says in one line what is wrong with one: the flag, its value, what it takes."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hetero.errors import ConfigError
 from hetero.serialization import near_match
+from hetero.standard_output import STDOUT, output_file
 
 _MAX_SHOWN = 60
 """Characters of a wrong value that a message repeats."""
@@ -127,8 +128,10 @@ class Parser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         convert = self._registry_get("type", action.type, action.type)
         what = self._called(action)
-        if convert is Path and not arg_string.strip():
+        if convert in (Path, output_file) and not arg_string.strip():
             self.error(f"{what} is empty, must be a file or a folder; is a variable of the shell not set?")
+        if convert is Path and Path(arg_string) == STDOUT:
+            self.error(f"{what} is '-', must be a file or a folder; flags that write one file take '-'")
         try:
             return convert(arg_string)
         except argparse.ArgumentTypeError as error:
@@ -150,3 +153,13 @@ class Parser(argparse.ArgumentParser):
     def _called(action: argparse.Action) -> str:
         """The flag as users write it, or what stands for a word without one."""
         return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of all commands below ``parser`` that have no commands of their own."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield parser
+    for group in groups:
+        for command in group.choices.values():
+            yield from leaves(command)

@@ -10,6 +10,7 @@ from hetero.report.tables.hosts import host_source_lines, hosts_table
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
+from hetero.standard_output import answer
 
 
 def add_devices(commands: Any) -> None:
@@ -31,4 +32,6 @@ def _devices(args: argparse.Namespace) -> int:
         console().print(hosts)
         for line in host_source_lines(cluster.node_types):
             print(line)
+    hosts_of = {} if cluster is None else {each.name: each.host for each in cluster.node_types if each.host is not None}
+    answer(args, lambda: {"devices": list(known), "hosts": hosts_of})
     return 0

@@ -1,10 +1,9 @@
 """``hetero discover`` describes this host, or under torchrun or srun all nodes, as a cluster file."""
 
 import argparse
-import subprocess
-import sys
 from typing import Any
 
+from hetero.commands.child import run_in_child
 from hetero.discovery.options import add_options, check_options, words_of
 
 
@@ -24,6 +23,5 @@ def add_discover(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """In a process of its own, which may import torch."""
     check_options(args)
-    return subprocess.run([sys.executable, "-m", "hetero.discovery", *words_of(args)], check=False).returncode
+    return run_in_child("hetero.discovery", words_of(args), args)

@@ -1,10 +1,9 @@
 """``hetero doctor`` looks at this host, and under torchrun at all hosts: what is missing, what differs, what to do."""
 
 import argparse
-import subprocess
-import sys
 from typing import Any
 
+from hetero.commands.child import run_in_child
 from hetero.doctor.options import add_options, words_of
 
 
@@ -23,5 +22,4 @@ def add_doctor(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """In a process of its own, which may import torch."""
-    return subprocess.run([sys.executable, "-m", "hetero.doctor", *words_of(args)], check=False).returncode
+    return run_in_child("hetero.doctor", words_of(args), args)

@@ -1,6 +1,7 @@
 """``hetero elastic``: training that goes on while nodes come and go. One agent per node; they meet in etcd."""
 
 import argparse
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -17,6 +18,7 @@ from hetero.commands.elastic_report import add_report
 from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.report.tables.fitting_table import FittingTable
+from hetero.standard_output import answer
 
 if TYPE_CHECKING:
     from hetero.elastic.agent_options import AgentOptions
@@ -306,6 +308,8 @@ def _run_status(args: argparse.Namespace) -> int:
     if state.token is None:
         raise ConfigError(f"etcd at {args.etcd} knows no job {args.job}; give the --job that its agents were given")
     console().print(_status_table(args.job, state))
+    # The token opens the copies of all nodes.
+    answer(args, lambda: {"job": args.job, "state": dataclasses.replace(state, token=None)})
     return 0
 
 
@@ -380,6 +384,7 @@ def _run_leave(args: argparse.Namespace) -> int:
         raise ConfigError(f"job {args.job} has no node {args.node!r}; it has {', '.join(nodes) or 'none'}")
     store.put_notice(Notice(node=args.node, reason="hetero elastic leave"))
     print(f"node {args.node} leaves once the step in hand is committed")
+    answer(args, lambda: {"job": args.job, "node": args.node, "leaves": True})
     return 0
 
 

@@ -4,10 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hetero.commands.report import FIGURE_SUFFIXES, PAGE_SUFFIXES
-from hetero.errors import ConfigError
+from hetero.commands.report import FIGURE_SUFFIXES, PAGE_SUFFIXES, figure_format
 from hetero.extras import require
-from hetero.serialization import check_can_be_written, write_bytes
+from hetero.standard_output import STDOUT, answer, check_output, output_file, write_output
 
 _ORIGIN = "measured: as the agents noted it, each by the clock of its node"
 
@@ -20,31 +19,26 @@ def add_report(actions: Any) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=output_file,
         required=True,
         metavar="OUT.html",
-        help=f"page to write, or its figure alone as {', '.join(FIGURE_SUFFIXES)}",
+        help=f"page to write, - for standard output; or its figure alone as {', '.join(FIGURE_SUFFIXES)}",
     )
     parser.add_argument("--name", help="of the run, for the reader (default: that of the folder)")
     parser.set_defaults(run=_run_report)
 
 
 def _run_report(args: argparse.Namespace) -> int:
-    suffix = args.out.suffix.lower()
-    if suffix not in (*PAGE_SUFFIXES, *FIGURE_SUFFIXES):
-        known = ", ".join((*PAGE_SUFFIXES, *FIGURE_SUFFIXES))
-        raise ConfigError(f"--out {args.out}: ends in {args.out.suffix!r}, must end in one of {known}")
-    check_can_be_written(args.out, asked_by="--out")
+    check_output(args.out, asked_by="--out", suffixes=(*PAGE_SUFFIXES, *FIGURE_SUFFIXES))
     require("elastic", asked_by="hetero elastic")
     from hetero.elastic.run_history import read_history
     from hetero.report.figures.elastic_run import elastic_figure_bytes
     from hetero.report.page.elastic_page import elastic_page
 
     run = read_history(args.logs, name=args.name or args.logs.resolve().name, origin=_ORIGIN)
-    if suffix in PAGE_SUFFIXES:
-        write_bytes(args.out, elastic_page(run).encode("utf-8"))
-        print(f"report written to {args.out}")
-    else:
-        write_bytes(args.out, elastic_figure_bytes(run, suffix[1:]))
-        print(f"figure written to {args.out}")
+    is_page = args.out == STDOUT or args.out.suffix.lower() in PAGE_SUFFIXES
+    content = elastic_page(run).encode("utf-8") if is_page else elastic_figure_bytes(run, figure_format(args.out))
+    where = write_output(args.out, content)
+    print(f"{'report' if is_page else 'figure'} written to {where}")
+    answer(args, lambda: {"written_to": where, "run": run})
     return 0

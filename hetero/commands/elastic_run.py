@@ -20,6 +20,7 @@ from hetero.elastic.membership import JobStore
 from hetero.errors import ConfigError, MembershipStoreError
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
+from hetero.standard_output import output_words
 
 _HOST = "127.0.0.1"
 
@@ -90,7 +91,7 @@ def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: 
         "keep-uploads": args.keep_uploads,
     }
     words = [f"--{option}={value}" for option, value in options.items()]
-    return [sys.executable, "-m", "hetero", "elastic", "agent", *words, "--", *args.program]
+    return [sys.executable, "-m", "hetero", "elastic", "agent", *words, *output_words(args), "--", *args.program]
 
 
 @contextlib.contextmanager

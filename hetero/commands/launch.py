@@ -28,8 +28,9 @@ from hetero.launch.torchrun import TorchrunOptions, shell_text
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.report.tables.launch import launch_table
-from hetero.serialization import check_can_be_written, load, write_bytes
+from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
+from hetero.standard_output import STDOUT, answer, check_output, output_file, write_output
 
 PROGRAM = "pretrain_gpt.py"
 
@@ -62,7 +63,9 @@ def add_launch(commands: Any) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--print", action="store_true", help="print who runs where, and each host's line; the default")
     how.add_argument("--run", action="store_true", dest="start", help="run all: over ssh, or in Slurm's allocation")
-    how.add_argument("--sbatch", nargs="?", const="-", metavar="FILE", help="write a batch script, or print it")
+    how.add_argument(
+        "--sbatch", nargs="?", type=output_file, const=STDOUT, metavar="FILE", help="write a batch script, or print it"
+    )
     _add_line_options(parser)
     _add_slurm_and_ssh_options(parser)
 
@@ -187,13 +190,33 @@ def _slurm_options(args: argparse.Namespace, flags: Sequence[str]) -> TorchrunOp
 def _print_lines(args: argparse.Namespace, plan: Plan, flags: Sequence[str], hosts: Sequence[NodeHost]) -> None:
     options = _options_of_hosts(args, flags, hosts)
     console().print(launch_table(plan, hosts))
-    if args.hosts is None and len(hosts) > 1:
+    are_made_up = args.hosts is None and len(hosts) > 1
+    missing = missing_flags(args.flags) if Path(args.program).name == PROGRAM else ()
+    if are_made_up:
         print("\n# The names of hosts are made up: give yours with --hosts.")
-    if Path(args.program).name == PROGRAM and (missing := missing_flags(args.flags)):
+    if missing:
         print(f"\n# Not complete: a plan does not imply {', '.join(missing)}, among others; give them after --.")
     for host in hosts:
         print(f"\n# {host.title}: {host.devices}")
         print(shell_text(options.words(host, num_nodes=len(hosts))))
+    answer(
+        args,
+        lambda: {
+            "hosts": [{**_host_document(host), "command": options.words(host, num_nodes=len(hosts))} for host in hosts],
+            "hosts_are_made_up": are_made_up,
+            "missing_flags": list(missing),
+        },
+    )
+
+
+def _host_document(host: NodeHost) -> dict[str, Any]:
+    return {
+        "host": host.name,
+        "node": host.node,
+        "node_type": host.node_type.name,
+        "device": host.node_type.device,
+        "ranks": list(host.ranks),
+    }
 
 
 def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], hosts: Sequence[NodeHost]) -> int:
@@ -218,21 +241,21 @@ def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], h
     # Like Ctrl-C, so that no host is left running.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run_on_hosts(commands, logs=logs, say=partial(print, flush=True))
+        exit_code = run_on_hosts(commands, logs=logs, say=partial(print, flush=True))
     finally:
         signal.signal(signal.SIGTERM, before)
+    answer(args, lambda: {"logs": logs, "exit_code": exit_code})
+    return exit_code
 
 
 def _write_batch_script(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str]) -> int:
     options = _slurm_options(args, flags)
     script = batch_script(cluster, options, sbatch_options=args.sbatch_option, made_by=args.command_line)
-    if args.sbatch == "-":
-        sys.stdout.write(script)
-        return 0
-    path = Path(args.sbatch)
-    check_can_be_written(path, asked_by="--sbatch")
-    write_bytes(path, script.encode())
-    print(f"written to {path}; submit it with: sbatch {shlex.quote(str(path))}")
+    check_output(args.sbatch, asked_by="--sbatch")
+    where = write_output(args.sbatch, script.encode())
+    if args.sbatch != STDOUT:
+        print(f"written to {where}; submit it with: sbatch {shlex.quote(where)}")
+    answer(args, lambda: {"written_to": where})
     return 0
 
 
@@ -243,8 +266,12 @@ def _in_allocation(
     check_allocation(allocation, cluster)
     script = step_script(cluster, _slurm_options(args, flags))
     if args.start:
+        if args.json:
+            raise ConfigError("--json beside --run in an allocation of Slurm: srun takes over; leave it out")
         # In the place of this process, so that a signal to a batch script that has done likewise is one to this.
         os.execvp("bash", ["bash", "-euo", "pipefail", "-c", script])
-    console().print(launch_table(plan, allocated_hosts(allocation, cluster)))
-    sys.stdout.write(f"\n{script}")
+    hosts = allocated_hosts(allocation, cluster)
+    console().print(launch_table(plan, hosts))
+    print(f"\n{script}", end="")
+    answer(args, lambda: {"hosts": [_host_document(host) for host in hosts], "script": script})
     return 0

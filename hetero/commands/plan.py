@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -43,9 +42,10 @@ from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.planner_result import comparison_table, result_lines
 from hetero.report.tables.prediction import prediction_table
 from hetero.report.trace import chrome_trace
-from hetero.serialization import check_can_be_written, load, save, write_bytes
+from hetero.serialization import load, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model_import import load_model, precision_of
+from hetero.standard_output import answer, check_output, output_file, write_output
 from hetero.units import BYTES_OF_PRECISION
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--fp8", action="store_true", help="with bf16: stages on devices that have fp8 multiply in it (an estimate)"
     )
-    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan here")
+    parser.add_argument(
+        "--out", type=output_file, metavar="PLAN.json", help="write the plan here; - for standard output"
+    )
     parser.add_argument(
         "--time-limit",
         type=float,
@@ -87,9 +89,9 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
     parser.add_argument(
         "--uniform-out",
-        type=Path,
+        type=output_file,
         metavar="UNIFORM.json",
-        help="write the fastest uniform plan, on all GPUs or on those of some node types, here",
+        help="write the fastest uniform plan, on all GPUs or on those of some node types, here; - for standard output",
     )
     parser.add_argument(
         "--use-distributed-optimizer",
@@ -132,7 +134,9 @@ def add_simulate(commands: Any) -> None:
     parser = commands.add_parser("simulate", help="predict the step time and the memory of a plan on a cluster")
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
-    parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write a Chrome/Perfetto trace")
+    parser.add_argument(
+        "--trace", type=output_file, metavar="OUT.json", help="write a Chrome/Perfetto trace; - for standard output"
+    )
     add_measure(parser)
     add_outputs(parser)
     _add_profiles(parser)
@@ -140,9 +144,6 @@ def add_simulate(commands: Any) -> None:
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="print the prediction as JSON, and the tables on stderr instead"
-    )
     parser.add_argument(
         "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
     )
@@ -173,7 +174,7 @@ def _planned(args: argparse.Namespace) -> int:
     wanted = outputs(args, compares=True)
     for flag, path in (("--out", args.out), ("--uniform-out", args.uniform_out)):
         if path is not None:
-            check_can_be_written(path, asked_by=flag)
+            check_output(path, asked_by=flag)
     model, cluster = load_model(args.model), load(ClusterSpec, args.cluster).with_host_memory_gib(args.host_memory_gib)
     costs = model_costs(
         model,
@@ -201,25 +202,25 @@ def _planned(args: argparse.Namespace) -> int:
         offload=args.offload,
     )
     result = _with_progress(problem)
-    out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
+    out = console()
     certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
     if args.out is not None:
-        _save(result.simulation, certainty.step, problem, args.command_line, args.out)
+        where = _save(result.simulation, certainty.step, problem, args.command_line, args.out)
     found, commands_of = utilizations(result.simulation, costs), partial(plan_again, args)
     out.print(prediction_table(result.simulation, result.memory, problem.cluster, certainty.step))
     if (on_hosts := host_memory_table(result.plan, problem.cluster)) is not None:
         out.print(on_hosts)
-    say(f"\n{plan_picture(result.plan, room=out.width)}\n")
+    print(f"\n{plan_picture(result.plan, room=out.width)}\n")
     for line in result_lines(result, certainty, found, commands_of):
-        say(line)
+        print(line)
     if args.out is not None:
-        say(f"written to {args.out}")
+        print(f"written to {where}")
     if args.uniform_out is not None:
-        say(_uniform(problem, result, args))
+        print(_uniform(problem, result, args))
     others = _compared(problem) if args.compare or wanted.comparison else ()
     rivals = certainty_of(result.simulation, problem.topology, costs, _runners_up(result, others, problem)).rivals
     if others:
-        say()
+        print()
         out.print(comparison_table(result, others, problem.cluster, rivals))
     if wanted.wanted:
         report = Report(
@@ -237,11 +238,14 @@ def _planned(args: argparse.Namespace) -> int:
             commands=every_command(certainty, commands_of),
         )
         for line in written(wanted, report):
-            say(line)
-    if args.json:
-        made = prediction_json(result.simulation, result.memory, cluster, certainty, found, commands_of)
-        made["bounds"] = bounds_json(result)
-        print(json.dumps(made, indent=2))
+            print(line)
+    answer(
+        args,
+        lambda: {
+            **prediction_json(result.simulation, result.memory, cluster, certainty, found, commands_of),
+            "bounds": bounds_json(result),
+        },
+    )
     return 0
 
 
@@ -268,9 +272,10 @@ def _compared(problem: Problem) -> tuple[Yardstick, ...]:
         return yardsticks(problem)
 
 
-def _save(simulation: Simulation, step: StepRange, problem: Problem, command: str, path: Path) -> None:
-    """Write a plan with what is known of where it comes from."""
-    save(with_provenance(simulation, step, cluster=problem.cluster, command=command), path)
+def _save(simulation: Simulation, step: StepRange, problem: Problem, command: str, path: Path) -> str:
+    """Write a plan with what is known of where it comes from; returns what to call the place."""
+    plan = with_provenance(simulation, step, cluster=problem.cluster, command=command)
+    return write_output(path, to_json(plan).encode("utf-8"))
 
 
 def _uniform(problem: Problem, result: "PlanResult", args: argparse.Namespace) -> str:
@@ -288,9 +293,9 @@ def _uniform(problem: Problem, result: "PlanResult", args: argparse.Namespace) -
             )
         raise ConfigError(f"--uniform-out {path}: no uniform plan of this model fits these devices; leave it out")
     step = certainty_of(found.best.simulation, problem.topology, problem.costs).step
-    _save(found.best.simulation, step, problem, args.command_line, path)
+    where = _save(found.best.simulation, step, problem, args.command_line, path)
     ratio = found.best.step_s / result.simulation.step_s
-    return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {path}"
+    return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {where}"
 
 
 def _with_progress(problem: Problem) -> "PlanResult":
@@ -315,7 +320,7 @@ def _with_progress(problem: Problem) -> "PlanResult":
 def _simulate(args: argparse.Namespace) -> int:
     wanted = outputs(args, compares=False)
     if args.trace is not None:
-        check_can_be_written(args.trace, asked_by="--trace")
+        check_output(args.trace, asked_by="--trace")
     check_measure(args)
     plan = legal_plan(args.plan)
     cluster = load(ClusterSpec, args.cluster)
@@ -326,16 +331,16 @@ def _simulate(args: argparse.Namespace) -> int:
     too_large = memory_error(plan, cluster, costs, memory)
     certainty, found = certainty_of(simulation, Topology(cluster), costs), utilizations(simulation, costs)
     again = partial(simulate_again, args, plan)
-    out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
+    out = console()
     out.print(prediction_table(simulation, memory, cluster, certainty.step))
     if (on_hosts := host_memory_table(plan, cluster)) is not None:
         out.print(on_hosts)
-    say(
+    print(
         f"{simulation.step_s:.4g} s per step ({range_of(certainty.step)}), {simulation.samples_per_s:.4g} samples/s, "
         f"{simulation.tokens_per_s:.4g} tokens/s"
     )
     for line in (*utilization_lines(found), *certainty_lines(certainty, again)):
-        say(line)
+        print(line)
     ran = None
     executions: tuple[Execution, ...] = ()
     if args.measure and too_large is None:
@@ -344,10 +349,10 @@ def _simulate(args: argparse.Namespace) -> int:
         executions = (Execution(name=args.plan.stem, predicted=simulation, executed=ran, losses=run.losses),)
         out.print(measurement_table(simulation, ran))
         for line in measurement_lines(simulation, ran, time_scale=run.time_scale, lateness_s=run.lateness_s):
-            say(line)
+            print(line)
     if args.trace is not None:
-        write_bytes(args.trace, json.dumps(chrome_trace(simulation, costs, executed=ran)).encode())
-        say(f"trace written to {args.trace}; open it in ui.perfetto.dev")
+        trace = json.dumps(chrome_trace(simulation, costs, executed=ran))
+        print(f"trace written to {write_output(args.trace, trace.encode())}; open it in ui.perfetto.dev")
     report = Report(
         model_name=args.plan.name,
         cluster_name=args.cluster.stem,
@@ -361,9 +366,8 @@ def _simulate(args: argparse.Namespace) -> int:
         commands=every_command(certainty, again),
     )
     for line in written(wanted, report):
-        say(line)
-    if args.json:
-        print(json.dumps(prediction_json(simulation, memory, cluster, certainty, found, again), indent=2))
+        print(line)
+    answer(args, lambda: prediction_json(simulation, memory, cluster, certainty, found, again))
     if too_large is not None:
         # What it would take is told all the same, and then that it cannot be.
         raise too_large

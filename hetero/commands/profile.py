@@ -1,11 +1,10 @@
 """``hetero profile`` measures devices and this host, and reads published measurements into profiles and links."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from hetero.commands.child import run_in_child
 from hetero.data.sailor import PROVENANCE, read_links, read_profiles
 from hetero.errors import ConfigError
 from hetero.extras import require
@@ -13,6 +12,7 @@ from hetero.profiling.options import add_options, check_options, words_of
 from hetero.profiling.profiled_plan import check_cuts
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
 from hetero.serialization import save
+from hetero.standard_output import answer
 
 LINKS = "links.json"
 
@@ -54,19 +54,16 @@ def add_profile(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """In a process of its own, which may import torch."""
     check_run_options(args)
     check_cuts(args.model, args.tp or ())
     require("train", asked_by="hetero profile run")
-    command = [sys.executable, "-W", "ignore", "-m", "hetero.profiling.run", *words_of_run(args)]
-    return subprocess.run(command, check=False).returncode
+    return run_in_child("hetero.profiling.run", words_of_run(args), args, python_flags=("-W", "ignore"))
 
 
 def _host(args: argparse.Namespace) -> int:
-    """In a process of its own, which may import torch."""
     check_options(args)
     require("train", asked_by="hetero profile host")
-    return subprocess.run([sys.executable, "-m", "hetero.profiling", *words_of(args)], check=False).returncode
+    return run_in_child("hetero.profiling", words_of(args), args)
 
 
 def _import(args: argparse.Namespace) -> int:
@@ -76,12 +73,15 @@ def _import(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from None
+    written: list[str] = []
     for profile in profiles:
         path = folder / f"{profile.model}.{profile.device}.json".lower()
         save(profile, path)
         print(f"{path}: {len(profile.times)} times, {profile.arithmetic}")
+        written.append(str(path))
     save(links, args.out / LINKS)
     print(f"{args.out / LINKS}: {len(links.nodes)} node types, {len(links.pairs)} pairs of them")
     for note in links.provenance.notes[len(PROVENANCE.notes) :]:
         print(f"  {note}")
+    answer(args, lambda: {"profiles": written, "links": str(args.out / LINKS)})
     return 0

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from hetero.errors import ConfigError
 from hetero.report.figure_names import FIGURE_NAMES, OVERVIEW, OVERVIEW_PARTS, FigureName
-from hetero.serialization import check_can_be_written, near_match, write_bytes
+from hetero.serialization import near_match
+from hetero.standard_output import STDOUT, check_output, output_file, write_output
 
 if TYPE_CHECKING:
     from hetero.report.content import Report
@@ -37,14 +38,20 @@ class Outputs:
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """Add ``--report`` and ``--figure``."""
-    parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page with figures and tables")
+    parser.add_argument(
+        "--report",
+        type=output_file,
+        metavar="OUT.html",
+        help="write a page with figures and tables; - for standard output",
+    )
     parser.add_argument(
         "--figure",
+        type=_figure,
         action="append",
         default=[],
         metavar="[NAME=]OUT.svg",
         help=f"write one figure as .svg, .pdf or .png: {', '.join(FIGURE_NAMES)} (default: {OVERVIEW}, which is "
-        f"{' and '.join(OVERVIEW_PARTS)}); may be repeated",
+        f"{' and '.join(OVERVIEW_PARTS)}), - for standard output as SVG; may be repeated",
     )
 
 
@@ -56,12 +63,11 @@ def outputs(args: argparse.Namespace, *, compares: bool) -> Outputs:
     Raises:
         ConfigError: an unknown figure, or a file that cannot be written or has another suffix.
     """
-    figures = tuple(_figure(text) for text in args.figure)
-    wanted = Outputs(page=args.report, figures=figures)
+    wanted = Outputs(page=args.report, figures=tuple(args.figure))
     if wanted.page is not None:
-        _check("--report", wanted.page, PAGE_SUFFIXES)
-    for name, path in figures:
-        _check("--figure", path, FIGURE_SUFFIXES)
+        check_output(wanted.page, asked_by="--report", suffixes=PAGE_SUFFIXES)
+    for name, path in wanted.figures:
+        check_output(path, asked_by="--figure", suffixes=FIGURE_SUFFIXES)
         if name == "comparison" and not compares:
             raise ConfigError(f"--figure comparison={path}: only hetero plan compares; leave it out, or plan")
     return wanted
@@ -76,14 +82,17 @@ def written(wanted: Outputs, report: "Report") -> Iterator[str]:
     if wanted.page is not None:
         from hetero.report.page.html_page import html_page
 
-        write_bytes(wanted.page, html_page(report).encode("utf-8"))
-        yield f"report written to {wanted.page}"
+        yield f"report written to {write_output(wanted.page, html_page(report).encode('utf-8'))}"
     if wanted.figures:
         from hetero.report.figures.catalogue import figure_bytes
 
         for name, path in wanted.figures:
-            write_bytes(path, figure_bytes(report, name, path.suffix[1:].lower()))
-            yield f"figure ({name}) written to {path}"
+            yield f"figure ({name}) written to {write_output(path, figure_bytes(report, name, figure_format(path)))}"
+
+
+def figure_format(path: Path) -> str:
+    """``svg``, ``pdf`` or ``png``, by the name of the file; standard output takes text."""
+    return "svg" if path == STDOUT else path.suffix[1:].lower()
 
 
 def _figure(text: str) -> tuple[FigureName, Path]:
@@ -96,9 +105,3 @@ def _figure(text: str) -> tuple[FigureName, Path]:
             return known, Path(path)
     hint = near_match(name, list(FIGURE_NAMES)) or f" (known: {', '.join(FIGURE_NAMES)})"
     raise ConfigError(f"--figure {text}: unknown figure {name!r}{hint}")
-
-
-def _check(flag: str, path: Path, suffixes: tuple[str, ...]) -> None:
-    if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{flag} {path}: ends in {path.suffix!r}, must end in {' or '.join(suffixes)}")
-    check_can_be_written(path, asked_by=flag)

@@ -9,6 +9,7 @@ from hetero.cost.capacity import capacity_bytes, check_memory
 from hetero.cost.runtime_model import HETERO
 from hetero.errors import HeteroError
 from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.gradient_groups import Bucket, by_number, gradient_buckets
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.lowering import lower, step_rows
@@ -18,6 +19,7 @@ from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.schedule.actions import COMPUTE, format_schedule
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
+from hetero.standard_output import answer
 
 
 def add_show(commands: Any) -> None:
@@ -47,7 +49,19 @@ def _show(args: argparse.Namespace) -> int:
             print(f"\nreplica {r}\n{_schedule_text(replica)}")
     if args.program:
         print(f"\n{_program_text(plan)}")
+    answer(args, lambda: _document(plan, args))
     return 0
+
+
+def _document(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
+    """The plan, and what is shown beside it; a schedule or a program is text as it is shown, a line each."""
+    communicators = PlanCommunicators(plan).counts()
+    found = {"plan": plan, "communicators": {str(rank): communicators[rank] for rank in sorted(plan.ranks())}}
+    if args.schedule:
+        found["schedules"] = [_schedule_text(replica).splitlines() for replica in plan.replicas]
+    if args.program:
+        found["program"] = _program_text(plan).splitlines()
+    return found
 
 
 def add_validate(commands: Any) -> None:
@@ -60,23 +74,37 @@ def add_validate(commands: Any) -> None:
 
 def _validate(args: argparse.Namespace) -> int:
     plan = legal_plan(args.plan)
-    fits = ""
+    fits, unknown = "", None
     if args.cluster is not None:
         cluster = load(ClusterSpec, args.cluster)
         check_plan_on_cluster(plan, cluster)
         check_memory(plan, cluster)
-        fits = f", fits {args.cluster}{_unknown_memory(plan, cluster)}"
+        unknown = _unknown_memory(plan, cluster)
+        said = f" (memory of {', '.join(unknown)} unknown)" if unknown else ""
+        fits = f", fits {args.cluster}{said}"
     num_stages = sum(len(replica.stages) for replica in plan.replicas)
     print(
         f"{args.plan}: ok{fits} (replicas: {len(plan.replicas)}, stages: {num_stages}, ranks: {plan.world_size}, "
         f"idle: {len(plan.idle_ranks)})"
     )
+    answer(
+        args,
+        lambda: {
+            "plan": args.plan,
+            "cluster": args.cluster,
+            "replicas": len(plan.replicas),
+            "stages": num_stages,
+            "ranks": plan.world_size,
+            "idle_ranks": plan.idle_ranks,
+            "devices_of_unknown_memory": unknown,
+        },
+    )
     return 0
 
 
-def _unknown_memory(plan: Plan, cluster: ClusterSpec) -> str:
-    unknown = dict.fromkeys(stage.device for _, _, stage in plan.stages() if capacity_bytes(stage, cluster) is None)
-    return f" (memory of {', '.join(unknown)} unknown)" if unknown else ""
+def _unknown_memory(plan: Plan, cluster: ClusterSpec) -> list[str]:
+    """The devices of the plan whose memory nobody knows."""
+    return list(dict.fromkeys(stage.device for *_, stage in plan.stages() if capacity_bytes(stage, cluster) is None))
 
 
 def legal_plan(path: Path) -> Plan:

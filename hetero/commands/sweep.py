@@ -20,7 +20,8 @@ from hetero.errors import ConfigError
 from hetero.extras import is_installed, pip_install
 from hetero.report.sweep_rows import SweepResult, SweepRow, changes
 from hetero.report.tables.sweep import changes_table, headline, reasons, sweep_table
-from hetero.serialization import load, to_json, write_bytes
+from hetero.serialization import load, write_bytes
+from hetero.standard_output import answer
 from hetero.sweep.combinations import Combination, read_sweep, version
 from hetero.sweep.folder import SweepFolder
 from hetero.sweep.run import SweepStatus, run_sweep
@@ -55,13 +56,12 @@ def add_sweep(commands: Any) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="plan everything again, whatever is stored")
     parser.add_argument("--compare", type=Path, metavar="FOLDER", help="of an earlier sweep: say what is different")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON, and all else on stderr")
     parser.set_defaults(run=_sweep)
 
 
 def _sweep(args: argparse.Namespace) -> int:
     if args.presets:
-        return _list_presets()
+        return _list_presets(args)
     if args.sweep is None:
         raise ConfigError("sweep: give a sweep file, or the name of one that ships; --presets lists those")
     path = preset_path("sweep", args.sweep) if is_name(args.sweep) else Path(args.sweep)
@@ -114,26 +114,24 @@ def _earlier(folder: Path) -> SweepResult:
 
 
 def _print(args: argparse.Namespace, result: SweepResult, earlier: SweepResult | None) -> None:
-    out, say = console(stderr=args.json), partial(print, file=sys.stderr if args.json else sys.stdout)
+    out = console()
     out.print(sweep_table(result.rows, title=result.title))
     for line in headline(result.rows):
-        say(line)
+        print(line)
     if earlier is not None:
         if found := changes(earlier.rows, result.rows):
             out.print(changes_table(found, title=f"Since {args.compare}"))
         else:
-            say(f"nothing differs from {args.compare}")
+            print(f"nothing differs from {args.compare}")
     for place, why in reasons(result.rows).items():
-        say(f"{place}: {why}")
-    if args.json:
-        print(to_json(result))
+        print(f"{place}: {why}")
+    answer(args, lambda: result)
 
 
 def _write(args: argparse.Namespace, result: SweepResult, earlier: SweepResult | None, folder: SweepFolder) -> None:
     # matplotlib takes a second to load; a file that is wrong is told before.
     from hetero.report.page.sweep_page import sweep_page
 
-    say = partial(print, file=sys.stderr if args.json else sys.stdout)
     written = folder.write_tables(result)
     page = folder.path / "sweep.html"
     html = sweep_page(
@@ -143,9 +141,9 @@ def _write(args: argparse.Namespace, result: SweepResult, earlier: SweepResult |
         compared_with="" if earlier is None else str(args.compare),
     )
     write_bytes(page, html.encode("utf-8"))
-    say(f"written to {', '.join(map(str, [*written, page]))}")
+    print(f"written to {', '.join(map(str, [*written, page]))}")
     if not is_installed("pyarrow"):
-        say(f"no Parquet: pyarrow is not installed; run: {pip_install('sweep')}")
+        print(f"no Parquet: pyarrow is not installed; run: {pip_install('sweep')}")
 
 
 def _origins() -> Mapping[str, str]:
@@ -171,9 +169,12 @@ def _presets_table() -> Table:
     return table
 
 
-def _list_presets() -> int:
+def _list_presets(args: argparse.Namespace) -> int:
+    origins, models, sweeps = _origins(), preset_names("model"), preset_names("sweep")
+    folder = preset_path("sweep", sweeps[0]).parents[1]
     console().print(_presets_table())
-    print(f"models: {', '.join(preset_names('model'))}")
-    print(f"sweeps: {', '.join(preset_names('sweep'))}")
-    print(f"they lie in {preset_path('sweep', preset_names('sweep')[0]).parents[1]}")
+    print(f"models: {', '.join(models)}")
+    print(f"sweeps: {', '.join(sweeps)}")
+    print(f"they lie in {folder}")
+    answer(args, lambda: {"clusters": origins, "models": models, "sweeps": sweeps, "folder": folder})
     return 0

@@ -15,13 +15,13 @@ from hetero.discovery.cluster_yaml import cluster_yaml
 from hetero.discovery.describe import describe
 from hetero.discovery.facts import NodeFacts, nodes_of
 from hetero.discovery.node import node_facts
-from hetero.discovery.options import STDOUT, add_options, check_options
+from hetero.discovery.options import add_options, check_options
 from hetero.discovery.report import print_found
 from hetero.doctor.installed_torch import torch_facts_or_error
 from hetero.errors import HeteroError
 from hetero.extras import require
 from hetero.launch.launched_by import launch_variables
-from hetero.serialization import write_bytes
+from hetero.standard_output import STDOUT, add_output_options, answer, directed_output, tell_error, write_output
 
 WIDTH_IN_A_FILE = 120
 
@@ -30,7 +30,13 @@ def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 2 after a mistake of the user's, which stderr tells, on rank 0 alone if all have arrived."""
     parser = argparse.ArgumentParser(prog="python -m hetero.discovery", description=__doc__)
     add_options(parser)
+    add_output_options(parser)
     args = parser.parse_args(argv)
+    with directed_output(parser, args):
+        return _discovered(args)
+
+
+def _discovered(args: argparse.Namespace) -> int:
     try:
         launch = launch_variables(os.environ, command="hetero discover")
         if launch is None:
@@ -78,12 +84,10 @@ def _described(args: argparse.Namespace, facts: Callable[[], list[NodeFacts]]) -
         heading=f"As hetero discover found it on {date}, on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}. "
         "docs/cluster.md explains every field.",
     )
-    if args.out == STDOUT:
-        sys.stdout.write(text)
-        print_found(found, _console(stderr=True), out=None)
-    else:
-        write_bytes(args.out, text.encode())
-        print_found(found, _console(), out=args.out)
+    write_output(args.out, text.encode())
+    out = None if args.out == STDOUT else args.out
+    print_found(found, _console(), out=out)
+    answer(args, lambda: {"written_to": out, "found": found})
     return 0
 
 
@@ -99,14 +103,14 @@ def _num_allocated(environment: Mapping[str, str]) -> int | None:
     return int(count) if count.isdecimal() else None
 
 
-def _console(*, stderr: bool = False) -> Console:
+def _console() -> Console:
     """As wide as the terminal, or as a page if there is none."""
-    found = Console(stderr=stderr)
-    return found if found.is_terminal else Console(width=WIDTH_IN_A_FILE, stderr=stderr)
+    found = Console()
+    return found if found.is_terminal else Console(width=WIDTH_IN_A_FILE)
 
 
 def _mistake(error: HeteroError) -> int:
-    sys.stderr.write(f"hetero: {error}\n")
+    tell_error(error)
     return 2
 
 

@@ -4,17 +4,16 @@ import argparse
 from pathlib import Path
 
 from hetero.errors import ConfigError
-from hetero.serialization import check_can_be_written
+from hetero.standard_output import check_output, output_file
 
 OUT = "cluster.yaml"
-STDOUT = Path("-")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags to ``parser``."""
     parser.add_argument(
         "--out",
-        type=Path,
+        type=output_file,
         default=Path(OUT),
         metavar="CLUSTER.yaml",
         help=f"write the cluster file here, on rank 0; - for stdout (default: {OUT})",
@@ -28,11 +27,7 @@ def check_options(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a file that is there already, is no YAML by its name, or cannot be written.
     """
-    if args.out == STDOUT:
-        return
-    if args.out.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--out {args.out}: it is written as YAML; name it .yaml")
-    check_can_be_written(args.out, asked_by="--out")
+    check_output(args.out, asked_by="--out", suffixes=(".yaml", ".yml"))
     if args.out.exists() and not args.force:
         raise ConfigError(f"--out {args.out}: it is there already; --force writes over it, or name another file")
 

@@ -6,7 +6,7 @@ A process of its own: it imports torch where there is one, which ``hetero`` itse
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 
@@ -20,7 +20,8 @@ from hetero.doctor.installed_torch import torch_facts_or_error
 from hetero.doctor.options import add_options
 from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan
-from hetero.serialization import load, to_json
+from hetero.serialization import load
+from hetero.standard_output import add_output_options, answer, directed_output, tell_error
 
 WIDTH_IN_A_FILE = 120
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit code 0; 1 if a problem was found, 2 after a mistake of the user's, which stderr tells."""
     parser = argparse.ArgumentParser(prog="python -m hetero.doctor", description=__doc__)
     add_options(parser)
+    add_output_options(parser)
     args = parser.parse_args(argv)
     given = dict(os.environ)
     # Before torch is imported by anyone.
@@ -36,20 +38,25 @@ def main(argv: Sequence[str]) -> int:
     # Waiting for a collective of NCCL raises then; its watchdog would end the process that is to tell what is wrong.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
-        is_launched = given.get("WORLD_SIZE", "1") != "1"
-        plan = _plan(args, is_launched=is_launched)
-        torch, torch_error = torch_facts_or_error()
-        facts = host_facts(given, torch, torch_error=torch_error)
-        parts = []
-        for part in _diagnoses(facts, plan, args.link_seconds, is_launched=is_launched):
-            parts.append(part)
-            if not args.json:
-                _print(part)
+        with directed_output(parser, args):
+            return _diagnosed(args, given)
     except HeteroError as error:
-        sys.stderr.write(f"hetero: {error}\n")
+        tell_error(error)
         return 2
-    if args.json and parts:
-        sys.stdout.write(to_json(joined(parts)))
+
+
+def _diagnosed(args: argparse.Namespace, given: Mapping[str, str]) -> int:
+    is_launched = given.get("WORLD_SIZE", "1") != "1"
+    plan = _plan(args, is_launched=is_launched)
+    torch, torch_error = torch_facts_or_error()
+    facts = host_facts(given, torch, torch_error=torch_error)
+    parts = []
+    for part in _diagnoses(facts, plan, args.link_seconds, is_launched=is_launched):
+        parts.append(part)
+        _print(part)
+    # Of a launch, rank 0 speaks for all.
+    if parts:
+        answer(args, lambda: joined(parts))
     return int(any(part.severity == "problem" for part in parts))
 
 

@@ -8,7 +8,6 @@ LINK_SECONDS = 20.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags to ``parser``."""
-    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON instead of a table")
     parser.add_argument(
         "--plan", type=Path, metavar="FILE", help="under torchrun: send a first message over each channel of this plan"
     )
@@ -24,7 +23,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def words_of(args: argparse.Namespace) -> list[str]:
     """The flags again, as they are typed."""
     return [
-        *(["--json"] if args.json else []),
         *(["--plan", str(args.plan)] if args.plan is not None else []),
         *("--link-seconds", str(args.link_seconds)),
     ]

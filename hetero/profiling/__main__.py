@@ -15,8 +15,9 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.profiling.figures import rounded
 from hetero.profiling.host_hardware import gpus_per_switch, memory_bytes, processor_name, usable_cores
 from hetero.profiling.options import add_options, check_options
-from hetero.serialization import save
+from hetero.serialization import to_json
 from hetero.spec.host import HostProfile, UpdateRate
+from hetero.standard_output import add_output_options, answer, directed_output, tell_error, write_output
 from hetero.units import GB, GIB
 
 BUSY = 0.2
@@ -30,15 +31,18 @@ def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 2 after a mistake of the user's, which stderr tells."""
     parser = argparse.ArgumentParser(prog="python -m hetero.profiling", description=__doc__)
     add_options(parser)
+    add_output_options(parser)
     args = parser.parse_args(argv)
     try:
-        check_options(args)
-        profile = _measured(args.seconds)
-        if args.out is not None:
-            save(profile, args.out)
-            _say(f"{args.out}: put it under host of the node type in the cluster file")
+        with directed_output(parser, args):
+            check_options(args)
+            profile = _measured(args.seconds)
+            if args.out is not None:
+                where = write_output(args.out, to_json(profile).encode())
+                _say(f"{where}: put it under host of the node type in the cluster file")
+            answer(args, lambda: profile)
     except HeteroError as error:
-        sys.stderr.write(f"hetero: {error}\n")
+        tell_error(error)
         return 2
     return 0
 

@@ -1,10 +1,9 @@
 """Declares the flags of ``hetero profile host``, for the command and for the process that measures."""
 
 import argparse
-from pathlib import Path
 
 from hetero.errors import ConfigError
-from hetero.serialization import check_can_be_written
+from hetero.standard_output import check_output, output_file
 
 SECONDS = 20.0
 
@@ -12,7 +11,10 @@ SECONDS = 20.0
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags to ``parser``."""
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.json", help="write what is to stand under host of a node type here"
+        "--out",
+        type=output_file,
+        metavar="FILE.json",
+        help="write what is to stand under host of a node type here; - for standard output",
     )
     parser.add_argument(
         "--seconds",
@@ -32,9 +34,7 @@ def check_options(args: argparse.Namespace) -> None:
     if not args.seconds > 0:
         raise ConfigError(f"--seconds is {args.seconds:g}, must be above 0")
     if args.out is not None:
-        if args.out.suffix != ".json":
-            raise ConfigError(f"--out {args.out}: it is written as JSON; name it .json")
-        check_can_be_written(args.out, asked_by="--out")
+        check_output(args.out, asked_by="--out", suffixes=(".json",))
 
 
 def words_of(args: argparse.Namespace) -> list[str]:

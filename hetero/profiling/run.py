@@ -20,6 +20,7 @@ from hetero.profiling.host_hardware import processor_name
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
 from hetero.spec.found_device import FoundDevice
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
+from hetero.standard_output import add_output_options, answer, directed_output, tell_error
 
 if TYPE_CHECKING:
     from hetero.profiling.device_run import ProfiledDevice
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 2 after a mistake of the user's, which stderr tells."""
     parser = argparse.ArgumentParser(prog="python -m hetero.profiling.run", description=__doc__)
     add_run_options(parser)
+    add_output_options(parser)
     args = parser.parse_args(argv)
     args.command_line = shlex.join(["hetero", "profile", "run", *words_of_run(args)])
     # Before torch is imported by anyone.
@@ -39,9 +41,10 @@ def main(argv: Sequence[str]) -> int:
         if args.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ.update(launch or {})
-        _run(args, is_launched=launch is not None)
+        with directed_output(parser, args):
+            _run(args, is_launched=launch is not None)
     except HeteroError as error:
-        sys.stderr.write(f"hetero: {error}\n")
+        tell_error(error)
         return 2
     return 0
 
@@ -64,11 +67,14 @@ def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
     if is_launched:
         from hetero.profiling.together import measure_together
 
-        measure_together(args, on, date=date, say=_say)
+        found = measure_together(args, on, date=date, say=_say)
+        if found is not None:
+            answer(args, lambda: found)
         return
     if on.type.name not in SHIPPED_DEVICES:
         _say(f"{on.type.name} does not ship; the cluster file is to describe it: devices: [{{name: {on.type.name}}}]")
-    measure_device(args, on, date=date, say=_say)
+    profiles = measure_device(args, on, date=date, say=_say)
+    answer(args, lambda: {"profiles": profiles, "links": None})
 
 
 def _profiled_device(args: argparse.Namespace) -> "ProfiledDevice":

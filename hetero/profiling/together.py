@@ -3,6 +3,7 @@
 import argparse
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -22,8 +23,13 @@ LINKS = "links.json"
 DONE = "done"
 
 
-def measure_together(args: argparse.Namespace, on: ProfiledDevice, *, date: str, say: Callable[[str], None]) -> None:
+def measure_together(
+    args: argparse.Namespace, on: ProfiledDevice, *, date: str, say: Callable[[str], None]
+) -> dict[str, Any] | None:
     """Measure as a rank of a launch; collective over it. Rank 0 writes the links, each measuring rank its profiles.
+
+    Returns:
+        On rank 0 the files, as ``profiles`` and ``links``, which may be ``None``; nothing elsewhere.
 
     Raises:
         ConfigError: as :func:`.measure_device`, on the rank that measures.
@@ -36,7 +42,8 @@ def measure_together(args: argparse.Namespace, on: ProfiledDevice, *, date: str,
     if rank in measuring.values():
         outcome = "it ended"
         try:
-            measure_device(args, on, date=date, say=say)
+            written = measure_device(args, on, date=date, say=say)
+            store.set(f"profiles/{rank}", "\n".join(map(str, written)))
             outcome = DONE
         except HeteroError as error:
             outcome = str(error)
@@ -56,6 +63,10 @@ def measure_together(args: argparse.Namespace, on: ProfiledDevice, *, date: str,
         )
         if rank == 0:
             _write(links, args, say)
+    if rank > 0:
+        return None
+    profiles = [path for each in measuring.values() for path in store.get(f"profiles/{each}").decode().split("\n")]
+    return {"profiles": profiles, "links": str(args.out / LINKS) if args.link_seconds > 0 else None}
 
 
 def _wait(store: dist.Store, measuring: Mapping[str, int], *, seconds: float) -> None:

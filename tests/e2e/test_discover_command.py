@@ -45,7 +45,7 @@ def test_this_host(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["discover", "--out", str(out)]) == 2
     assert f"{out}: it is there already; --force writes over it" in capfd.readouterr().err
     assert main(["discover", "--out", str(tmp_path / "cluster.json")]) == 2
-    assert "it is written as YAML; name it .yaml" in capfd.readouterr().err
+    assert "must end in .yaml or .yml" in capfd.readouterr().err
     assert main(["discover", "--out", "-"]) == 0
     printed = capfd.readouterr()
     assert printed.out == before

@@ -45,7 +45,7 @@ def test_this_host_is_measured_and_goes_into_a_cluster_file(
     ("flags", "message"),
     [
         (["--seconds", "0"], "--seconds is 0, must be above 0"),
-        (["--out", "host.yaml"], "--out host.yaml: it is written as JSON; name it .json"),
+        (["--out", "host.yaml"], "--out host.yaml: ends in '.yaml', must end in .json"),
         (["--out", "nowhere/host.json"], "--out nowhere/host.json: there is no folder nowhere; make it first"),
     ],
 )

@@ -46,6 +46,7 @@ TOOLS_WITH_THEIR_OWN_FLAGS = {
 TOOLS_WITH_FLAGS_OF_TRAINING = {"tools/race_plans.py": race_plans._parser, "tools/verify_plan.py": verify_plan._parser}
 
 RUN_BY = {
+    "hetero completion": "tests/unit/test_outputs.py",
     "hetero devices": "tests/unit/test_cli.py",
     "hetero discover": "tests/e2e/test_discover_command.py",
     "hetero doctor": "tests/e2e/test_doctor_command.py",
@@ -126,7 +127,12 @@ def commands_in(block: str, page: str) -> Iterator[Command]:
         lexer = shlex.shlex(re.sub(r"\$\(.*\)", "SAID", line), posix=True, punctuation_chars="&|;<>")
         lexer.whitespace_split = True
         words: list[str] = []
-        for word in [*lexer, ";"]:
+        tokens = iter([*lexer, ";"])
+        for word in tokens:
+            if word in (">", ">>"):
+                # The shell's: the command does not see the file.
+                next(tokens)
+                continue
             if not re.fullmatch(r"[&|;]+", word):
                 words.append(word)
                 continue

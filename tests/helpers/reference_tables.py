@@ -5,7 +5,6 @@ python -m tests.helpers.reference_tables        writes them anew
 
 import argparse
 import dataclasses
-import importlib
 import inspect
 import itertools
 import re
@@ -14,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hetero import cli
-from hetero.command_line import Parser
+from hetero.cli import command_parser
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
 from hetero.plan.offload import Offload
 from hetero.plan.provenance import PlanPrediction, PlanProvenance
@@ -79,11 +77,7 @@ def _flag_row(flag: Flag) -> tuple[str, str, str]:
 @cache
 def hetero_parser() -> argparse.ArgumentParser:
     """The parser of ``hetero`` with all its commands."""
-    parser = Parser(prog="hetero")
-    commands = parser.add_subparsers()
-    for command, module in cli.COMMANDS.items():
-        getattr(importlib.import_module(module), f"add_{command}")(commands)
-    return parser
+    return command_parser()
 
 
 def hetero_commands() -> str:

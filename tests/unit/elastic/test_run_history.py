@@ -203,6 +203,6 @@ def test_the_command_reads_the_logs_of_a_folder(tmp_path: Path, capsys: pytest.C
         assert "a run" in (tmp_path / out).read_text()
         assert f"written to {tmp_path}/{out}\n" in capsys.readouterr().out
     assert main(["elastic", "report", str(tmp_path), "--out", str(tmp_path / "run.gif")]) == 2
-    assert "must end in one of .html" in capsys.readouterr().err
+    assert "must end in .html or .htm or .svg" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no event logs"):
         read_history(tmp_path / "nothing", name="", origin="")

@@ -1,0 +1,139 @@
+"""Decides what stands on standard output: words for people, or with ``--json`` or ``-`` one document for programs.
+
+Each command prints its words as if nobody had asked for anything else, and hands its document to :func:`answer` or
+:func:`write_output`. Where a document is asked for, words go to stderr; with ``--quiet`` they go nowhere.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TextIO
+
+from hetero.errors import ConfigError, HeteroError
+from hetero.serialization import check_can_be_written, to_json, write_bytes
+
+STDOUT = Path("-")
+"""Stands for standard output where a file is to be written."""
+
+_DOCUMENTS: ContextVar[TextIO | None] = ContextVar("_DOCUMENTS", default=None)
+_ERRORS: ContextVar[TextIO | None] = ContextVar("_ERRORS", default=None)
+"""What stdout and stderr were when the command began."""
+
+
+def output_file(text: str) -> Path:
+    """The type of a flag that names a file to write; ``-`` is standard output. Any other path refuses ``-``."""
+    return Path(text)
+
+
+def add_output_options(parser: argparse.ArgumentParser, *, why_no_json: str = "") -> None:
+    """Add ``--json`` and ``--quiet``; ``why_no_json`` says what becomes of ``--json`` where there is no document."""
+    group = parser.add_argument_group("output")
+    if why_no_json:
+        group.add_argument("--json", action=_Refused, default=False, why=why_no_json)
+    else:
+        group.add_argument("--json", action="store_true", help="print one JSON document, and all words on stderr")
+    group.add_argument(
+        "--quiet", action="store_true", help="say nothing but errors; documents are printed all the same"
+    )
+
+
+class _Refused(argparse.Action):
+    """A flag that a command has no use for, with the reason."""
+
+    def __init__(self, *args: Any, why: str, **kwargs: Any) -> None:
+        super().__init__(*args, **{"nargs": 0, "help": argparse.SUPPRESS, **kwargs})
+        self.why = why
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        parser.error(f"{self.option_strings[0]}: {self.why}; leave it out")
+
+
+def output_words(args: argparse.Namespace) -> list[str]:
+    """The flags of :func:`add_output_options` again, as they are typed."""
+    return [flag for flag, is_given in (("--json", args.json), ("--quiet", args.quiet)) if is_given]
+
+
+@contextlib.contextmanager
+def directed_output(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[None]:
+    """Send the words of a command where its flags say, and let :func:`answer` and :func:`write_output` through.
+
+    Errors are told after it, or by :func:`tell_error` in it.
+
+    Raises:
+        ConfigError: two documents are to go to standard output.
+    """
+    documents = ["--json"] if args.json else []
+    for action in parser._actions:
+        if action.option_strings and _names_stdout(getattr(args, action.dest, None)):
+            documents.append(f"{action.option_strings[-1]} -")
+    if len(documents) > 1:
+        parser.error(f"{' and '.join(documents)}: standard output takes one of them; name a file, or leave one out")
+    before = _DOCUMENTS.set(sys.stdout), _ERRORS.set(sys.stderr)
+    try:
+        with contextlib.ExitStack() as stack:
+            if args.quiet:
+                nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(nowhere))
+            if args.quiet or documents:
+                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            yield
+    finally:
+        _DOCUMENTS.reset(before[0])
+        _ERRORS.reset(before[1])
+
+
+def _names_stdout(value: Any) -> bool:
+    """Whether it is, or has in it, the file that is standard output."""
+    return value == STDOUT or (isinstance(value, list | tuple) and any(map(_names_stdout, value)))
+
+
+def answer(args: argparse.Namespace, document: Callable[[], Any]) -> None:
+    """Print what ``document`` makes, a dataclass or plain data, as JSON, if ``--json`` asks for it."""
+    if args.json:
+        _print_document(to_json(document()))
+
+
+def write_output(path: Path, content: bytes) -> str:
+    """Write a file that the user named; :data:`STDOUT` takes UTF-8.
+
+    Returns:
+        What to call the place.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    if path != STDOUT:
+        write_bytes(path, content)
+        return str(path)
+    _print_document(content.decode("utf-8"))
+    return "standard output"
+
+
+def check_output(path: Path, *, asked_by: str, suffixes: tuple[str, ...] = ()) -> None:
+    """Check that :func:`write_output` can write there, before the work whose result goes there.
+
+    suffixes: its name has to end in one of them; the first one is what standard output gets.
+
+    Raises:
+        ConfigError: it has another suffix, or cannot be written.
+    """
+    if path == STDOUT:
+        return
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{asked_by} {path}: ends in {path.suffix!r}, must end in {' or '.join(suffixes)}")
+    check_can_be_written(path, asked_by=asked_by)
+
+
+def tell_error(error: HeteroError) -> None:
+    """Tell a mistake on stderr, also with ``--quiet``."""
+    print(f"hetero: {error}", file=_ERRORS.get() or sys.stderr)
+
+
+def _print_document(text: str) -> None:
+    stream = _DOCUMENTS.get() or sys.stdout
+    stream.write(text)
+    stream.flush()
