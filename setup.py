@@ -14,7 +14,7 @@ SENTENCEPIECE = ["sentencepiece>=0.2"]
 TENSORBOARD = ["tensorboard>=2.16"]
 WANDB = ["wandb>=0.19"]
 PROMETHEUS = ["prometheus-client>=0.20"]
-SWEEP = ["pyarrow>=17"]
+PARQUET = ["pyarrow>=17"]
 DOCS = [
     "griffelib>=2.0",
     "mkdocs>=1.6,<2",
@@ -62,7 +62,8 @@ setup(
         "tensorboard": TENSORBOARD,
         "wandb": WANDB,
         "prometheus": PROMETHEUS,
-        "sweep": SWEEP,
+        "sweep": PARQUET,
+        "data": PARQUET,
         "docs": DOCS,
         "elastic": [*TRAIN, *ELASTIC],
         "transformer-engine": [*TRAIN, "transformer-engine[core_cu13,pytorch]>=2.9.0a0,<2.12.0"],
@@ -73,7 +74,7 @@ setup(
             *TENSORBOARD,
             *WANDB,
             *PROMETHEUS,
-            *SWEEP,
+            *PARQUET,
             *DOCS,
             *ELASTIC,
             "hypothesis>=6.100",

@@ -20,6 +20,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "wandb": ("wandb",),
         "prometheus": ("prometheus_client",),
         "sweep": ("pyarrow",),
+        "data": ("pyarrow",),
         "elastic": ("torch", "megatron.core", "safetensors", "isal", "aiohttp", "etcd3gw", "obstore", "requests"),
         "transformer-engine": ("transformer_engine",),
     }

@@ -1,18 +1,27 @@
+import bz2
+import gzip
 import json
+import lzma
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from hetero import extras
+from megatron.training import documents as reading
+from megatron.training.documents import cut_into_chunks, find_input
 from tools import preprocess_data
-from tools.preprocess_data import Recipe, cut_into_chunks, find_input, main, preprocess, tokenize_chunk
+from tools.preprocess_data import Recipe, main, preprocess, tokenize_chunk
 
 EOD = 256
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -145,6 +154,110 @@ def test_number_of_workers_does_not_change_a_byte(tmp_path: Path) -> None:
     assert outputs[1] == outputs[3]
 
 
+def zstandard(data: bytes) -> bytes:
+    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return packed
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard,
+}
+
+
+def write_parquet(file: Path, columns: dict[str, Any]) -> None:
+    """In groups of 70 rows, which no chunk ends with."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), file, row_group_size=70)
+
+
+def test_every_form_of_the_same_documents_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocess_data, "CHUNK_BYTES", 700)
+    texts = [f"{i} grün\n🚀 " * (i % 7) for i in range(300)]
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    plain = (tmp_path / "a.jsonl").read_bytes()
+    half = plain.index(b"\n", len(plain) // 2) - 5
+    for suffix, compress in COMPRESS.items():
+        (tmp_path / f"a.jsonl{suffix}").write_bytes(compress(plain))
+        # As what several writers, or one that compresses in parallel, leave behind.
+        (tmp_path / f"two.json{suffix}").write_bytes(compress(plain[:half]) + compress(plain[half:]))
+    write_parquet(tmp_path / "a.parquet", {"id": list(range(300)), "text": texts})
+    write_parquet(tmp_path / "b.parquet", {"text": pa.array(texts, pa.large_string()).dictionary_encode()})
+    inputs = sorted(tmp_path.glob("*.*"))
+    assert len(inputs) == 11
+    outputs = set()
+    for workers, file in enumerate(inputs):
+        prefix = tmp_path / "out" / file.name
+        flags = ["--output-prefix", str(prefix), "--tokenizer-type", "ByteLevelTokenizer", "--append-eod"]
+        assert main(["--input", str(file), *flags, "--workers", "2" if workers == 3 else "1"]) == 0, file
+        chunks = cut_into_chunks(find_input([str(file)], input_format="auto", pattern="*"), chunk_bytes=700)
+        assert sum(piece.num_bytes for chunk in chunks for piece in chunk) == file.stat().st_size
+        outputs.add(tuple(Path(f"{prefix}_text_document{suffix}").read_bytes() for suffix in (".bin", ".idx")))
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_compressed_file_that_ends_early_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    file = tmp_path / "in" / f"a.jsonl{suffix}"
+    write_jsonl(file, ["text " * 1000, "more"])
+    file.write_bytes(COMPRESS[suffix](file.read_bytes())[:-9])
+    assert run(tmp_path) == 2
+    said = capsys.readouterr().err
+    assert f"{file}: cannot be read as " in said
+    assert said.endswith("is the file complete?\n")
+    assert output_files(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"content": ["x"], "id": [1]}, "no column 'text', its columns are 'content', 'id'; name one with --json-keys"),
+        ({"text": [1], "body": ["x"]}, "column 'text' is of int64, must be a text; name one with --json-keys ('body')"),
+        ({"text": ["x", None]}, "row 2: key 'text' is not a text but NoneType"),
+    ],
+)
+def test_a_wrong_column_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "in" / "a.parquet"
+    write_parquet(file, columns)
+    assert run(tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(file) in said
+    assert message in said
+
+
+def test_what_is_no_parquet_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "in" / "a.parquet", ["x"])
+    assert run(tmp_path) == 2
+    assert "a.parquet: cannot be read as Parquet: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.zst"])
+def test_what_is_not_installed_is_told_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda module: module != "pyarrow")
+    write_jsonl(tmp_path / "in" / name, ["x"])
+    assert run(tmp_path) == 2
+    assert f"{name} needs pyarrow, which is not installed; run: pip install 'meg" in capsys.readouterr().err
+
+
+def test_chunks_grow_from_small_ones(tmp_path: Path) -> None:
+    """So that something is done within the first second, and handing over costs nothing later."""
+    write_jsonl(tmp_path / "a.jsonl", ["x" * 2**20] * 8)
+    files = find_input([str(tmp_path / "a.jsonl")], input_format="auto", pattern="*")
+    sizes = [sum(piece.num_bytes for piece in chunk) for chunk in cut_into_chunks(files, chunk_bytes=2**18)]
+    assert sizes[0] == reading.FIRST_CHUNK_BYTES
+    assert sizes[-2] == 2**18
+    assert sum(sizes) == files[0].num_bytes
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -270,7 +383,7 @@ def test_lines_that_would_end_in_a_traceback_are_named(
 def test_a_line_beyond_the_limit_is_bad_and_the_next_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preprocess_data, "MAX_LINE_BYTES", 40)
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 40)
     write_jsonl(tmp_path / "in" / "a.jsonl", ["one", "x" * 100, "two"])
     assert run(tmp_path) == 2
     assert "a.jsonl, line 2: a line of more than 40 bytes" in capsys.readouterr().err
