@@ -21,17 +21,15 @@ from hetero.extras import exit_without
 # Before torch is imported by anyone.
 exit_without("train", program="convert_checkpoint.py")
 
-import torch
-
-from hetero.checkpoint.interchange.convert import Conversion, WeightFormat, convert
-from hetero.checkpoint.interchange.families import ModelType
+from hetero.checkpoint.interchange.formats import ModelType, WeightFormat
+from hetero.checkpoint.manifest import FloatType
 from hetero.command_line import Parser, UsageError
-from hetero.errors import HeteroError
-from hetero.runtime.dtypes import PRECISIONS
+from hetero.errors import ConfigError, HeteroError
 from hetero.spec.model import VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
+from megatron.training.cli.value_types import TOKENIZER_FILES
+from megatron.training.tokenizer_files import TokenizerFiles, tokenizer_files
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -42,31 +40,78 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    conversion = Conversion(
-        source_format=args.source_format,
-        target_format=args.target_format,
-        source=args.input,
-        target=args.output,
-        step=args.step,
-        model=args.model,
-        divisible_by=args.make_vocab_size_divisible_by,
-        dtype=_DTYPES[args.dtype] if args.dtype else None,
-        model_type=args.model_type,
-        max_shard_bytes=args.max_shard_size,
-    )
     try:
-        source = convert(conversion)
+        _check(args)
+        tokenizer = _tokenizer(args)
+        # What is wrong with the command line was told before this import, which takes seconds.
+        import torch
+
+        from hetero.checkpoint.interchange.convert import Conversion, convert
+
+        conversion = Conversion(
+            source_format=args.source_format,
+            target_format=args.target_format,
+            source=args.input,
+            target=args.output,
+            step=args.step,
+            model=args.model,
+            divisible_by=args.make_vocab_size_divisible_by,
+            dtype=getattr(torch, args.dtype) if args.dtype else None,
+            model_type=args.model_type,
+            max_shard_bytes=args.max_shard_size,
+            other_files=tokenizer.contents if tokenizer is not None else {},
+            least_vocab_size=tokenizer.vocab_size if tokenizer is not None else 0,
+        )
+        with torch.no_grad():
+            source = convert(conversion)
     except HeteroError as error:
         print(f"convert_checkpoint: {error}", file=sys.stderr)
         return 2
     count = sum(parameter.numel for parameter in parameters(source.model))
     dtype = str(conversion.dtype or source.dtype).removeprefix("torch.")
     print(f"{conversion.target}: {count:,} weights of {source.model.num_layers} layers in {dtype}, step {source.step}")
+    if tokenizer is not None:
+        print(f"{conversion.target}: with the tokenizer's {', '.join(sorted(tokenizer.contents))}")
+    elif conversion.target_format == "hf":
+        print(f"{conversion.target}: without a tokenizer; --tokenizer-type and the run's other flags of it add one")
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: flags do not go together, or there is nothing to read.
+    """
+    if not args.input.is_dir():
+        raise ConfigError(f"--input {args.input}: no such folder (looked in {Path.cwd()}); give that of a checkpoint")
+    given = {
+        "--tokenizer-type": args.tokenizer_type,
+        "--tokenizer-model": args.tokenizer_model,
+        "--vocab-file": args.vocab_file,
+        "--merge-file": args.merge_file,
+    }
+    for flag, value in given.items():
+        if value is not None and args.target_format != "hf":
+            raise ConfigError(f"{flag} {value} has no effect with --to {args.target_format}: leave it out")
+        if value is not None and args.tokenizer_type is None:
+            raise ConfigError(f"{flag} {value} needs --tokenizer-type: add the one that the run had")
+
+
+def _tokenizer(args: argparse.Namespace) -> TokenizerFiles | None:
+    if args.tokenizer_type is None:
+        return None
+    return tokenizer_files(
+        tokenizer_type=args.tokenizer_type,
+        tokenizer_model=args.tokenizer_model,
+        vocab_file=args.vocab_file,
+        merge_file=args.merge_file,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="convert_checkpoint.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--from", dest="source_format", choices=get_args(WeightFormat), required=True)
     parser.add_argument("--to", dest="target_format", choices=get_args(WeightFormat), required=True)
     parser.add_argument("--input", type=Path, required=True, help="folder to read")
@@ -75,8 +120,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", type=Path, help="with --from megatron: its model, a model.yaml or a Hugging Face config.json"
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="of the weights written (default: as they are)")
+    parser.add_argument("--dtype", choices=get_args(FloatType), help="of the weights written (default: as they are)")
     parser.add_argument("--model-type", choices=get_args(ModelType), help="with --to hf (default: the likeliest)")
+    parser.add_argument(
+        "--tokenizer-type", choices=list(TOKENIZER_FILES), help="with --to hf: as the run had it; adds its files"
+    )
+    parser.add_argument(
+        "--tokenizer-model", help="a tokenizer.json or a SentencePiece model, or the folder that has it"
+    )
+    parser.add_argument("--vocab-file", type=Path, help="GPT2BPETokenizer: its vocab.json")
+    parser.add_argument("--merge-file", type=Path, help="GPT2BPETokenizer: its merges.txt")
     parser.add_argument(
         "--make-vocab-size-divisible-by",
         type=_divisor,
@@ -103,5 +156,4 @@ def _size_bytes(text: str) -> int:
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
     sys.exit(main(sys.argv[1:]))

@@ -19,11 +19,6 @@ from hetero.extras import exit_without
 exit_without("train", program="plan_flags.py")
 set_cuda_environment(os.environ)
 
-from hetero.runtime import cpu_backend
-
-# Before megatron.core is imported by anyone.
-cpu_backend.install()
-
 from hetero.commands.console import console
 from hetero.errors import ConfigError, HeteroError
 from hetero.report.tables.host_memory import host_memory_table
@@ -31,7 +26,6 @@ from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.prediction import prediction_table
 from megatron.training.cli.arguments import parse_args
 from megatron.training.error_file import exit_code
-from megatron.training.planning import answer_lines, described_model, planned, planning_problem
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,6 +49,12 @@ def _plan(argv: Sequence[str]) -> None:
             "plan_flags.py: plans for a described cluster; give --hetero-cluster CLUSTER.yaml, and leave "
             "--hetero-plan, --hetero-emulate and Megatron's degrees of parallelism out"
         )
+    from hetero.runtime import cpu_backend
+
+    # Before megatron.core is imported by anyone. It takes seconds, after which nobody wants to hear of a wrong flag.
+    cpu_backend.install()
+    from megatron.training.planning import answer_lines, described_model, planned, planning_problem
+
     model, _ = described_model(config)
     asked = planning_problem(config, planner, model)
     result, certainty = planned(asked, planner)

@@ -9,10 +9,12 @@ compared with. Losses have to agree to rounding, else the exit code is 1.
 """
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetero.distributed.environment import set_cuda_environment
 from hetero.extras import exit_without
@@ -21,45 +23,31 @@ from hetero.extras import exit_without
 exit_without("train", program="race_plans.py")
 set_cuda_environment(os.environ)
 
-from hetero.runtime import cpu_backend
-
-# Before megatron.core is imported by anyone.
-cpu_backend.install()
-
 import numpy as np
-import torch
-import torch.distributed as dist
 from rich.console import Console
 
 from hetero.command_line import Parser
 from hetero.cost.memory import plan_memory
 from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import simulate
-from hetero.distributed.failure_detector import FailureDetector
 from hetero.distributed.process_exit import bounded_exit
-from hetero.distributed.process_groups import create_groups
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
-from hetero.planner.certainty import certainty_of
+from hetero.progress import Progress
 from hetero.report.content import Execution, Report
-from hetero.report.page.html_page import html_page
 from hetero.report.tables.fitting_table import FittingTable
 from hetero.serialization import check_can_be_written, load, write_bytes
 from hetero.spec.cluster import ClusterSpec
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import EmulationConfig
-from megatron.training.emulation import emulated_config, emulated_costs, start_emulation
 from megatron.training.error_file import exit_code
-from megatron.training.launch import joined, launch_from
-from megatron.training.training import (
-    LOG_COLUMNS,
-    agree_on_plan_and_tokenizer,
-    build_datasets,
-    memory_errors,
-    start_session,
-)
+
+if TYPE_CHECKING:
+    import torch
+
+    from hetero.distributed.failure_detector import FailureDetector
 
 SAME = 1e-4
 """Largest difference of two losses, relative: plans sum in another order, in fp32."""
@@ -68,20 +56,50 @@ SAME = 1e-4
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if all plans learn the same, 1 if not, 2 for wrong input."""
     try:
+        # What is wrong with the command line is told before torch is imported, which takes seconds.
         own, flags = _parser().parse_known_args(argv)
         configs = [parse_args([*flags, "--hetero-plan", str(path)]) for path in own.plans]
         _check(configs[0], own.report)
-        launch = launch_from(os.environ)
-        with joined(launch, configs[0].parallel) as (device, detector), memory_errors(detector, launch.rank):
-            runs = [_run(config, device, detector) for config in configs]
-        if launch.rank != 0:
-            return 0
-        executions = [_execution(path, run, config) for path, run, config in zip(own.plans, runs, configs, strict=True)]
-        agrees = _print(executions, max(run.lateness_s for run in runs))
-        if own.report is not None:
-            _write_report(own.report, configs[0], executions)
+        return _race(own.plans, configs, own.report)
     except HeteroError as error:
         return exit_code(error, os.environ)
+
+
+def _race(plans: Sequence[Path], configs: Sequence[PretrainConfig], report: Path | None) -> int:
+    """Run the plans and compare; collective over the world of the launch. The exit code of this rank.
+
+    Raises:
+        HeteroError: a plan, the data or the launch is wrong.
+    """
+    from hetero.runtime import cpu_backend
+
+    # Before megatron.core is imported by anyone.
+    cpu_backend.install()
+    from megatron.training.launch import joined, launch_from
+    from megatron.training.training import memory_errors
+
+    launch = launch_from(os.environ)
+    with contextlib.ExitStack() as stack:
+        total = sum(config.run.train_iters for config in configs)
+        shown = None
+        if launch.rank == 0:
+            shown = stack.enter_context(Progress("racing", total=total, text="starting"))
+        with joined(launch, configs[0].parallel) as (device, detector), memory_errors(detector, launch.rank):
+            runs: list[EmulatedRun] = []
+            for path, config in zip(plans, configs, strict=True):
+                done = sum(len(run.losses) for run in runs)
+
+                def told(step: int, path: Path = path, done: int = done) -> None:
+                    if shown is not None:
+                        shown.show(done + step, f"step {done + step} of {total}, {path.stem}")
+
+                runs.append(_run(config, device, detector, told=told))
+    if launch.rank != 0:
+        return 0
+    executions = [_execution(path, run, config) for path, run, config in zip(plans, runs, configs, strict=True)]
+    agrees = _print(executions, max(run.lateness_s for run in runs))
+    if report is not None:
+        _write_report(report, configs[0], executions)
     return 0 if agrees else 1
 
 
@@ -110,14 +128,28 @@ def _check(config: PretrainConfig, report: Path | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, passes_on=True)
+    parser = Parser(
+        prog="race_plans.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, passes_on=True
+    )
     parser.add_argument("--plans", type=Path, nargs="+", required=True, metavar="PLAN.json")
     parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page on the first plan and the race")
     return parser
 
 
-def _run(config: PretrainConfig, device: torch.device, detector: FailureDetector) -> EmulatedRun:
-    """Train the steps of ``config``; collective over the world."""
+def _run(
+    config: PretrainConfig, device: "torch.device", detector: "FailureDetector", *, told: Callable[[int], None]
+) -> EmulatedRun:
+    """Train the steps of ``config``; collective over the world.
+
+    Args:
+        told: called after every step with its number, from 1.
+    """
+    import torch.distributed as dist
+
+    from hetero.distributed.process_groups import create_groups
+    from megatron.training.emulation import emulated_config, start_emulation
+    from megatron.training.training import agree_on_plan_and_tokenizer, build_datasets, start_session
+
     detector.doing = f"racing {config.parallel.hetero_plan}"
     plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
     emulation = start_emulation(config, plan, tokenizer, present=lambda cluster: cluster)
@@ -125,7 +157,10 @@ def _run(config: PretrainConfig, device: torch.device, detector: FailureDetector
     dataset, _ = build_datasets(config, emulation.plan, tokenizer)
     context = create_groups(emulation.plan, device=device, timing=emulation.timing)
     session = start_session(config, context, dataset)
-    losses = [session.step().loss for _ in range(config.run.train_iters)]
+    losses = []
+    for step in range(1, config.run.train_iters + 1):
+        losses.append(session.step().loss)
+        told(step)
     own = tuple(emulation.timing.steps)
     ranks = [own] * dist.get_world_size()
     dist.all_gather_object(ranks, own)
@@ -142,6 +177,8 @@ def _cluster(config: PretrainConfig) -> ClusterSpec:
 
 
 def _execution(path: Path, run: EmulatedRun, config: PretrainConfig) -> Execution:
+    from megatron.training.emulation import emulated_costs
+
     costs = emulated_costs(config, run.plan)
     return Execution(
         name=path.stem,
@@ -152,6 +189,8 @@ def _execution(path: Path, run: EmulatedRun, config: PretrainConfig) -> Executio
 
 
 def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
+    from megatron.training.training import LOG_COLUMNS
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=LOG_COLUMNS)
@@ -186,6 +225,10 @@ def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
 
 
 def _write_report(path: Path, config: PretrainConfig, executions: Sequence[Execution]) -> None:
+    from hetero.planner.certainty import certainty_of
+    from hetero.report.page.html_page import html_page
+    from megatron.training.emulation import emulated_costs
+
     simulation, cluster = executions[0].predicted, _cluster(config)
     costs = emulated_costs(config, simulation.plan)
     report = Report(

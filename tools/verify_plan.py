@@ -9,11 +9,13 @@ execution; in fp32 it also shows what the order of summation does. The whole mod
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from hetero.distributed.environment import set_cuda_environment
 from hetero.extras import exit_without
@@ -22,45 +24,33 @@ from hetero.extras import exit_without
 exit_without("train", program="verify_plan.py")
 set_cuda_environment(os.environ)
 
-from hetero.runtime import cpu_backend
-
-# Before megatron.core is imported by anyone.
-cpu_backend.install()
-
 import numpy as np
-import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
 from hetero.command_line import COUNT, Parser
 from hetero.distributed.process_exit import bounded_exit
-from hetero.distributed.process_groups import create_groups
 from hetero.errors import ConfigError, HeteroError
-from hetero.plan.ir import Plan
+from hetero.plan.ir import Plan, Precision
 from hetero.plan.rank_description import describe_rank
 from hetero.plan.uniform import UniformLayout, uniform_plan
-from hetero.runtime.named_parameters import take_shard
-from hetero.runtime.optimizer import StepResult
+from hetero.progress import Progress
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import PretrainConfig
-from megatron.training.data import SampleDataset
 from megatron.training.error_file import exit_code
-from megatron.training.launch import joined, launch_from
-from megatron.training.training import (
-    LOG_COLUMNS,
-    agree_on_plan_and_tokenizer,
-    build_datasets,
-    memory_errors,
-    start_session,
-)
+
+if TYPE_CHECKING:
+    import torch
+
+    from hetero.runtime.optimizer import StepResult
+    from megatron.training.data import SampleDataset
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3}
 """Largest difference of a weight, relative to the largest weight of its tensor. AdamW's first steps turn a rounding
 error of a tiny gradient into a whole step of the learning rate, so fp32 cannot be held to much."""
 
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, "torch.Tensor"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,27 +65,54 @@ class Shards:
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 if they agree, 1 if not, 2 for wrong input."""
     try:
+        # What is wrong with the command line is told before torch is imported, which takes seconds.
         own, flags = _parser().parse_known_args(argv)
         config = parse_args(flags)
         if config.emulation is not None:
             raise ConfigError("verify_plan.py: nothing is emulated here; leave --hetero-emulate out")
-        launch = launch_from(os.environ)
+        return _verify(config, num_steps=own.verify_steps, precisions=own.verify_precision)
+    except HeteroError as error:
+        return exit_code(error, os.environ)
+
+
+def _verify(config: PretrainConfig, *, num_steps: int, precisions: Sequence[Precision]) -> int:
+    """Train and compare; collective over the world of the launch. The exit code of this rank.
+
+    Raises:
+        HeteroError: the plan, the data or the launch is wrong.
+    """
+    from hetero.runtime import cpu_backend
+
+    # Before megatron.core is imported by anyone.
+    cpu_backend.install()
+    import torch.distributed as dist
+
+    from megatron.training.launch import joined, launch_from
+    from megatron.training.training import agree_on_plan_and_tokenizer, build_datasets, memory_errors
+
+    launch = launch_from(os.environ)
+    with contextlib.ExitStack() as stack:
+        told = _untold if launch.rank != 0 else stack.enter_context(_Steps(2 * num_steps * len(precisions))).count
         with joined(launch, config.parallel) as (device, detector), memory_errors(detector, launch.rank):
             plan, tokenizer = agree_on_plan_and_tokenizer(config, device)
             detector.describe = functools.partial(describe_rank, plan)
             detector.doing = "building the dataset"
             dataset, _ = build_datasets(config, plan, tokenizer)
-            config = _first_steps(config, own.verify_steps)
-            plans = [plan.with_precision(precision) for precision in own.verify_precision]
+            config = _first_steps(config, num_steps)
+            plans = [plan.with_precision(precision) for precision in precisions]
             detector.doing = "training the steps to verify"
-            together = [_gathered(*_train(config, each, dataset, device)) for each in plans]
+            together = [
+                _gathered(*_train(config, each, dataset, device, told=functools.partial(told, "under the plan")))
+                for each in plans
+            ]
         if launch.rank != 0:
             return 0
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        alone = [_train(config, _one_process(each), dataset, device) for each in plans]
+        alone = [
+            _train(config, _one_process(each), dataset, device, told=functools.partial(told, "in one process"))
+            for each in plans
+        ]
         dist.destroy_process_group()
-    except HeteroError as error:
-        return exit_code(error, os.environ)
     agrees = True
     for each, (results, shards), (expected, whole) in zip(plans, together, alone, strict=True):
         assert whole is not None
@@ -103,8 +120,28 @@ def main(argv: Sequence[str]) -> int:
     return 0 if agrees else 1
 
 
+class _Steps(Progress):
+    """Counts the steps of all trainings that are compared."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__("verifying", total=total, text="starting")
+        self._total = total
+        self._done = 0
+
+    def count(self, how: str) -> None:
+        """Another step is done, ``how`` says by whom."""
+        self._done += 1
+        self.show(self._done, f"step {self._done} of {self._total}, {how}")
+
+
+def _untold(how: str) -> None:
+    """Say nothing: another rank does."""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, passes_on=True)
+    parser = Parser(
+        prog="verify_plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, passes_on=True
+    )
     parser.add_argument("--verify-steps", type=COUNT, default=5, help="steps to train and compare (default 5)")
     parser.add_argument("--verify-precision", nargs="+", choices=list(TOLERANCES), default=["fp64"])
     return parser
@@ -116,20 +153,37 @@ def _first_steps(config: PretrainConfig, num_steps: int) -> PretrainConfig:
 
 
 def _train(
-    config: PretrainConfig, plan: Plan, dataset: SampleDataset, device: torch.device
-) -> tuple[list[StepResult], Shards | None]:
-    """Train the steps of ``config``; collective over the world. An idle rank returns no shards."""
+    config: PretrainConfig,
+    plan: Plan,
+    dataset: "SampleDataset",
+    device: "torch.device",
+    *,
+    told: Callable[[], None],
+) -> "tuple[list[StepResult], Shards | None]":
+    """Train the steps of ``config``; collective over the world. An idle rank returns no shards.
+
+    Args:
+        told: called after every step.
+    """
+    from hetero.distributed.process_groups import create_groups
+    from megatron.training.training import start_session
+
     context = create_groups(plan, device=device)
     session = start_session(config, context, dataset)
-    results = [session.step() for _ in range(config.run.train_iters)]
+    results = []
+    for _ in range(config.run.train_iters):
+        results.append(session.step())
+        told()
     if context.work is None:
         return results, None
     weights = {name: tensor.cpu() for name, tensor in session.weights().items()}
     return results, Shards(context.work.stage.tp, context.work.placement.tp_rank, weights)
 
 
-def _gathered(results: list[StepResult], shards: Shards | None) -> tuple[list[StepResult], list[Shards]]:
+def _gathered(results: "list[StepResult]", shards: Shards | None) -> "tuple[list[StepResult], list[Shards]]":
     """The results, and on rank 0 the shards of all working ranks; collective over the world."""
+    import torch.distributed as dist
+
     everyone: list[Shards | None] = [None] * dist.get_world_size()
     dist.gather_object(shards, everyone if dist.get_rank() == 0 else None)
     return results, [held for held in everyone if held is not None]
@@ -150,8 +204,10 @@ def _one_process(plan: Plan) -> Plan:
 
 
 def _report(
-    plan: Plan, results: list[StepResult], alone: list[StepResult], shards: list[Shards], whole: Weights
+    plan: Plan, results: "list[StepResult]", alone: "list[StepResult]", shards: list[Shards], whole: Weights
 ) -> bool:
+    from megatron.training.training import LOG_COLUMNS
+
     by_name = {parameter.name: parameter for parameter in parameters(plan.model)}
     name, error = _worst_weight(by_name, shards, whole)
     tolerance = TOLERANCES[plan.precision]
@@ -189,6 +245,8 @@ def _worst(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
 
 def _worst_weight(by_name: dict[str, Parameter], shards: list[Shards], whole: Weights) -> tuple[str, float]:
     """The tensor that differs most, one with a NaN before others, and by how much relative to its largest weight."""
+    from hetero.runtime.named_parameters import take_shard
+
     names, errors = [], []
     for held in shards:
         for name, weight in held.weights.items():

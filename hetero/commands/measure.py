@@ -4,11 +4,9 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.status import Status
 
 from hetero.command_line import ABOVE_0, COUNT
 from hetero.commands.console import console
@@ -17,6 +15,7 @@ from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun
 from hetero.errors import ConfigError
 from hetero.extras import require
+from hetero.progress import Progress
 from hetero.serialization import load
 
 DEFAULT_STEPS = 2
@@ -101,12 +100,20 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
         profiles=tuple(args.profile),
         data_sheets=args.data_sheets,
     )
-    with Status("running it at the emulated pace ...", console=console(stderr=True)):
-        return emulated_run(asked)
+    # The step to warm up counts: it takes as long as the others.
+    total = 1 + asked.num_steps
+    with Progress("measuring", total=total, text="starting", console=console(stderr=True)) as progress:
+        return emulated_run(
+            asked,
+            on_step=lambda done: progress.show(1 + done, f"{done} of {asked.num_steps} steps at the emulated pace"),
+        )
 
 
-def emulated_run(asked: EmulatedPlan) -> EmulatedRun:
+def emulated_run(asked: EmulatedPlan, *, on_step: Callable[[int], None] = lambda _: None) -> EmulatedRun:
     """Run a plan at the emulated pace of its cluster, in processes of their own.
+
+    Args:
+        on_step: called after each step, with the number of emulated steps that are done: 0 after the one to warm up.
 
     Raises:
         ConfigError: it cannot be emulated, or this machine cannot keep up.
@@ -118,10 +125,22 @@ def emulated_run(asked: EmulatedPlan) -> EmulatedRun:
         command = [sys.executable, "-W", "ignore", "-m", "hetero.emulation", *_flags(asked), "--out", str(out)]
         command += ["--steps", str(asked.num_steps), "--timeout", str(timeout_s)]
         command += ["--time-scale", str(asked.time_scale)] if asked.time_scale else []
-        process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        errors = Path(folder) / "stderr"
+        with (
+            errors.open("w") as stderr,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+        ):
+            try:
+                for line in process.stdout or ():
+                    if line.strip().isdecimal():
+                        on_step(int(line))
+            except BaseException:
+                process.kill()
+                raise
         if process.returncode:
             # Other ranks may have said before how the first one's end became theirs.
-            *_, said = process.stderr.strip().splitlines() or [f"the emulation ended with {process.returncode}"]
+            told = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            *_, said = told or [f"the emulation ended with {process.returncode}"]
             raise ConfigError(said)
         return load(EmulatedRun, out)
 

@@ -1,5 +1,7 @@
 """Runs a plan on an emulated cluster and writes down what happened; ``hetero simulate --measure`` calls it.
 
+On stdout it says how many of the emulated steps are done, a number per line.
+
 A process of its own: the ranks are forked from it before torch has done anything, and ``hetero`` itself needs no torch.
 """
 
@@ -43,11 +45,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--timeout", type=float, required=True)
     args = parser.parse_args(argv)
     try:
-        save(run_emulated(_emulated(args), timeout_s=args.timeout), args.out)
+        save(run_emulated(_emulated(args), timeout_s=args.timeout, on_step=_say_step), args.out)
     except HeteroError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def _say_step(done: int) -> None:
+    sys.stdout.write(f"{done}\n")
+    sys.stdout.flush()
 
 
 def _emulated(args: argparse.Namespace) -> EmulatedLaunch:

@@ -318,7 +318,7 @@ def build_tokenizer(
     wanted = TOKENIZER_FILES.get(tokenizer_type, ())
     for name, value in given.items():
         if value is None and name in wanted:
-            raise ConfigError(f"{tokenizer_type} needs {name}")
+            raise ConfigError(f"{tokenizer_type} needs {name}: add it")
         if value is not None and name not in wanted:
             raise ConfigError(f"{name} {value}: {tokenizer_type} does not read it, remove the flag")
     tokenizer: Tokenizer

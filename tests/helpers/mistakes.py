@@ -127,6 +127,16 @@ python pretrain_gpt.py --num-layers 4
 {FLAGS} --tensor-model-parallel-size 2 --hetero-plan plan.json
 {FLAGS} --tokenizer-type HuggingFaceTokenizer
 {FLAGS} --bf16 --fp16
+python tools/preprocess_data.py --input folder --output-prefix out --tokenizer-type ByteTokenizer
+python tools/preprocess_data.py --input absent.parquet --output-prefix out --tokenizer-type ByteLevelTokenizer
+python tools/preprocess_data.py --input empty.yaml --output-prefix out --tokenizer-type HuggingFaceTokenizer
+python tools/convert_checkpoint.py --from hf --to huggingface --input folder --output out
+python tools/convert_checkpoint.py --from hetero --to hf --input absent --output out
+python tools/convert_checkpoint.py --from hf --to hetero --input folder --output out --tokenizer-model tokenizer.json
+python tools/verify_plan.py --verify-steps 0
+python tools/verify_plan.py --verify-precision fp17
+python tools/race_plans.py --report race.html
+python tools/plan_flags.py --num-layers four
 """
 
 

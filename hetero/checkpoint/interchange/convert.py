@@ -1,13 +1,13 @@
 """Converts weights from any supported format to any other."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from hetero.checkpoint.interchange.families import ModelType
+from hetero.checkpoint.interchange.formats import ModelType, WeightFormat
 from hetero.checkpoint.interchange.huggingface import HuggingFaceSource, write_hugging_face
 from hetero.checkpoint.interchange.native import NativeSource, write_native
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
@@ -15,8 +15,6 @@ from hetero.checkpoint.interchange.weights import WeightSource
 from hetero.errors import CheckpointError
 from hetero.spec.model import VOCABULARY_DIVISOR, padded_vocab_size
 from hetero.spec.model_import import load_model
-
-WeightFormat = Literal["hf", "hetero", "megatron"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +28,8 @@ class Conversion:
     dtype: of the weights written, ``None`` for as they are.
     model_type: Hugging Face family to write, ``None`` for the likeliest.
     max_shard_bytes: of one file, and about what is in memory at a time.
+    other_files: what a Hugging Face folder has beside the weights, by name, such as the tokenizer's files.
+    least_vocab_size: ids of that tokenizer, which the model has to have.
     """
 
     source_format: WeightFormat
@@ -42,6 +42,8 @@ class Conversion:
     dtype: torch.dtype | None = None
     model_type: ModelType | None = None
     max_shard_bytes: int = 5_000_000_000
+    other_files: Mapping[str, bytes] = field(default_factory=dict)
+    least_vocab_size: int = 0
 
 
 def convert(conversion: Conversion) -> WeightSource:
@@ -51,6 +53,11 @@ def convert(conversion: Conversion) -> WeightSource:
         HeteroError: something is missing, damaged, unsafe, or cannot be expressed in the other format.
     """
     source = open_source(conversion)
+    if source.model.vocab_size < conversion.least_vocab_size:
+        raise CheckpointError(
+            f"{conversion.source}: the model has {source.model.vocab_size} tokens, the tokenizer "
+            f"{conversion.least_vocab_size}; give the tokenizer that the run had"
+        )
     dtype = conversion.dtype or source.dtype
     match conversion.target_format:
         case "hf":
@@ -60,6 +67,7 @@ def convert(conversion: Conversion) -> WeightSource:
                 dtype=dtype,
                 model_type=conversion.model_type,
                 max_shard_bytes=conversion.max_shard_bytes,
+                other_files=conversion.other_files,
             )
         case "hetero":
             write_native(source, conversion.target, dtype=dtype, max_shard_bytes=conversion.max_shard_bytes)

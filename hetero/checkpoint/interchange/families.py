@@ -11,10 +11,9 @@ from typing import Literal
 
 import torch
 
+from hetero.checkpoint.interchange.formats import ModelType
 from hetero.errors import CheckpointError
 from hetero.spec.model import ModelSpec, RotaryScaling
-
-ModelType = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2"]
 
 TensorLayout = Literal["same", "transposed", "vocabulary", "query_key_value", "fused_query_key_value", "gate_up"]
 """same: one tensor, as it is.

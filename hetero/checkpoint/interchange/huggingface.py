@@ -4,14 +4,17 @@ import dataclasses
 import functools
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from hetero.checkpoint.interchange.families import ModelType, config_of, join, model_types, rows, split
+from hetero.checkpoint.interchange.families import config_of, join, model_types, rows, split
+from hetero.checkpoint.interchange.formats import ModelType
 from hetero.checkpoint.interchange.weights import WeightSource, in_groups, new_folder
 from hetero.errors import CheckpointError, ConfigError
 from hetero.serialization import parse_json, read_text
@@ -110,9 +113,16 @@ class HuggingFaceSource:
 
 
 def write_hugging_face(
-    source: WeightSource, output: Path, *, dtype: torch.dtype, model_type: ModelType | None, max_shard_bytes: int
+    source: WeightSource,
+    output: Path,
+    *,
+    dtype: torch.dtype,
+    model_type: ModelType | None,
+    max_shard_bytes: int,
+    other_files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write a folder that ``transformers`` loads: ``config.json``, and safetensors of at most ``max_shard_bytes``.
+    """Write a folder that ``transformers`` loads: ``config.json``, safetensors of at most ``max_shard_bytes``, and
+    ``other_files`` by name.
 
     Holds one file's tensors in memory at a time.
 
@@ -144,6 +154,8 @@ def write_hugging_face(
         if len(groups) > 1:
             _write_json(folder / _INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": weight_map})
         _write_json(folder / "config.json", config_of(model, model_type or fitting[0], dtype))
+        for name, content in other_files.items():
+            (folder / name).write_bytes(content)
 
 
 def _model(folder: Path, divisible_by: int) -> ModelSpec:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -58,10 +58,15 @@ class EmulatedLaunch:
     adam: AdamOptions = ADAM
 
 
-def run_emulated(emulated: EmulatedLaunch, *, timeout_s: float) -> EmulatedRun:
+def run_emulated(
+    emulated: EmulatedLaunch, *, timeout_s: float, on_step: Callable[[int], None] = lambda _: None
+) -> EmulatedRun:
     """One step to warm up and ``num_steps`` emulated ones.
 
     Call it before any other use of torch in this process: its threads do not survive the fork.
+
+    Args:
+        on_step: called after each step, with the number of emulated steps that are done: 0 after the one to warm up.
 
     Raises:
         HeteroError: as the ranks did.
@@ -77,7 +82,8 @@ def run_emulated(emulated: EmulatedLaunch, *, timeout_s: float) -> EmulatedRun:
         for process in ranks:
             process.start()
         try:
-            results = _collect(ranks, [inbox for inbox, _ in pipes], time.monotonic() + STARTUP_S + timeout_s)
+            deadline = time.monotonic() + STARTUP_S + timeout_s
+            results = _collect(ranks, [inbox for inbox, _ in pipes], deadline, on_step)
         finally:
             for process in ranks:
                 process.join(timeout=5)
@@ -106,8 +112,10 @@ class RankResult:
     time_scale: float
 
 
-def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline: float) -> list[RankResult]:
-    """What every rank returned.
+def _collect(
+    ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline: float, on_step: Callable[[int], None]
+) -> list[RankResult]:
+    """What every rank returned. One tells its steps before, as numbers.
 
     Raises:
         HeteroError: what a rank raised, or that one died; its own words are on stderr.
@@ -124,10 +132,13 @@ def _collect(ranks: Sequence[BaseProcess], pipes: Sequence[Connection], deadline
             break
         for rank in missing:
             if pipes[rank].poll():
-                error, result = pipes[rank].recv()
-                if error is not None:
-                    raise error
-                results[rank] = result
+                told = pipes[rank].recv()
+                if isinstance(told, HeteroError):
+                    raise told
+                if isinstance(told, int):
+                    on_step(told)
+                else:
+                    results[rank] = told
             elif ranks[rank].exitcode is not None:
                 dead.append(rank)
     if dead:
@@ -149,15 +160,15 @@ def _rank_main(parent: int, rank: int, store: Path, emulated: EmulatedLaunch, ou
         timeout=datetime.timedelta(minutes=30),
     )
     try:
-        outbox.send((None, _steps(rank, emulated)))
+        outbox.send(_steps(rank, emulated, on_step=outbox.send if rank == 0 else lambda _: None))
     except HeteroError as error:
         # Before the connections to the others close, at which these fail.
-        outbox.send((error, None))
+        outbox.send(error)
     finally:
         dist.destroy_process_group()
 
 
-def _steps(rank: int, emulated: EmulatedLaunch) -> RankResult:
+def _steps(rank: int, emulated: EmulatedLaunch, *, on_step: Callable[[int], None]) -> RankResult:
     described = emulated.data_parallel
     emulation = emulate(
         emulated.plan,
@@ -181,8 +192,11 @@ def _steps(rank: int, emulated: EmulatedLaunch) -> RankResult:
     )
     data = (_microbatches(emulation.plan, rank, step=step) for step in itertools.count())
     session = TrainingSession(context, trainer, data=data if reads_data(context) else None)
-    losses = tuple(session.step().loss for _ in range(1 + emulated.num_steps))
-    return RankResult(steps=tuple(emulation.timing.steps), losses=losses, time_scale=emulation.timing.time_scale)
+    losses = []
+    for step in range(1 + emulated.num_steps):
+        losses.append(session.step().loss)
+        on_step(step)
+    return RankResult(steps=tuple(emulation.timing.steps), losses=tuple(losses), time_scale=emulation.timing.time_scale)
 
 
 def _microbatches(plan: Plan, rank: int, *, step: int) -> list[Microbatch]:

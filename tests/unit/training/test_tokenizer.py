@@ -4,33 +4,14 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hetero.errors import ConfigError
 from megatron.training.tokenizer import Tokenizer, _naming, build_tokenizer
+from tests.helpers.small_tokenizers import write_gpt2, write_sentencepiece, write_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
-
-
-def write_tokenizer(folder: Path, *special: str) -> Path:
-    """A small byte-pair tokenizer with these special tokens, as ``folder/tokenizer.json``."""
-    model = tokenizers.Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=list(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    model.train_from_iterator(["to be or not to be, that is the question"] * 4, trainer)
-    model.enable_truncation(3)
-    model.enable_padding(length=8)
-    model.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
 
 
 def hugging_face(path: Path, vocab_size: int | None = None) -> Tokenizer:
@@ -39,21 +20,6 @@ def hugging_face(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     return build_tokenizer(tokenizer_type="ByteLevelTokenizer", tokenizer_model=None, vocab_size=None)
-
-
-def write_sentencepiece(folder: Path, **options: object) -> Path:
-    """A small SentencePiece model, as ``folder/tokenizer.model``."""
-    file = folder / "tokenizer.model"
-    with file.open("wb") as out:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["to be or not to be, that is the question"] * 4),
-            model_writer=out,
-            vocab_size=30,
-            hard_vocab_limit=False,
-            minloglevel=2,
-            **options,
-        )
-    return file
 
 
 def sentence_pieces(kind: str, path: Path) -> Tokenizer:
@@ -110,11 +76,7 @@ def test_gpt2s_two_files_give_the_ids_of_its_one(tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.getbasetemp() / "gpt2"
     if not folder.exists():
         folder.mkdir()
-        model = json.loads(write_tokenizer(folder, "<|endoftext|>").read_text())["model"]
-        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-        (folder / "merges.txt").write_text(
-            "\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""])
-        )
+        write_gpt2(folder)
     one, two = hugging_face(folder), gpt2(folder)
     assert (two.vocab_size, two.eod) == (one.vocab_size, one.eod)
     if "<|" not in text:

@@ -1,0 +1,45 @@
+"""Trains tokenizers of each kind on one sentence."""
+
+import json
+from pathlib import Path
+
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+
+def write_tokenizer(folder: Path, *special: str) -> Path:
+    """A small byte-pair tokenizer with these special tokens, as ``folder/tokenizer.json``."""
+    model = tokenizers.Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train_from_iterator(["to be or not to be, that is the question"] * 4, trainer)
+    model.enable_truncation(3)
+    model.enable_padding(length=8)
+    model.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def write_gpt2(folder: Path) -> None:
+    """The same tokenizer as ``folder/tokenizer.json`` and as GPT-2's ``vocab.json`` and ``merges.txt``."""
+    model = json.loads(write_tokenizer(folder, "<|endoftext|>").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]))
+
+
+def write_sentencepiece(folder: Path, **options: object) -> Path:
+    """A small SentencePiece model, as ``folder/tokenizer.model``."""
+    file = folder / "tokenizer.model"
+    with file.open("wb") as out:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["to be or not to be, that is the question"] * 4),
+            model_writer=out,
+            **{"vocab_size": 30, "hard_vocab_limit": False, "minloglevel": 2, **options},
+        )
+    return file

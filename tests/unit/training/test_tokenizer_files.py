@@ -1,0 +1,88 @@
+"""The folder of an export has the tokenizer with which transformers reads text as the run did."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from hetero.errors import ConfigError
+from megatron.training.tokenizer import build_tokenizer
+from megatron.training.tokenizer_files import tokenizer_files
+from tests.helpers.small_tokenizers import write_gpt2, write_sentencepiece, write_tokenizer
+from tools.convert_checkpoint import main
+
+TEXT = "to be, or not to be? \u00e4\U0001f680"
+
+
+def written(folder: Path, model_type: str, **flags: str | Path | None) -> transformers.PreTrainedTokenizerBase:
+    """What transformers reads from an export of a model of this family."""
+    given = {"tokenizer_model": None, "vocab_file": None, "merge_file": None, **flags}
+    folder.mkdir()
+    for name, content in tokenizer_files(**given).contents.items():
+        (folder / name).write_bytes(content)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "GPT2BPETokenizer"])
+def test_transformers_reads_the_same_ids(tmp_path: Path, kind: str, model_type: str) -> None:
+    (tmp_path / "in").mkdir()
+    write_gpt2(tmp_path / "in")
+    flags: dict[str, str | Path | None] = {"tokenizer_type": kind}
+    if kind == "GPT2BPETokenizer":
+        flags |= {"vocab_file": tmp_path / "in/vocab.json", "merge_file": tmp_path / "in/merges.txt"}
+    else:
+        (tmp_path / "in/tokenizer.json").rename(tmp_path / "in/of_the_run.json")
+        flags |= {"tokenizer_model": str(tmp_path / "in/of_the_run.json")}
+    theirs = written(tmp_path / "out", model_type, **flags)
+    ours = build_tokenizer(vocab_size=None, **{"tokenizer_model": None, **flags})
+    assert theirs(TEXT, add_special_tokens=False)["input_ids"] == ours.tokenize(TEXT)
+    assert theirs.eos_token_id == ours.eod
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "of_the_run.model"])
+def test_a_sentencepiece_model_is_copied(tmp_path: Path, name: str) -> None:
+    file = write_sentencepiece(tmp_path).rename(tmp_path / name)
+    found = tokenizer_files(
+        tokenizer_type="Llama2Tokenizer", tokenizer_model=str(file), vocab_file=None, merge_file=None
+    )
+    assert found.contents == {"tokenizer.model": file.read_bytes()}
+
+
+def test_what_lies_beside_the_tokenizer_comes_along_as_it_is(tmp_path: Path) -> None:
+    file = write_tokenizer(tmp_path, "<|endoftext|>")
+    beside = {"tokenizer_config.json": b'{"tokenizer_class": "GPT2Tokenizer"}', "chat_template.jinja": b"{{ x }}"}
+    for name, content in {**beside, "model.safetensors": b"0", "config.json": b"{}"}.items():
+        (tmp_path / name).write_bytes(content)
+    expected = {"tokenizer.json": file.read_bytes(), **beside}
+    for given in (file, tmp_path):
+        found = tokenizer_files(
+            tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(given), vocab_file=None, merge_file=None
+        )
+        assert found.contents == expected
+
+
+def test_a_tokenizer_without_files_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--tokenizer-type NullTokenizer has no files"):
+        tokenizer_files(tokenizer_type="NullTokenizer", tokenizer_model=None, vocab_file=None, merge_file=None)
+
+
+def test_the_tool_adds_the_files_and_wants_a_model_that_has_the_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_tokenizer(tmp_path, "<|endoftext|>")
+    ours = build_tokenizer(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(file), vocab_size=None)
+    for vocab_size in (ours.vocab_size, ours.vocab_size - 1):
+        config = transformers.GPT2Config(vocab_size=vocab_size, n_embd=8, n_layer=1, n_head=1, n_positions=8)
+        transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / f"in{vocab_size}")
+        paths = ["--input", str(tmp_path / f"in{vocab_size}"), "--output", str(tmp_path / f"out{vocab_size}")]
+        flags = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(file)]
+        code = main(["--from", "hf", "--to", "hf", *paths, *flags])
+        assert code == (0 if vocab_size == ours.vocab_size else 2)
+    said = capsys.readouterr()
+    assert "with the tokenizer's tokenizer.json, tokenizer_config.json" in said.out
+    assert f"the model has {ours.vocab_size - 1} tokens, the tokenizer {ours.vocab_size}; give the" in said.err
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / f"out{ours.vocab_size}")
+    assert theirs(TEXT)["input_ids"] == ours.tokenize(TEXT)
