@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetero.cli import main
+from hetero.progress import Progress
 from hetero.serialization import save
 from tests.helpers.commands import MODEL, command_line
 from tests.helpers.forked_launch import forked
@@ -82,7 +83,11 @@ def test_out_of_memory_names_rank_device_and_what_it_needs(folder: Path) -> None
     assert said in run.stderr
 
 
-def test_a_plan_is_measured_beside_its_prediction(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_measured_beside_its_prediction(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float, str]] = []
+    monkeypatch.setattr(Progress, "show", lambda _, done, text: told.append((done, text)))
     command = ["simulate", str(folder / "uneven.json"), "--cluster", str(folder / "cluster.yaml")]
     command += ["--profile", str(folder / "fast.json"), "--profile", str(folder / "slow.json")]
     command += ["--measure", "--measure-steps", "1", "--time-scale", "2", "--measure-seq-length", "16"]
@@ -92,6 +97,7 @@ def test_a_plan_is_measured_beside_its_prediction(folder: Path, capfd: pytest.Ca
     trace = json.loads((folder / "trace.json").read_text())
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert names == {"replica 0, predicted", "replica 0, executed"}
+    assert told == [(1, "0 of 1 steps at the emulated pace"), (2, "1 of 1 steps at the emulated pace")]
 
 
 def test_a_measured_plan_that_does_not_fit_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

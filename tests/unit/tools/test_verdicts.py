@@ -82,3 +82,12 @@ def test_verdict_on_a_race(losses: list[tuple[float, ...]], agrees: bool, capsys
     racers = [SimpleNamespace(name=str(i), predicted=step, executed=step, losses=each) for i, each in enumerate(losses)]
     assert race_plans._print(racers, 0.0) is agrees
     assert ("are NOT the same" in capsys.readouterr().out) is not agrees
+
+
+def test_steps_of_all_trainings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[float, str]] = []
+    monkeypatch.setattr(verify_plan.Progress, "show", lambda _, done, text: told.append((done, text)))
+    with verify_plan._Steps(2) as steps:
+        steps.count("under the plan")
+        steps.count("in one process")
+    assert told == [(1, "step 1 of 2, under the plan"), (2, "step 2 of 2, in one process")]
