@@ -1,7 +1,7 @@
 """Tells how far work has come: in place on a terminal, else as a line now and then."""
 
 import threading
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -44,7 +44,7 @@ class Progress:
         self._ended = threading.Event()
         self._lines = threading.Thread(target=self._tell_lines, daemon=True)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         self._bar.reset(self._task)
         if self._console.is_terminal:
             self._bar.start()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 from hetero.errors import ConfigError
 from hetero.extras import require
@@ -200,6 +200,14 @@ def records_of(chunk: tuple[Piece, ...]) -> Iterator[Record]:
             yield Record(place=RecordPlace(span=piece), content=error)
 
 
+class _Stream(Protocol):
+    """Decompressed bytes."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+    def readline(self, size: int = -1, /) -> bytes: ...
+
+
 @dataclass(slots=True)
 class _ChunkSizes:
     """How large the next chunk is to be. Chunks depend on the input alone, and not on the number of workers."""
@@ -269,7 +277,7 @@ def _unpacked_records(file: FileRange) -> Iterator[tuple[bytes, int]]:
 
 
 @contextmanager
-def _unpacked(path: Path, packing: str) -> Iterator[tuple[BinaryIO | IO[bytes] | BufferedReader, BinaryIO]]:
+def _unpacked(path: Path, packing: str) -> Iterator[tuple[_Stream, BinaryIO]]:
     """What a file says, decompressed, and the file itself.
 
     Raises:
