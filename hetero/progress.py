@@ -17,7 +17,7 @@ _REFRESHES_PER_S = 2.0
 """On a terminal. Each takes about a millisecond from whatever this process measures."""
 
 
-class Progress:
+class WorkProgress:
     """Shows on stderr how much of some work is done, how long it has taken and how long it will; a context manager.
 
     A thread of its own tells it, so that something is said also while the first part of the work is not done yet.

@@ -35,7 +35,7 @@ import numpy as np
 from hetero.command_line import Parser, UsageError, whole_number
 from hetero.distributed.helper_processes import leave_ctrl_c_to_parent
 from hetero.errors import ConfigError, HeteroError
-from hetero.progress import Progress
+from hetero.progress import WorkProgress
 from hetero.units import MIB
 from megatron.training.documents import (
     FileRange,
@@ -205,7 +205,7 @@ def preprocess(
     counts = Counts()
     num_bytes = sum(file.num_bytes for file in files)
     with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(Progress("tokenizing", total=num_bytes, text="loading megatron-core"))
+        progress = stack.enter_context(WorkProgress("tokenizing", total=num_bytes, text="loading megatron-core"))
         dtype = _indexed_dataset().DType.optimal_dtype(vocab_size)
         start_s = time.monotonic()
         progress.show(0, _done(0, 0, num_bytes))
@@ -344,7 +344,7 @@ def _tokenized(
 
 
 def _done(num_documents: int, num_bytes: int, total_bytes: int, elapsed_s: float = 0.0) -> str:
-    """What has been done, for :class:`Progress`; bytes are those of the input as it lies on the disk."""
+    """What has been done, for :class:`WorkProgress`; bytes are those of the input as it lies on the disk."""
     rate = num_bytes / 1e6 / elapsed_s if elapsed_s else 0.0
     return f"{num_documents:,} documents, {num_bytes / 1e6:,.1f}/{total_bytes / 1e6:,.1f} MB, {rate:,.1f} MB/s"
 

@@ -34,7 +34,7 @@ from hetero.distributed.process_exit import bounded_exit
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
-from hetero.progress import Progress
+from hetero.progress import WorkProgress
 from hetero.report.content import Execution, Report
 from hetero.report.tables.fitting_table import FittingTable
 from hetero.serialization import check_can_be_written, load, write_bytes
@@ -83,7 +83,7 @@ def _race(plans: Sequence[Path], configs: Sequence[PretrainConfig], report: Path
         total = sum(config.run.train_iters for config in configs)
         shown = None
         if launch.rank == 0:
-            shown = stack.enter_context(Progress("racing", total=total, text="starting"))
+            shown = stack.enter_context(WorkProgress("racing", total=total, text="starting"))
         with joined(launch, configs[0].parallel) as (device, detector), memory_errors(detector, launch.rank):
             runs: list[EmulatedRun] = []
             for path, config in zip(plans, configs, strict=True):

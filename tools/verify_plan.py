@@ -34,7 +34,7 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.plan.ir import Plan, Precision
 from hetero.plan.rank_description import describe_rank
 from hetero.plan.uniform import UniformLayout, uniform_plan
-from hetero.progress import Progress
+from hetero.progress import WorkProgress
 from hetero.spec.parameters import Parameter, parameters, shard_intervals
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import PretrainConfig
@@ -120,7 +120,7 @@ def _verify(config: PretrainConfig, *, num_steps: int, precisions: Sequence[Prec
     return 0 if agrees else 1
 
 
-class _Steps(Progress):
+class _Steps(WorkProgress):
     """Counts the steps of all trainings that are compared."""
 
     def __init__(self, total: int) -> None:

@@ -15,8 +15,8 @@ from hetero.emulation.options import EmulationOptions
 from hetero.emulation.records import EmulatedRun
 from hetero.errors import ConfigError
 from hetero.extras import require
-from hetero.progress import Progress
-from hetero.serialization import load
+from hetero.progress import WorkProgress
+from hetero.serialization import load, read_text
 
 DEFAULT_STEPS = 2
 
@@ -102,7 +102,7 @@ def measured(args: argparse.Namespace, simulation: Simulation) -> EmulatedRun:
     )
     # The step to warm up counts: it takes as long as the others.
     total = 1 + asked.num_steps
-    with Progress("measuring", total=total, text="starting", console=console(stderr=True)) as progress:
+    with WorkProgress("measuring", total=total, text="starting", console=console(stderr=True)) as progress:
         return emulated_run(
             asked,
             on_step=lambda done: progress.show(1 + done, f"{done} of {asked.num_steps} steps at the emulated pace"),
@@ -139,7 +139,7 @@ def emulated_run(asked: EmulatedPlan, *, on_step: Callable[[int], None] = lambda
                 raise
         if process.returncode:
             # Other ranks may have said before how the first one's end became theirs.
-            told = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            told = read_text(errors).strip().splitlines()
             *_, said = told or [f"the emulation ended with {process.returncode}"]
             raise ConfigError(said)
         return load(EmulatedRun, out)

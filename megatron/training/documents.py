@@ -410,7 +410,10 @@ def _expand(item: str, pattern: str) -> list[Path]:
         return [path]
     found = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
     if not found:
-        raise ConfigError(f"--input {item}: no such file or folder, and no file matches it (looked in {Path.cwd()})")
+        raise ConfigError(
+            f"--input {item}: no such file or folder, and no file matches it (looked in {Path.cwd()}); "
+            "give one that does"
+        )
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetero.cli import main
-from hetero.progress import Progress
+from hetero.progress import WorkProgress
 from hetero.serialization import save
 from tests.helpers.commands import MODEL, command_line
 from tests.helpers.forked_launch import forked
@@ -87,7 +87,7 @@ def test_a_plan_is_measured_beside_its_prediction(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[float, str]] = []
-    monkeypatch.setattr(Progress, "show", lambda _, done, text: told.append((done, text)))
+    monkeypatch.setattr(WorkProgress, "show", lambda _, done, text: told.append((done, text)))
     command = ["simulate", str(folder / "uneven.json"), "--cluster", str(folder / "cluster.yaml")]
     command += ["--profile", str(folder / "fast.json"), "--profile", str(folder / "slow.json")]
     command += ["--measure", "--measure-steps", "1", "--time-scale", "2", "--measure-seq-length", "16"]

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from hetero import progress
-from hetero.progress import Progress
+from hetero.progress import WorkProgress
 
 
 def wait_for(stream: io.StringIO, text: str) -> str:
@@ -20,7 +20,7 @@ def test_lines_come_before_anything_is_done_and_while_it_is(monkeypatch: pytest.
     monkeypatch.setattr(progress, "FIRST_LINE_S", 0.01)
     monkeypatch.setattr(progress, "NEXT_LINE_S", 0.01)
     stream = io.StringIO()
-    with Progress("training", total=4, console=Console(file=stream)) as shown:
+    with WorkProgress("training", total=4, console=Console(file=stream)) as shown:
         assert wait_for(stream, "\n").startswith("training: begun, after ")
         shown.show(1, "step 1 of 4")
         shown.show(2, "step 2 of 4")
@@ -33,7 +33,7 @@ def test_lines_come_before_anything_is_done_and_while_it_is(monkeypatch: pytest.
 
 def test_what_is_done_at_once_says_nothing() -> None:
     stream = io.StringIO()
-    with Progress("training", total=2, console=Console(file=stream)) as shown:
+    with WorkProgress("training", total=2, console=Console(file=stream)) as shown:
         shown.show(2, "step 2 of 2")
     assert stream.getvalue() == ""
 
@@ -41,7 +41,7 @@ def test_what_is_done_at_once_says_nothing() -> None:
 def test_a_terminal_is_told_in_place() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
-    with Progress("training", total=2, text="starting", console=console) as shown:
+    with WorkProgress("training", total=2, text="starting", console=console) as shown:
         assert "training" in wait_for(stream, "starting")
         shown.show(1, "step 1 of 2")
         assert "step 1 of 2" in wait_for(stream, "step 1 of 2")

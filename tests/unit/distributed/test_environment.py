@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from hetero.distributed.environment import CUDA_DEFAULTS, describe_cuda_environment, set_cuda_environment
 from megatron.training.launch import launch_from
+from tests.helpers.mistakes import FLAGS
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,17 +63,29 @@ looked = []
 sys.meta_path.insert(0, Stops())
 import hetero.extras
 hetero.extras.exit_without = lambda *args, **options: looked.append(True)
-sys.argv = [sys.argv[1]]
+sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("program", ["pretrain_gpt.py", "tools/verify_plan.py", "tools/race_plans.py"])
-def test_entry_points_set_them_before_torch_is_imported(program: str) -> None:
+TRAINING = shlex.split(FLAGS)[2:]
+RACE = ["--plans", "plan.json", "--hetero-emulate", "cluster.yaml"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pretrain_gpt.py", *TRAINING],
+        ["tools/verify_plan.py", *TRAINING],
+        ["tools/race_plans.py", *RACE, *(word for word in TRAINING if word not in ("--micro-batch-size", "1"))],
+    ],
+    ids=lambda command: command[0],
+)
+def test_entry_points_set_them_before_torch_is_imported(command: list[str]) -> None:
     """torch's allocator and CUDA's driver read them while they are loaded."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTORCH_", "CUDA_"))}
     done = subprocess.run(
-        [sys.executable, "-c", AT_THE_IMPORT_OF_TORCH, program],
+        [sys.executable, "-c", AT_THE_IMPORT_OF_TORCH, *command],
         cwd=ROOT,
         env=clean | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

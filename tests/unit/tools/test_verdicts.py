@@ -86,7 +86,7 @@ def test_verdict_on_a_race(losses: list[tuple[float, ...]], agrees: bool, capsys
 
 def test_steps_of_all_trainings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, str]] = []
-    monkeypatch.setattr(verify_plan.Progress, "show", lambda _, done, text: told.append((done, text)))
+    monkeypatch.setattr(verify_plan.WorkProgress, "show", lambda _, done, text: told.append((done, text)))
     with verify_plan._Steps(2) as steps:
         steps.count("under the plan")
         steps.count("in one process")
