@@ -5,17 +5,19 @@
 #   bash scripts/test.sh --fast              without the tests marked slow
 #   bash scripts/test.sh --all               every case
 #   bash scripts/test.sh --rotation 7        the cases of another run again
+#   bash scripts/test.sh --workers 3         three files at a time instead of two
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 
-chosen='' options=() workers=3
+chosen='' options=() workers=2
 while [ $# -gt 0 ]; do
     case "$1" in
-        --fast) chosen='and not slow' workers=2 ;;
+        --fast) chosen='and not slow' ;;
         --all) options+=(--all) ;;
+        --workers) workers="${2:?--workers needs a number}"; shift ;;
         --rotation) options+=(--rotation "${2:?--rotation needs a number}"); shift ;;
-        *) echo "usage: bash scripts/test.sh [--fast | --all] [--rotation N]" >&2; exit 2 ;;
+        *) echo "usage: bash scripts/test.sh [--fast | --all] [--rotation N] [--workers N]" >&2; exit 2 ;;
     esac
     shift
 done
