@@ -93,9 +93,15 @@ def _parts(least: Sequence[int], num_keys: int, room: int) -> Iterator[list[int]
 
 
 def _widths(sizes: Sequence[Measurement], room: int) -> list[int]:
-    """The longest words, and what is left of ``room`` for those columns whose lines would be broken most."""
+    """The longest words; what is left of ``room`` makes as many columns as it can whole, those that lack least first,
+    and the rest goes to those whose lines would be broken most."""
     widths = [size.minimum for size in sizes]
-    for _ in range(room - sum(widths)):
+    spare = room - sum(widths)
+    for c in sorted(range(len(sizes)), key=lambda c: sizes[c].maximum - widths[c]):
+        if (lacks := sizes[c].maximum - widths[c]) <= spare:
+            widths[c] += lacks
+            spare -= lacks
+    for _ in range(spare):
         neediest = max(range(len(sizes)), key=lambda c: sizes[c].maximum / widths[c])
         if sizes[neediest].maximum <= widths[neediest]:
             break

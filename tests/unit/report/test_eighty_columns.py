@@ -52,6 +52,13 @@ def terminal() -> Console:
     return Console(width=ROOM, file=io.StringIO(), force_terminal=True, color_system=None)
 
 
+def test_columns_that_lack_little_get_room_first() -> None:
+    table = FittingTable("planner", "what it chose")
+    table.add_row("uniform, fast", "one two three four five six seven eight nine ten eleven twelve thirteen fourteen")
+    (console := terminal()).print(table)
+    assert "uniform, fast" in shown_on(console)
+
+
 def shown_on(console: Console) -> str:
     """What is on the terminal, which is as wide as it is and has cut nothing."""
     assert isinstance(console.file, io.StringIO)
