@@ -1,17 +1,21 @@
 """A campaign of real faults against elastic training: real agents, ranks in double precision, and a real etcd.
 
-    python -m tests.faults.elastic_campaign --faults 1000 --first-seed 0 [--per-run 16]
+    python -m tests.faults.elastic_campaign --faults 1000 --first-seed 0 --keep FOLDER   # the same again goes on
     python -m tests.faults.elastic_campaign --seed 17                     # one run again, with what all said
 
 A seed says which nodes there are, how they train, and which faults come when (:mod:`.elastic_scenarios`). Every run
 ends with the losses and weights of one uninterrupted process to 1e-9, or with an end of the table below; afterwards no
-process, folder of copies, namespace or mount is left. As root on a Linux that allows it, nodes are network namespaces
-with links that are cut, and their memory is a small file system that gets full.
+process, folder of copies, namespace or mount is left. A kept folder has each run's result as ``seed_N.json``. As root
+on a Linux that allows it, nodes are network namespaces with links that are cut, and their memory is a small file system
+that gets full.
 """
 
 import argparse
 import contextlib
+import itertools
+import math
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -19,8 +23,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +32,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from hetero.errors import HeteroError
+from hetero.errors import ConfigError, HeteroError
+from hetero.serialization import load, save
 from tests.faults.elastic_injector import EventTail, Injector, last_step, small_memory
 from tests.faults.elastic_scenarios import Fault, FaultKind, Scenario, scenario
 from tests.helpers.elastic_cluster import ElasticCluster
@@ -74,19 +79,51 @@ class Run:
     seconds: float = 0.0
 
 
-def run_all(scenarios: Sequence[Scenario], root: Path) -> Iterator[Run]:
-    """Run them beside one another, each in a folder of its own under ``root``; in the order in which they end."""
+def run_all(scenarios: Iterable[Scenario], root: Path, *, parallel: int, faults: float = math.inf) -> Iterator[Run]:
+    """Run so many at a time, each in a folder of its own under ``root``, until as many faults have come; as they end.
+
+    Those that ``root`` already has the results of are not run again, and count.
+    """
     (oracle := root / "oracle").mkdir(exist_ok=True)
     uninterrupted(oracle, steps=STEPS)
-    with ThreadPoolExecutor(len(scenarios)) as threads:
-        futures = [threads.submit(run_scenario, each, root / f"seed_{each.seed}", oracle) for each in scenarios]
-        for future in as_completed(futures):
-            yield future.result()
+    done, running = 0, dict[Future[Run], Scenario]()
+    source = iter(scenarios)
+    with ThreadPoolExecutor(parallel) as threads:
+        while True:
+            while len(running) < parallel and done + sum(len(each.faults) for each in running.values()) < faults:
+                if (what := next(source, None)) is None:
+                    break
+                if (kept := _result_path(root, what)).exists():
+                    done += len((run := _kept_run(kept, what)).kinds)
+                    yield run
+                else:
+                    running[threads.submit(run_scenario, what, root / f"seed_{what.seed}", oracle)] = what
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                del running[future]
+                run = future.result()
+                save(run, _result_path(root, run.scenario))
+                done += len(run.kinds)
+                yield run
+
+
+def _result_path(root: Path, what: Scenario) -> Path:
+    return root / f"seed_{what.seed}.json"
+
+
+def _kept_run(path: Path, what: Scenario) -> Run:
+    run = load(Run, path)
+    if run.scenario != what:
+        raise ConfigError(f"{path} is of {run.scenario}, and this is {what}: name another folder to --keep")
+    return run
 
 
 def run_scenario(what: Scenario, folder: Path, oracle: Path) -> Run:
     """Run it in a new folder; ``oracle`` is where the run of one process is."""
     run, began_s = Run(what), time.monotonic()
+    if folder.exists():  # Of a campaign that was ended.
+        shutil.rmtree(folder)
     folder.mkdir()
     try:
         with _job(what, folder) as (nodes, injector, tail):
@@ -277,22 +314,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time (default: %(default)s)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int, help="this one only")
-    parser.add_argument("--keep", type=Path, help="keep the logs in this folder")
+    parser.add_argument("--keep", type=Path, help="keep logs and results in this folder, and go on from those there")
     args = parser.parse_args(argv)
     # So that nothing is left behind either way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     is_root = can_make_namespaces()
+    first = args.first_seed if args.seed is None else args.seed
+    seeds = itertools.count(first) if args.seed is None else [first]
+    scenarios = (scenario(seed, num_faults=args.per_run, is_root=is_root) for seed in seeds)
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="elastic-faults-") as temporary:
         root = args.keep or Path(temporary)
-        seed = args.first_seed if args.seed is None else args.seed
         root.mkdir(exist_ok=True)
-        while sum(len(run.kinds) for run in runs) < args.faults and (args.seed is None or not runs):
-            seeds = range(seed, seed + (args.parallel if args.seed is None else 1))
-            for run in run_all([scenario(each, num_faults=args.per_run, is_root=is_root) for each in seeds], root):
-                runs.append(run)
-                print(tell(run), flush=True)
-            seed = seeds.stop
+        for run in run_all(scenarios, root, parallel=args.parallel, faults=args.faults):
+            runs.append(run)
+            print(tell(run), flush=True)
     print(report(runs))
     return int(any(run.problem for run in runs))
 

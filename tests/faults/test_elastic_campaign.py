@@ -1,14 +1,17 @@
 """A sample of the campaign of real faults; ``python -m tests.faults.elastic_campaign`` runs as many as one likes."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from hetero.errors import ConfigError
 from tests.faults.elastic_campaign import DOCUMENTED_ENDS, Run, run_all, tell
-from tests.faults.elastic_scenarios import NEEDS_ROOT, TAKES_A_NODE, FaultKind, scenario
+from tests.faults.elastic_scenarios import NEEDS_ROOT, TAKES_A_NODE, FaultKind, Scenario, scenario
 from tests.helpers.commands import ROOT
 from tests.helpers.network_namespaces import can_make_namespaces
 
@@ -56,6 +59,30 @@ def test_the_ends_that_runs_may_have_are_documented() -> None:
     assert rows == {text: code for text, (code, _) in DOCUMENTED_ENDS.items()}
 
 
+def test_a_campaign_that_was_ended_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four faults each, the third of which never comes: 10 take four runs."""
+    begun: list[int] = []
+
+    def run_scenario(what: Scenario, folder: Path, oracle: Path) -> Run:
+        begun.append(what.seed)
+        folder.mkdir(exist_ok=True)
+        return Run(what, kinds=[fault.kind for fault in what.faults[:3]], recoveries_s=[("kill rank", 1.5)])
+
+    monkeypatch.setattr("tests.faults.elastic_campaign.run_scenario", run_scenario)
+    monkeypatch.setattr("tests.faults.elastic_campaign.uninterrupted", lambda *_, **__: None)
+
+    def campaign(faults: int, num_faults: int = 4) -> list[Run]:
+        scenarios = (scenario(seed, num_faults=num_faults) for seed in itertools.count())
+        return list(run_all(scenarios, tmp_path, parallel=2, faults=faults))
+
+    first = campaign(5)
+    assert begun == [0, 1]
+    assert sorted(run.scenario.seed for run in campaign(10)) == begun == [0, 1, 2, 3]
+    assert list(campaign(6)) == sorted(first, key=lambda run: run.scenario.seed)
+    with pytest.raises(ConfigError, match="name another folder to --keep"):
+        campaign(5, num_faults=5)
+
+
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Run]:
     """By seed, of those whose turn it is; all run beside one another, as they mostly wait."""
@@ -63,7 +90,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     chosen = [item.callspec.params["seed"] for item in items if item.originalname == SAMPLED]
     scenarios = [scenario(seed, num_faults=FAULTS, is_root=is_root) for seed in chosen]
-    return {run.scenario.seed: run for run in run_all(scenarios, tmp_path_factory.mktemp("campaign"))}
+    return {
+        run.scenario.seed: run for run in run_all(scenarios, tmp_path_factory.mktemp("campaign"), parallel=len(chosen))
+    }
 
 
 @pytest.mark.dist
