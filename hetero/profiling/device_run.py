@@ -28,6 +28,9 @@ from hetero.spec.profile import Arithmetic, LayerImplementation, LayerShape, Lay
 MOST_S = 3.0
 """Seconds that one point is repeated for at most: a heuristic, some hundred repetitions of a block on a GPU."""
 
+_BUSY_S = 1.0
+"""Between two looks at whether all has been measured."""
+
 NO_PRECISION = "fp32"
 """Of a model whose file says none, as ``hetero plan`` has it."""
 
@@ -40,6 +43,7 @@ class ProfiledDevice:
     hardware: what it calls itself.
     node: the name of its node.
     facts: of its host.
+    num_beside: other devices of the launch, which compute while this one is measured.
     """
 
     device: torch.device
@@ -47,13 +51,15 @@ class ProfiledDevice:
     hardware: str
     node: str
     facts: HostFacts
+    num_beside: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Combination:
-    """A precision and whose layers, which have a profile of their own."""
+    """A precision and whose layers, which have a profile of their own, at ``path`` and with ``head``."""
 
-    file: ProfileFile
+    path: Path
+    head: Profile
     profiled: ProfiledModel
     options: StageOptions
     label: str
@@ -100,8 +106,9 @@ def measure_device(
     """
     deadline_s = clock() + args.budget_seconds
     combinations = list(_combinations(args, on, date=date))
+    files = [ProfileFile(each.path, each.head) for each in combinations]
     wanted = _points(args, combinations[0].profiled)
-    todo = [(number, point) for point in wanted for number, each in enumerate(combinations) if each.file.left([point])]
+    todo = [(number, point) for point in wanted for number, file in enumerate(files) if file.left([point])]
     total = len(wanted) * len(combinations)
     say(
         f"{on.type.name} ({on.hardware}): {len(todo)} of {total} points are to be measured, the most telling first, "
@@ -115,7 +122,7 @@ def measure_device(
         if left_s <= 0 and not is_essential:
             break
         series = number, point.what, point.kind
-        begins_with_none = combination.file.profile is None and point.what != "passes"
+        begins_with_none = files[number].profile is None and point.what != "passes"
         fits = point.relative_cost < too_large.get(series, math.inf)
         in_time = is_essential or expected.least_s(number, point) <= left_s
         if begins_with_none or not fits or not in_time:
@@ -136,11 +143,31 @@ def measure_device(
         repeated_s = max(share.seconds, LEAST * found.repetition_s)
         around_s = max(0.0, clock() - start_s - repeated_s)
         expected.learn(number, point, repetition_s=found.repetition_s, around_s=around_s)
-        combination.file.add(found.measured, found.memory)
+        files[number].add(found.measured, found.memory)
         average_s = (clock() - began_s) / (done + 1)
         to_go_s = max(0.0, min(average_s * (len(todo) - done - 1), deadline_s - clock()))
         say(f"[{done + 1}/{len(todo)}] {combination.label}{point}: {found.said}; about {to_go_s:.0f} s to go")
-    return _written(combinations, wanted, say)
+    return _written(combinations, files, wanted, say)
+
+
+def keep_busy(args: argparse.Namespace, on: ProfiledDevice, *, date: str, is_over: Callable[[], bool]) -> None:
+    """Compute what others measure, until ``is_over``: devices that share power, memory or cores share them in training.
+
+    Args:
+        date: of today.
+        is_over: is asked every second, about.
+
+    Raises:
+        ConfigError: the flags do not go with the model or the device.
+    """
+    combination = next(_combinations(args, on, date=date))
+    point = _points(args, combination.profiled)[0]
+    share = Share(seconds=_BUSY_S, longest_s=math.inf)
+    while not is_over():
+        try:
+            measure_point(point, combination.profiled, options=combination.options, device=on.device, share=share)
+        except torch.OutOfMemoryError:
+            return
 
 
 def _short(error: torch.OutOfMemoryError) -> str:
@@ -150,24 +177,27 @@ def _short(error: torch.OutOfMemoryError) -> str:
 
 
 def _written(
-    combinations: Sequence[_Combination], wanted: Sequence[ProfilePoint], say: Callable[[str], None]
+    combinations: Sequence[_Combination],
+    files: Sequence[ProfileFile],
+    wanted: Sequence[ProfilePoint],
+    say: Callable[[str], None],
 ) -> list[Path]:
-    for each in combinations:
-        if each.file.profile is None:
+    for each, file in zip(combinations, files, strict=True):
+        if file.profile is None:
             raise ConfigError(
                 f"{each.label}{wanted[0]}, and all that was tried beside it, does not fit in the memory of the device; "
                 "give a smaller --micro-batch-size or --seq-length, or a larger --tp"
             )
-        num_left = len(each.file.left(wanted))
+        num_left = len(file.left(wanted))
         rest = f"; {num_left} are left, for which the same command goes on" if num_left else ""
-        say(f"{each.file.path}: {len(wanted) - num_left} of {len(wanted)} points{rest}")
-    flags = " ".join(f"--profile {each.file.path}" for each in combinations)
+        say(f"{each.path}: {len(wanted) - num_left} of {len(wanted)} points{rest}")
+    flags = " ".join(f"--profile {each.path}" for each in combinations)
     say(f"hetero plan {flags} ...")
-    return [each.file.path for each in combinations]
+    return [each.path for each in combinations]
 
 
 def _combinations(args: argparse.Namespace, on: ProfiledDevice, *, date: str) -> Iterator[_Combination]:
-    """One for each precision and kind of layers, with what is known of its profile."""
+    """One for each precision and kind of layers."""
     model = load_model(args.model)
     seq_length = model.max_position_embeddings if args.seq_length is None else args.seq_length
     precisions = args.precision or [precision_of(args.model) or NO_PRECISION]
@@ -192,7 +222,12 @@ def _combinations(args: argparse.Namespace, on: ProfiledDevice, *, date: str) ->
             head = _head(args, plan, on, name=name, date=date, local=choice.transformer_engine is None)
             several = len(precisions) * len(args.transformer_impl) > 1
             label = f"{precision} {whose}: " if several else ""
-            yield _Combination(file=ProfileFile(path, head), profiled=profiled, options=options, label=label)
+            yield _Combination(path=path, head=head, profiled=profiled, options=options, label=label)
+
+
+def _beside(num: int) -> str:
+    others = f"{num} other device{'' if num == 1 else 's'}"
+    return f"{others} of the launch computed meanwhile" if num else "no other device was made to compute meanwhile"
 
 
 def _head(args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str, date: str, local: bool) -> Profile:
@@ -217,6 +252,7 @@ def _head(args: argparse.Namespace, plan: Plan, on: ProfiledDevice, *, name: str
             licence="that of whoever measured",
             notes=(
                 "each layer was timed alone, tensor-parallel ones as one of their ranks, without collectives",
+                _beside(on.num_beside),
                 "medians; spreads are from the first to the third quartile, as a part of the median",
             ),
             date=date,

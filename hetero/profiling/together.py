@@ -1,7 +1,9 @@
 """Measures as the ranks of a launch: one rank of each kind of device its profiles, then all together their links."""
 
 import argparse
+import dataclasses
 import datetime
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch.distributed as dist
 
 from hetero.distributed.launch_store import launch_store, tell, told_by_all
 from hetero.errors import HeteroError, MembershipError
-from hetero.profiling.device_run import ProfiledDevice, measure_device, versions_of
+from hetero.profiling.device_run import ProfiledDevice, keep_busy, measure_device, versions_of
 from hetero.profiling.measured_links import MeasuredLinks, measured_links
 from hetero.profiling.rank_links import RankDevice, measure_transfers, measuring_ranks
 from hetero.serialization import save
@@ -39,6 +41,8 @@ def measure_together(
     tell(store, RankDevice(node=on.node, device=on.type.name, hardware=on.hardware), rank=rank)
     ranks = told_by_all(store, RankDevice, world_size=world_size)
     measuring = measuring_ranks(ranks)
+    last_measured_by_s = time.monotonic() + args.budget_seconds + SLACK_S
+    on = dataclasses.replace(on, num_beside=world_size - 1)
     if rank in measuring.values():
         outcome = "it ended"
         try:
@@ -50,7 +54,12 @@ def measure_together(
             raise
         finally:
             store.set(f"measured/{rank}", outcome)
-    _wait(store, measuring, seconds=args.budget_seconds + SLACK_S)
+    else:
+        all_measured = [f"measured/{each}" for each in measuring.values()]
+        keep_busy(
+            args, on, date=date, is_over=lambda: store.check(all_measured) or time.monotonic() > last_measured_by_s
+        )
+    _wait(store, measuring, until_s=last_measured_by_s)
     if args.link_seconds > 0:
         links = _links(
             args,
@@ -69,13 +78,14 @@ def measure_together(
     return {"profiles": profiles, "links": str(args.out / LINKS) if args.link_seconds > 0 else None}
 
 
-def _wait(store: dist.Store, measuring: Mapping[str, int], *, seconds: float) -> None:
+def _wait(store: dist.Store, measuring: Mapping[str, int], *, until_s: float) -> None:
     for device, rank in measuring.items():
+        seconds = max(1.0, until_s - time.monotonic())
         try:
             store.wait([f"measured/{rank}"], datetime.timedelta(seconds=seconds))
             said = store.get(f"measured/{rank}").decode()
         except dist.DistError:
-            said = f"it has not been heard of for {seconds:.0f} s"
+            said = "it has not been heard of in its time"
         if said != DONE:
             raise MembershipError(f"rank {rank}, which measures {device}: {said}")
 

@@ -132,6 +132,7 @@ def test_one_rank_of_a_kind_measures_and_all_measure_their_links(
     assert ran.stdout.count("points are to be measured") == 1
     path = tmp_path / "profiles" / "tiny.abacus.fp32.local.json"
     found = load(Profile, path)
+    assert "1 other device of the launch computed meanwhile" in found.provenance.notes
     assert {each.kind for each in found.times} == {*LAYER_KINDS, *HALVES}
     assert {each.recompute for each in found.recomputed} == {"selective", "full"}
     assert len(found.split_backwards) == 1

@@ -1,6 +1,7 @@
 """A run over the points of a device: its budget, its order, and what does not fit; each point is made up."""
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from hetero.doctor.facts import HostFacts
 from hetero.errors import ConfigError
 from hetero.profiling import device_run
-from hetero.profiling.device_run import ProfiledDevice, measure_device
+from hetero.profiling.device_run import ProfiledDevice, keep_busy, measure_device
 from hetero.profiling.measure_point import MeasuredPoint, Share
 from hetero.profiling.points import ProfilePoint
 from hetero.profiling.run_options import add_run_options, check_run_options
@@ -65,12 +66,15 @@ def model_file(tmp_path: Path) -> Path:
     return path
 
 
+Prepare = Callable[..., tuple[argparse.Namespace, ProfiledDevice]]
 Run = Callable[..., tuple[list[Path], list[str]]]
 
 
 @pytest.fixture
-def run(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(made_up: MadeUp, *flags: str) -> tuple[list[Path], list[str]]:
+def prepare(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    """What is measured with some flags, by ``made_up``."""
+
+    def prepare(made_up: MadeUp, *flags: str) -> tuple[argparse.Namespace, ProfiledDevice]:
         parser = argparse.ArgumentParser()
         add_run_options(parser)
         args = parser.parse_args(["--model", str(model_file), "--out", str(tmp_path), *flags])
@@ -84,8 +88,17 @@ def run(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
             node="here",
             facts=HostFacts(host="here", os="any", python="3"),
         )
+        return args, on
+
+    return prepare
+
+
+@pytest.fixture
+def run(prepare: Prepare) -> Run:
+    def run(made_up: MadeUp, *flags: str) -> tuple[list[Path], list[str]]:
         said: list[str] = []
-        return measure_device(args, on, date="2026-01-31", say=said.append, clock=made_up.clock), said
+        paths = measure_device(*prepare(made_up, *flags), date="2026-01-31", say=said.append, clock=made_up.clock)
+        return paths, said
 
     return run
 
@@ -181,3 +194,30 @@ def test_flags_that_cannot_be_are_refused_before_anything_is_measured(run: Run, 
         run(made_up, *flags)
     assert str(raised.value).startswith(said)
     assert made_up.seen == []
+
+
+def test_who_measures_nothing_computes_until_others_have_measured(prepare: Prepare, tmp_path: Path) -> None:
+    """What they measure first, and writes nothing."""
+    measuring, busy = MadeUp(FakeClock()), MadeUp(FakeClock())
+    args, on = prepare(busy)
+    keep_busy(args, on, date="2026-01-31", is_over=lambda: len(busy.seen) == 3)
+    assert not list(tmp_path.glob("*.local.json"))
+    measure_device(*prepare(measuring), date="2026-01-31", say=lambda _: None, clock=measuring.clock)
+    assert busy.seen == 3 * measuring.seen[:1]
+
+
+def test_who_has_no_room_to_compute_waits(prepare: Prepare) -> None:
+    busy = MadeUp(FakeClock(), most_samples=0)
+    keep_busy(*prepare(busy), date="2026-01-31", is_over=lambda: False)
+    assert len(busy.seen) == 1
+
+
+def test_a_profile_says_whether_others_computed_beside_it(prepare: Prepare) -> None:
+    for num_beside, words in ((0, "no other device was made to"), (1, "1 other device of the"), (7, "7 other devices")):
+        made_up = MadeUp(FakeClock())
+        args, on = prepare(made_up)
+        args.out = args.model.parent / f"beside_{num_beside}"
+        args.out.mkdir()
+        on = dataclasses.replace(on, num_beside=num_beside)
+        (path,) = measure_device(args, on, date="2026-01-31", say=lambda _: None, clock=made_up.clock)
+        assert any(note.startswith(words) for note in load(Profile, path).provenance.notes)
