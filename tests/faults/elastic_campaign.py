@@ -82,8 +82,15 @@ class Run:
 def run_all(scenarios: Iterable[Scenario], root: Path, *, parallel: int, faults: float = math.inf) -> Iterator[Run]:
     """Run so many at a time, each in a folder of its own under ``root``, until as many faults have come; as they end.
 
-    Those that ``root`` already has the results of are not run again, and count.
+    Those that ``root`` already has the results of are not run again, and count. Whoever ends this early waits for those
+    that run, whose results are kept too.
     """
+
+    def run_and_keep(what: Scenario) -> Run:
+        run = run_scenario(what, root / f"seed_{what.seed}", oracle)
+        save(run, _result_path(root, what))
+        return run
+
     (oracle := root / "oracle").mkdir(exist_ok=True)
     uninterrupted(oracle, steps=STEPS)
     done, running = 0, dict[Future[Run], Scenario]()
@@ -97,13 +104,12 @@ def run_all(scenarios: Iterable[Scenario], root: Path, *, parallel: int, faults:
                     done += len((run := _kept_run(kept, what)).kinds)
                     yield run
                 else:
-                    running[threads.submit(run_scenario, what, root / f"seed_{what.seed}", oracle)] = what
+                    running[threads.submit(run_and_keep, what)] = what
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 del running[future]
                 run = future.result()
-                save(run, _result_path(root, run.scenario))
                 done += len(run.kinds)
                 yield run
 
