@@ -25,15 +25,15 @@ from tools.convert_checkpoint import main
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(180)]
 
 STEPS = 5
-CONFIG = transformers.LlamaConfig(
-    vocab_size=61,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-)
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 
 
 def flags(made: Plan, **changes: str) -> list[str]:
@@ -60,7 +60,7 @@ def logits_of(rank: int, made: Plan, argv: list[str], tokens_BS: torch.Tensor) -
 
 def test_converted_in_trained_and_converted_out(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    theirs = transformers.LlamaForCausalLM(CONFIG).eval()
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
     theirs.save_pretrained(tmp_path / "hf")
     convert = ["--input", str(tmp_path / "hf"), "--output", str(tmp_path / "in"), "--make-vocab-size-divisible-by", "4"]
     assert main(["--from", "hf", "--to", "hetero", *convert]) == 0

@@ -1,5 +1,8 @@
 """Tiny random models of Hugging Face's ``transformers`` in float64, made from a ``config.json`` alone."""
 
+# Classes of transformers in annotations would load it, which takes seconds, where tests are only collected.
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -8,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers.activations import ACT2FN
 
 from hetero.plan.ir import Plan
 from tests.helpers.huggingface import canonical_tensors
@@ -92,7 +94,6 @@ _ROPES = (
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
     {"factor": 2.0},
 )
-_ACTIVATIONS = tuple(name for name in ACT2FN if name not in ("prelu", "xielu"))  # these have weights
 _PROBES: Mapping[str, tuple[Any, ...]] = {
     "vocab_size": (62,),
     "hidden_size": (64,),
@@ -112,8 +113,6 @@ _PROBES: Mapping[str, tuple[Any, ...]] = {
     "num_local_experts": (3,),
     "num_experts_per_tok": (1, 3),
     "word_embed_proj_dim": (16, 32),
-    "hidden_act": _ACTIVATIONS,
-    "activation_function": _ACTIVATIONS,
     "rms_norm_eps": (0.01,),
     "layer_norm_epsilon": (0.01,),
     "sliding_window": (8, 64, 100),
@@ -172,9 +171,17 @@ def probes(family: str) -> Iterator[dict[str, Any]]:
     """Changes of the tiny model's file: of one key after the other, and of some that go together."""
     there = transformers.CONFIG_MAPPING[family](**SMALL[family]).to_dict()
     for key in sorted(keys_of(family) | set(_NO_FIELDS.split())):
-        for value in _PROBES.get(key, _others(there.get(key))):
+        for value in _probes_of(key, there.get(key)):
             yield {key: value}
     yield from _TOGETHER
+
+
+def _probes_of(key: str, there: Any) -> tuple[Any, ...]:
+    """Values that ``key`` may have instead of ``there``."""
+    if key in ("hidden_act", "activation_function"):
+        with_weights = ("prelu", "xielu")
+        return tuple(name for name in transformers.activations.ACT2FN if name not in with_weights)
+    return _PROBES.get(key, _others(there))
 
 
 def _others(value: Any) -> tuple[Any, ...]:

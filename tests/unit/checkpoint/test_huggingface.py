@@ -1,5 +1,8 @@
 """Tiny random models of ``transformers`` go in and come out the same, through every format."""
 
+# Classes of transformers in annotations would load it, which takes seconds, where tests are only collected.
+from __future__ import annotations
+
 import json
 import weakref
 from collections.abc import Callable

@@ -1,5 +1,8 @@
 """The tables of keys against the classes of ``transformers``: no key is missing, no default and no reason is wrong."""
 
+# Classes of transformers in annotations would load it, which takes seconds, where tests are only collected.
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
-from wandb.sdk.internal.datastore import DataStore
 
 from hetero.cost.model_flops import DeviceWork, Products
 from hetero.errors import ConfigError
@@ -133,6 +131,10 @@ def test_weights_and_biases_without_a_network(clock: Clock, tmp_path: Path, monk
 
 def logged(file: Path) -> list[tuple[int, float | None]]:
     """Step and loss of the records in a file of Weights & Biases, read by its own reader."""
+    # Seconds of imports, which every worker would have while it collects.
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
     store = DataStore()
     store.open_for_scan(str(file))
     found = []

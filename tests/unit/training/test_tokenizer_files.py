@@ -1,5 +1,8 @@
 """The folder of an export has the tokenizer with which transformers reads text as the run did."""
 
+# Classes of transformers in annotations would load it, which takes seconds, where tests are only collected.
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
