@@ -91,7 +91,8 @@ def run_all(scenarios: Iterable[Scenario], root: Path, *, parallel: int, faults:
         save(run, _result_path(root, what))
         return run
 
-    (oracle := root / "oracle").mkdir(exist_ok=True)
+    shutil.rmtree(oracle := root / "oracle", ignore_errors=True)
+    oracle.mkdir()
     uninterrupted(oracle, steps=STEPS)
     done, running = 0, dict[Future[Run], Scenario]()
     source = iter(scenarios)
