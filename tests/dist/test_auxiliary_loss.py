@@ -37,6 +37,7 @@ def test_it_is_one_processs() -> None:
     assert_same_training(made, ranks, alone, tolerance=1e-9)
 
 
+@pytest.mark.slow
 def test_it_is_scaled_with_the_loss() -> None:
     one = dataclasses.replace(one_process_plan(unequal_shares()), precision="fp16")
     scales = {str(scale): LossScaleOptions(constant=scale) for scale in (1.0, 2.0**7)}

@@ -97,6 +97,7 @@ def assert_is_one_process(made: Plan, ranks: list[Session], *, from_step: int) -
             np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-9 * np.abs(whole).max(), err_msg=tensor)
 
 
+@pytest.mark.slow
 def test_a_run_that_ramps_up_goes_on_where_it_was(tmp_path: Path) -> None:
     """Without a stop and with one, under this plan and under another, in front of the first step of 8 samples."""
     made, folder = two_unlike_replicas(), str(tmp_path)

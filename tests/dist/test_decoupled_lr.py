@@ -51,7 +51,7 @@ def test_who_has_a_rate_of_its_own(plan: Plan, own: set[str]) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(TIED, id="tied"),
+        pytest.param(TIED, id="tied", marks=pytest.mark.slow),
         pytest.param(sharded(TIED), id="tied-shared-optimizer", marks=pytest.mark.slow),
         pytest.param(sharded(UNTIED), id="untied-shared-optimizer", marks=pytest.mark.slow),
         pytest.param(left_to_hosts(TIED, speculate=True), id="tied-previewed-on-hosts", marks=pytest.mark.slow),

@@ -76,6 +76,7 @@ def two_stages(*untils: float | None, **fields: Any) -> Plan:
     return plan(gpt2_model(), [replica(*stages, num_samples=5).with_each_stage(offload=offload)])
 
 
+@pytest.mark.slow
 def test_nothing_overtakes_copies_that_are_late() -> None:
     """By hundredths of a second, each; the bits are those of activations that stay."""
     assert_same_bits(two_stages(None, None), two_stages(2, 5), late_by_s=0.02)

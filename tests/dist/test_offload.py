@@ -192,6 +192,7 @@ def second_step(offload: Offload) -> list[str]:
     return happened[happened.index("updated 0") :]
 
 
+@pytest.mark.slow
 def test_without_overlap_the_forward_begins_after_the_last_update() -> None:
     happened = second_step(Offload(optimizer_from=0, overlap=False))
     assert happened.index("layer 0") > happened.index("updated 3")

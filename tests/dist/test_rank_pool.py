@@ -222,6 +222,7 @@ def what_a_test_could_see(rank: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 def test_no_case_sees_what_another_left(pool: RankPool) -> None:
     """It is put back, or the process is replaced."""
     (clean,) = pool.run(what_a_test_could_see, 1, (), 30)

@@ -92,6 +92,7 @@ def test_a_leader_leaves_before_the_first_step(cluster: Callable[..., ElasticClu
         assert (second.step, second.nodes) == (1, (second.node,))
 
 
+@pytest.mark.slow
 def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(2, "--steps", 5) as nodes:
         nodes.start()
@@ -132,6 +133,7 @@ def test_an_agent_without_room_for_its_ranks_files_serves_on(
         assert nodes.events("epoch_made")[-1].step == 4
 
 
+@pytest.mark.slow
 def test_wrong_input_ends_a_job_at_once(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1, "--fail-at", 4, "--failures", 99, "--exit-code", 2) as nodes:
         nodes.start()
@@ -139,6 +141,7 @@ def test_wrong_input_ends_a_job_at_once(cluster: Callable[..., ElasticCluster]) 
         assert len(nodes.events("epoch_made")) == 1
 
 
+@pytest.mark.slow
 def test_a_bad_copy_is_deleted_and_an_older_step_taken(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1, "--fail-at", 5, "--failures", 1, "--bad-copy", "--steps", 8) as nodes:
         nodes.start()

@@ -57,6 +57,7 @@ def reaches(sender: Host, receiver: Host) -> bool:
     return subprocess.run(sender.command(words), capture_output=True, check=False, timeout=20).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_links_are_cut_healed_and_capped() -> None:
     with switched_hosts(2) as switch:

@@ -76,6 +76,7 @@ def refuse(folder: Path) -> None:
         raise ConfigError(f"{folder}/a.json: something is wrong")
 
 
+@pytest.mark.slow
 def test_what_is_a_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reader in turn; the one that hangs or dies does not keep the next from running."""
     # A slow machine touches a GiB in more than a second.

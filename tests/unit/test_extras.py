@@ -69,6 +69,7 @@ def distributions_imported(*folders: str) -> set[str]:
     return with_core | {CALLED.get(name, canonicalize_name(name)) for name in others}
 
 
+@pytest.mark.slow
 def test_every_package_that_the_sources_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
     without_test = set().union(*(names for extra, names in asked_for.items() if extra != "test"))
     assert (
@@ -76,6 +77,7 @@ def test_every_package_that_the_sources_import_is_asked_for(asked_for: dict[str,
     )
 
 
+@pytest.mark.slow
 def test_every_package_that_the_tests_import_is_asked_for(asked_for: dict[str, set[str]]) -> None:
     # The first builds, the next come with pytest and matplotlib; the last two are measured in a place of their own.
     imported = distributions_imported("tests") - {"setuptools", "packaging", "pillow", "s3torchconnector", "torchft"}

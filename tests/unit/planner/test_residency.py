@@ -73,6 +73,7 @@ def test_previews_are_chosen_where_they_are_allowed() -> None:
     assert found.simulation.step_s < elastic.simulation.step_s
 
 
+@pytest.mark.slow
 def test_a_plan_whose_host_lacks_memory_does_not_fit() -> None:
     asked, found = answer()
     smaller = problem(described=host(memory_gib=64))

@@ -26,7 +26,11 @@ AS_A_RANK = (
 
 
 @pytest.mark.parametrize(
-    "statements", [AS_A_RANK, (f"import {', '.join(COMMANDS.values())}",)], ids=["ranks", "commands"]
+    "statements",
+    [
+        pytest.param(AS_A_RANK, id="ranks", marks=pytest.mark.slow),
+        pytest.param((f"import {', '.join(COMMANDS.values())}",), id="commands"),
+    ],
 )
 def test_ranks_and_the_command_line_start_without_both(statements: Iterable[str]) -> None:
     assert not loaded(*statements)

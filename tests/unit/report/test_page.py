@@ -267,6 +267,7 @@ def test_the_page_says_how_far_the_step_may_be_off() -> None:
         assert measurement.what in text
 
 
+@pytest.mark.slow
 def test_an_order_that_is_not_certain_has_a_question_mark() -> None:
     rivals = (Rival("uniform", 3.0, 1.1), Rival("uniform, fast", 2.0, 2.5))
     reader = read(html_page(compared_report(rivals=rivals)))
