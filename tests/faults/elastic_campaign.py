@@ -267,7 +267,8 @@ class _Driver:
         self._run.end = outcome.reason
         codes = {name: self._nodes.exit_code(name) for name in names if self._nodes.is_started(name)}
         # Those that have left have ended well before.
-        odd = {n: c for n, c in codes.items() if c not in (outcome.exit_code, 0) and not self._nodes.is_killed(n)}
+        ended = {name: code for name, code in codes.items() if code not in (outcome.exit_code, 0)}
+        odd = {n: code for n, code in ended.items() if not self._nodes.is_killed(n) and not self._was_refused(n, code)}
         assert not odd, f"exit codes {odd}, and the job ended with {outcome}\n{self._nodes.told()}"
         if outcome.exit_code != 0:
             known = [code for text, (code, _) in DOCUMENTED_ENDS.items() if text in outcome.reason]
@@ -284,6 +285,12 @@ class _Driver:
         assert saved.keys() == state.keys()
         for name, tensor in state.items():
             np.testing.assert_allclose(saved[name], tensor, rtol=1e-9, atol=1e-9, err_msg=name)
+
+    def _was_refused(self, name: str, code: int | None) -> bool:
+        """Whether its agent came when the job had just ended, or while etcd was away."""
+        last = self._nodes.output(name).rstrip().rpartition("\n")[2]
+        etcd_was_away = not {"restart etcd", "etcd away"}.isdisjoint(self._run.kinds)
+        return code == 2 and (" is over already: " in last or (etcd_was_away and " does not answer (" in last))
 
 
 def report(runs: list[Run]) -> str:

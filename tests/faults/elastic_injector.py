@@ -194,7 +194,10 @@ class Injector:
         if not alive:
             return "no node is there"
         victim = alive[fault.victim % len(alive)]
-        self._nodes.freeze_node(victim)
+        try:
+            self._nodes.freeze_node(victim)
+        except psutil.NoSuchProcess:
+            return f"{victim}, which had just ended"
         time.sleep(fault.seconds)
         self._nodes.thaw_node(victim)
         return victim
