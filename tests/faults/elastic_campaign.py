@@ -58,6 +58,11 @@ _PATIENCE_S = 300.0
 
 _MOMENT_WITHIN_S = 6.0
 _POLL_S = 0.02
+"""For a moment of a recovery, which may last as long."""
+
+_LOOK_S = 0.1
+"""For what takes seconds; a look asks etcd."""
+
 _DISRUPTIVE = frozenset[FaultKind]({"kill rank", "kill node", "flip byte"})
 
 
@@ -234,7 +239,7 @@ class _Driver:
             self._injector.look()
             self._revive()
             assert time.monotonic() < deadline, f"{what} never came\n{self._nodes.told()}"
-            time.sleep(_POLL_S)
+            time.sleep(_LOOK_S)
 
     def _revive(self) -> None:
         """A run of which nobody is left needs one node, as a job that is requeued."""
