@@ -23,6 +23,7 @@ from hetero.distributed.process_exit import bounded_exit
 from hetero.errors import HeteroError
 from megatron.training.cli.arguments import parse_args
 from megatron.training.error_file import error_file, exit_code, write_error_file
+from megatron.training.given_files import file_problems, sees_what_all_see
 
 
 def load_kernels_at_start(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
@@ -43,8 +44,8 @@ def main(argv: list[str]) -> int:
     # Before anyone asks CUDA for anything.
     load_kernels_at_start(argv, os.environ)
     try:
-        # What is wrong with the command line is told before torch is imported, which takes seconds.
-        config = parse_args(argv)
+        # What is wrong with the command line, and with files that it names, is told before torch is imported.
+        config = parse_args(argv, file_problems=file_problems if sees_what_all_see(os.environ) else lambda flags: ())
     except HeteroError as error:
         return exit_code(error, os.environ)
     from hetero.runtime import cpu_backend  # noqa: PLC0415

@@ -2,9 +2,10 @@
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 from hetero.errors import ConfigError
 from hetero.serialization import near_match
@@ -13,8 +14,12 @@ from hetero.standard_output import STDOUT, output_file
 _MAX_SHOWN = 60
 """Characters of a wrong value that a message repeats."""
 
+N = TypeVar("N", int, float)
+
+_FILE = "a file or a folder"
+
 _LIMITS: Mapping[Any, str] = MappingProxyType(
-    {int: "a whole number, without a unit", float: "a number, without a unit"}
+    {int: "a whole number, without a unit", float: "a number, without a unit", Path: _FILE, output_file: _FILE}
 )
 """By the type of a flag, what it takes."""
 
@@ -23,35 +28,42 @@ class UsageError(ConfigError):
     """A command line is wrong; the message begins with the name of the program."""
 
 
-def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """The type of a flag that takes whole numbers from ``least`` on, up to ``most``."""
-
-    def parse(text: str) -> int:
-        limit = f"at least {least}" if most is None else f"from {least} to {most}"
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"is {_shown(text)}, must be {_LIMITS[int]}, {limit}") from None
-        if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(f"is {value}, must be {limit}")
-        return value
-
-    return parse
-
-
-def number(limit: str, accepts: Callable[[float], bool]) -> Callable[[str], float]:
+@dataclass(frozen=True, slots=True)
+class NumberType(Generic[N]):
     """The type of a flag that takes the numbers that ``accepts`` lets pass; ``limit`` puts that into words."""
 
-    def parse(text: str) -> float:
+    kind: type[N]
+    limit: str
+    accepts: Callable[[N], bool]
+
+    def __call__(self, text: str) -> N:
+        """Convert ``text``, as argparse asks for it.
+
+        Raises:
+            argparse.ArgumentTypeError: it is no such number.
+        """
         try:
-            value = float(text)
+            value = self.kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"is {_shown(text)}, must be {_LIMITS[float]}, {limit}") from None
-        if not accepts(value):
-            raise argparse.ArgumentTypeError(f"is {text}, must be {limit}")
+            raise argparse.ArgumentTypeError(f"is {_shown(text)}, must be {self}") from None
+        if not self.accepts(value):
+            raise argparse.ArgumentTypeError(f"is {_cut(text)}, must be {self.limit}")
         return value
 
-    return parse
+    def __str__(self) -> str:
+        """What it takes."""
+        return f"{_LIMITS[self.kind]}, {self.limit}"
+
+
+def whole_number(least: int, most: int | None = None) -> NumberType[int]:
+    """The type of a flag that takes whole numbers from ``least`` on, up to ``most``."""
+    limit = f"at least {least}" if most is None else f"from {least} to {most}"
+    return NumberType(int, limit, lambda value: least <= value and (most is None or value <= most))
+
+
+def number(limit: str, accepts: Callable[[float], bool]) -> NumberType[float]:
+    """The type of a flag that takes the numbers that ``accepts`` lets pass; ``limit`` puts that into words."""
+    return NumberType(float, limit, accepts)
 
 
 ABOVE_0 = number("above 0", lambda value: value > 0)
@@ -61,8 +73,12 @@ COUNT = whole_number(1)
 PORT = whole_number(1, 2**16 - 1)
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+    return repr(_cut(text))
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,6 +113,19 @@ class Parser(argparse.ArgumentParser):
         found.flags = words[own + 1 :]
         return found, unknown
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does.
+
+        Raises:
+            ConfigError: a flag or a value is wrong, one is missing, or a word is too many; it names the command.
+        """
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            getattr(found, "parser", self).error(
+                f"unexpected {' '.join(unknown)!r}; put the name of its flag before it, or leave it out"
+            )
+        return found
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print before it exits.
 
@@ -105,15 +134,32 @@ class Parser(argparse.ArgumentParser):
         """
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
-            message = f"{missing} {'are missing; add them' if ', ' in missing else 'is missing; add it'}"
-        stray = message.removeprefix("unrecognized arguments: ")
-        if stray != message:
-            message = f"unexpected {stray!r}; put the name of its flag before it, or leave it out"
+            message = self._told_missing(missing.split(", "))
         first, conflicts, second = message.partition(": not allowed with argument ")
         if conflicts:
             message = f"{first} and {second} exclude each other; leave one out"
         message = message.removeprefix("argument ").replace(": expected ", " is without a value: it takes ", 1)
         raise UsageError(f"{self.prog}: {message.replace('argument ', '')}; see {self.prog} --help")
+
+    def _told_missing(self, names: Sequence[str]) -> str:
+        takes = {self._named(action): self._takes(action) for action in self._actions}
+        if len(names) == 1:
+            return f"{names[0]} is missing, must be {takes[names[0]]}; add it"
+        return f"{', '.join(f'{name} ({takes[name]})' for name in names)} are missing; add them"
+
+    @staticmethod
+    def _named(action: argparse.Action) -> str:
+        """As argparse lists it where it is missing."""
+        return "/".join(action.option_strings) or str(action.metavar or action.dest)
+
+    @staticmethod
+    def _takes(action: argparse.Action) -> str:
+        """The values that a flag or a word takes, in words."""
+        if action.choices is not None:
+            return f"one of {', '.join(map(str, action.choices))}"
+        if isinstance(action.type, NumberType):
+            return str(action.type)
+        return _LIMITS.get(action.type, "given")
 
     def _check_flags(self, words: Sequence[str]) -> None:
         """Refuse flags that are not there, before argparse misses the one that was meant."""
@@ -129,9 +175,9 @@ class Parser(argparse.ArgumentParser):
         convert = self._registry_get("type", action.type, action.type)
         what = self._called(action)
         if convert in (Path, output_file) and not arg_string.strip():
-            self.error(f"{what} is empty, must be a file or a folder; is a variable of the shell not set?")
+            self.error(f"{what} is empty, must be {_FILE}; is a variable of the shell not set?")
         if convert is Path and Path(arg_string) == STDOUT:
-            self.error(f"{what} is '-', must be a file or a folder; flags that write one file take '-'")
+            self.error(f"{what} is '-', must be {_FILE}; flags that write one file take '-'")
         try:
             return convert(arg_string)
         except argparse.ArgumentTypeError as error:
@@ -145,9 +191,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        known = [str(each) for each in action.choices]
-        hint = near_match(str(value), known)
-        self.error(f"{self._called(action)} is {_shown(str(value))}, must be one of {', '.join(known)}{hint}")
+        hint = near_match(str(value), [str(each) for each in action.choices])
+        self.error(f"{self._called(action)} is {_shown(str(value))}, must be {self._takes(action)}{hint}")
 
     @staticmethod
     def _called(action: argparse.Action) -> str:

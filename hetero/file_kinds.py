@@ -13,6 +13,7 @@ FILE_KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "a Hugging Face tokenizer": frozenset({"added_tokens"}),
         "a profile (of hetero profile run)": frozenset({"shape", "arithmetic", "times"}),
         "a host's profile (of hetero profile host)": frozenset({"source", "memory_gib"}),
+        "a YAML configuration of Megatron-LM": frozenset({"language_model", "model_parallel"}),
         "a sweep file": frozenset({"grids"}),
         "a sweep's outcome (sweep.json)": frozenset({"mode", "rows"}),
         "measured links": frozenset({"nodes", "pairs"}),

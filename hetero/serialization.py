@@ -402,7 +402,7 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
             # A size of 0 may be that of a file of /proc, which has content all the same.
             content = file.read(limit_bytes + 1) if size_bytes <= limit_bytes else b""
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file (looked in {path.absolute().parent})") from None
+        raise ConfigError(f"{path}: no such file (looked in {path.absolute().parent}); correct the path") from None
     except (OSError, ValueError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: cannot be read: {error}") from None
     if max(size_bytes, len(content)) > limit_bytes:

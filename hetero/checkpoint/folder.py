@@ -169,7 +169,8 @@ def find_checkpoint(folder: Path, step: int | None) -> Path:
     if not steps:
         raise CheckpointError(f"{folder}: no checkpoint here (looked for folders named step_00000000)")
     if step is not None and step not in steps:
-        raise CheckpointError(f"{folder}: no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+        shown = ", ".join(map(str, steps))
+        raise CheckpointError(f"{folder}: no checkpoint of step {step}; there are {shown}: choose one of these")
     return step_folder(folder, steps[-1] if step is None else step)
 
 

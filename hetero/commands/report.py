@@ -103,5 +103,5 @@ def _figure(text: str) -> tuple[FigureName, Path]:
     for known in FIGURE_NAMES:
         if name == known:
             return known, Path(path)
-    hint = near_match(name, list(FIGURE_NAMES)) or f" (known: {', '.join(FIGURE_NAMES)})"
-    raise ConfigError(f"--figure {text}: unknown figure {name!r}{hint}")
+    hint = near_match(name, list(FIGURE_NAMES))
+    raise ConfigError(f"--figure {text}: {name!r} must be one of {', '.join(FIGURE_NAMES)}{hint}")

@@ -48,7 +48,7 @@ class EtcdAddress:
         for url in self.urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ConfigError(f"etcd: {url!r} is no address; give http://HOST:{DEFAULT_ETCD_PORT} or https://...")
+                raise ConfigError(f"--etcd {url!r} is no address; give http://HOST:{DEFAULT_ETCD_PORT} or https://...")
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("etcd: a certificate needs its key; give --etcd-cert and --etcd-key, or neither")
 

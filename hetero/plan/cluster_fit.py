@@ -15,9 +15,10 @@ from hetero.spec.devices import DeviceType
 def check_every_device_has_a_rank(plan: Plan, cluster: ClusterSpec) -> None:
     """The plan names as many ranks, working or idle, as the cluster has devices."""
     if plan.world_size != cluster.num_devices:
+        other = "make a plan for this cluster, or name the one that it was made for"
+        lists = "list devices without work under idle_ranks, or " if plan.world_size < cluster.num_devices else ""
         raise PlanError(
-            f"plan: it names {plan.world_size} ranks, the cluster has {cluster.num_devices} devices; "
-            "list devices without work under idle_ranks, or make a plan for this cluster"
+            f"plan: it names {plan.world_size} ranks, the cluster has {cluster.num_devices} devices; {lists}{other}"
         )
 
 

@@ -303,13 +303,10 @@ def check_tp_divides(plan: Plan) -> None:
         if (key := (stage.tp, stage.start, stage.end)) in seen:
             continue
         seen.add(key)
-        counted = {"num_query_groups": model.num_query_groups, "num_attention_heads": model.num_attention_heads}
-        for name, value in counted.items():
-            if value % stage.tp:
-                raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {value}")
-        for name, size in _cut_sizes(model, stage.start, stage.end):
+        heads = (("num_query_groups", model.num_query_groups), ("num_attention_heads", model.num_attention_heads))
+        for name, size in (*heads, *_cut_sizes(model, stage.start, stage.end)):
             if size % stage.tp:
-                raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {size}")
+                raise PlanError(f"{where}: tp {stage.tp} does not divide {name} {size}; change tp to one that does")
 
 
 @lru_cache(maxsize=1024)
@@ -337,7 +334,8 @@ def check_sequence_divides(plan: Plan) -> None:
     for where, stage in _named_stages(plan):
         if stage.splits_sequence and plan.seq_length % stage.tp:
             raise PlanError(
-                f"{where}: sequence_parallel with tp {stage.tp} does not divide seq_length {plan.seq_length}"
+                f"{where}: sequence_parallel with tp {stage.tp} does not divide seq_length {plan.seq_length}; change "
+                "one, or leave sequence_parallel out"
             )
 
 

@@ -193,7 +193,10 @@ class DeviceCatalogue:
         """
         if name not in self._devices:
             hint = near_match(name, list(self._devices)) or f" (known: {', '.join(self._devices)})"
-            raise ConfigError(f"unknown device type {name!r}{hint}; a cluster file describes others under devices")
+            raise ConfigError(
+                f"unknown device type {name!r}{hint}; a cluster file describes others under devices, and "
+                "`hetero devices` lists those that ship"
+            )
         return self._devices[name]
 
     def called(self, cuda_name: str) -> DeviceType | None:

@@ -144,7 +144,7 @@ class ModelSpec:
         if self.num_attention_heads % self.num_query_groups:
             raise ConfigError(
                 f"model: num_query_groups {self.num_query_groups} does not divide "
-                f"num_attention_heads {self.num_attention_heads}"
+                f"num_attention_heads {self.num_attention_heads}; change one"
             )
         if self.padded_vocab_size < self.vocab_size:
             raise ConfigError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from hetero.checkpoint.folder import find_checkpoint, latest_step, read_state
+from hetero.checkpoint.folder import find_checkpoint, read_state
 from hetero.checkpoint.reader import LoadedCheckpoint, load_checkpoint
 from hetero.checkpoint.state import CheckpointState, LossScalerState
 from hetero.checkpoint.writer import CheckpointWriter
@@ -20,6 +20,7 @@ from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.trainer import Trainer
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.training_config import CheckpointConfig
+from megatron.training.given_files import step_to_load
 
 
 def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> int:
@@ -162,9 +163,7 @@ def _step_to_load(wanted: CheckpointConfig) -> int | None:
     assert folder is not None
 
     def choose() -> str:
-        found = latest_step(folder) if wanted.load_step is None else wanted.load_step
-        if found is None and (folder != wanted.save or wanted.finetune):
-            raise ConfigError(f"--load {folder}: holds no checkpoint; correct the path, or leave it out to start anew")
+        found = step_to_load(folder, wanted.load_step, starts_anew=folder == wanted.save and not wanted.finetune)
         return "" if found is None else str(found)
 
     text = from_rank_0(choose)

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import pickle
-import struct
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from hetero.plan.ir import Placement, Plan
 from hetero.plan.sample_order import microbatch_indices
 from hetero.runtime.microbatch import Microbatch
 from megatron.training.cli.training_config import DataConfig
+from megatron.training.corpus_index import HEADER_BYTES, parse_blend, read_index_header
 from megatron.training.index_cache import built_completely
 from megatron.training.tokenizer import Tokenizer
 
@@ -47,8 +47,6 @@ with warnings.catch_warnings():
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
     from megatron.core.datasets.indexed_dataset import DType
 
-_INDEX_HEADER = struct.Struct("<9sQBQQ")
-_INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _PROBE_TOKENS = 2**16
 _DIGEST_DOCUMENTS = 2**18
 _CHECKED_AT_ONCE = 2**20
@@ -305,9 +303,9 @@ def _blend(config: DataConfig, split: Split) -> _Blend | None:
     if not config.data_path:
         own = {"train": config.train_data_path, "valid": config.valid_data_path, "test": config.test_data_path}
         flag = f"--{split}-data-path"
-        prefixes, weights = _parse_blend(own[split], flag=flag)
+        prefixes, weights = parse_blend(own[split], flag=flag)
         return _Blend(prefixes=prefixes, weights=weights, split=split, flag=flag)
-    prefixes, weights = _parse_blend(config.data_path, flag="--data-path")
+    prefixes, weights = parse_blend(config.data_path, flag="--data-path")
     shares = [float(share) for share in config.split.split(",")]
     edges = [sum(shares[:i]) / sum(shares) for i in range(len(shares) + 1)] + [1.0, 1.0]
     i = _SPLITS.index(split)
@@ -323,29 +321,6 @@ def _split_around(share: tuple[float, float], split: Split) -> tuple[float, ...]
     edges = [0.0] * i + [start] + [end] * (len(_SPLITS) - i)
     edges[0], edges[-1] = 0.0, 1.0
     return tuple(after - before for before, after in pairwise(edges))
-
-
-def _parse_blend(items: tuple[str, ...], *, flag: str) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
-    """Split the words of a flag into prefixes and their weights; a single prefix needs none."""
-    if not items:
-        raise ConfigError(f"data: nothing to read; give {flag}, --data-path or --mock-data")
-    numbers = [_number(item) for item in items]
-    if all(number is None for number in numbers):
-        return items, None
-    weights, prefixes = numbers[0::2], items[1::2]
-    usable = all(weight is not None and math.isfinite(weight) and weight > 0 for weight in weights)
-    if len(items) % 2 or not usable or any(number is not None for number in numbers[1::2]):
-        raise ConfigError(
-            f"{flag} {' '.join(items)}: give prefixes alone, or a positive weight before each, e.g. 0.3 a 0.7 b"
-        )
-    return prefixes, tuple(weight for weight in weights if weight is not None) if len(prefixes) > 1 else None
-
-
-def _number(item: str) -> float | None:
-    try:
-        return float(item)
-    except ValueError:
-        return None
 
 
 def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer) -> Path:
@@ -380,29 +355,14 @@ def _check_on_all_ranks(blend: _Blend, config: DataConfig, tokenizer: Tokenizer)
 
 def _open_corpus(prefix: str) -> _Corpus:
     """Read the header of ``prefix.idx`` and check both files against it."""
-    index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
-    for path in (index, data):
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file; tools/preprocess_data.py makes it, data paths end before .bin")
-    with index.open("rb") as file:
-        header = file.read(_INDEX_HEADER.size)
-    if len(header) < _INDEX_HEADER.size or not header.startswith(_INDEX_MAGIC):
-        raise ConfigError(f"{index}: no index of a Megatron dataset; tools/preprocess_data.py makes one")
-    _, version, code, num_sequences, num_documents = _INDEX_HEADER.unpack(header)
-    known = {member.value for member in DType}
-    # Per sequence an int32 length and an int64 offset, per document an int64.
-    expected = _INDEX_HEADER.size + 12 * num_sequences + 8 * num_documents
-    # Data of several modes has a byte more for each sequence.
-    if version != 1 or code not in known or index.stat().st_size not in (expected, expected + num_sequences):
-        raise ConfigError(f"{index}: damaged, {expected} bytes are due and {index.stat().st_size} there; make it anew")
-    if num_sequences == 0 or num_documents == 0:
-        raise ConfigError(f"{index}: holds no documents")
+    header = read_index_header(prefix)
+    index, data, num_sequences = header.index, header.data, header.num_sequences
     corpus = _Corpus(
         prefix=prefix,
-        dtype=np.dtype(DType.dtype_from_code(code)),
-        lengths=np.memmap(index, dtype=np.int32, mode="r", offset=_INDEX_HEADER.size, shape=(num_sequences,)),
+        dtype=np.dtype(DType.dtype_from_code(header.code)),
+        lengths=np.memmap(index, dtype=np.int32, mode="r", offset=HEADER_BYTES, shape=(num_sequences,)),
     )
-    _check_index(index, corpus, num_documents)
+    _check_index(index, corpus, header.num_documents)
     expected = int(corpus.lengths.sum(dtype=np.int64)) * corpus.dtype.itemsize
     if data.stat().st_size != expected:
         raise ConfigError(f"{data}: {data.stat().st_size} bytes, its index counts {expected}; was it copied whole?")
@@ -415,7 +375,7 @@ def _check_index(index: Path, corpus: _Corpus, num_documents: int) -> None:
     Raises:
         ConfigError: they do not.
     """
-    num_sequences, start = len(corpus.lengths), _INDEX_HEADER.size + 4 * len(corpus.lengths)
+    num_sequences, start = len(corpus.lengths), HEADER_BYTES + 4 * len(corpus.lengths)
     offsets = np.memmap(index, dtype=np.int64, mode="r", offset=start, shape=(num_sequences,))
     documents = np.memmap(index, dtype=np.int64, mode="r", offset=start + 8 * num_sequences, shape=(num_documents,))
     end = 0

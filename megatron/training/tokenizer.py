@@ -21,7 +21,8 @@ from hetero.errors import ConfigError
 from hetero.extras import require
 from hetero.serialization import near_match, parse_json, read_bytes, read_text
 from hetero.spec.hugging_face.folder import hugging_face_folder
-from megatron.training.cli.value_types import TOKENIZER_FILES, TokenizerType
+from hetero.units import MIB
+from megatron.training.cli.value_types import TOKENIZER_FILES, TokenizerType, missing_tokenizer_file
 
 if TYPE_CHECKING:
     import sentencepiece
@@ -43,6 +44,10 @@ END_OF_DOCUMENT_TOKENS = (
 MAX_VOCABULARY = 2**24
 """Sixty times the largest in use. A model has a row of weights for each id, whether a token has it or not."""
 
+
+_SMALL_BYTES = MIB
+"""Of a JSON file that is parsed to see what it is. A model's other files are smaller; a tokenizer.json of a hundred
+thousand tokens takes a second."""
 
 NO_TOKEN = -1
 """An id that no token has."""
@@ -171,8 +176,7 @@ class HuggingFaceTokenizer:
         require("tokenizers", asked_by="HuggingFaceTokenizer")
         import tokenizers  # noqa: PLC0415  (optional: byte-level and mock runs need none)
 
-        folder = hugging_face_folder(path)
-        file = path if folder is None else folder / "tokenizer.json"
+        file = _file_of(path, "tokenizer.json")
         text = read_text(file)
         _check_is_tokenizer(file, text)
         with _naming(file, "not a tokenizer that the tokenizers library reads; fetch the file anew, or update it"):
@@ -194,12 +198,9 @@ class HuggingFaceTokenizer:
         require("tokenizers", asked_by="GPT2BPETokenizer")
         import tokenizers  # noqa: PLC0415
 
-        vocabulary, merges = parse_json(read_text(vocab_file), source=str(vocab_file)), read_text(merge_file)
-        if not isinstance(vocabulary, dict) or not all(type(value) is int for value in vocabulary.values()):
-            raise ConfigError(f"{vocab_file}: no vocabulary, which is an object with an id for each token")
+        vocabulary, merges = _read_vocabulary(vocab_file), read_text(merge_file)
         with _naming(merge_file, f"not the merges of {vocab_file}; fetch both anew"):
-            # The first line names the version.
-            pairs = [(left, right) for left, right in (line.split(" ") for line in merges.splitlines()[1:] if line)]
+            pairs = _pairs(merges)
             model = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
             model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
             model.decoder = tokenizers.decoders.ByteLevel()
@@ -271,10 +272,9 @@ class SentencePieceTokenizer:
         require("sentencepiece", asked_by=asked_by)
         import sentencepiece  # noqa: PLC0415  (optional, as above)
 
-        folder = hugging_face_folder(path)
-        file = path if folder is None else folder / "tokenizer.model"
+        file = _file_of(path, "tokenizer.model")
         content = read_bytes(file)
-        with _naming(file, "no SentencePiece model; a tokenizer.json is for --tokenizer-type HuggingFaceTokenizer"):
+        with _naming(file, _NO_SENTENCE_PIECE):
             model = sentencepiece.SentencePieceProcessor(model_proto=content)
         begins = asked_by == "Llama2Tokenizer"
         if model.eos_id() < 0 or (begins and model.bos_id() < 0):
@@ -315,10 +315,10 @@ def build_tokenizer(
         hint = near_match(tokenizer_type, list(TOKENIZER_TYPES)) or f" (known: {', '.join(TOKENIZER_TYPES)})"
         raise ConfigError(f"--tokenizer-type {tokenizer_type}: unknown{hint}")
     given = {"--tokenizer-model": tokenizer_model, "--vocab-file": vocab_file, "--merge-file": merge_file}
-    wanted = TOKENIZER_FILES.get(tokenizer_type, ())
+    wanted = TOKENIZER_FILES.get(tokenizer_type, {})
     for name, value in given.items():
         if value is None and name in wanted:
-            raise ConfigError(f"{tokenizer_type} needs {name}: add it")
+            raise ConfigError(missing_tokenizer_file(tokenizer_type, name))
         if value is not None and name not in wanted:
             raise ConfigError(f"{name} {value}: {tokenizer_type} does not read it, remove the flag")
     tokenizer: Tokenizer
@@ -339,6 +339,65 @@ def build_tokenizer(
             f"--vocab-size {vocab_size} is below the {tokenizer.vocab_size} ids of {tokenizer_type}; raise or remove it"
         )
     return tokenizer
+
+
+def check_tokenizer_files(
+    *, tokenizer_type: str, tokenizer_model: str | None, vocab_file: Path | None, merge_file: Path | None
+) -> None:
+    """Look at the files that the tokenizer reads, those of them that are given, as far as that takes no time.
+
+    Raises:
+        ConfigError: one is missing or cannot be read, or it is another of the model's files; or the library that reads
+            it is not installed.
+    """
+    wanted = TOKENIZER_FILES.get(tokenizer_type, {})
+    if "--tokenizer-model" in wanted and tokenizer_model is not None:
+        if tokenizer_type == "HuggingFaceTokenizer":
+            require("tokenizers", asked_by=tokenizer_type)
+            _look_at_tokenizer(_file_of(Path(tokenizer_model), "tokenizer.json"))
+        else:
+            require("sentencepiece", asked_by=tokenizer_type)
+            file = _file_of(Path(tokenizer_model), "tokenizer.model")
+            if read_bytes(file).lstrip()[:1] in (b"", b"{"):
+                raise ConfigError(f"{file}: {_NO_SENTENCE_PIECE}")
+    if "--vocab-file" in wanted and vocab_file is not None and merge_file is not None:
+        require("tokenizers", asked_by=tokenizer_type)
+        _read_vocabulary(vocab_file)
+        merges = read_text(merge_file)
+        with _naming(merge_file, f"not the merges of {vocab_file}; fetch both anew"):
+            _pairs(merges)
+
+
+_NO_SENTENCE_PIECE = "no SentencePiece model; a tokenizer.json is for --tokenizer-type HuggingFaceTokenizer"
+
+
+def _file_of(path: Path, name: str) -> Path:
+    """The file itself, or that of this name in a folder or in the local cache of the hub."""
+    folder = hugging_face_folder(path)
+    return path if folder is None else folder / name
+
+
+def _look_at_tokenizer(file: Path) -> None:
+    text = read_text(file)
+    if len(text) <= _SMALL_BYTES or not text.lstrip().startswith("{"):
+        _check_is_tokenizer(file, text)
+
+
+def _read_vocabulary(file: Path) -> dict[str, int]:
+    vocabulary = parse_json(read_text(file), source=str(file))
+    if not isinstance(vocabulary, dict) or not all(type(value) is int for value in vocabulary.values()):
+        raise ConfigError(
+            f"{file}: no vocabulary, which is an object with an id for each token; name GPT-2's vocab.json"
+        )
+    return vocabulary
+
+
+def _pairs(merges: str) -> list[tuple[str, str]]:
+    """What a merges.txt says; its first line names the version."""
+    pairs = [(left, right) for left, right in (line.split(" ") for line in merges.splitlines()[1:] if line)]
+    if not pairs:
+        raise ValueError("it has none, a pair of tokens in each line below the first")
+    return pairs
 
 
 def _check_is_tokenizer(file: Path, text: str) -> None:

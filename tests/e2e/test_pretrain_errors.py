@@ -107,17 +107,17 @@ CASES = {
     "tp-does-not-divide-query-groups": Case(
         flags={"group_query_attention": "", "num_query_groups": "1"},
         fits_flags=True,
-        message="replica 0 stage 0: tp 2 does not divide num_query_groups 1",
+        message="replica 0 stage 0: tp 2 does not divide num_query_groups 1; change tp to one that does",
     ),
     "tp-does-not-divide-the-vocabulary": Case(
         flags={"make_vocab_size_divisible_by": "1"},
         fits_flags=True,
-        message="replica 0 stage 0: tp 2 does not divide padded_vocab_size 61",
+        message="replica 0 stage 0: tp 2 does not divide padded_vocab_size 61; change tp to one that does",
     ),
     "tp-does-not-divide-ffn": Case(
         flags={"ffn_hidden_size": "99"},
         fits_flags=True,
-        message="replica 0 stage 0: tp 2 does not divide ffn_hidden_size 99",
+        message="replica 0 stage 0: tp 2 does not divide ffn_hidden_size 99; change tp to one that does",
     ),
     "micro-batch-size-does-not-divide": Case(
         change=in_stage(0, 0, micro_batch_size=3),
@@ -136,7 +136,7 @@ CASES = {
     "a-device-that-does-not-exist": Case(
         change=in_stage(0, 1, device="A100-4"),
         message="replica 0 stage 1: unknown device type 'A100-4' (did you mean 'A100-40'?); a cluster file describes "
-        "others under devices",
+        "others under devices, and `hetero devices` lists those that ship",
     ),
     "another-model": Case(
         flags={"hidden_size": "64"},
@@ -197,7 +197,7 @@ CASES = {
     ),
     "no-file": Case(
         flags={"hetero_plan": "elsewhere/plan.json"},
-        message="elsewhere/plan.json: no such file (looked in {folder}/elsewhere)",
+        message="elsewhere/plan.json: no such file (looked in {folder}/elsewhere); correct the path",
     ),
     "half-a-file": Case(
         text=lambda text: text[: text.index("5,")],
@@ -350,7 +350,7 @@ def hosts(tmp_path: Path) -> list[Path]:
 
 def test_a_host_without_the_plan_file(hosts: list[Path]) -> None:
     (hosts[1] / "plan.json").unlink()
-    message = f"on ranks 2-3: plan.json: no such file (looked in {hosts[1]})"
+    message = f"on ranks 2-3: plan.json: no such file (looked in {hosts[1]}); correct the path"
     assert run_ranks(agree_in_own_folder, WORLD_SIZE, str(hosts[0].parent)) == [message] * WORLD_SIZE
 
 

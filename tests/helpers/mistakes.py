@@ -9,11 +9,16 @@ import io
 import json
 import os
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/troubleshooting.md"
@@ -40,109 +45,44 @@ FLAGS = "python pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-
 FLAGS += " --max-position-embeddings 32 --global-batch-size 8 --micro-batch-size 1 --lr 1e-3 --train-iters 2"
 FLAGS += " --mock-data --tokenizer-type NullTokenizer --vocab-size 61"
 
-_TRAINS = "python pretrain_gpt.py ..."
+RIGHT = {
+    "PLAN": PLAN,
+    "FLAGS": FLAGS,
+    "PLANNED": FLAGS.replace(" --micro-batch-size 1", ""),
+    "DATA": FLAGS.replace(" --mock-data", ""),
+}
+"""What is right in the command lines, by the name that stands for it there."""
 
-WORDS = """\
-hetero
-hetero pla --cluster c.yaml
-hetero plan --clutser c.yaml --model m.yaml --global-batch-size 8
-hetero plan --cluster c.yaml --model m.yaml
-hetero plan --cluster "" --model m.yaml --global-batch-size 8
-{PLAN} stray
-{PLAN} --global-batch-size eight
-{PLAN} --global-batch-size 0
-{PLAN} --seq-length 100000
-{PLAN} --precision fp17
-{PLAN} --time-limit 10min
-{PLAN} --time-limit 0
-{PLAN} --hidden-dropout 10%
-{PLAN} --hidden-dropout 2
-{PLAN} --host-memory-gib -1
-{PLAN} --objective money
-{PLAN} --budget-per-hour -5
-{PLAN} --out folder
-{PLAN} --out nowhere/plan.json
-{PLAN} --report page.txt
-{PLAN} --figure timelin=x.svg
-{PLAN} --profile m.yaml
-{PLAN} --profile absent.json
-hetero plan --cluster absent.yaml --model m.yaml --global-batch-size 8
-hetero plan --cluster m.yaml --model c.yaml --global-batch-size 8
-hetero plan --cluster plan.json --model m.yaml --global-batch-size 8
-hetero plan --cluster typo.yaml --model m.yaml --global-batch-size 8
-hetero plan --cluster empty.yaml --model m.yaml --global-batch-size 8
-hetero plan --cluster binary.yaml --model m.yaml --global-batch-size 8
-hetero plan --cluster folder --model m.yaml --global-batch-size 8
-hetero plan --cluster units.yaml --model m.yaml --global-batch-size 8
-hetero plan --cluster device.yaml --model m.yaml --global-batch-size 8
-hetero plan --cluster c.yaml --model heads.yaml --global-batch-size 8
-hetero plan --cluster c.yaml --model tokenizer.json --global-batch-size 8
-hetero show c.yaml
-hetero show cut.json
-hetero show absent.json
-hetero show plan.json --sched
-hetero show newer.json
-hetero validate plan.json --cluster m.yaml
-hetero validate plan.json --cluster c.yaml
-hetero validate layers.json
-hetero simulate plan.json
-hetero simulate plan.json --cluster one.yaml
-hetero simulate plan.json --cluster laptops.yaml --measure-steps 3
-hetero simulate plan.json --cluster laptops.yaml --figure comparison=x.svg
-hetero launch c.yaml
-hetero launch plan.json
-hetero launch plan.json --cluster laptops.yaml --hosts a
-hetero launch plan.json --cluster laptops.yaml --run --print
-hetero launch plan.json --cluster laptops.yaml --master-port 99999
-hetero launch plan.json --cluster laptops.yaml --env FOO
-hetero launch plan.json --cluster laptops.yaml --sbatch-option partition=x
-hetero launch plan.json --cluster laptops.yaml --sbatch x.sbatch --hosts a,b
-hetero launch plan.json --cluster laptops.yaml -- --hetero-plan other.json
-hetero discover --out cluster.json
-hetero discover --out c.yaml
-hetero doctor --link-seconds 5s
-hetero devices --cluster m.yaml
-hetero profile run --model c.yaml --out profiles
-hetero profile run --model m.yaml --out profiles --tp 3
-hetero profile run --model m.yaml --out c.yaml
-hetero profile run --model m.yaml --out profiles --device tpu
-hetero profile host --seconds 0
-hetero profile import folder --out profiles
-hetero sweep
-hetero sweep quik
-hetero sweep plan.json
-hetero sweep quick --jobs 0
-hetero sweep quick --compare folder
-hetero elastic agnt
-hetero elastic status --etcd nonsense
-hetero elastic run --nodes 0 -- pretrain_gpt.py --hetero-cluster c.yaml
-hetero elastic run --nodes 2 -- absent.py --hetero-cluster c.yaml
-hetero elastic report folder --out x.txt
-python pretrain_gpt.py --num-layers 4
-{FLAGS} --num-layers four
-{FLAGS} --hiden-size 64
-{FLAGS} --num-attention-heads 5
-{FLAGS} --seq-length 64
-{FLAGS} --lr -1
-{FLAGS} --tensor-model-parallel-size 2 --hetero-plan plan.json
-{FLAGS} --tokenizer-type HuggingFaceTokenizer
-{FLAGS} --bf16 --fp16
-python tools/preprocess_data.py --input folder --output-prefix out --tokenizer-type ByteTokenizer
-python tools/preprocess_data.py --input absent.parquet --output-prefix out --tokenizer-type ByteLevelTokenizer
-python tools/preprocess_data.py --input empty.yaml --output-prefix out --tokenizer-type HuggingFaceTokenizer
-python tools/convert_checkpoint.py --from hf --to huggingface --input folder --output out
-python tools/convert_checkpoint.py --from hetero --to hf --input absent --output out
-python tools/convert_checkpoint.py --from hf --to hetero --input folder --output out --tokenizer-model tokenizer.json
-python tools/verify_plan.py --verify-steps 0
-python tools/verify_plan.py --verify-precision fp17
-python tools/race_plans.py --report race.html
-python tools/plan_flags.py --num-layers four
-"""
+SHOWN = {name: "hetero plan ..." if name == "PLAN" else "python pretrain_gpt.py ..." for name in RIGHT}
+"""What the page has in its place."""
 
 
-def lines() -> list[str]:
-    """The wrong command lines, in the order of the page; ``{PLAN}`` and ``{FLAGS}`` stand for what is right in them."""
-    return [line for line in WORDS.split("\n") if line]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mistake:
+    """A wrong command line, and the parts of its one message, as ``mistakes.yaml`` explains them.
+
+    A part that a message cannot have is empty, and ``no_value`` or ``no_limit`` says why.
+    """
+
+    line: str
+    object: str
+    value: str = ""
+    found: str = ""
+    no_value: str = ""
+    limit: str = ""
+    no_limit: str = ""
+    fix: str = ""
+
+    def parts(self) -> list[str]:
+        """What has to stand in the message, each by itself."""
+        return [part for part in (self.fix, self.limit, self.found, self.value, self.object) if part]
+
+
+@cache
+def mistakes() -> tuple[Mistake, ...]:
+    """All of them, in the order of the page."""
+    content = yaml.load((Path(__file__).with_suffix(".yaml")).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    return tuple(Mistake(**each) for each in content)
 
 
 def write_files(folder: Path) -> None:
@@ -167,16 +107,27 @@ def write_files(folder: Path) -> None:
         "newer.json": json.dumps({"format_version": 99, **{k: v for k, v in data.items() if k != "format_version"}}),
         "cut.json": plan[:200],
         "empty.yaml": "",
+        "vocab.json": '{"a": 0, "b": 1}',
+        "merges.txt": "#version: 0.2\na b\n",
+        "words.idx": "some words, no numbers",
+        "words.bin": "some words",
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
     (folder / "binary.yaml").write_bytes(b"\x80\x04\x95\x00")
+    # Two sequences and a document, of which the file ends early.
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 4, 2, 1)
+    (folder / "corpus.idx").write_bytes(header + bytes(4))
+    (folder / "corpus.bin").write_bytes(bytes(8))
     (folder / "folder").mkdir()
+    (folder / "ours/step_00000007").mkdir(parents=True)
+    (folder / "theirs").mkdir()
+    (folder / "theirs/latest_checkpointed_iteration.txt").write_text("7")
 
 
 def said(line: str) -> tuple[int, str, str]:
     """Give the exit code, stdout and stderr of a command line, run in this process and this folder."""
-    program, *words = shlex.split(line.format(PLAN=PLAN, FLAGS=FLAGS))
+    program, *words = shlex.split(line.format(**RIGHT))
     module = "hetero.cli"
     if program == "python":
         module, words = words[0].removesuffix(".py").replace("/", "."), words[1:]
@@ -197,7 +148,7 @@ def run_all() -> dict[str, Any]:
         write_files(Path(folder))
         before = set(Path(folder).iterdir())
         answers = {}
-        for line in lines():
+        for line in (each.line for each in mistakes()):
             code, out, err = said(line)
             answers[line] = [code, out, err.replace(os.path.realpath(folder), "/job")]
         written = sorted(path.name for path in {*Path(folder).iterdir()} - before)
@@ -217,7 +168,7 @@ def answers_of_a_fresh_process() -> dict[str, Any]:
 def table(answers: dict[str, list[Any]]) -> str:
     """A line per message, in the order of the commands."""
     rows = [
-        (" ".join(f"`{part}`" for part in err.strip().split("\n")), line.format(PLAN="hetero plan ...", FLAGS=_TRAINS))
+        (" ".join(f"`{part}`" for part in err.strip().split("\n")), line.format(**SHOWN))
         for line, (_, _, err) in answers.items()
     ]
     cells = [(message.replace("|", "\\|"), f"`{line}`") for message, line in rows]

@@ -13,39 +13,47 @@ from hetero.errors import ConfigError
 from hetero.file_kinds import FILE_KINDS, wrong_kind
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
-from tests.helpers import mistakes
-
-FIX = re.compile(
-    r"did you mean|must |; see |\b(add|leave|name|give|make|take|change|raise|set|update|shorten|start|list|write)\b"
-    r"|is it the right file|Is the file complete|no such file \(looked in|does not divide|is not a |needs |or plan$"
-    r"|comes a |required and missing:"
-    r"|--presets lists|--force writes"
-)
-"""What to do, or what the value would have to be."""
+from tests.helpers.mistakes import Mistake, answers_of_a_fresh_process, mistakes, table, write_files, written
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return mistakes.answers_of_a_fresh_process()
+    return answers_of_a_fresh_process()
 
 
-@pytest.mark.parametrize("line", mistakes.lines())
-def test_a_mistake_is_one_message(line: str, found: dict[str, Any]) -> None:
-    code, out, err = found["answers"][line]
+@pytest.mark.parametrize("mistake", mistakes(), ids=lambda mistake: mistake.line)
+def test_a_mistake_is_one_message(mistake: Mistake, found: dict[str, Any]) -> None:
+    """One line, which names the object, the value, the limit and the fix, each in words of its own."""
+    code, out, err = found["answers"][mistake.line]
     assert (code, out) == (2, "")
     assert err.startswith(("hetero", "preprocess_data", "convert_checkpoint"))
     assert err.endswith("\n")
     # pretrain_gpt.py tells all problems of a command line, a line each.
-    assert err.count("\n") == 1 or "{FLAGS}" in line or "plan_flags" in line
+    assert err.count("\n") == 1 or "plan_flags" in mistake.line
     assert "Traceback" not in err
     assert "usage:" not in err
-    assert FIX.search(err.strip()), err
-    # The message names the command, or the flag, the file or the value that is wrong in it.
-    assert any(word.strip("-") in err for word in re.split(r"[ =,]", line) if len(word) > 1) or "missing" in err, err
+    left = err
+    for part in mistake.parts():
+        # Whole words: a value of 0 is none of 10.
+        left, times = re.subn(rf"(?<![\w-]){re.escape(part)}(?!\w)", "...", left, count=1)
+        assert times == 1, f"{part!r} is not in what is left of the message: {left}"
+
+
+def test_a_part_that_a_message_lacks_has_a_reason(tmp_path: Path) -> None:
+    """Of value and limit each is there, or why not; and a typed value is what somebody typed."""
+    write_files(tmp_path)
+    typed = {path.name: path.read_text("latin-1") for path in tmp_path.iterdir() if path.is_file()}
+    for mistake in mistakes():
+        assert mistake.object, mistake
+        assert [bool(each) for each in (mistake.value, mistake.found, mistake.no_value)].count(True) == 1, mistake
+        assert bool(mistake.limit) != bool(mistake.no_limit), mistake
+        assert mistake.fix or mistake.limit.startswith(("must ", "a ")), mistake
+        named = [text for name, text in typed.items() if name in mistake.line]
+        assert any(mistake.value in text for text in (mistake.line, *named)), mistake
 
 
 def test_there_are_enough() -> None:
-    assert len(set(mistakes.lines())) >= 50
+    assert len({mistake.line for mistake in mistakes()}) >= 50
 
 
 def test_nothing_slow_was_begun(found: dict[str, Any]) -> None:
@@ -55,11 +63,11 @@ def test_nothing_slow_was_begun(found: dict[str, Any]) -> None:
 
 
 def test_the_page_has_the_messages(found: dict[str, Any]) -> None:
-    assert mistakes.written() == mistakes.table(found["answers"]), "run python -m tests.helpers.mistakes"
+    assert written() == table(found["answers"]), "run python -m tests.helpers.mistakes"
 
 
 def test_a_process_of_its_own_says_the_same(tmp_path: Path) -> None:
-    mistakes.write_files(tmp_path)
+    write_files(tmp_path)
     command = [sys.executable, "-m", "hetero", "show", "c.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -26,7 +26,7 @@ from megatron.training.cli.derived import (
     tokenizer_type,
 )
 from megatron.training.cli.fields import Condition, Flag, FlagValues, UnreadableFlagError
-from megatron.training.cli.value_types import TOKENIZER_FILES
+from megatron.training.cli.value_types import TOKENIZER_FILES, missing_tokenizer_file
 from megatron.training.cli.without_effect import WITHOUT_EFFECT
 
 _IN_STEPS_AND_SAMPLES = tuple((flag.relations.in_steps, flag.name) for flag in FLAGS if flag.relations.in_steps)
@@ -50,7 +50,9 @@ def check_flags(flags: FlagValues) -> tuple[list[str], dict[str, str]]:
     """
     problems = []
     if missing := _missing(flags):
-        problems.append(f"required and missing: {', '.join(missing.values())}")
+        problems.append(
+            f"required and missing: {', '.join(missing.values())}; add {'it' if len(missing) == 1 else 'them'}"
+        )
     flags = dataclasses.replace(flags, unreadable=flags.unreadable.union(missing, *map(_others, missing)))
     given = [flag for flag in FLAGS if flag.name in flags.given]
     notes = dict(flags.notes)
@@ -259,22 +261,15 @@ def _check_positions(flags: FlagValues) -> Iterator[str]:
 
 def _check_tokenizer(flags: FlagValues) -> Iterator[str]:
     name = tokenizer_type(flags)
-    wanted = TOKENIZER_FILES.get(name, ())
+    wanted = TOKENIZER_FILES.get(name, {})
     for file in ("--tokenizer-model", "--vocab-file", "--merge-file"):
         if file in wanted and flags[file] is None:
-            yield f"--tokenizer-type {name} needs {file}: {_FILE_OF[file]}"
+            yield missing_tokenizer_file(name, file)
         if file not in wanted and flags[file] is not None:
             reads = " and ".join(wanted) or "no file"
             yield f"{flags.shown(file)} has no effect: --tokenizer-type {name} reads {reads}"
     if name == "NullTokenizer" and flags["--vocab-size"] is None:
         yield "--tokenizer-type NullTokenizer needs --vocab-size: it has no vocabulary of its own"
-
-
-_FILE_OF = {
-    "--tokenizer-model": "a tokenizer.json or a SentencePiece model, or the folder that has it",
-    "--vocab-file": "GPT-2's vocab.json",
-    "--merge-file": "GPT-2's merges.txt",
-}
 
 
 def _check_learning_rates(flags: FlagValues) -> Iterator[str]:

@@ -24,16 +24,24 @@ TokenizerType = Literal[
     "NullTokenizer",
 ]
 
-TOKENIZER_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_OF_SENTENCE_PIECE = {"--tokenizer-model": "a SentencePiece model, or the folder that has its tokenizer.model"}
+
+TOKENIZER_FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "HuggingFaceTokenizer": ("--tokenizer-model",),
-        "GPT2BPETokenizer": ("--vocab-file", "--merge-file"),
-        "Llama2Tokenizer": ("--tokenizer-model",),
-        "GPTSentencePieceTokenizer": ("--tokenizer-model",),
-        "SentencePieceTokenizer": ("--tokenizer-model",),
+        "HuggingFaceTokenizer": {"--tokenizer-model": "a tokenizer.json, or the folder that has it"},
+        "GPT2BPETokenizer": {"--vocab-file": "GPT-2's vocab.json", "--merge-file": "GPT-2's merges.txt"},
+        "Llama2Tokenizer": _OF_SENTENCE_PIECE,
+        "GPTSentencePieceTokenizer": _OF_SENTENCE_PIECE,
+        "SentencePieceTokenizer": _OF_SENTENCE_PIECE,
     }
 )
-"""By tokenizer, the flags that name its files."""
+"""By tokenizer, the flags that name its files, and which those are."""
+
+
+def missing_tokenizer_file(tokenizer_type: str, flag: str) -> str:
+    """The words of an error: ``tokenizer_type`` reads the file that ``flag`` would name, and it is not given."""
+    return f"--tokenizer-type {tokenizer_type} needs {flag}: {TOKENIZER_FILES[tokenizer_type][flag]}; add it"
+
 
 MAX_SHOWN = 60
 """Characters of a wrong value that a message repeats."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hetero.errors import ConfigError
+from hetero.file_kinds import FILE_KINDS, wrong_kind
 from hetero.serialization import read_yaml
 from megatron.training.cli.config import FLAGS
 from megatron.training.cli.unsupported import UNSUPPORTED_FLAGS
@@ -96,6 +97,9 @@ def _flags_of(path: Path) -> list[str]:
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: no configuration, which is a mapping of settings")
+    # One without sections has the keys of a model file as well.
+    if not FILE_KINDS["a model file"] <= content.keys() and (wrong := wrong_kind(_SECTIONS, content)):
+        raise ConfigError(f"{path}: {wrong}")
     settings: dict[str, Any] = {}
     for key, value in content.items():
         section = value if key in _SECTIONS and isinstance(value, dict) else {key: value}

@@ -77,7 +77,8 @@ def test_every_figure_can_be_asked_for() -> None:
         (
             "--figure",
             "timline=out.svg",
-            "--figure timline=out.svg: unknown figure 'timline' (did you mean 'timeline'?)",
+            "--figure timline=out.svg: 'timline' must be one of overview, cluster, timeline, memory, comparison (did "
+            "you mean 'timeline'?)",
         ),
     ],
 )

@@ -92,7 +92,8 @@ def test_gpt2s_two_files_give_the_ids_of_its_one(tmp_path_factory: pytest.TempPa
         ('{"a": "b"}', "#version\n", r"vocab\.json: no vocabulary, which is an object"),
         ('{"a": 0, "b": 1}', "#version\na c\n", r"merges\.txt: not the merges of .*vocab\.json"),
         ('{"a": 0, "b": 1}', "#version\na\n", r"merges\.txt: not the merges of .*vocab\.json"),
-        ('{"a": 0, "b": 1}', "#version\n", r"vocab\.json: the vocabulary has no end of document"),
+        ('{"a": 0, "b": 1}', "#version\n", r"merges\.txt: not the merges of .*: it has none"),
+        ('{"a": 0, "b": 1, "ab": 2}', "#version\na b\n", r"vocab\.json: the vocabulary has no end of document"),
     ],
 )
 def test_a_damaged_file_of_gpt2_is_named(tmp_path: Path, vocabulary: str | None, merges: str, message: str) -> None:

@@ -47,7 +47,11 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--lr-decay-style WSD", "", "--lr-decay-style WSD needs --lr-wsd-decay-iters"),
         ("--lr-decay-style WSD --train-samples 80", "--train-iters", "needs --lr-wsd-decay-samples"),
         ("--tokenizer-type HuggingFaceTokenizer", "", "needs --tokenizer-model"),
-        ("--tokenizer-type Llama2Tokenizer", "", "Llama2Tokenizer needs --tokenizer-model: a tokenizer.json or a"),
+        (
+            "--tokenizer-type Llama2Tokenizer",
+            "",
+            "Llama2Tokenizer needs --tokenizer-model: a SentencePiece model, or the folder that has its",
+        ),
         ("--vocab-file v", "--tokenizer-type", "--tokenizer-type GPT2BPETokenizer needs --merge-file"),
         ("--vocab-file v", "", "--vocab-file v has no effect: --tokenizer-type NullTokenizer reads no file"),
         ("", "--tokenizer-type", "required and missing: --tokenizer-type (or --vocab-file)"),
