@@ -1,13 +1,24 @@
 """Searches a list of plans for the best one: all of them by a formula, the best of these by the simulator."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hetero.cost.capacity import capacity_bytes
+from hetero.cost.memory import plan_memory
 from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import EstimatedPlan, ScoredPlan, score_plan, score_with_smaller_depths
+from hetero.planner.replica.stage_options import StageOption
+from hetero.planner.scoring import (
+    EstimatedPlan,
+    ScoredPlan,
+    bytes_over_capacity,
+    score_plan,
+    score_with_smaller_depths,
+)
 from hetero.planner.time_shares import TimeShare
 from hetero.units import GIB
 
@@ -52,16 +63,20 @@ class TooLarge:
         )
 
 
-Listing = Iterator[EstimatedPlan | TooLarge | None]
-"""``None`` stands for what was looked at in vain, so that whoever lists can look at the deadline."""
+Listed = EstimatedPlan | TooLarge | Callable[[], TooLarge | None] | None
+"""A plan; or what one is short of, said when it is called where that takes time; ``None`` stands for what was looked at
+in vain, so that whoever lists can look at the deadline."""
+
+Listing = Iterator[Listed]
 
 
 def best_plan(
-    listing: Iterable[EstimatedPlan | TooLarge | None],
+    listing: Iterable[Listed],
     problem: Problem,
     deadline: Deadline,
     *,
     beside: ScoredPlan | None = None,
+    note_short: Callable[[TooLarge], None] | None = None,
 ) -> ScoredPlan | None:
     """Find the best of the listed plans by the simulator: half of the time lists them, half simulates the best by the
     formula; ``None`` if none fits.
@@ -69,12 +84,18 @@ def best_plan(
     The very best by the formula may take what is left of the time that ``deadline`` is a part of, unless there is a
     plan ``beside`` it already: a deep pipeline takes seconds to simulate, and nothing else says whether all that comes
     later has to be better.
+
+    note_short: is told of what does not fit, until something does.
     """
     if deadline.is_over():
         return None
     until = TimeShare.LISTING.of(deadline)
-    looked_at = itertools.takewhile(lambda _: not until.is_over(), listing)
-    listed = [each for each in looked_at if isinstance(each, EstimatedPlan)]
+    listed: list[EstimatedPlan] = []
+    for each in itertools.takewhile(lambda _: not until.is_over(), listing):
+        if isinstance(each, EstimatedPlan):
+            listed.append(each)
+        elif note_short is not None and not listed and (short := each() if callable(each) else each) is not None:
+            note_short(short)
     if until.left_s == 0:
         deadline.left_something_out = True
     best: ScoredPlan | None = None
@@ -93,4 +114,63 @@ def best_plan(
             simulated += 1
             if best is None or found.step_s < best.step_s:
                 best = found
+        elif note_short is not None and best is None and (short := _shortage(plan, problem)) is not None:
+            note_short(short)
     return best
+
+
+def _shortage(plan: Plan, problem: Problem) -> TooLarge | None:
+    """The stage of ``plan`` that lacks most memory; ``None`` if none does."""
+    over = bytes_over_capacity(plan, problem, plan_memory(plan, problem.costs))
+    if not over:
+        return None
+    r, s = max(over, key=lambda key: over[key])
+    stage = plan.replicas[r].stages[s]
+    capacity = capacity_bytes(stage, problem.cluster)
+    assert capacity is not None, "a problem knows the memory of all of its devices"
+    return TooLarge(
+        device=stage.device,
+        tp=stage.tp,
+        num_layers=int(stage.end - stage.start),
+        needed_bytes=capacity + over[r, s],
+        capacity_bytes=capacity,
+    )
+
+
+def pipeline_shortage(stages: Sequence[tuple[str, int, Sequence[StageOption]]], num_layers: int) -> TooLarge | None:
+    """What the stages of a pipeline are short of at their smallest: one microbatch in flight, layers where room is.
+
+    Each stage takes the layers that it has room for, at least one; every layer that is left goes to the stage that
+    then lacks least.
+
+    Args:
+        stages: the device of each, its tp, and its options.
+
+    Returns:
+        The stage that lacks most; ``None`` if there are more stages than layers, or if all layers have room.
+    """
+    last = len(stages) - 1
+    if last >= num_layers or not all(options for _, _, options in stages):
+        return None
+    ends = [{"first": s == 0, "last": s == last} for s in range(len(stages))]
+
+    def lacks(s: int, layers: int) -> float:
+        return min(option.memory.bytes(layers, 1, **ends[s]) - option.capacity_bytes for option in stages[s][2])
+
+    held = [
+        max(1, *(option.most_layers(1, **ends[s]) for option in options)) for s, (_, _, options) in enumerate(stages)
+    ]
+    for _ in range(num_layers - sum(held)):
+        s = min(range(len(stages)), key=lambda s: lacks(s, held[s] + 1))
+        held[s] += 1
+    s = max(range(len(stages)), key=lambda s: lacks(s, held[s]))
+    if (missing := lacks(s, held[s])) <= 0:
+        return None
+    device, tp, (option, *_) = stages[s]
+    return TooLarge(
+        device=device,
+        tp=tp,
+        num_layers=held[s],
+        needed_bytes=option.capacity_bytes + math.ceil(missing),
+        capacity_bytes=option.capacity_bytes,
+    )

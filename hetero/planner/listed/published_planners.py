@@ -12,7 +12,13 @@ from functools import partial
 from hetero.planner.cover.cover import Copies, score_cover
 from hetero.planner.cover.expand import expand
 from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.listed.listed_plans import MICRO_BATCH_SIZES, MOST_STAGES_LISTED, Listing
+from hetero.planner.listed.listed_plans import (
+    MICRO_BATCH_SIZES,
+    MOST_STAGES_LISTED,
+    Listing,
+    TooLarge,
+    pipeline_shortage,
+)
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.replica.templates import TemplateFactory, place_in_order
@@ -74,10 +80,10 @@ def _equal_shares(
         if sum(size for _, size in parts) > min(MOST_STAGES_LISTED, problem.model.num_layers):
             yield None
             return
-        slots = (Slot(node_type.index, tp, tp) for node_type, size in parts for _ in range(size))
+        slots = [Slot(node_type.index, tp, tp) for node_type, size in parts for _ in range(size)]
         template = factory.balanced(place_in_order(slots, problem.node_types), samples)
         if template is None:
-            yield None
+            yield partial(_shortage, factory, slots, samples)
             return
         copies.append(Copies(template, count, count * each))
     cover = tuple(copies)
@@ -113,20 +119,30 @@ def harp_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
             for samples in HARP_SAMPLES:
                 if problem.global_batch_size % samples:
                     continue
-                slots = (
+                slots = [
                     Slot(node_type.index, node_type.num_devices // num_stages, tp)
                     for node_type, num_stages, tp in order
                     for _ in range(num_stages)
-                )
+                ]
                 template = factory.balanced(place_in_order(slots, problem.node_types), samples)
                 if template is None:
-                    yield None
+                    yield partial(_shortage, factory, slots, samples)
                 else:
                     cover = (Copies(template, 1, problem.global_batch_size // samples),)
                     yield EstimatedPlan(
                         score_cover(cover, problem, sync_tiers).step_s,
                         partial(expand, cover, problem),
                     )
+
+
+def _shortage(factory: TemplateFactory, slots: Sequence[Slot], samples: int) -> TooLarge | None:
+    """What a pipeline of these slots is short of."""
+    devices = [factory.problem.node_types[slot.node_type].device for slot in slots]
+    options = [factory.stage_options.of(slot, samples) for slot in slots]
+    return pipeline_shortage(
+        [(device, slot.tp, found) for device, slot, found in zip(devices, slots, options, strict=True)],
+        factory.problem.model.num_layers,
+    )
 
 
 _Choice = tuple[PlannerNodeType, int, int]

@@ -27,7 +27,7 @@ class Yardstick:
     """A yardstick's best plan; ``None`` if none of its plans fits, or if there was no time to find one that does.
 
     timed_out: the time for it ended before all of its plans were looked at.
-    closest: of the plans that do not fit, the one that lacks least, as far as a list says what lacks.
+    closest: of the plans that do not fit, the one that lacks least; ``None`` if there are none.
     """
 
     name: str
@@ -37,10 +37,11 @@ class Yardstick:
 
     @property
     def why_none(self) -> str:
-        """What is said in the place of a plan. That none fits is said only if all were looked at."""
+        """What is said in the place of a plan. That there is none is said only if all were looked at: what the closest
+        is short of, or that nothing has such a shape, as where no degrees divide the devices and the batch."""
         if self.timed_out:
             return "not found in time"
-        return "does not fit" if self.closest is None else f"does not fit: {self.closest}"
+        return "no such plan is possible" if self.closest is None else f"does not fit: {self.closest}"
 
     @property
     def is_uniform(self) -> bool:
@@ -83,14 +84,11 @@ def _yardstick(name: str, plans: Listing, problem: Problem, limit_s: float) -> Y
     deadline = Deadline(limit_s)
     closest: TooLarge | None = None
 
-    def noting_the_closest() -> Listing:
+    def note_short(found: TooLarge) -> None:
         nonlocal closest
-        for each in plans:
-            if isinstance(each, TooLarge):
-                closest = _closest((closest, each))
-            yield each
+        closest = _closest((closest, found))
 
-    best = best_plan(noting_the_closest(), problem, deadline)
+    best = best_plan(plans, problem, deadline, note_short=note_short)
     timed_out = deadline.left_something_out or deadline.left_s == 0
     return Yardstick(name=name, best=best, timed_out=timed_out, closest=closest)
 

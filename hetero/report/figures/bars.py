@@ -93,7 +93,8 @@ def comparison_drawing(report: Report) -> Drawing:
             text = fitting([each.name], room_in=NAME_IN - 0.1, size_pt=8)
             page.text(NAME_IN - 0.1, middle, text, ha="right", va="center", fontsize=8, weight=weight)
             if (best := each.best) is None:
-                page.text(NAME_IN + 0.05, middle, each.why_none, va="center", color=QUIET, fontsize=8)
+                why = fitting([each.why_none], room_in=WIDTH_IN - NAME_IN - 0.1, size_pt=8)
+                page.text(NAME_IN + 0.05, middle, why, va="center", color=QUIET, fontsize=8)
                 continue
             corner, shown_s = (0.0, middle - 0.3 * ROW_IN), min(best.step_s, longest_s)
             bars.add_patch(Rectangle(corner, shown_s, 0.6 * ROW_IN, facecolor=OURS if i == 0 else THEIRS))

@@ -137,12 +137,22 @@ def test_a_yardstick_without_time_is_not_said_not_to_fit() -> None:
 
 
 def test_a_yardstick_of_which_nothing_fits_is_said_not_to() -> None:
-    question = problem("RTX-2080Ti", precision="fp32", layers=400)
-    none = best_uniform(question, limit_s=60.0)
-    assert (none.best, none.timed_out) == (None, False)
-    assert none.closest is not None
-    short = f"does not fit: the closest is short of {none.closest.missing_bytes / 2**30:.1f} GiB: "
-    assert re.fullmatch(short + r"\d+ layers? at tp \d take [\d.]+ of 11 GiB of a RTX-2080Ti", none.why_none)
+    """Each says what its closest plan is short of: grids by their footprint, shapes without a balance, and plans whose
+    shared optimizer only their memory check counts."""
+    for shared in (False, True):
+        question = problem("RTX-2080Ti", precision="fp32", layers=400, distributed_optimizer=shared)
+        for none in (best_uniform(question, limit_s=60.0), *yardsticks(question, limit_s=60.0)):
+            assert (none.best, none.timed_out) == (None, False)
+            assert none.closest is not None, none.name
+            short = f"does not fit: the closest is short of {none.closest.missing_bytes / 2**30:.1f} GiB: "
+            assert re.fullmatch(short + r"\d+ layers? at tp \d take [\d.]+ of 11 GiB of a RTX-2080Ti", none.why_none)
+
+
+def test_a_yardstick_without_a_shape_is_not_said_to_be_too_large() -> None:
+    """One layer makes no pipeline, and three samples have no equal parts for two or four replicas."""
+    question = problem("H100", "A100-80", layers=1, global_batch_size=3)
+    found = {each.name: each.why_none for each in yardsticks(question, limit_s=60.0) if each.best is None}
+    assert found == dict.fromkeys(("uniform", "autohet", "harp"), "no such plan is possible")
 
 
 def test_the_comparison_marks_what_is_not_certain() -> None:

@@ -12,6 +12,7 @@ from hetero.plan.ir import Replica
 from hetero.plan.offload import Offload, hosts_update
 from hetero.planner.certainty import certainty_of
 from hetero.planner.cover.cover import CoverScore
+from hetero.planner.listed.listed_plans import TooLarge
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.scoring import ScoredPlan
@@ -19,6 +20,7 @@ from hetero.report.content import Report
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
 from hetero.spec.host import HostProfile, UpdateRate
 from hetero.spec.link import Link
+from hetero.units import GIB
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -86,6 +88,9 @@ def half_cut_report() -> Report:
     return report_of(MIXED, [replica(*stages, num_samples=6)], idle=(2, 3, 6, 7))
 
 
+SHORT = TooLarge(device="V100-16", tp=2, num_layers=3, needed_bytes=18 * GIB, capacity_bytes=16 * GIB)
+
+
 def compared_report(**overrides: Any) -> Report:
     """:func:`mixed_report` as the planner's answer, with three yardsticks of which one does not fit."""
     ours = mixed_report()
@@ -104,7 +109,7 @@ def compared_report(**overrides: Any) -> Report:
     others = (
         Yardstick(name="uniform", best=ScoredPlan(plan=ours.plan, simulation=slowest, memory=ours.memory)),
         Yardstick(name="uniform, fast", best=ScoredPlan(plan=ours.plan, simulation=slower, memory=ours.memory)),
-        Yardstick(name="harp", best=None),
+        Yardstick(name="harp", best=None, closest=SHORT),
     )
     return mixed_report(**{"result": result, "others": others, **overrides})
 

@@ -29,6 +29,7 @@ from hetero.report.figures.colours import (
 from hetero.report.figures.timeline import is_cut
 from tests.helpers.cases import slow
 from tests.unit.report.samples import (
+    SHORT,
     compared_report,
     fleet_report,
     half_cut_report,
@@ -151,7 +152,7 @@ def test_memory_names_every_part_and_the_capacity() -> None:
 
 def test_the_comparison_says_how_much_longer_others_take() -> None:
     found = texts(compared_report(), "comparison")
-    assert {"this plan", "uniform", "uniform, fast", "harp", "does not fit"} <= set(found)
+    assert {"this plan", "uniform", "uniform, fast", "harp", f"does not fit: {SHORT}"} <= set(found)
     assert any(text.endswith("(2.00 × as long)") for text in found)
 
 

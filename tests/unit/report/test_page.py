@@ -26,6 +26,7 @@ from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
 from tests.unit.report.samples import (
+    SHORT,
     cluster,
     compared_report,
     cpu_report,
@@ -247,7 +248,7 @@ def test_the_comparison_has_every_yardstick() -> None:
     assert [(row[0], row[3]) for row in rows[:3]] == [
         ("this plan", "1.00 ×"), ("uniform", "3.00 ×"), ("uniform, fast", "2.00 ×"),
     ]  # fmt: skip
-    assert rows[3] == ["harp", "does not fit"]
+    assert rows[3] == ["harp", f"does not fit: {SHORT}"]
 
 
 def test_the_page_says_how_far_the_step_may_be_off() -> None:
