@@ -14,7 +14,7 @@ from hetero.plan.ir import Plan
 from hetero.spec.parameters import parameters
 from tests.helpers.commands import command_line
 from tests.helpers.comparison import shard
-from tests.helpers.host_training import left_to_hosts
+from tests.helpers.host_training import activations_to_hosts, gradients_to_hosts, left_to_hosts
 from tests.helpers.layouts import layout, with_delays
 from tests.helpers.models import moe_model
 from tests.helpers.plans import deep_enough, plan, replica, sharded, stage
@@ -59,6 +59,11 @@ def interleaved() -> Plan:
     alone = made.replicas[1]
     offload = dataclasses.replace(alone.stages[0].offload, activations_until=3.0)
     return made.with_replicas({1: alone.with_stage(0, offload=offload, wgrad_delay=None)})
+
+
+def everything_on_hosts() -> Plan:
+    """Hosts that update, add gradients up and keep activations, some of them for a part of a stage."""
+    return activations_to_hosts(gradients_to_hosts(two_unlike_replicas(), speculate=True))
 
 
 def run(made: Plan, *, end_step: int, rampup: bool = True, **flags: str | None) -> list[Session]:
@@ -127,8 +132,9 @@ def test_a_small_batch_is_a_whole_one_to_who_knows_no_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [experts, interleaved])
+@pytest.mark.parametrize("made", [experts, interleaved, everything_on_hosts])
 def test_what_depends_on_the_batch_follows_it(made: Callable[[], Plan]) -> None:
-    """The share of a microbatch in an auxiliary loss; the order of computes of ranks with several stages."""
+    """The share of a microbatch in an auxiliary loss; the order of computes of ranks with several stages; how many
+    microbatches' gradients a host adds up before they are summed, and the order in which activations come back."""
     whole = made()
     assert_is_one_process(whole, run(whole, end_step=len(SIZES)), from_step=0)

@@ -103,3 +103,17 @@ def test_all_sizes_that_cannot_be_shared_are_told_at_once() -> None:
         "are possible, or lower the micro batch sizes"
     )
     check_batch_sizes(whole, BatchSizes(24, BatchRampup(start=8, increment=4, samples=1000)))
+
+
+def test_a_batch_at_which_interleaved_stages_deadlock_is_told() -> None:
+    """Six microbatches go through with fewer in flight than five do, which are no multiple of two ranks."""
+    depths = (4, 2, 6, 4, 5, 5)
+    in_turns = [stage(layers=(s, s + 1), ranks=(s % 2,), depth=depth) for s, depth in enumerate(depths)]
+    whole = plan(gpt2_model(), [replica(*in_turns, num_samples=6)])
+    validate(whole)
+    check_batch_sizes(whole, BatchSizes(6, BatchRampup(start=4, increment=2, samples=10)))
+    message = r"^--rampup-batch-size 5 1 10: in steps of 5 samples, replica 0: in_flight \[4, 2, 6, 4, 5, 5\] of its "
+    with pytest.raises(
+        PlanError, match=message + r"interleaved stages would deadlock; set it to \[5, 3, 6, 5, 5, 5\]$"
+    ):
+        check_batch_sizes(whole, BatchSizes(6, BatchRampup(start=5, increment=1, samples=10)))
