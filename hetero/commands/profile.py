@@ -11,7 +11,8 @@ from hetero.extras import require
 from hetero.profiling.options import add_options, check_options, words_of
 from hetero.profiling.profiled_plan import check_cuts
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
-from hetero.serialization import save
+from hetero.serialization import load, save
+from hetero.spec.cluster import ClusterSpec
 from hetero.standard_output import answer
 
 LINKS = "links.json"
@@ -55,6 +56,8 @@ def add_profile(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     check_run_options(args)
+    if args.cluster is not None:
+        load(ClusterSpec, args.cluster)
     check_cuts(args.model, args.tp or ())
     require("train", asked_by="hetero profile run")
     return run_in_child("hetero.profiling.run", words_of_run(args), args, python_flags=("-W", "ignore"))

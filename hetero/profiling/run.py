@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero.distributed.environment import set_cuda_environment
@@ -18,6 +19,9 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.launch.launched_by import launch_variables, node_name
 from hetero.profiling.host_hardware import processor_name
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
+from hetero.serialization import load
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.devices import DeviceCatalogue
 from hetero.spec.found_device import FoundDevice
 from hetero.spec.shipped_devices import SHIPPED_DEVICES
 from hetero.standard_output import add_output_options, answer, directed_output, tell_error
@@ -63,7 +67,7 @@ def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {args.out}: cannot be made: {error.strerror}") from None
-    on, date = _profiled_device(args), datetime.date.today().isoformat()
+    on, date = _profiled_device(args, *_name_and_known_types(args)), datetime.date.today().isoformat()
     if is_launched:
         from hetero.profiling.together import measure_together
 
@@ -71,14 +75,48 @@ def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
         if found is not None:
             answer(args, lambda: found)
         return
-    if on.type.name not in SHIPPED_DEVICES:
+    if on.type.name not in SHIPPED_DEVICES and args.cluster is None:
         _say(f"{on.type.name} does not ship; the cluster file is to describe it: devices: [{{name: {on.type.name}}}]")
     profiles = measure_device(args, on, date=date, say=_say)
     answer(args, lambda: {"profiles": profiles, "links": None})
 
 
-def _profiled_device(args: argparse.Namespace) -> "ProfiledDevice":
-    """The device of this rank, or of this process.
+def _name_and_known_types(args: argparse.Namespace) -> tuple[str | None, DeviceCatalogue]:
+    """What the device of this rank is called, ``None`` if by itself, and the types that are known."""
+    if args.cluster is None:
+        return args.device_type, SHIPPED_DEVICES
+    cluster = load(ClusterSpec, args.cluster)
+    rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    return device_in_cluster(cluster, rank=rank, world_size=world_size, source=args.cluster), cluster.device_types
+
+
+def device_in_cluster(cluster: ClusterSpec, *, rank: int, world_size: int, source: Path) -> str:
+    """The name of a rank's device in a launch with a rank for each device of ``cluster``, for each node, for each node
+    type, or for all of it where there is one type; always in the order of the file.
+
+    Args:
+        source: the file, for messages.
+
+    Raises:
+        ConfigError: the launch has another number of ranks.
+    """
+    names = [node_type.device for node_type in cluster.node_types]
+    counts = [node_type.count for node_type in cluster.node_types]
+    devices = [node_type.count * node_type.gpus_per_node for node_type in cluster.node_types]
+    one = names[:1] if len(set(names)) == 1 else []
+    ways = ([name for name, n in zip(names, many, strict=True) for _ in range(n)] for many in (devices, counts))
+    for way in (*ways, names, one):
+        if len(way) == world_size:
+            return way[rank]
+    raise ConfigError(
+        f"--cluster {source}: it has {sum(devices)} devices on {sum(counts)} nodes of {len(names)} node types, the "
+        f"launch has {world_size} rank{'s' * (world_size > 1)}; start a rank for each device, for each node, or for "
+        "each node type, in the order of the file, or give each its own --device-type"
+    )
+
+
+def _profiled_device(args: argparse.Namespace, name: str | None, known: DeviceCatalogue) -> "ProfiledDevice":
+    """The device of this rank, or of this process, called ``name``.
 
     Raises:
         ConfigError: it is not of the type that the flags say, or is not there.
@@ -108,7 +146,7 @@ def _profiled_device(args: argparse.Namespace) -> "ProfiledDevice":
         hardware = f"{processor_name() or 'processor'}, {num_threads} thread{'' if num_threads == 1 else 's'}"
     return ProfiledDevice(
         device=device,
-        type=found.type_called(args.device_type, SHIPPED_DEVICES),
+        type=found.type_called(name, known),
         hardware=hardware,
         node=node_name(os.environ),
         facts=facts,

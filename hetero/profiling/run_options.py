@@ -32,7 +32,13 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-type",
         metavar="NAME",
-        help="what the cluster file calls the device (default: as hetero discover does)",
+        help="what the cluster file calls the device (default: by what CUDA calls it; processors are all cpu)",
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="CLUSTER",
+        help="cluster.yaml, whose names of devices profiles get: rank by rank, in the order of the file",
     )
     parser.add_argument(
         "--tp", type=int, nargs="+", metavar="N", help=f"default: those of {TPS} that the model can be cut into"
@@ -103,6 +109,8 @@ def check_run_options(args: argparse.Namespace) -> None:
         raise ConfigError(f"--budget-seconds is {args.budget_seconds:g}, must be above 0")
     if not args.link_seconds >= 0:
         raise ConfigError(f"--link-seconds is {args.link_seconds:g}, must be at least 0")
+    if args.cluster is not None and args.device_type is not None:
+        raise ConfigError(f"--cluster and --device-type {args.device_type} exclude each other: leave one out")
     if args.out.exists() and not args.out.is_dir():
         raise ConfigError(f"--out {args.out}: it is a file; name a folder, into which a profile of each precision goes")
 
@@ -110,7 +118,7 @@ def check_run_options(args: argparse.Namespace) -> None:
 def words_of_run(args: argparse.Namespace) -> list[str]:
     """The flags again, as they are typed."""
     words = ["--model", str(args.model), "--out", str(args.out)]
-    for flag in ("--seq-length", "--device", "--device-type"):
+    for flag in ("--seq-length", "--device", "--device-type", "--cluster"):
         value = getattr(args, flag[2:].replace("-", "_"))
         words += [flag, str(value)] if value is not None else []
     for flag in ("--tp", "--micro-batch-size", "--recompute", "--precision", "--transformer-impl"):

@@ -42,8 +42,8 @@ class FoundDevice:
             return dataclasses.replace(self.type_among(known), name=name, cuda_name=self._exact_name, data_sheet=None)
         if not self.is_a(known.of(name)):
             raise ConfigError(
-                f"--device-type {name}: this is {self.cuda_name or 'a processor'}, which is none; give it a name of "
-                "its own, or leave the flag out"
+                f"device type {name}: this is {self.cuda_name or 'a processor'}, which is none; give it a name of its "
+                "own with --device-type, or none, or correct the cluster file"
             )
         return known.of(name)
 

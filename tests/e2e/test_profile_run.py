@@ -122,9 +122,12 @@ def test_a_device_that_nobody_has_heard_of_is_measured_killed_and_planned_for(
 def test_one_rank_of_a_kind_measures_and_all_measure_their_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every sort of point of a small model, whose bytes are those of the memory model."""
+    """Every sort of point of a small model, whose bytes are those of the memory model; the file has the cluster's name
+    of the device."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = command(tmp_path, "--device-type", "abacus", "--tp", "1", "--micro-batch-size", "2", *NO_DROPOUT)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    words = command(tmp_path, "--cluster", str(cluster), "--tp", "1", "--micro-batch-size", "2", *NO_DROPOUT)
     torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     budgets = ["--budget-seconds", "15", "--link-seconds", "1"]
     ran = subprocess.run([*torchrun, "-m", "hetero", *words, *budgets], capture_output=True, text=True, check=False)
@@ -144,7 +147,6 @@ def test_one_rank_of_a_kind_measures_and_all_measure_their_links(
     described = yaml.safe_load(CLUSTER)
     inside = json.loads(to_json(links))["inside_nodes"][0]
     described["node_types"][0] |= {key: inside[key] for key in ("inside_node", "all_reduce_inside_node")}
-    cluster = tmp_path / "cluster.yaml"
     cluster.write_text(yaml.safe_dump(described))
     spec = load(ClusterSpec, cluster)
     assert spec.all_reduce_of_devices["abacus"] == links.inside_nodes[0].all_reduce_inside_node

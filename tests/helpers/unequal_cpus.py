@@ -32,7 +32,7 @@ rank = int(os.environ["RANK"])
 os.environ["SLURMD_NODENAME"] = f"node{{rank}}"
 with open({members!r}[rank], "w") as group:
     group.write(str(os.getpid()))
-sys.argv = [{script!r}, *sys.argv[1:], *{words!r}[rank]]
+sys.argv = [{script!r}, *sys.argv[1:]]
 runpy.run_path({script!r}, run_name="__main__")
 """
 
@@ -48,15 +48,14 @@ class UnequalCpus:
     nodes: Sequence[Quota]
     model: ModelSpec
 
-    def program(self, script: str, *, words: Sequence[Sequence[str]] = ()) -> Path:
-        """A program that runs ``script`` of this repository in the group of its rank, with ``words`` of the rank."""
+    def program(self, script: str) -> Path:
+        """A program that runs ``script`` of this repository in the group of its rank."""
         path = self.folder / f"on_its_node_{Path(script).parent.name}_{Path(script).stem}.py"
         path.write_text(
             _ON_ITS_NODE.format(
                 root=str(ROOT),
                 members=[str(node.members) for node in self.nodes],
                 script=str(ROOT / script),
-                words=[list(each) for each in words] or [[]] * len(self.nodes),
             )
         )
         return path
@@ -74,13 +73,13 @@ class UnequalCpus:
         """What ``hetero profile run`` measures on all nodes together: a profile of each device type, and the links."""
         save(self.model, self.folder / "model.json")
         out = self.folder / "profiles"
-        by_rank = [node_type for node_type in cluster.node_types for _ in range(node_type.count)]
+        save(cluster, self.folder / "cluster.json")
         words = ["--model", str(self.folder / "model.json"), "--out", str(out), "--device", "cpu", "--tp", "1"]
         words += [*NO_DROPOUT, "--budget-seconds", f"{budget_s:g}", "--link-seconds", f"{link_s:g}", *flags]
-        devices = [("--device-type", node_type.device) for node_type in by_rank]
-        program = self.program("hetero/profiling/run.py", words=devices)
+        words += ["--cluster", str(self.folder / "cluster.json")]
+        program = self.program("hetero/profiling/run.py")
         _succeeded(forked(len(self.nodes), words, script=str(program), timeout_s=timeout_s))
-        names = dict.fromkeys(node_type.device for node_type in by_rank)
+        names = dict.fromkeys(node_type.device for node_type in cluster.node_types)
         profiles = [out / f"model.{name}.fp32.local.json" for name in names]
         return profiles, load(MeasuredLinks, out / "links.json")
 

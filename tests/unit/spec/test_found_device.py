@@ -26,7 +26,7 @@ def test_a_name_of_its_own_describes_what_was_found() -> None:
 
 def test_a_name_that_ships_is_that_of_such_a_device() -> None:
     assert A100.type_called("A100-40", SHIPPED_DEVICES) == SHIPPED_DEVICES.of("A100-40")
-    with pytest.raises(ConfigError, match=r"--device-type V100-16: this is NVIDIA A100-SXM4-40GB, which is none; give"):
+    with pytest.raises(ConfigError, match=r"^device type V100-16: this is NVIDIA A100-SXM4-40GB, which is none; give"):
         A100.type_called("V100-16", SHIPPED_DEVICES)
-    with pytest.raises(ConfigError, match="--device-type A100-40: this is a processor, which is none"):
+    with pytest.raises(ConfigError, match=r"^device type A100-40: this is a processor, which is none"):
         FoundDevice().type_called("A100-40", SHIPPED_DEVICES)
