@@ -26,6 +26,7 @@ from hetero.report.tables.plan import plan_picture
 from hetero.report.tables.prediction import prediction_table
 from megatron.training.cli.arguments import parse_args
 from megatron.training.error_file import exit_code
+from megatron.training.given_files import file_problems
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +43,7 @@ def _plan(argv: Sequence[str]) -> None:
     Raises:
         ConfigError: flags or a file that they name are wrong, nothing is to be planned, or there is no plan.
     """
-    config = parse_args(argv)
+    config = parse_args(argv, file_problems=file_problems)
     planner = config.parallel.planner
     if planner is None or config.emulation is not None:
         raise ConfigError(

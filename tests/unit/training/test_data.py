@@ -17,6 +17,7 @@ from hetero.errors import ConfigError
 from hetero.plan.batch_sizes import BatchRampup
 from hetero.plan.ir import Plan
 from megatron.training.cli.training_config import DataConfig
+from megatron.training.corpus_index import TYPE_CODES
 from megatron.training.data import build_dataset, microbatches
 from megatron.training.tokenizer import NullTokenizer
 from tests.helpers.models import gpt2_model
@@ -400,3 +401,8 @@ def test_steps_beyond_the_dataset_are_refused_at_once(corpus: str) -> None:
     steps = len(dataset) // 12
     with pytest.raises(ConfigError, match=rf"step {steps + 1} with --global-batch-size 12 ends at sample"):
         microbatches(dataset, a_plan, place, first_step=steps, num_steps=1, num_workers=0)
+
+
+def test_types_of_tokens_are_megatron_cores() -> None:
+    """They are numbered here as well, where megatron-core is not loaded."""
+    assert {member.value for member in DType} == set(TYPE_CODES)
