@@ -144,6 +144,8 @@ def _on_host_in_words(bucket: Bucket) -> str:
         return ""
     added = bucket.gradients_on_host
     there = f", where those of {ranks_in_words(tuple(sorted(added)))} add up" if added else ""
+    kept = bucket.weights_on_host
+    there += f" and the weights of {ranks_in_words(tuple(sorted(kept)))} live" if kept else ""
     return f", updated on the host by {ranks_in_words(tuple(sorted(bucket.on_host)))}{there}"
 
 

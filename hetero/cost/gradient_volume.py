@@ -25,6 +25,7 @@ from hetero.plan.offload import (
     place_of,
     stages_of_ranks,
     updates_on_host,
+    weights_on_host,
 )
 from hetero.plan.sync_domains import Domains
 from hetero.spec.model import ModelSpec
@@ -56,11 +57,13 @@ class OwnedParameters(NamedTuple):
     """Elements whose optimizer state a rank owns, by where it has the state.
 
     added: of those ``on_host``, elements whose gradients add up there.
+    kept: of these, elements whose weights live there.
     """
 
     on_device: float = 0.0
     on_host: float = 0.0
     added: float = 0.0
+    kept: float = 0.0
 
     @property
     def numel(self) -> float:
@@ -158,34 +161,36 @@ def owned_parameters(plan: Plan) -> dict[int, dict[int, OwnedParameters]]:
         for ranks in alike.groups:
             per_share = 1.0 / sum(weight[rank] for rank in ranks)
             for rank in ranks:
-                for index, numel, on_host, adds in _by_stage(alike, held_by[rank]):
+                for index, numel, (on_host, adds, keeps) in _by_stage(alike, held_by[rank]):
                     s, part = numbers[rank][index], numel * per_share * weight[rank]
                     so_far = owned[rank][s]
                     owned[rank][s] = OwnedParameters(
                         so_far.on_device + part * (not on_host),
                         so_far.on_host + part * on_host,
                         so_far.added + part * adds,
+                        so_far.kept + part * keeps,
                     )
     return owned
 
 
-def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, bool, bool]]:
-    """What a rank of the groups sums, by which of its ``stages`` holds it, whether its host has the state, and whether
-    it adds the gradients up."""
+def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, tuple[bool, bool, bool]]]:
+    """What a rank of the groups sums, by which of its ``stages`` holds it, and whether its host has the state, adds the
+    gradients up, and has the weights."""
     if len(stages) == 1 and not hosts_update(stages):
-        yield 0, alike.numel, False, False
+        yield 0, alike.numel, (False, False, False)
         return
     for position, sums in alike.sums:
         numel = alike.share_of(sums[-1])
-        updates, adds = updates_on_host(position, stages), gradients_on_host(position, stages)
-        yield place_of(position, stages)[0], numel, updates, adds
+        on_host = updates_on_host(position, stages), gradients_on_host(position, stages)
+        yield place_of(position, stages)[0], numel, (*on_host, weights_on_host(position, stages))
 
 
 class HeldTwice(NamedTuple):
-    """Elements of weights that a rank holds twice, and of how many the gradients are on the host."""
+    """Elements of weights that a rank holds twice, and of how many the gradients are on the host, and the weights."""
 
     numel: int = 0
     on_host: int = 0
+    kept: int = 0
 
 
 def parameters_held_twice(plan: Plan) -> dict[tuple[int, int], HeldTwice]:
@@ -201,8 +206,9 @@ def parameters_held_twice(plan: Plan) -> dict[tuple[int, int], HeldTwice]:
         for r, s, stage in holders:
             if stage.tp < cells:
                 on_host = sum(sums[-1] for position, sums in sharded if gradients_on_host(position, [stage]))
-                so_far = found[r, s]
-                found[r, s] = HeldTwice(so_far.numel + numel // stage.tp, so_far.on_host + on_host // stage.tp)
+                kept = sum(sums[-1] for position, sums in sharded if weights_on_host(position, [stage]))
+                more = HeldTwice(*(each // stage.tp for each in (numel, on_host, kept)))
+                found[r, s] = HeldTwice(*map(sum, zip(found[r, s], more, strict=True)))
     return found
 
 

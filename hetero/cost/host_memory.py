@@ -6,7 +6,8 @@ bf16 or fp16:
     optimizer     12   master weight and two moments
     previews      12   the same again, where updates are previewed (:mod:`hetero.runtime.host_adamw`)
     gradients      4   as they are summed; of all that the rank holds, owned or not, where they add up there
-    weights        2   on their way back; none where the device is the host's own processor
+    weights        2   on their way back, none where the device is the host's own processor; of all that the rank holds,
+                       owned or not, where they live there
     checkpoint    12   the state once more, while a checkpoint is written
 
 Of activations that are there, those of all microbatches in flight.
@@ -20,7 +21,7 @@ from hetero.cost.cost_model import CostModel
 from hetero.cost.gradient_volume import OwnedParameters, owned_parameters, parameters_held_twice
 from hetero.cost.memory import memory_costs
 from hetero.cost.offload.blocks import ElementBytes
-from hetero.cost.stage_memory import blocks_on_host, gradients_to_host, largest_gradient
+from hetero.cost.stage_memory import blocks_on_host, gradients_to_host, largest_gradient, weights_to_host
 from hetero.errors import PlanMemoryError
 from hetero.plan.ir import Plan, Replica, StageKey
 from hetero.plan.lowering import step_rows
@@ -88,8 +89,12 @@ def _taken_by_ranks(plan: Plan, costs: CostModel) -> Mapping[int, Mapping[int, H
             owns = owned[rank][s] if owned else OwnedParameters()
             updated = of_parameters(owns.on_host, costs, device_type, speculates=stage.offload.speculate)
             more = added[r, s] - int(costs.gradient_bytes * owns.added)
+            on_way = of_parameters(owns.on_host - owns.kept, costs, device_type, speculates=False).weights
             found.setdefault(rank, {})[s] = dataclasses.replace(
-                updated, gradients=updated.gradients + more, activations=activations
+                updated,
+                gradients=updated.gradients + more,
+                weights=on_way + costs.element_bytes * sum(weights_to_host(stage, costs).values()),
+                activations=activations,
             )
     return found
 
@@ -142,8 +147,8 @@ def check_host_memory(plan: Plan, cluster: ClusterSpec) -> None:
         if taken.total > usable * GIB:
             raise PlanMemoryError(
                 f"node {node}: its ranks leave {needed} to the host, and node type {node_type.name!r} has {usable:g} "
-                "GiB; let stages keep more on their devices (a higher optimizer_from or "
-                "gradients_from, a lower activations_until), or "
+                "GiB; let stages keep more on their devices (a higher optimizer_from, gradients_from or "
+                "weights_from, a lower activations_until), or "
                 "set speculate to false, with which the state is there once"
             )
 

@@ -75,9 +75,10 @@ def plan_memory(plan: Plan, costs: CostModel) -> dict[StageKey, MemoryBreakdown]
             for s, peak in _peak(replica, _on_one_device(memories, costs), moments.get(group)).items():
                 if (held_twice := twice.get((r, s))) is not None:
                     on_device = held_twice.numel - held_twice.on_host
+                    kept_there = held_twice.numel - held_twice.kept
                     peak = dataclasses.replace(
                         peak,
-                        weights=peak.weights + costs.element_bytes * held_twice.numel,
+                        weights=peak.weights + costs.element_bytes * kept_there,
                         gradients=peak.gradients + costs.gradient_bytes * on_device,
                     )
                 if owns_most is not None:

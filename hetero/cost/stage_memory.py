@@ -7,7 +7,7 @@ go with the microbatches.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,7 +21,11 @@ from hetero.cost.layers.activation_memory import (
 )
 from hetero.cost.layers.stage_modules import modules_of
 from hetero.plan.ir import Recompute, Stage
-from hetero.plan.offload import blocks_with_activations_on_host, blocks_with_gradients_on_host
+from hetero.plan.offload import (
+    blocks_with_activations_on_host,
+    blocks_with_gradients_on_host,
+    blocks_with_weights_on_host,
+)
 from hetero.schedule.activation_residency import HeldMicrobatches
 from hetero.spec.profile import ModuleKind
 
@@ -31,6 +35,10 @@ TOKEN_BYTES = 8
 GRADIENT_SLOTS = 2
 """Blocks whose gradients are on the device where they add up on the host: one that comes, one that leaves
 (:mod:`hetero.runtime.host_gradients`)."""
+
+WEIGHT_SLOTS = 2
+"""Blocks whose weights are on the device where they live on the host: one that computes, one that comes
+(:mod:`hetero.runtime.host_weights`)."""
 
 ACTIVATION_SLOTS = 4
 """Blocks on their way to the host and back: two that leave, two that come (:mod:`hetero.runtime.host_activations`)."""
@@ -48,7 +56,7 @@ class MemoryBreakdown:
     logits: saved logits and softmax of the microbatches in flight.
     deferred: of all microbatches whose weights' gradients are still to be computed.
     working: what the most demanding layer needs beside them while it computes, activations on their way to the host
-        and back, and gradients on theirs.
+        and back, gradients on theirs, and weights that come for a compute.
     boundary_buffers: slices on their way to and from neighbours.
     sync_buffers: what the reduction of gradients needs beside the gradients.
     held_by_collectives: tensors of a whole pass that the allocator has not got back yet from tensor-parallel
@@ -187,9 +195,30 @@ def _with_activations_on_host(memory: StageMemory, stage: Stage, costs: CostMode
 def gradients_to_host(stage: Stage, costs: CostModel) -> dict[float, int]:
     """Elements of the gradients that a rank of a plan's stage adds up on its host, by the positions of their blocks, in
     the order of the forward."""
+    blocks = blocks_with_gradients_on_host(stage, num_layers=costs.model.num_layers)
+    return _elements_of(blocks, stage.offload.gradients_from, stage, costs)
+
+
+def weights_to_host(stage: Stage, costs: CostModel) -> dict[float, int]:
+    """As :func:`gradients_to_host`, of weights that live there."""
+    blocks = blocks_with_weights_on_host(stage, num_layers=costs.model.num_layers)
+    return _elements_of(blocks, stage.offload.weights_from, stage, costs)
+
+
+def fetched_weights(stage: Stage, costs: CostModel) -> dict[float, int]:
+    """As :func:`weights_to_host`, what comes to the device for a compute of each block: with the head of a stage that
+    has both ends also its tied embedding."""
+    elements, model = weights_to_host(stage, costs), costs.model
+    if -1.0 in elements and model.tied_embeddings and stage.end == model.num_layers:
+        elements[stage.end] += costs.parameter_counts.word_embedding // stage.tp
+    return elements
+
+
+def _elements_of(blocks: Sequence[float], first: float | None, stage: Stage, costs: CostModel) -> dict[float, int]:
+    """Elements on a rank of the weights from ``first`` on, by the positions of their ``blocks``."""
     num_layers, counts = costs.model.num_layers, costs.parameter_counts
-    first, found = stage.offload.gradients_from, {}
-    for position in blocks_with_gradients_on_host(stage, num_layers=num_layers):
+    found = {}
+    for position in blocks:
         assert first is not None
         if position < 0:
             found[position] = counts.per_rank("embedding", stage.tp)
@@ -200,6 +229,24 @@ def gradients_to_host(stage: Stage, costs: CostModel) -> dict[float, int]:
             begin, end = max(position, first), min(math.floor(position) + 1.0, stage.end)
             found[position] = sum(counts.per_rank(kind, stage.tp) for kind in modules_of(begin, end))
     return found
+
+
+def _with_weights_on_host(memory: StageMemory, stage: Stage, costs: CostModel) -> StageMemory:
+    """Of weights that live on the host there are those of two blocks.
+
+    A bucket that is gathered needs no more than one of gradients in its time, which counts already.
+    """
+    fetched = fetched_weights(stage, costs)
+    if not fetched:
+        return memory
+    total = sum(weights_to_host(stage, costs).values())
+    there = min(total, WEIGHT_SLOTS * max(fetched.values())) * costs.element_bytes
+    fixed = dataclasses.replace(
+        memory.fixed,
+        weights=memory.fixed.weights - costs.element_bytes * total,
+        working=memory.fixed.working + there,
+    )
+    return dataclasses.replace(memory, fixed=fixed)
 
 
 def _with_gradients_on_host(
@@ -347,7 +394,8 @@ def memory_of_stage(
         begins_device=begins_device,
     )
     memory = _with_activations_on_host(memory, stage, costs)
-    return _with_gradients_on_host(memory, stage, costs, shares_gradients=shares_gradients)
+    memory = _with_gradients_on_host(memory, stage, costs, shares_gradients=shares_gradients)
+    return _with_weights_on_host(memory, stage, costs)
 
 
 def optimizer_bytes_per_parameter(costs: CostModel) -> int:

@@ -105,11 +105,12 @@ class Timing:
         return 0.0
 
     def copy_block(self, kind: ActionKind, stage: int, position: float, *, after_s: float) -> float:
-        """Take note of a copy of what the block at ``position`` of ``stage`` saves of a microbatch, or of its
-        gradients, which are added up where they come to; when it is over.
+        """Take note of a copy of what the block at ``position`` of ``stage`` saves of a microbatch, of its gradients,
+        which are added up where they come to, or of its weights; when it is over.
 
         Args:
-            after_s: it does not begin before, nor before the last one of its ``kind`` is over.
+            after_s: it does not begin before, nor before the last one of its ``kind`` is over. Those of weights are of
+                one kind.
         """
         return 0.0
 

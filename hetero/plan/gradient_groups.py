@@ -30,7 +30,13 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from hetero.plan.ir import Plan, Stage
-from hetero.plan.offload import gradients_on_host, hosts_update, stages_of_ranks, updates_on_host
+from hetero.plan.offload import (
+    gradients_on_host,
+    hosts_update,
+    stages_of_ranks,
+    updates_on_host,
+    weights_on_host,
+)
 from hetero.plan.sync_domains import Domains
 from hetero.spec.parameters import Parameter, shard_intervals, stage_parameters
 
@@ -69,6 +75,7 @@ class Bucket:
     domains: the ranks by domain, where they sum hierarchically (:mod:`.sync_domains`); otherwise empty.
     on_host: those of ``ranks`` that have the optimizer's state of their shard on their host (:mod:`.offload`).
     gradients_on_host: those of them that add up their gradients there.
+    weights_on_host: those of these that have their weights there.
     """
 
     ranks: tuple[int, ...]
@@ -78,6 +85,7 @@ class Bucket:
     domains: tuple[tuple[int, ...], ...] = ()
     on_host: frozenset[int] = frozenset()
     gradients_on_host: frozenset[int] = frozenset()
+    weights_on_host: frozenset[int] = frozenset()
 
     @property
     def numel(self) -> int:
@@ -140,6 +148,7 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
     def close(ranks: tuple[int, ...]) -> None:
         segments = sorted(open_buckets.pop(ranks), key=lambda segment: not segment.parameter.decays)
         position = min(segment.parameter.position for segment in segments)
+        updating, adding, keeping = on_host(ranks, position)
         closed.append(
             Bucket(
                 ranks=ranks,
@@ -147,15 +156,17 @@ def gradient_buckets(plan: Plan, *, bucket_numel: int) -> tuple[Bucket, ...]:
                 position=position,
                 shares=tuple(shares[rank] for rank in ranks),
                 domains=domains.parts(ranks),
-                on_host=on_host(ranks, position)[0],
-                gradients_on_host=on_host(ranks, position)[1],
+                on_host=updating,
+                gradients_on_host=adding,
+                weights_on_host=keeping,
             )
         )
 
-    def on_host(ranks: tuple[int, ...], position: float) -> tuple[frozenset[int], frozenset[int]]:
-        """Those of ``ranks`` whose hosts have the optimizer's state, and those whose hosts have gradients."""
+    def on_host(ranks: tuple[int, ...], position: float) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
+        """Those of ``ranks`` whose hosts have the optimizer's state, whose hosts have gradients, and weights."""
         updating = frozenset(rank for rank in ranks if asks_hosts and updates_on_host(position, held_by[rank]))
-        return updating, frozenset(rank for rank in updating if gradients_on_host(position, held_by[rank]))
+        adding = frozenset(rank for rank in updating if gradients_on_host(position, held_by[rank]))
+        return updating, adding, frozenset(rank for rank in adding if weights_on_host(position, held_by[rank]))
 
     for segments in _segments_backward(plan):
         for segment, ranks in segments:

@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 from typing import Protocol, TypeVar
 
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.offload import blocks_with_gradients_on_host, place_of
-from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
+from hetero.plan.offload import blocks_with_gradients_on_host, fetched_blocks, place_of
+from hetero.schedule.actions import BACKWARD, COMPUTE, FETCHES, NO_STAGE, UPDATE, Action, ActionKind, Row, Schedule
 from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import ORDERS, forward_only
 from hetero.schedule.passes import add_communication, post_receives_early, split_backward
@@ -81,6 +81,11 @@ class LoweredBucket(Protocol):
         """Those of the ranks whose hosts add up their gradients."""
         ...
 
+    @property
+    def weights_on_host(self) -> frozenset[int]:
+        """Those of the ranks whose hosts have their weights."""
+        ...
+
 
 def lower(plan: Plan, buckets: Sequence[LoweredBucket], *, options: CollectiveOptions | None = None) -> list[Program]:
     """The program of every device group of ``plan``, replica after replica.
@@ -135,7 +140,12 @@ def evaluation_program(plan: Plan, rank: int) -> Program:
     replica = plan.replicas[place.replica]
     stages, row = _group_and_row(replica, place.stage, evaluation_rows(replica))
     return Program.of_row(
-        row, replica=place.replica, stages=stages, num_microbatches=replica.microbatch_counts, updates=False
+        row,
+        replica=place.replica,
+        stages=stages,
+        num_microbatches=replica.microbatch_counts,
+        beside=_weight_copies(plan, replica, row),
+        updates=False,
     )
 
 
@@ -170,7 +180,7 @@ def _program(
     host = _HostActions([replica.stages[s] for s in stages], buckets, points)
     reduces = tuple(QueuedAction(_of(ActionKind.REDUCE, n), (host.whole(n, b),)) for n, b in summed)
     gathers = tuple(
-        QueuedAction(_of(ActionKind.GATHER, n), (Point(UPDATE), *host.brings(n)), (points.weights_needed(b.position),))
+        QueuedAction(_of(ActionKind.GATHER, n), (Point(UPDATE), *host.brings(n)), host.needed_behind_gather(n, b))
         for n, b in gathered
     )
     return Program.of_row(
@@ -179,17 +189,35 @@ def _program(
         stages=stages,
         num_microbatches=replica.microbatch_counts,
         beside={
+            **_weight_copies(plan, replica, row),
             **_activation_copies(replica, row),
             **_gradient_copies(plan, replica, row),
             "reduce": reduces,
             **host.queues(),
             "gather": gathers,
+            **host.around_gathers([n for n, _ in gathered]),
         },
     )
 
 
 def _of(kind: ActionKind, bucket: int) -> Action:
     return Action(NO_STAGE, kind, bucket)
+
+
+def _weight_copies(plan: Plan, replica: Replica, row: Row) -> dict[str, tuple[QueuedAction, ...]]:
+    """Copies of weights that live on the host, in the order of the computes that need them, each block by block in
+    front of its compute: upwards for a forward, downwards for a backward.
+
+    How far they may be ahead, whoever executes them decides (:mod:`hetero.runtime.host_weights`).
+    """
+    coming = []
+    for action in row:
+        stage = replica.stages[action.stage]
+        blocks = fetched_blocks(stage, action.kind, num_layers=plan.model.num_layers)
+        if blocks:
+            comes = Action(action.stage, FETCHES[action.kind], action.number)
+            coming.append(QueuedAction(comes, (), (Point(action, blocks[0]),)))
+    return {"weights_in": tuple(coming)}
 
 
 def _activation_copies(replica: Replica, row: Row) -> dict[str, tuple[QueuedAction, ...]]:
@@ -232,6 +260,9 @@ class _HostActions:
     Gradients come from the head down, and go to the host as soon as they are summed. Updates are in the order in which
     the next forward needs their weights, from the embedding up. Where they are tried before the world has agreed on the
     norm, they are in the order of the gradients; the program shows those that turn out right.
+
+    Weights that live on the host do not come back behind their update, but for each compute. What others hold of them
+    as well goes through the device while it is gathered.
     """
 
     def __init__(
@@ -243,10 +274,31 @@ class _HostActions:
         self._speculates = any(stage.offload.speculate for stage in stages)
         self._points = points
         self._adding = {n for n, bucket in buckets.items() if not bucket.gradients_on_host.isdisjoint(ranks)}
+        self._keeping = {n: b for n, b in buckets.items() if not b.weights_on_host.isdisjoint(ranks)}
+        self._kind = ActionKind.PREVIEW if self._speculates else ActionKind.HOST_UPDATE
 
     def brings(self, bucket: int) -> tuple[Point, ...]:
         """Where the weights of a bucket are back, if they are to come from the host."""
-        return tuple(Point(_of(ActionKind.IN_P, n)) for n, _ in self._downwards if n == bucket)
+        kind = ActionKind.GATHER_IN if bucket in self._keeping else ActionKind.IN_P
+        return tuple(Point(_of(kind, n)) for n, _ in self._downwards if n == bucket)
+
+    def needed_behind_gather(self, number: int, bucket: LoweredBucket) -> tuple[Point, ...]:
+        """What waits for the gather of a bucket of several ranks on the devices."""
+        return () if number in self._keeping else (self._points.weights_needed(bucket.position),)
+
+    def around_gathers(self, gathered: Sequence[int]) -> dict[str, tuple[QueuedAction, ...]]:
+        """What brings the weights of these buckets to the device and to the host again, where they live there."""
+        kept = [n for n in gathered if n in self._keeping]
+        inwards = [QueuedAction(_of(ActionKind.GATHER_IN, n), (Point(_of(self._kind, n)), Point(UPDATE))) for n in kept]
+        outwards = [
+            QueuedAction(
+                _of(ActionKind.GATHER_OUT, n),
+                (Point(_of(ActionKind.GATHER, n)),),
+                (self._points.weights_fetched(self._keeping[n].position),),
+            )
+            for n in kept
+        ]
+        return {"gather_in": tuple(inwards), "gather_out": tuple(outwards)}
 
     def whole(self, number: int, bucket: LoweredBucket) -> Point:
         """Where the group has its own gradients of a bucket of several ranks on its devices."""
@@ -267,12 +319,15 @@ class _HostActions:
             if not self._is_there(n, b)
         ]
         order = self._downwards if self._speculates else self._downwards[::-1]
-        kind = ActionKind.PREVIEW if self._speculates else ActionKind.HOST_UPDATE
+        kind = self._kind
         agreed = () if self._speculates else (Point(UPDATE),)
-        host = [QueuedAction(_of(kind, n), (self._there(n, b), *agreed)) for n, b in order]
+        host = [
+            QueuedAction(_of(kind, n), (self._there(n, b), *agreed), self._needed_without_copy(n, b)) for n, b in order
+        ]
         back = [
             QueuedAction(_of(ActionKind.IN_P, n), (Point(_of(kind, n)),), self._needed_without_gather(b))
             for n, b in order
+            if n not in self._keeping
         ]
         return {
             "gradients_in": tuple(added),
@@ -295,6 +350,10 @@ class _HostActions:
         if len(bucket.ranks) > 1:
             return Point(_of(ActionKind.REDUCE, number))
         return self._points.gradients_ready(bucket.position)
+
+    def _needed_without_copy(self, number: int, bucket: LoweredBucket) -> tuple[Point, ...]:
+        alone = number in self._keeping and len(bucket.ranks) == 1
+        return (self._points.weights_fetched(bucket.position),) if alone else ()
 
     def _needed_without_gather(self, bucket: LoweredBucket) -> tuple[Point, ...]:
         return (self._points.weights_needed(bucket.position),) if len(bucket.ranks) == 1 else ()
@@ -398,6 +457,13 @@ class CollectivePoints:
             return Point(self._first_compute)
         held_by, position = self._holder(position)
         return Point(self._first_forward[held_by], position)
+
+    def weights_fetched(self, position: float) -> Point:
+        """As :meth:`weights_needed`, of weights on the host: the point before which they have to be whole there."""
+        if not self._options.overlap_param_gather:
+            return Point(self._first_compute)
+        held_by, position = self._holder(position)
+        return Point(Action(held_by, ActionKind.IN_W_F, self._first_forward[held_by].number), position)
 
     def _holder(self, position: float) -> tuple[int, float]:
         """The stage of the group that holds ``position``, and where in it."""

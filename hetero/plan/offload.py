@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from pydantic import ConfigDict
 
+from hetero.schedule.actions import BACKWARD, FETCHES, ActionKind
 from hetero.serialization import STRICT
 
 
@@ -26,6 +27,10 @@ class Offload:
     gradients_from: gradients of all parameters from this position on are added up in the host's memory, microbatch
         after microbatch, so that the device holds those of two blocks; ``None`` for none. Only of parameters whose
         optimizer's state is there.
+    weights_from: weights of all parameters from this position on, in the precision of training, are in the host's
+        memory; each compute fetches those of its blocks one ahead, so that the device holds those of two blocks;
+        ``None`` for none. Only of parameters whose gradients add up there: these free twice the bytes for half the
+        copies.
     speculate: the host tries its updates before the norm of the gradient is known, as if nothing were clipped. A wrong
         one is done again, and the state is there twice.
     overlap: the next forward waits in front of each layer for that layer's weights alone. Without, its first layer
@@ -39,6 +44,7 @@ class Offload:
 
     optimizer_from: float | None = None
     gradients_from: float | None = None
+    weights_from: float | None = None
     speculate: bool = False
     overlap: bool = True
     activations_until: float | None = None
@@ -54,14 +60,15 @@ class Offload:
         Args:
             before: where the stage has ended so far. Activations until there are the head's too.
         """
-        first, gradients = (
+        first, gradients, weights = (
             max(position, start if start > 0 else -1.0) if position is not None and position < end else None
-            for position in (self.optimizer_from, self.gradients_from)
+            for position in (self.optimizer_from, self.gradients_from, self.weights_from)
         )
         return dataclasses.replace(
             self,
             optimizer_from=first,
             gradients_from=gradients,
+            weights_from=weights,
             speculate=self.speculate and first is not None,
             overlap=self.overlap or first is None,
             activations_until=self._activations_within(start, end, before=before),
@@ -143,12 +150,36 @@ def gradients_on_host(position: float, stages: Sequence[HeldLayers]) -> bool:
     return first is not None and here >= first
 
 
+def weights_on_host(position: float, stages: Sequence[HeldLayers]) -> bool:
+    """Whether a rank that holds ``stages`` has the weights of parameters at ``position`` on its host."""
+    index, here = place_of(position, stages)
+    first = stages[index].offload.weights_from
+    return first is not None and here >= first
+
+
 def blocks_with_gradients_on_host(stage: HeldLayers, *, num_layers: int) -> list[float]:
     """Those of the positions of blocks of which gradients are on the host, in the order of the forward.
 
     Of a layer from whose MLP on they are there, the whole layer counts: its gradients leave together.
     """
-    first = stage.offload.gradients_from
+    return _blocks_from(stage.offload.gradients_from, stage, num_layers=num_layers)
+
+
+def blocks_with_weights_on_host(stage: HeldLayers, *, num_layers: int) -> list[float]:
+    """As :func:`blocks_with_gradients_on_host`, of weights, which come together."""
+    return _blocks_from(stage.offload.weights_from, stage, num_layers=num_layers)
+
+
+def fetched_blocks(stage: HeldLayers, kind: ActionKind, *, num_layers: int) -> list[float]:
+    """The positions of blocks whose weights come from the host for a compute of this kind, in its order.
+
+    Nothing comes for a backward of the embedding, which needs no weights.
+    """
+    blocks = blocks_with_weights_on_host(stage, num_layers=num_layers) if kind in FETCHES else []
+    return [position for position in reversed(blocks) if position >= 0] if kind in BACKWARD else blocks
+
+
+def _blocks_from(first: float | None, stage: HeldLayers, *, num_layers: int) -> list[float]:
     if first is None:
         return []
     positions = block_positions(stage, num_layers=num_layers)
@@ -165,10 +196,15 @@ def changes_of_residency(positions: Sequence[float], holders: Sequence[Sequence[
     """
     if not hosts_update(stage for stages in holders for stage in stages):
         return
-    before: tuple[tuple[bool, bool], ...] | None = None
+    before: tuple[tuple[bool, ...], ...] | None = None
     for position in positions:
         residency = tuple(
-            (updates_on_host(position, stages), gradients_on_host(position, stages)) for stages in holders
+            (
+                updates_on_host(position, stages),
+                gradients_on_host(position, stages),
+                weights_on_host(position, stages),
+            )
+            for stages in holders
         )
         if before is not None and residency != before:
             yield position

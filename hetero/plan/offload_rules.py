@@ -13,6 +13,7 @@ def check_offload(plan: Plan) -> None:
         where, offload = f"replica {r} stage {s}", stage.offload
         _check_activations(where, stage, plan)
         _check_gradients(where, stage, plan)
+        _check_weights(where, stage, plan)
         if offload.optimizer_from is None:
             for name, value in (("speculate", offload.speculate), ("overlap", offload.overlap)):
                 if value != getattr(NOTHING_ON_HOST, name):
@@ -73,6 +74,19 @@ def _check_gradients(where: str, stage: Stage, plan: Plan) -> None:
             "which gradients stay on the device: those of a microbatch come in two parts; leave one of them out"
         )
     _check_held(where, "gradients_from", first, stage, plan)
+
+
+def _check_weights(where: str, stage: Stage, plan: Plan) -> None:
+    first, added = stage.offload.weights_from, stage.offload.gradients_from
+    if first is None:
+        return
+    if added is None or first < added:
+        raise PlanError(
+            f"{where}: offload.weights_from is {in_halves(first)}, and gradients_from is "
+            f"{in_halves(added) if added is not None else 'missing'}: gradients on the host free twice the bytes of "
+            f"weights for half the copies; set gradients_from to {in_halves(first)} or less, or raise weights_from"
+        )
+    _check_held(where, "weights_from", first, stage, plan)
 
 
 def _check_held(where: str, key: str, position: float, stage: Stage, plan: Plan) -> None:

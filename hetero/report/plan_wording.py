@@ -75,6 +75,18 @@ def gradients_on_hosts(plan: Plan) -> str:
     )
 
 
+def weights_on_hosts(plan: Plan) -> str:
+    """``replicas 0-3: stage 1 from layer 8``: of which stages weights live on hosts; empty if of none."""
+    return _of_stages(
+        plan,
+        lambda stage: (
+            f"from {_position_in_words(stage.offload.weights_from, plan)}"
+            if stage.offload.weights_from is not None
+            else ""
+        ),
+    )
+
+
 def activations_on_hosts(plan: Plan) -> str:
     """``replicas 0-3: stage 0 through layer 6``: of which stages hosts hold which activations; empty if of none."""
     return _of_stages(
@@ -130,6 +142,7 @@ def caption_of(plan: Plan) -> str:
         ("order", orders_of(plan)),
         ("updated on hosts", offload_of(plan)),
         ("gradients on hosts", gradients_on_hosts(plan)),
+        ("weights on hosts", weights_on_hosts(plan)),
         ("activations on hosts", activations_on_hosts(plan)),
     ):
         lines += [f"{what}: {said}"] if said else []

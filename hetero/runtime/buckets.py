@@ -16,6 +16,9 @@ holder's shard edges cut into segments of several buckets keeps tensors of its o
 out.
 
 Half-precision weights have float32 gradients: microbatches and ranks are summed in full precision.
+
+Where a plan leaves gradients or weights to the host, these buffers are in its memory (:mod:`.host_gradients`,
+:mod:`.host_weights`).
 """
 
 import itertools
@@ -78,17 +81,21 @@ class LocalBucket:
     number: by which a program names it.
     owned: the shard that this rank owns.
     collectives: how it is summed and gathered.
+    device: where it is.
     adds_on_host: the gradients are in the host's memory (:mod:`.host_gradients`).
+    weights_on_host: the weights are (:mod:`.host_weights`).
     """
 
     bucket: Bucket
     number: int
     owned: slice
     collectives: BucketCollectives
+    device: torch.device
     gradients: torch.Tensor
     weights: torch.Tensor
     segments: list[LocalSegment] = field(default_factory=list)
     adds_on_host: bool = False
+    weights_on_host: bool = False
 
     @property
     def is_shared(self) -> bool:
@@ -124,8 +131,8 @@ class LocalBucket:
                 segment.return_gradient()
 
     def return_weights(self) -> None:
-        """Bring updated weights from the buffer into the parameters."""
-        for segment in self.segments:
+        """Bring updated weights from the buffer into the parameters; those on the host, each compute fetches."""
+        for segment in () if self.weights_on_host else self.segments:
             segment.return_weight()
 
     def tensors(self) -> set[torch.nn.Parameter]:
@@ -196,13 +203,15 @@ def local_buckets(
                 number,
                 bucket.shard_of(context.rank),
                 bucket_collectives(bucket, context, sequencer),
+                context.device,
                 gradients=(
                     copies.to_keep(weights, dtype=gradient_dtype).zero_()
                     if adds_on_host
-                    else torch.zeros(bucket.length, dtype=gradient_dtype, device=weights.device)
+                    else torch.zeros(bucket.length, dtype=gradient_dtype, device=context.device)
                 ),
                 weights=weights,
                 adds_on_host=adds_on_host,
+                weights_on_host=context.rank in bucket.weights_on_host,
             )
         )
     for local, (_, placed) in zip(buckets, moved, strict=True):
@@ -231,10 +240,10 @@ def connect_buckets(buckets: Sequence[LocalBucket]) -> None:
     """
     shared = [local for local in buckets if local.is_shared]
     for local in shared:
-        for work in local.collectives.sum(local.gradients.to(local.weights.device)):
+        for work in local.collectives.sum(local.gradients.to(local.device)):
             work.wait()
     for local in reversed(shared):
-        for work in local.collectives.gather(local.weights):
+        for work in local.collectives.gather(local.weights.to(local.device)):
             work.wait()
 
 
@@ -243,18 +252,22 @@ class _PlacedSegment:
     """Where a segment lies in this rank's parameter and in the weights of its bucket, before it has gradients.
 
     index: where it lies in the parameter.
+    shape: its own, also when the parameter has no memory any more.
     scale: that of :class:`LocalSegment`.
+    on_host: the buffer is in the host's memory.
     """
 
     tensor: torch.nn.Parameter
     index: tuple[slice, ...]
+    shape: torch.Size
     buffer: torch.Tensor
     place: slice
     scale: float
+    on_host: bool
 
     @property
     def weight(self) -> torch.Tensor:
-        return self.buffer[self.place].view(self.tensor[self.index].shape)
+        return self.buffer[self.place].view(self.shape)
 
 
 def _weight_buffer(
@@ -263,25 +276,36 @@ def _weight_buffer(
     work = context.work
     assert work is not None, "an idle rank holds no bucket"
     _, any_tensor = parameters[bucket.segments[0].parameter.name]
-    buffer = torch.zeros(bucket.length, dtype=any_tensor.dtype, device=any_tensor.device)
+    on_host = context.rank in bucket.weights_on_host
+    if on_host:
+        like = torch.empty(bucket.length, dtype=any_tensor.dtype)
+        buffer = host_copies(context.device).to_keep(like, dtype=like.dtype).zero_()
+    else:
+        buffer = torch.zeros(bucket.length, dtype=any_tensor.dtype, device=any_tensor.device)
     placed = []
     for segment, offset in zip(bucket.segments, bucket.offsets, strict=False):
         parameter, tensor = parameters[segment.parameter.name]
         # All stages of a rank cut their parameters alike.
         index = _local_index(segment, work.stage, work.placement)
         place = slice(offset, offset + segment.numel)
-        placed.append(_PlacedSegment(tensor, index, buffer, place, gradient_scale(parameter, work.stage)))
+        shape, scale = tensor[index].shape, gradient_scale(parameter, work.stage)
+        placed.append(_PlacedSegment(tensor, index, shape, buffer, place, scale, on_host))
     return buffer, placed
 
 
 @torch.no_grad()
 def _move_into_buffer(tensor: torch.nn.Parameter, placed: list[_PlacedSegment]) -> bool:
-    """Copy the weights of ``tensor``, which becomes a view of the buffer if it lies there whole; whether it does."""
+    """Copy the weights of ``tensor``, which becomes a view of the buffer if it lies there whole; whether it does.
+
+    Of one whose weights live on the host the memory is given back.
+    """
     for each in placed:
         each.weight.copy_(tensor[each.index])
     first = placed[0]
     lies_there = all(each.buffer is first.buffer for each in placed) and _lie_in_order(tensor, placed)
-    if lies_there:
+    if first.on_host:
+        tensor.untyped_storage().resize_(0)
+    elif lies_there:
         tensor.data = first.buffer[_place_of(tensor, first.weight)].view(tensor.shape)
     return lies_there
 

@@ -32,6 +32,7 @@ from hetero.distributed.timing import Timing
 from hetero.plan.ir import Stage
 from hetero.plan.offload import blocks_with_activations_on_host
 from hetero.runtime.host_copies import Arrived, host_copies
+from hetero.runtime.stage_blocks import tell_beginnings
 from hetero.schedule.actions import Action, ActionKind
 from hetero.schedule.program import Program
 
@@ -169,7 +170,8 @@ class HostActivations:
             self._in = ThreadPoolExecutor(1, thread_name_prefix="activations-in")
             for s, (stage, module) in stages.items():
                 if self._positions[s]:
-                    self._listen(s, stage, module, is_last=stage.end == num_layers)
+                    # What is saved until the next block begins is a block's own.
+                    tell_beginnings(stage, module, partial(self._begins, s), is_last=stage.end == num_layers)
 
     def follow(self, program: Program) -> None:
         """Bring blocks back from the next step on in the order of ``program``, which differs in its microbatches."""
@@ -191,7 +193,7 @@ class HostActivations:
             yield
             return
         module = self._modules[action.stage]
-        self._weights = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers())}
+        self._weights = {_identity(each) for each in (*module.parameters(), *module.buffers())}
         kept = self._microbatch = self._kept[action.stage, action.number] = _Microbatch(input_SBH)
         self._begin_block(action.stage, positions[0])
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
@@ -216,20 +218,7 @@ class HostActivations:
             for each in block.memory.values():
                 each.host = None
 
-    def _listen(self, s: int, stage: Stage, module: torch.nn.Module, *, is_last: bool) -> None:
-        """Let every block say that it begins; what is saved until the next one does is its own."""
-        decoder = module.decoder
-        assert isinstance(decoder, torch.nn.Module)
-        layers = decoder.layers
-        assert isinstance(layers, torch.nn.ModuleList)
-        for number, layer in zip(stage.layer_numbers, layers, strict=True):
-            layer.register_forward_pre_hook(partial(self._begins, s, max(float(number), stage.start)))
-        if is_last:
-            head = decoder.final_layernorm
-            assert isinstance(head, torch.nn.Module)
-            head.register_forward_pre_hook(partial(self._begins, s, stage.end))
-
-    def _begins(self, s: int, position: float, module: torch.nn.Module, args: object) -> None:
+    def _begins(self, s: int, position: float) -> None:
         # Elsewhere it is an evaluation, a warm-up, or a layer that is computed again.
         if self._microbatch is not None and (self._block is None or self._block.position != position):
             self._end_block()
@@ -268,7 +257,7 @@ class HostActivations:
         storage = tensor.untyped_storage()
         address, kept, block = storage.data_ptr(), self._microbatch, self._block
         assert kept is not None
-        if block is None or tensor.device != self._device or address in self._weights or not storage.nbytes():
+        if block is None or tensor.device != self._device or _identity(tensor) in self._weights or not storage.nbytes():
             if kept.is_input(address):
                 kept.input = None
             return tensor.detach()
@@ -358,6 +347,13 @@ class HostActivations:
             arrived = self._copies.arrived()
         after_s = max(left_s, room_s)
         return arrived, self._timing.copy_block(ActionKind.IN_A, block.stage, block.position, after_s=after_s)
+
+
+def _identity(tensor: torch.Tensor) -> int:
+    """Names the storage below a tensor also while weights that live on the host have no memory (:mod:`.host_weights`),
+    or get some elsewhere."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
 
 
 def _present(tensor: torch.Tensor | None) -> torch.Tensor:

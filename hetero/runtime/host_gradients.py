@@ -16,7 +16,7 @@ thread launches those of buckets on the device too.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,12 +26,12 @@ import torch
 
 from hetero.distributed.timing import Timing, Waitable
 from hetero.plan.ir import Stage
-from hetero.plan.offload import block_positions, place_of
 from hetero.runtime.buckets import LocalBucket
 from hetero.runtime.host_activations import HeldBytes
 from hetero.runtime.host_copies import host_copies
 from hetero.runtime.host_optimizer import HostOptimizer
 from hetero.runtime.main_grad import drop_grad, main_grad
+from hetero.runtime.stage_blocks import blocks_of
 from hetero.schedule.actions import ActionKind
 from hetero.schedule.program import QueuedAction
 
@@ -120,7 +120,7 @@ class HostGradients:
         self._device = device
         # The lowest positions are updated first, and may be overwritten first.
         self._buckets = sorted((each for each in buckets if each.adds_on_host), key=lambda each: each.bucket.position)
-        self._block_of = dict(_blocks_of(self._buckets, stages, num_layers=num_layers))
+        self._block_of = dict(blocks_of(self._buckets, stages, num_layers=num_layers))
         self._members: dict[tuple[int, float], set[torch.nn.Parameter]] = {}
         for tensor, block in self._block_of.items():
             self._members.setdefault(block, set()).add(tensor)
@@ -259,18 +259,6 @@ class HostGradients:
     def _hold(self, num_bytes: int) -> None:
         with self._lock:
             self.on_device.add(num_bytes)
-
-
-def _blocks_of(
-    buckets: Iterable[LocalBucket], stages: Mapping[int, Stage], *, num_layers: int
-) -> Iterable[tuple[torch.nn.Parameter, tuple[int, float]]]:
-    """Of every parameter, the stage and the position of the block whose gradients leave with its own."""
-    numbers, held = list(stages), list(stages.values())
-    for local in buckets:
-        for segment, of_bucket in zip(local.segments, local.bucket.segments, strict=True):
-            index, here = place_of(of_bucket.parameter.position, held)
-            positions = block_positions(held[index], num_layers=num_layers)
-            yield segment.tensor, (numbers[index], max(p for p in positions if p <= here))
 
 
 def _pass_on(to: "Future[float]", over: "Future[float]") -> None:

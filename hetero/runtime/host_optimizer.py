@@ -40,7 +40,7 @@ class HostRange:
 
     gradients: on the host, as the last sum left them; those of the bucket itself where they add up there.
     leaving: on the host, where its new weights leave from; the weights themselves where the device has no memory of
-        its own.
+        its own, or where they live on the host.
     """
 
     local: LocalBucket
@@ -52,7 +52,7 @@ class HostRange:
 
     @property
     def weights(self) -> torch.Tensor:
-        """On the device."""
+        """On the device, or on the host where they live there."""
         return self.local.weights[self.place]
 
     @property
@@ -313,6 +313,8 @@ class HostOptimizer:
         return _Updated(self._copies.arrived(), 0.0)
 
     def _bring_back(self, bucket: Bucket, ranges: Sequence[HostRange], *, after_s: float) -> _Updated:
+        if all(each.local.weights_on_host for each in ranges):
+            return _Updated(self._copies.arrived(), after_s)
         with self._copies.inwards(), self._timing.host(ActionKind.IN_P, bucket, after_s=after_s) as span:
             self._copy_in(ranges)
         return _Updated(self._copies.arrived(), span.end_s)
@@ -365,7 +367,7 @@ def _host_range(
         group,
         HostAdamW(main, threads, previews=speculates),
         gradients=gradients if local.adds_on_host else copies.to_keep(gradients, dtype=gradients.dtype),
-        leaving=copies.for_copies(weights),
+        leaving=weights if local.weights_on_host else copies.for_copies(weights),
     )
 
 

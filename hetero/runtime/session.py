@@ -124,8 +124,7 @@ class TrainingSession:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """This rank's shards by canonical name, as the last update left them."""
-        self.trainer.finish_gather()
-        return {name: tensor.detach() for name, (_, tensor) in self.trainer.parameters.items()}
+        return self.trainer.weights()
 
     def _raise_not_finite(self) -> None:
         """Name the ranks; all-gather over the world.

@@ -13,10 +13,11 @@ from megatron.core.pipeline_parallel.schedules import custom_backward
 from hetero.distributed.process_groups import ParallelContext, StageContext
 from hetero.runtime.boundary_p2p import BoundaryP2P, boundary_after, boundary_before
 from hetero.runtime.host_activations import HostActivations
+from hetero.runtime.host_weights import HostWeights
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.stage import StageModel
-from hetero.schedule.actions import Action, ActionKind
+from hetero.schedule.actions import FETCHES, Action, ActionKind
 
 
 class Keeps(Enum):
@@ -36,6 +37,7 @@ class StageRunner:
 
     Args:
         activations: what its forwards save and its backwards use, as far as that is on the host in between.
+        weights: what its computes need, as far as that lives on the host.
         ready: told each weight that a split backward has added a gradient to, which autograd's hooks know nothing of.
     """
 
@@ -46,6 +48,7 @@ class StageRunner:
         model: StageModel,
         *,
         activations: HostActivations,
+        weights: HostWeights,
         ready: Callable[[torch.nn.Parameter], None],
     ) -> None:
         self.reads_data = work.is_first or work.is_last
@@ -53,6 +56,8 @@ class StageRunner:
         self._timing = context.timing
         self._model = model
         self._activations = activations
+        self._weights = weights
+        self._stage = work.placement.stage
         self._ready = ready
         self._before = boundary_before(context, work, model.dtype)
         self._after = boundary_after(context, work, model.dtype)
@@ -107,7 +112,7 @@ class StageRunner:
         else:
             assert loss_scale is not None, "a last stage scales its loss"
             gradient = loss_scale().to(output.dtype)
-        with self._timing.compute(action), self._activations.using(action):
+        with self._timing.compute(action), self._weights.using(action), self._activations.using(action):
             custom_backward(output, gradient)
         if self._model.delayed is not None:
             self._model.delayed.end_of_backward(action.number)
@@ -135,6 +140,9 @@ class StageRunner:
         for boundary in (self._before, self._after):
             if boundary is not None:
                 boundary.warm_up()
+        forward, backward = (Action(self._stage, kind, _MADE_UP) for kind in (ActionKind.F, ActionKind.B))
+        computes = [forward] * (2 + forwards_again) + [backward]
+        self._weights.begin(each._replace(kind=FETCHES[each.kind]) for each in computes)
         self.module.eval()
         self._compute_forward(None, self._made_up_input(), batch, with_graph=False)
         self.module.train()
@@ -144,7 +152,8 @@ class StageRunner:
         loss = output.detach().clone() if self._after is None else None
         self._keep_graph(_MADE_UP, output)
         gradient = loss_scale().to(output.dtype) if self._after is None else self._after.new_tensor().zero_()
-        custom_backward(self._outputs.pop(_MADE_UP), gradient)
+        with self._weights.using(backward):
+            custom_backward(self._outputs.pop(_MADE_UP), gradient)
         if self._model.delayed is not None:
             self._model.delayed.end_of_backward(_MADE_UP)
             self._model.delayed.compute(_MADE_UP, ready=self._ready)
@@ -160,7 +169,7 @@ class StageRunner:
         if with_graph and input_SBH is not None:
             input_SBH.requires_grad_()
         with torch.set_grad_enabled(with_graph):
-            with self._surrounded(action, input_SBH, with_graph=with_graph) if action is not None else nullcontext():
+            with self._surrounded(action, input_SBH, with_graph=with_graph):
                 output = self._model.forward(input_SBH, batch)
             if self._after is None:
                 assert batch is not None
@@ -168,9 +177,13 @@ class StageRunner:
         return output
 
     @contextmanager
-    def _surrounded(self, action: Action, input_SBH: torch.Tensor | None, *, with_graph: bool) -> Iterator[None]:
+    def _surrounded(self, action: Action | None, input_SBH: torch.Tensor | None, *, with_graph: bool) -> Iterator[None]:
+        if action is None:
+            with self._weights.using(Action(self._stage, ActionKind.F, _MADE_UP)):
+                yield
+            return
         saving = self._activations.saving(action, input_SBH) if with_graph else nullcontext()
-        with self._timing.compute(action), saving:
+        with self._timing.compute(action), self._weights.using(action), saving:
             yield
 
     def _keep_graph(self, number: int, output: torch.Tensor) -> None:

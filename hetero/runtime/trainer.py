@@ -17,6 +17,7 @@ from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.host_activations import HostActivations
 from hetero.runtime.host_gradients import HostGradients
 from hetero.runtime.host_optimizer import HostOptimizer, update_cores
+from hetero.runtime.host_weights import HostWeights
 from hetero.runtime.layer_choice import runs_cuda
 from hetero.runtime.loss_scaler import LossScaleOptions, LossScaler
 from hetero.runtime.main_grad import main_grad
@@ -29,7 +30,7 @@ from hetero.runtime.stage_runner import StageRunner
 from hetero.runtime.update_groups import updated_places
 from hetero.runtime.warm_up import warm_up
 from hetero.runtime.weight_gather import WeightGather
-from hetero.schedule.actions import ActionKind
+from hetero.schedule.actions import Action, ActionKind
 from hetero.schedule.program import Program
 
 
@@ -89,7 +90,7 @@ class Trainer:
             overlap_grad_reduce=data_parallel.overlap_grad_reduce,
             overlap_param_gather=data_parallel.overlap_param_gather,
         )
-        program = self._program_of(plan)
+        self._program = program = self._program_of(plan)
         self._host = _host_optimizer(context, self._buckets, adam, data_parallel.host_cores)
         self.host_gradients = _host_gradients(context, self._buckets, self._host)
         self._sums = GradientSync(
@@ -104,12 +105,28 @@ class Trainer:
             device=context.device,
             timing=context.timing,
         )
+        self.host_weights = HostWeights(
+            {s: (work.stage, model.module) for s, (work, model) in stages.items()},
+            self._buckets,
+            model=plan.model,
+            device=context.device,
+            whole=self._gather.whole,
+            timing=context.timing,
+        )
         self._runners = {
-            s: StageRunner(context, work, model, activations=self.host_activations, ready=self._sums.arrived)
+            s: StageRunner(
+                context,
+                work,
+                model,
+                activations=self.host_activations,
+                weights=self.host_weights,
+                ready=self._sums.arrived,
+            )
             for s, (work, model) in stages.items()
         }
         self._executor = self._executor_of(program, plan)
-        self._evaluator = self._executor_of(evaluation_program(plan, context.rank), plan)
+        self._evaluation = evaluation_program(plan, context.rank)
+        self._evaluator = self._executor_of(self._evaluation, plan)
         self.optimizer = Optimizer(context, self._buckets, adam, scaler=self.scaler, host=self._host)
         self._background: BackgroundCopies | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
@@ -133,7 +150,7 @@ class Trainer:
         Args:
             plan: made by :func:`hetero.plan.batch_shares.with_batch_size`.
         """
-        program = self._program_of(plan)
+        self._program = program = self._program_of(plan)
         self._sums.follow(program)
         self.host_activations.follow(program)
         self._executor = self._executor_of(program, plan)
@@ -166,11 +183,11 @@ class Trainer:
 
     def static_bytes(self) -> tuple[int, int, int]:
         """Bytes of weights, gradients and optimizer state on this rank, whose sum no schedule changes."""
-        weights = sum(local.weights.nbytes for local in self._buckets)
+        weights = sum(local.weights.nbytes for local in self._buckets if not local.weights_on_host)
         gradients = sum(local.gradients.nbytes for local in self._buckets if not local.adds_on_host)
         # Parameters that other holders' edges cut have tensors of their own beside the buffers.
         cut = {tensor for local in self._buckets for tensor in local.cut_tensors()}
-        weights += sum(tensor.nbytes for tensor in cut)
+        weights += sum(tensor.nbytes for tensor in cut if tensor not in self.host_weights)
         on_host = self.host_gradients
         gradients += sum(main_grad(tensor).nbytes for tensor in cut if on_host is None or tensor not in on_host)
         return weights, gradients, self.optimizer.state_bytes()
@@ -178,7 +195,16 @@ class Trainer:
     def host_bytes(self) -> int:
         """Bytes of its host's memory that the plan lets this rank hold."""
         gradients = self.host_gradients.on_host if self.host_gradients is not None else 0
-        return self.optimizer.host_bytes() + gradients
+        return self.optimizer.host_bytes() + gradients + self.host_weights.on_host
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """This rank's shards by canonical name, as the last update left them: of those on the host copies."""
+        self.finish_gather()
+        on_host = self.host_weights
+        return {
+            name: on_host.read(tensor) if tensor in on_host else tensor.detach()
+            for name, (_, tensor) in self.parameters.items()
+        }
 
     def finish_host_updates(self) -> None:
         """Wait for what the host still updates, before anyone looks at the optimizer's state."""
@@ -223,6 +249,7 @@ class Trainer:
         with self._context.timing.outside_steps():
             for module in self._modules:
                 module.eval()
+            self.host_weights.begin(_fetches(self._evaluation))
             loss = self._evaluator.run(StepInputs(microbatches=microbatches))
             for module in self._modules:
                 module.train()
@@ -238,6 +265,7 @@ class Trainer:
         It is in every ``main_grad``, or with a distributed optimizer in the shards that this rank owns.
         """
         self.optimizer.begin()
+        self.host_weights.begin(_fetches(self._program))
         self._num_tokens = _count_tokens(microbatches) if self._reports_loss else torch.zeros_like(self._num_tokens)
         loss = self._executor.run(
             StepInputs(
@@ -348,6 +376,11 @@ def _host_gradients(
         host=host,
         timing=context.timing,
     )
+
+
+def _fetches(program: Program) -> list[Action]:
+    """What brings weights from the host, in the order of the computes."""
+    return [queued.action for queued in program.queues.get("weights_in", ())]
 
 
 def _count_tokens(microbatches: Sequence[Microbatch] | None) -> torch.Tensor:

@@ -29,7 +29,10 @@ class ActionKind(StrEnum):
     owns of the bucket, PREVIEW does so before the norm of the gradient is known, and IN_P brings the weights back.
     OUT_A brings what the forward of a microbatch has saved there, block by block behind it; IN_A brings it back, block
     by block in front of the backward. ADD_G brings the gradients of a microbatch there, block by block behind its
-    backward, where they add up; IN_G brings such sums of a bucket back, where ranks sum them up.
+    backward, where they add up; IN_G brings such sums of a bucket back, where ranks sum them up. IN_W_F, IN_W_R and
+    IN_W_B bring the weights of a stage to the device, block by block in front of a forward, of one that runs again, and
+    of a backward of a microbatch. GATHER_IN brings what a rank has updated of such weights to the device, where a
+    bucket is gathered, and GATHER_OUT brings what others have updated to the host.
     """
 
     F = "F"
@@ -52,6 +55,11 @@ class ActionKind(StrEnum):
     IN_G = "IN_G"
     OUT_A = "OUT_A"
     IN_A = "IN_A"
+    IN_W_F = "IN_W_F"
+    IN_W_R = "IN_W_R"
+    IN_W_B = "IN_W_B"
+    GATHER_IN = "GATHER_IN"
+    GATHER_OUT = "GATHER_OUT"
 
 
 COMPUTE = frozenset({ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W})
@@ -69,16 +77,25 @@ OF_BUCKETS = (
     ActionKind.PREVIEW,
     ActionKind.HOST_UPDATE,
     ActionKind.IN_P,
+    ActionKind.GATHER_IN,
+    ActionKind.GATHER_OUT,
 )
 """What is done to a bucket."""
 
-OF_MICROBATCHES = frozenset({ActionKind.OUT_A, ActionKind.IN_A, ActionKind.ADD_G})
-"""Copies of what a microbatch has saved on a stage, and of its gradients."""
+FETCHES = {
+    ActionKind.F: ActionKind.IN_W_F,
+    ActionKind.R: ActionKind.IN_W_R,
+    ActionKind.B: ActionKind.IN_W_B,
+}
+"""By the kind of a compute, what brings weights from the host for it."""
+
+OF_MICROBATCHES = frozenset({ActionKind.OUT_A, ActionKind.IN_A, ActionKind.ADD_G, *FETCHES.values()})
+"""Copies of what a microbatch has saved on a stage, of its gradients, and of weights for its computes."""
 
 NO_STAGE = -1
 """Stands for the stage in actions of a device group as a whole: the update, and what is done to buckets."""
 
-_OF_STAGES = "F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|OUT_A|IN_A|ADD_G"
+_OF_STAGES = "F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|OUT_A|IN_A|ADD_G|IN_W_F|IN_W_R|IN_W_B"
 
 _WORD = re.compile(rf"(?:(\d+)({_OF_STAGES})|({'|'.join(OF_BUCKETS)}))(\d+)|UPDATE")
 

@@ -67,8 +67,8 @@ class QueuedAction(NamedTuple):
     """An action in its queue, with what it waits for and what waits for it.
 
     after: what has to be done first, beside what stands before it in its queue.
-    before: what waits for it, from these points on: in the training step that follows, but for activations, which come
-        back in the same step.
+    before: what waits for it, from these points on: in the training step that follows, but for activations and weights
+        that come for a compute, which is of the same step.
     """
 
     action: Action
@@ -104,6 +104,7 @@ NO_REPLICA, IDLE = -1, "idle"
 """Replica and head line of the program of a rank that holds no stage."""
 
 QUEUES_BESIDE = (
+    "weights_in",
     "activations_out",
     "activations_in",
     "gradients_out",
@@ -112,11 +113,13 @@ QUEUES_BESIDE = (
     "copy_out",
     "host",
     "copy_in",
+    "gather_in",
     "gather",
+    "gather_out",
 )
-"""What goes on beside computes and transfers: copies of activations to the host and back, those of microbatches'
-gradients and of their sums, and what is done to buckets, in the order in which one goes through them. Copies to and
-from the host have a queue each, and so have the updates there."""
+"""What goes on beside computes and transfers: copies of weights from the host, of activations there and back, those of
+microbatches' gradients and of their sums, and what is done to buckets, in the order in which one goes through them.
+Copies to and from the host have a queue each, and so have the updates there."""
 
 Queues = Mapping[str, tuple[QueuedAction, ...]]
 """The queues by name: ``compute``, :data:`QUEUES_BESIDE`, and for the transfers of each direction of a boundary the

@@ -222,7 +222,27 @@ def gradient_cases() -> Iterator[Any]:
         yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, gradients", marks=marks)
 
 
-@pytest.mark.parametrize(("described", "seconds"), [*host_cases(), *gradient_cases()])
+def weight_cases() -> Iterator[Any]:
+    """Plans whose weights live on hosts, from copies that nobody waits for to such that decide."""
+    one = plan(MODEL, [replica(a100_stage(0, 6, 0, depth=1), num_samples=4)])
+    all_ = Offload(optimizer_from=-1, gradients_from=-1, weights_from=-1)
+    half = Offload(optimizer_from=2, gradients_from=3, weights_from=3.5)
+    cuts = ((0, 2, 0), (2, 4, 1), (4, 5, 0), (5, 6, 1))
+    turns = plan(MODEL, [replica(*(a100_stage(*cut, depth=2) for cut in cuts), num_samples=4)])
+    first, last = (Offload(optimizer_from=p, gradients_from=p, weights_from=p) for p in (1, 4.5))
+    cases = {
+        "one, all": (one, (all_,), 0.3),
+        "one, all, slowly": (one, (all_,), 1.5),
+        "one, a half, previewed": (one, (dataclasses.replace(half, speculate=True),), 0.6),
+        "unlike, some": (PLANS["two replicas of unequal depth"], (Offload(), half, half), 0.6),
+        "in turns": (turns, (first, Offload(), last, Offload()), 0.8),
+    }
+    for name, (described, offloads, seconds) in cases.items():
+        marks = (pytest.mark.slow, pytest.mark.rotates("weights"))
+        yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, weights", marks=marks)
+
+
+@pytest.mark.parametrize(("described", "seconds"), [*host_cases(), *gradient_cases(), *weight_cases()])
 def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> None:
     """And what they update is right."""
     numel = all_of(described)

@@ -22,7 +22,7 @@ from hetero.runtime.optimizer import AdamOptions
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.trainer import Trainer
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.host_training import left_to_hosts, train_on_host
+from tests.helpers.host_training import left_to_hosts, train_on_host, weights_to_hosts
 from tests.helpers.layouts import layout, layouts, row_of, with_delays
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
@@ -85,6 +85,7 @@ class Beside:
     plan: Plan
     speculation: Speculation
     overflows: bool = False
+    with_weights: bool = False
 
 
 def beside_the_device() -> Iterator[Any]:
@@ -96,15 +97,23 @@ def beside_the_device() -> Iterator[Any]:
         ("bf16-right", everything.with_precision("bf16"), "right", False),
         ("fp16-overflow-right", tied.with_precision("fp16"), "right", True),
         ("fp16-overflow-direct", everything.with_precision("fp16"), "after the norm", True),
+        ("fp16-overflow-right-weights", tied.with_precision("fp16"), "right", True),
+        ("bf16-wrong-weights", tied.with_precision("bf16"), "wrong", False),
     ):
-        yield pytest.param(Beside(made, speculation, overflows), id=name, marks=pytest.mark.slow)
+        case = Beside(made, speculation, overflows, with_weights="weights" in name)
+        yield pytest.param(case, id=name, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("case", list(beside_the_device()))
 def test_the_bits_are_those_of_the_device(case: Beside) -> None:
     """Of every weight, with the same buckets; in fp16 the first steps overflow and are skipped."""
     on_device = sharded(case.plan)
-    on_host = left_to_hosts(case.plan, speculate=case.speculation != "after the norm")
+    speculate = case.speculation != "after the norm"
+    on_host = (
+        weights_to_hosts(case.plan, turn=1, speculate=speculate)
+        if case.with_weights
+        else left_to_hosts(case.plan, speculate=speculate)
+    )
     # Every overflow halves it.
     scale = LossScaleOptions(initial=2.0**24, hysteresis=1) if case.overflows else None
     num_steps = 9 if case.overflows else NUM_STEPS

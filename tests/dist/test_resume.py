@@ -17,7 +17,7 @@ from hetero.runtime.sharded_state import TensorSlice
 from hetero.spec.parameters import parameters
 from tests.dist.resumed_runs import END, HALF, run
 from tests.helpers.comparison import shard
-from tests.helpers.host_training import left_to_hosts
+from tests.helpers.host_training import left_to_hosts, weights_to_hosts
 from tests.helpers.layouts import layout
 from tests.helpers.plans import with_batch, with_shares
 from tests.helpers.sessions import Session
@@ -53,6 +53,15 @@ def left_to_hosts_at(*, first: bool) -> Pair:
     return dataclasses.replace(made, second=left_to_hosts(made.second, speculate=False))
 
 
+def weights_on_hosts() -> Pair:
+    """Both legs leave weights to their hosts, and not the same ones."""
+    made = pair(LLAMA, "everything", "four-stages")
+    first, second = (
+        weights_to_hosts(each, turn=turn, speculate=False) for turn, each in enumerate((made.first, made.second))
+    )
+    return dataclasses.replace(made, first=first, second=second)
+
+
 PAIRS = {
     "more-layers-in-front": pair(LLAMA, "uneven-layers", "four-stages"),
     "one-rank-and-many": pair(GPT, "one-stage", "everything"),
@@ -69,6 +78,7 @@ PAIRS = {
     "other-halves": pair("moe", "half-cuts", "half-cut-and-whole"),
     "from-hosts-to-devices": left_to_hosts_at(first=True),
     "from-devices-to-hosts": left_to_hosts_at(first=False),
+    "other-weights-on-hosts": weights_on_hosts(),
     "unequal-shares": Pair(
         layout("everything", LLAMA),
         with_shares(layout("everything", LLAMA), (2, 5, 2, 5, 8)),

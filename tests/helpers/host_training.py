@@ -57,6 +57,32 @@ def gradients_to_hosts(plan: Plan, *, speculate: bool) -> Plan:
     )
 
 
+def weights_to_hosts(plan: Plan, *, turn: int, speculate: bool) -> Plan:
+    """A shared optimizer, of whose stages all but each fourth leave to their hosts in turns the weights of all, of the
+    last half or of the last position, gradients of at least these, and optimizer state of at least those. Without split
+    backwards, beside which gradients stay."""
+
+    def offload(s: int, stage: Stage, model: ModelSpec) -> Offload:
+        positions = positions_in(stage, model)
+        if s % 4 == 3:
+            return Offload()
+        first = (0, len(positions) // 2, len(positions) - 1)[(s + turn) % 3]
+        return Offload(
+            optimizer_from=positions[first // 2],
+            gradients_from=positions[(first + 1) // 2],
+            weights_from=positions[first],
+            speculate=speculate,
+        )
+
+    return with_every_replica(
+        sharded(plan),
+        lambda replica: replica.with_each_stage(
+            offload=[offload(s, stage, plan.model) for s, stage in enumerate(replica.stages)],
+            wgrad_delay=[None] * len(replica.stages),
+        ),
+    )
+
+
 def activations_to_hosts(plan: Plan) -> Plan:
     """Of whose stages in turn all blocks but the last, one, all or none have their activations on the host. Without
     split backwards, beside which these stay."""

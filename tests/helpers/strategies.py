@@ -224,7 +224,7 @@ def trainable_plans(draw: st.DrawFn, *, max_ranks: int, of: st.SearchStrategy[Mo
 @st.composite
 def offloaded_plans(draw: st.DrawFn, of: st.SearchStrategy[Plan] | None = None) -> Plan:
     """Plans with a distributed optimizer, of :func:`legal_plans` unless ``of`` says which, of whose stages some leave
-    what they update, gradients of it, and activations, to their hosts."""
+    what they update, gradients of it, weights of these, and activations, to their hosts."""
     legal = dataclasses.replace(draw(legal_plans() if of is None else of), distributed_optimizer=True)
 
     def drawn(each: Replica) -> Replica:
@@ -242,15 +242,22 @@ def offloaded_plans(draw: st.DrawFn, of: st.SearchStrategy[Plan] | None = None) 
             else None
             for stage, first in zip(each.stages, firsts, strict=True)
         ]
+        kept = [
+            draw(st.none() | st.sampled_from([p for p in positions_in(stage, legal.model) if p >= adds]))
+            if adds is not None
+            else None
+            for stage, adds in zip(each.stages, added, strict=True)
+        ]
         return each.with_each_stage(
             offload=[
                 Offload(
                     optimizer_from=first,
                     gradients_from=adds,
+                    weights_from=keeps,
                     speculate=speculate and first is not None,
                     activations_until=last,
                 )
-                for first, adds, last in zip(firsts, added, lasts, strict=True)
+                for first, adds, keeps, last in zip(firsts, added, kept, lasts, strict=True)
             ]
         )
 

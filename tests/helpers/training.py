@@ -41,6 +41,7 @@ class Trace:
     weights: after every step; empty where nobody looked.
     host_counts, host_bytes: what the host did and holds, where the plan leaves something to it.
     gradients_on_way: the most bytes of gradients on the device that add up on the host.
+    weights_there: the most bytes of weights on the device that live on the host.
     static_bytes: weights, gradients and optimizer state on the device.
     activations_on_way, activations_on_host: the most bytes of a step, where the plan leaves activations to it.
     """
@@ -55,6 +56,7 @@ class Trace:
     host_counts: dict[str, int] = field(default_factory=dict)
     host_bytes: int = 0
     gradients_on_way: int = 0
+    weights_there: int = 0
     static_bytes: tuple[int, int, int] = (0, 0, 0)
     activations_on_way: int = 0
     activations_on_host: int = 0
@@ -196,6 +198,9 @@ def train(
         if (gradients := trainer.host_gradients) is not None:
             assert gradients.on_device.now == 0, "nothing is left of a step"
             trace.gradients_on_way = gradients.on_device.most
+        weights_of_host = trainer.host_weights
+        assert weights_of_host.on_device.now == 0, "nothing is left of a step"
+        trace.weights_there = weights_of_host.on_device.most
         activations = trainer.host_activations
         assert activations.on_device.now == activations.on_host.now == 0, "nothing is left of a step"
         trace.activations_on_way, trace.activations_on_host = activations.on_device.most, activations.on_host.most

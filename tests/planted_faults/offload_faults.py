@@ -128,8 +128,8 @@ OFFLOAD_FAULTS = (
         name="simulated weights need no time for their way back",
         kind="wrong time",
         file="hetero/cost/simulation/host_updates.py",
-        find="back_s = max(back_s, updated_s) + rates.in_s(costs.element_bytes * each.owned)",
-        replace="back_s = max(back_s, updated_s)",
+        find="at_s = back_s = max(back_s, updated_s) + in_s",
+        replace="at_s = back_s = max(back_s, updated_s)",
         hints=("tests/unit/cost/test_host_updates.py",),
     ),
     Fault(
@@ -186,6 +186,56 @@ OFFLOAD_FAULTS = (
         replace="""    )
     return dataclasses.replace(memory, fixed=fixed)""",
         hints=("tests/unit/cost/test_host_gradients.py",),
+    ),
+    Fault(
+        name="a compute does not wait for its weights",
+        kind="order",
+        file="hetero/runtime/host_weights.py",
+        find="""            arrived, at_s = fetch.coming.result()
+            arrived.wait()
+""",
+        replace="            at_s = 0.0\n",
+        hints=("tests/dist/test_host_weights.py",),
+    ),
+    Fault(
+        name="weights are fetched before their update is on the host",
+        kind="stale weight",
+        file="hetero/runtime/host_weights.py",
+        find="        whole_s = max((wait() for wait in whole), default=0.0)\n",
+        replace="        whole_s = 0.0\n",
+        hints=("tests/dist/test_host_weights.py",),
+    ),
+    Fault(
+        name="what others have updated does not go to the host",
+        kind="stale weight",
+        file="hetero/runtime/weight_gather.py",
+        find="                    self._copies.copy(local.weights[theirs], on_device[theirs])\n",
+        replace="                    pass\n",
+        hints=("tests/dist/test_host_weights.py",),
+    ),
+    Fault(
+        name="a plan may leave weights to a host without their gradients",
+        kind="missing check",
+        file="hetero/plan/offload_rules.py",
+        find="    if added is None or first < added:\n",
+        replace="    if False:\n",
+        hints=("tests/unit/plan/test_validate.py",),
+    ),
+    Fault(
+        name="simulated weights come in no time",
+        kind="wrong time",
+        file="hetero/cost/simulation/activation_copies.py",
+        find="self._used[0].until_s, block.whole_s) + block.fetch_s",
+        replace="self._used[0].until_s, block.whole_s)",
+        hints=("tests/unit/cost/test_host_weights.py",),
+    ),
+    Fault(
+        name="weights that come for a compute need no memory",
+        kind="memory formula",
+        file="hetero/cost/stage_memory.py",
+        find="        working=memory.fixed.working + there,\n",
+        replace="",
+        hints=("tests/unit/cost/test_host_weights.py",),
     ),
     Fault(
         name="a backward does not wait for its activations",

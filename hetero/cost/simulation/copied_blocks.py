@@ -1,4 +1,4 @@
-"""Prices the copies of activations to the host and back, and of gradients that add up there, block by block."""
+"""Prices the copies of weights and activations between host and device, and of gradients, block by block."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from hetero.cost.simulation.activation_copies import BlockCopy, StageCopies
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.cost.simulation.host_links import HostLinks, host_links
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
-from hetero.cost.stage_memory import blocks_on_host, gradients_to_host
+from hetero.cost.stage_memory import blocks_on_host, fetched_weights, gradients_to_host
 from hetero.plan.ir import Stage
 from hetero.plan.offload import block_positions
 from hetero.schedule.actions import ActionKind
@@ -18,6 +18,8 @@ def block_copies(stage: Stage, costs: CostModel, links: HostLinks) -> tuple[Bloc
     """Those of a plan's stage, in the order of the forward."""
     positions = block_positions(stage, num_layers=costs.model.num_layers)
     activations, gradients = blocks_on_host(stage, costs), gradients_to_host(stage, costs)
+    # Weights are on the host of no block whose gradients are not.
+    weights = fetched_weights(stage, costs)
     found = []
     for i, position in enumerate(positions):
         if position not in activations and position not in gradients:
@@ -38,7 +40,8 @@ def block_copies(stage: Stage, costs: CostModel, links: HostLinks) -> tuple[Bloc
         if position in gradients:
             numel = gradients[position]
             add_s = links.add_s(costs.element_bytes * numel, sum_bytes=costs.gradient_bytes * numel)
-        found.append(BlockCopy(position, forward, backward, out_s, in_s, add_s))
+        fetch_s = links.in_s(costs.element_bytes * weights[position]) if position in weights else None
+        found.append(BlockCopy(position, forward, backward, out_s, in_s, add_s, fetch_s))
     return tuple(found)
 
 

@@ -5,7 +5,8 @@ Of each lane, behind the agreement on the norm at second 0:
     copy_out   OUT_G of each bucket on the host, from the head down, as it is summed
     host       HOST_UPDATE from the embedding up, from second 0 on; or PREVIEW as gradients come, and what has not
                begun by second 0 from the embedding up
-    copy_in    IN_P behind each update, in their order
+    copy_in    IN_P behind each update, in their order; of weights that live on the host no copy, or where others hold
+               them as well GATHER_IN, from second 0 on
 
 A queue does one thing after the other; times before second 0 are of the step before, whose end is like this one's.
 All ranks of a node update and copy at the same time: its threads are shared out evenly, and so is the link of devices
@@ -22,12 +23,18 @@ from hetero.cost.offload.host_resources import PREVIEW_FACTOR
 from hetero.cost.simulation.host_links import HostLinks, host_links
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.errors import ConfigError
-from hetero.plan.offload import gradients_on_host, hosts_update, stages_of_ranks, updates_on_host
+from hetero.plan.offload import (
+    gradients_on_host,
+    hosts_update,
+    stages_of_ranks,
+    updates_on_host,
+    weights_on_host,
+)
 from hetero.spec.cluster import NodeType
 
 Arrivals = Mapping[LaneKey, Mapping[float, float]]
-"""By lane and position of a bucket, when the weights that the lane's hosts update are back: seconds after the agreement
-on the norm."""
+"""By lane and position of a bucket, when the weights that the lane's hosts update are back, or on the host if they live
+there: seconds after the agreement on the norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +81,13 @@ def host_rates(node_type: NodeType) -> HostRates:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A bucket that a lane leaves to its hosts, how much of it the busiest of its ranks owns, and whether its gradients
-    add up there."""
+    """A bucket that a lane leaves to its hosts, how much of it the busiest of its ranks owns, whether its gradients add
+    up there, and whether its weights live there."""
 
     bucket: CountedBucket
     owned: float
     adds: bool = False
+    keeps: bool = False
 
     @property
     def position(self) -> float:
@@ -116,7 +124,15 @@ class HostUpdates:
             # The order of the forward; those of one position in any.
             stages = held_by[rank_of_lane[lane]]
             self._left[lane] = sorted(
-                (_Left(*each, adds=gradients_on_host(each[0].position, stages)) for each in buckets.items()),
+                (
+                    _Left(
+                        bucket,
+                        numel,
+                        adds=gradients_on_host(bucket.position, stages),
+                        keeps=weights_on_host(bucket.position, stages),
+                    )
+                    for bucket, numel in buckets.items()
+                ),
                 key=lambda left: left.position,
             )
             self._rates[lane] = host_rates(topology.cluster.node_type_of_rank(rank_of_lane[lane]))
@@ -129,6 +145,15 @@ class HostUpdates:
         return {
             lane: [each.position for each in left if len(each.bucket.ranks) == 1] for lane, left in self._left.items()
         }
+
+    def keeps(self, lane: LaneKey, position: float) -> bool:
+        """Whether weights at the ``position`` of a bucket live on the hosts of a lane."""
+        return any(each.keeps for each in self._left.get(lane, ()) if each.position == position)
+
+    def gathered_out_s(self, lane: LaneKey, bucket: CountedBucket) -> float:
+        """Seconds in which what others have updated of a gathered bucket goes to the hosts of a lane, where it is."""
+        owned = next(each.owned for each in self._left[lane] if each.bucket == bucket)
+        return self._rates[lane].out_s(self._simulated.costs.element_bytes * (bucket.numel - owned))
 
     def back_on_device_s(self, lane: LaneKey, position: float) -> float | None:
         """Seconds in which the largest bucket that ends at ``position`` and adds up on the hosts of a lane comes back,
@@ -186,10 +211,16 @@ class HostUpdates:
             host_s = max(0.0, host_s, copied_s[each.bucket]) + rates.update_s(each.owned)
             done.append((host_s, each))
         arrived: dict[float, float] = {}
-        back_s = float("-inf")
+        back_s = gather_in_s = float("-inf")
         for updated_s, each in done:
-            back_s = max(back_s, updated_s) + rates.in_s(costs.element_bytes * each.owned)
-            arrived[each.position] = max(arrived.get(each.position, back_s), back_s)
+            in_s = rates.in_s(costs.element_bytes * each.owned)
+            if not each.keeps:
+                at_s = back_s = max(back_s, updated_s) + in_s
+            elif len(each.bucket.ranks) == 1:
+                at_s = updated_s
+            else:
+                at_s = gather_in_s = max(gather_in_s, updated_s, 0.0) + in_s
+            arrived[each.position] = max(arrived.get(each.position, at_s), at_s)
         return arrived
 
     def _speculates(self, lane: LaneKey) -> bool:

@@ -11,6 +11,7 @@ does not wait for all before the update, every replica starts at 0 and the step 
 evaluation and checkpoints are not in it.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, sync_buckets
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.network import CollectiveCost, Port, Topology, all_reduce_cost
-from hetero.cost.simulation.activation_copies import StageCopies
+from hetero.cost.simulation.activation_copies import BlockCopy, StageCopies
 from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, lanes_of_buckets, run_collectives
 from hetero.cost.simulation.copied_blocks import copies_of_lanes
 from hetero.cost.simulation.engine import NO_CAUSE, LaneStart, Span, WeightWait
@@ -188,7 +189,7 @@ def _with_arrivals(
     own_s = _own_weights(begin_s, arrivals, agreed_s)
     gathers = _gather_weights(simulated, topology, buckets, own_s)
     alone = {lane: [(p, own_s(lane, p)) for p in positions] for lane, positions in hosts.alone().items()}
-    starts = _lane_starts(simulated, begin_s, gathers.spans, alone, copies)
+    starts = _lane_starts(simulated, begin_s, gathers.spans, alone, copies, hosts)
     replays = ReplicaReplays(
         simulated.pipelines(topology, starts),
         runtime=simulated.costs.runtime,
@@ -293,17 +294,25 @@ def _lane_starts(
     gathers: Sequence[CollectiveSpan],
     alone: Mapping[LaneKey, Sequence[tuple[float, float]]],
     copies: Mapping[LaneKey, StageCopies],
+    hosts: HostUpdates,
 ) -> dict[LaneKey, LaneStart]:
     """When each lane starts its first compute at the earliest, and which forwards wait for their weights.
 
     Args:
         alone: by lane, positions of weights that are not gathered, and when they are there.
-        copies: of activations, of the lanes that have some.
+        copies: of weights, activations and gradients, of the lanes that have some.
     """
     waits: dict[LaneKey, dict[Action, WeightWait]] = defaultdict(dict)
+    whole: dict[LaneKey, dict[tuple[int, float], float]] = defaultdict(dict)
+    gathered_s: dict[LaneKey, float] = {}
 
     def wait_for(lane: LaneKey, position: float, there_s: float) -> None:
         point = simulated.group(lane).points.weights_needed(position)
+        if hosts.keeps(lane, position) and point.position is not None:
+            # The block that they are in is fetched when they are there.
+            place = point.action.stage, point.position
+            whole[lane][place] = max(whole[lane].get(place, there_s), there_s)
+            return
         wait = waits[lane].get(point.action, WeightWait(0.0, 0.0))
         stage = simulated.stage_of(lane, point)
         share = share_of_forward(simulated.costs, stage, point.position) if point.position is not None else 0.0
@@ -317,15 +326,39 @@ def _lane_starts(
     lanes = lanes_of_buckets((gather.bucket for gather in gathers), simulated.lane_of_rank)
     for gather in gathers:
         for lane in lanes[gather.bucket.ranks]:
-            wait_for(lane, gather.bucket.position, gather.end_s)
+            there_s = gather.end_s
+            if hosts.keeps(lane, gather.bucket.position):
+                there_s = max(gathered_s.get(lane, there_s), there_s) + hosts.gathered_out_s(lane, gather.bucket)
+                gathered_s[lane] = there_s
+            wait_for(lane, gather.bucket.position, there_s)
     for lane, there in alone.items():
         for position, there_s in there:
             wait_for(lane, position, there_s)
     return {
-        lane: LaneStart(at_s=at_s, copies=copies.get(lane, ()), weight_waits=tuple(waits[lane].items()))
+        lane: LaneStart(
+            at_s=at_s,
+            copies=_behind_updates(copies.get(lane, ()), whole[lane]),
+            weight_waits=tuple(waits[lane].items()),
+        )
         for lane, at_s in begin_s.items()
         if at_s or lane in waits or lane in copies
     }
+
+
+def _behind_updates(copies: StageCopies, whole: Mapping[tuple[int, float], float]) -> StageCopies:
+    """The copies of a lane, whose weights by stage and position are on the host at these times."""
+
+    def whole_s(s: int, blocks: Sequence[BlockCopy], i: int) -> float:
+        end = blocks[i + 1].position if i + 1 < len(blocks) else math.inf
+        inside = [at_s for (stage, here), at_s in whole.items() if stage == s and blocks[i].position <= here < end]
+        return max(inside, default=0.0)
+
+    if not whole:
+        return copies
+    return tuple(
+        (s, tuple(block._replace(whole_s=whole_s(s, blocks, i)) for i, block in enumerate(blocks)))
+        for s, blocks in copies
+    )
 
 
 def _prices(

@@ -125,7 +125,8 @@ class LinkModel:
         )
 
     def host_s(self, kind: ActionKind, bucket: Bucket, rank: int) -> float:
-        """Seconds of what the host of ``rank`` does to the part of ``bucket`` that the rank owns; of IN_G, to all."""
+        """Seconds of what the host of ``rank`` does to the part of ``bucket`` that the rank owns; of IN_G to all, of
+        GATHER_OUT to what others own."""
         node_type = self._topology.cluster.node_type_of_rank(rank)
         if node_type.name not in self._host_rates:
             self._host_rates[node_type.name] = host_rates(node_type)
@@ -135,13 +136,15 @@ class LinkModel:
             return rates.in_s(self._numel(bucket) * self._costs.gradient_bytes)
         if kind == ActionKind.OUT_G:
             return rates.out_s(numel * self._costs.gradient_bytes)
-        if kind == ActionKind.IN_P:
+        if kind in (ActionKind.IN_P, ActionKind.GATHER_IN):
             return rates.in_s(numel * self._costs.element_bytes)
+        if kind == ActionKind.GATHER_OUT:
+            return rates.out_s((self._numel(bucket) - numel) * self._costs.element_bytes)
         return rates.preview_s(numel) if kind == ActionKind.PREVIEW else rates.update_s(numel)
 
     def block_copies(self, stage: Stage, rank: int) -> Mapping[float, BlockCopy]:
-        """By position the blocks of a stage of the described plan whose activations or gradients ``rank`` leaves to its
-        host."""
+        """By position the blocks of a stage of the described plan whose activations, gradients or weights ``rank``
+        leaves to its host."""
         if not copies_blocks(stage):
             return {}
         links = host_links(self._topology.cluster.node_type_of_rank(rank))

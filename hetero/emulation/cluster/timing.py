@@ -25,7 +25,7 @@ from hetero.emulation.records import Arrival, BucketCollective, Compute, StepRec
 from hetero.plan.gradient_groups import Bucket
 from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer
-from hetero.schedule.actions import UPDATE, Action, ActionKind
+from hetero.schedule.actions import FETCHES, UPDATE, Action, ActionKind
 from hetero.schedule.program import Point, QueuedAction
 
 WarmUp = tuple[float, float]
@@ -265,8 +265,9 @@ class EmulatedTiming(Timing):
         if self._as_fast_as_it_can:
             return 0.0
         block = self._copies[stage][position]
-        start_s = max(self._hosts_free_s.get(kind, 0.0), after_s)
-        end_s = self._hosts_free_s[kind] = start_s + block.seconds_of(kind)
+        queue = ActionKind.IN_W_F if kind in FETCHES.values() else kind
+        start_s = max(self._hosts_free_s.get(queue, 0.0), after_s)
+        end_s = self._hosts_free_s[queue] = start_s + block.seconds_of(kind)
         return end_s
 
     def block_waited(self, position: float, until_s: float) -> None:

@@ -92,9 +92,10 @@ def test_gradients_that_add_up_on_the_host_are_not_on_the_device() -> None:
 @pytest.mark.parametrize(
     ("first", "start", "end", "left"), [(2.5, 0, 6, 2.5), (2.5, 3, 6, 3), (-1, 2, 6, 2), (4, 0, 3, None)]
 )
-def test_when_layers_move_the_gradients_that_are_left_stay_on_the_host(
+def test_when_layers_move_the_gradients_and_weights_that_are_left_stay_on_the_host(
     first: float, start: float, end: float, left: float | None
 ) -> None:
-    offload = Offload(optimizer_from=first, gradients_from=first)
+    offload = Offload(optimizer_from=first, gradients_from=first, weights_from=first)
     held = dataclasses.replace(stage(layers=(0, LAYERS), ranks=(0,)), offload=offload)
-    assert held.with_layers(start, end).offload.gradients_from == left
+    moved = held.with_layers(start, end).offload
+    assert moved.gradients_from == moved.weights_from == left

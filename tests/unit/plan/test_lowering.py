@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from hetero.plan.gradient_groups import Bucket, by_number, gradient_buckets
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.lowering import CollectiveOptions, evaluation_rows, lower, step_rows
-from hetero.plan.offload import Offload, stages_of_ranks, updates_on_host
+from hetero.plan.offload import (
+    Offload,
+    blocks_with_weights_on_host,
+    stages_of_ranks,
+    updates_on_host,
+    weights_on_host,
+)
 from hetero.plan.validate import validate
 from hetero.schedule.actions import BACKWARD, COMPUTE, NO_STAGE, RECEIVE, SEND, UPDATE, Action, ActionKind
 from hetero.schedule.program import Point, Program, parse_programs
@@ -92,6 +98,18 @@ def _gradients_on_host() -> Plan:
     return sharded(plan(llama_model(num_layers=2), [made]))
 
 
+def _weights_on_host() -> Plan:
+    """Of a rank alone, from the embedding on, and of two that share all they hold."""
+    stages = (stage(layers=(0, 1), ranks=(0,), mbs=2, depth=2), stage(layers=(1, 2), ranks=(1, 2), dp=2, depth=1))
+    made = replica(*stages, num_samples=4).with_each_stage(
+        offload=[
+            Offload(optimizer_from=-1, gradients_from=-1, weights_from=-1),
+            Offload(optimizer_from=1.5, gradients_from=1.5, weights_from=2, speculate=True),
+        ]
+    )
+    return sharded(plan(llama_model(num_layers=2), [made]))
+
+
 PLANS: Mapping[str, Callable[[], Plan]] = {
     "plain": _plain,
     "interleaved": _interleaved,
@@ -102,6 +120,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
     "offload": _offload,
     "activations_on_host": _activations_on_host,
     "gradients_on_host": _gradients_on_host,
+    "weights_on_host": _weights_on_host,
 }
 
 
@@ -307,9 +326,10 @@ def test_what_a_host_updates_goes_there_and_comes_back(drawn: tuple[Plan, list[P
         left = {n for n, bucket in enumerate(buckets) if bucket.on_host & set(first.ranks)}
         adds = {n for n in left if buckets[n].gradients_on_host & set(first.ranks)}
         there = {n for n in adds if len(buckets[n].ranks) == 1}
+        keeps = {n for n in left if buckets[n].weights_on_host & set(first.ranks)}
         queues = [program.queues.get(name, ()) for name in ("gradients_in", "copy_out", "host", "copy_in")]
         numbers = [sorted(queued.action.number for queued in queue) for queue in queues]
-        assert numbers == [sorted(each) for each in (adds - there, left - there, left, left)]
+        assert numbers == [sorted(each) for each in (adds - there, left - there, left, left - keeps)]
         added, out, host, back = queues
         positions = [buckets[queued.action.number].position for queued in host]
         assert positions == sorted(positions, reverse=speculates), "as gradients come, or as weights are needed"
@@ -324,8 +344,12 @@ def test_what_a_host_updates_goes_there_and_comes_back(drawn: tuple[Plan, list[P
         for queued in back:
             assert queued.after == (Point(by_number[queued.action.number].action),)
         for queued in program.queues.get("gather", ()):
-            own = (Point(Action(NO_STAGE, ActionKind.IN_P, queued.action.number)),)
+            kind = ActionKind.GATHER_IN if queued.action.number in keeps else ActionKind.IN_P
+            own = (Point(Action(NO_STAGE, kind, queued.action.number)),)
             assert queued.after == (Point(UPDATE), *(own if queued.action.number in left else ()))
+            assert bool(queued.before) == (queued.action.number not in keeps)
+        around = [program.queues.get(name, ()) for name in ("gather_in", "gather_out")]
+        assert [{queued.action.number for queued in queue} for queue in around] == [keeps - there] * 2
         sums = {queued.action.number: queued for queued in program.queues.get("reduce", ())}
         for queued in added:
             assert sums[queued.action.number].after == (Point(queued.action),)
@@ -352,7 +376,8 @@ def test_what_nobody_else_holds_leaves_when_it_is_whole_and_is_back_before_it_is
                 (max(i for i, a in enumerate(order) if a.stage == s and a.kind in BACKWARD), -p) for s, p in held
             )
             assert (order.index(point.action), -point.position) == last
-            (back,) = (each for each in program.queues["copy_in"] if each.action.number == queued.action.number)
+            name = "host" if bucket.weights_on_host else "copy_in"
+            (back,) = (each for each in program.queues[name] if each.action.number == queued.action.number)
             (needed,) = back.before
             missed = [(order.index(Action(s, ActionKind.F, 0)), position) for s, position in held]
             assert needed.position is not None
@@ -369,6 +394,36 @@ def test_no_bucket_is_partly_on_a_host(described: Plan) -> None:
         for segment in bucket.segments:
             position = segment.parameter.position
             assert {rank for rank in bucket.ranks if updates_on_host(position, held_by[rank])} == bucket.on_host
+            assert {rank for rank in bucket.ranks if weights_on_host(position, held_by[rank])} == bucket.weights_on_host
+
+
+@given(host_programs)
+@settings(max_examples=25, deadline=None)
+def test_weights_come_for_each_compute_in_their_order(drawn: tuple[Plan, list[Program]]) -> None:
+    """And those that nobody else holds when the host has updated them."""
+    described, programs = drawn
+    buckets = all_buckets(described)
+    for program in programs:
+        stages, num_layers = described.replicas[program.replica].stages, described.model.num_layers
+        blocks = {s: blocks_with_weights_on_host(stages[s], num_layers=num_layers) for s in program.stages}
+        coming = program.queues.get("weights_in", ())
+        needed = [
+            a
+            for a in (queued.action for queued in program.queues["compute"])
+            if a != UPDATE and blocks[a.stage] and (a.kind not in BACKWARD or blocks[a.stage] != [-1.0])
+        ]
+        assert [queued.before[0].action for queued in coming] == needed
+        for queued in coming:
+            (before,) = queued.before
+            held = blocks[before.action.stage]
+            assert before.position == (held[-1] if before.action.kind in BACKWARD else held[0])
+        firsts = {queued.before[0].action.stage: queued.action for queued in reversed(coming)}
+        for queued in program.queues.get("host", ()):
+            bucket = buckets[queued.action.number]
+            alone = len(bucket.ranks) == 1 and bool(bucket.weights_on_host)
+            assert bool(queued.before) == alone
+            for point in queued.before:
+                assert point.action == firsts[point.action.stage]
 
 
 @given(host_programs)

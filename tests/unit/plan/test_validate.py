@@ -166,6 +166,11 @@ ALLOWED: list[tuple[Callable[[Plan], None], str, Change]] = [
     (offload_rules.check_offload, "from the MLP of a layer on", on_host(0, 1, optimizer_from=4.5, speculate=True)),
     (offload_rules.check_offload, "the head", on_host(0, 1, optimizer_from=6)),
     (offload_rules.check_offload, "gradients too", on_host(0, 0, optimizer_from=-1, gradients_from=0.5)),
+    (
+        offload_rules.check_offload,
+        "and weights",
+        on_host(0, 0, optimizer_from=-1, gradients_from=0.5, weights_from=0.5),
+    ),
     (offload_rules.check_offload, "activations of the embedding", in_offload(0, 0, activations_until=-1)),
     (offload_rules.check_offload, "activations of the head", in_offload(0, 1, activations_until=6)),
     (
@@ -472,6 +477,22 @@ FORBIDDEN: list[tuple[Callable[[Plan], None], str, Change]] = [
         offload_rules.check_offload,
         r"replica 0 stage 1: offload.gradients_from is 7, but the stage holds positions 3 to 6, halves",
         on_host(0, 1, optimizer_from=3, gradients_from=7),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.weights_from is 1, and gradients_from is 2: gradients on the host free twice the "
+        "bytes of weights for half the copies; set gradients_from to 1 or less",
+        on_host(0, 0, optimizer_from=1, gradients_from=2, weights_from=1),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 0: offload.weights_from is 1, and gradients_from is missing",
+        on_host(0, 0, optimizer_from=1, weights_from=1),
+    ),
+    (
+        offload_rules.check_offload,
+        r"replica 0 stage 1: offload.weights_from is 7, but the stage holds positions 3 to 6, halves",
+        on_host(0, 1, optimizer_from=3, gradients_from=3, weights_from=7),
     ),
     (
         offload_rules.check_offload,

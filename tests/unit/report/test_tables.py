@@ -252,16 +252,17 @@ def test_what_hosts_have_is_said_below_the_table() -> None:
     first, second, third = (stage(layers=held, ranks=(rank,)) for rank, held in enumerate([(0, 2.5), (2.5, 5), (5, 6)]))
     offloads = [
         Offload(optimizer_from=-1, activations_until=1),
-        Offload(optimizer_from=2.5, gradients_from=3, speculate=True, activations_until=2.5),
+        Offload(optimizer_from=2.5, gradients_from=3, weights_from=4, speculate=True, activations_until=2.5),
         Offload(optimizer_from=6),
     ]
     made = sharded(plan(gpt2_model(), [replica(first, second, third).with_each_stage(offload=offloads)]))
     caption = plan_table(made).caption
     assert isinstance(caption, str)
-    assert caption.splitlines()[-3:] == [
+    assert caption.splitlines()[-4:] == [
         "updated on hosts: replica 0: stage 0 from the embedding; stage 1 from the MLP of layer 2, previewed; "
         "stage 2 from the head",
         "gradients on hosts: replica 0: stage 1 from layer 3",
+        "weights on hosts: replica 0: stage 1 from layer 4",
         "activations on hosts: replica 0: stage 0 through layer 1; stage 1 through the MLP of layer 2",
     ]
     costs = memory_costs(made)
