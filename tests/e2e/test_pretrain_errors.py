@@ -154,7 +154,7 @@ CASES = {
     "another-cluster": Case(
         flags={"hetero_cluster": CLUSTER},
         message="plan: it names 4 ranks, the cluster has 16 devices; list devices without work under idle_ranks, or "
-        "make a plan for this cluster",
+        "make a plan for this cluster, or name the one that it was made for",
     ),
     "planning-for-another-launch": Case(
         flags={"hetero_plan": "auto", "hetero_cluster": CLUSTER},
