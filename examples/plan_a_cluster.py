@@ -8,7 +8,9 @@ Four A100 with 40 GB in one node and four V100 with 16 GB in another; `hetero pl
 import sys
 from pathlib import Path
 
+from hetero.commands.again import profile_run
 from hetero.cost.model_flops import utilizations
+from hetero.cost.wanted_profile import WantedProfile
 from hetero.data import shipped_links
 from hetero.data.cost_models import model_costs
 from hetero.planner.certainty import certainty_of
@@ -22,7 +24,7 @@ from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.link import Link
 from hetero.spec.model_import import load_model
 
-PRESETS = Path(__file__).parents[1] / "scripts/presets"
+MODEL = Path(__file__).parents[1] / "scripts/presets/models/opt-350m.yaml"
 
 # Links inside a node as somebody measured them, and 25 Gbit/s Ethernet between the two.
 published = shipped_links()
@@ -35,15 +37,22 @@ cluster = ClusterSpec(
 )
 
 # What a layer costs on a device in fp16: what was published of its kernels. In fp32 there are measured profiles of it.
-model = load_model(PRESETS / "models/opt-350m.yaml")
+model = load_model(MODEL)
 costs = model_costs(model, seq_length=2048, precision="fp16", where=cluster)
 
 problem = Problem(cluster=cluster, costs=costs, global_batch_size=256, time_limit_s=5)
 result = plan_cluster(problem)
 print(plan_picture(result.plan), end="\n\n")
 certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
-command = "model_costs(..., profiles=[Path('{}')])".format
-for line in result_lines(result, certainty, utilizations(result.simulation, costs), command):
+
+
+def commands_of(wanted: WantedProfile) -> tuple[str, str]:
+    """What measures layers, and what takes the measurements here."""
+    measuring, profile = profile_run(wanted, model=str(MODEL))
+    return measuring, f"model_costs(..., profiles=[Path('{profile}')])"
+
+
+for line in result_lines(result, certainty, utilizations(result.simulation, costs), commands_of):
     print(line)
 
 uniform = best_uniform(problem)

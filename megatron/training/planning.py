@@ -22,6 +22,7 @@ from megatron.training.cli.parallel_config import PlannerConfig
 from megatron.training.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
+    from hetero.cost.wanted_profile import WantedProfile
     from hetero.elastic.planning_problem import PlanningProblem
     from hetero.planner.certainty import Certainty
     from hetero.planner.plan_cluster import PlanResult
@@ -120,7 +121,15 @@ def answer_lines(asked: "PlanningProblem", result: "PlanResult", certainty: "Cer
     from hetero.report.tables.planner_result import result_lines  # noqa: PLC0415
 
     found = utilizations(result.simulation, asked.on(asked.cluster).costs)
-    return result_lines(result, certainty, found, "the same launch with --hetero-profile {}".format)
+    return result_lines(result, certainty, found, _launch_again)
+
+
+def _launch_again(wanted: "WantedProfile") -> tuple[str, str]:
+    """What measures a profile, which wants the model as a file, and what to launch with it."""
+    from hetero.commands.again import UNKNOWN_MODEL, profile_run  # noqa: PLC0415
+
+    measuring, profile = profile_run(wanted, model=UNKNOWN_MODEL)
+    return measuring, f"the same launch with --hetero-profile {profile}"
 
 
 def _planned(config: PretrainConfig, planner: PlannerConfig, model: ModelSpec) -> Plan:

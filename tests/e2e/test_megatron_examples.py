@@ -41,9 +41,9 @@ def corpus(folder: Path) -> str:
 
 def gpt2_files(folder: Path) -> None:
     symbols = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*symbols, "<|endoftext|>"])}
+    vocabulary = {token: i for i, token in enumerate([*symbols, "th", "<|endoftext|>"])}
     (folder / "vocab-file").write_text(json.dumps(vocabulary))
-    (folder / "merge-file").write_text("#version: 0.2\n")
+    (folder / "merge-file").write_text("#version: 0.2\nt h\n")
 
 
 def sentencepiece_model(folder: Path) -> None:

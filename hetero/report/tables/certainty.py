@@ -1,6 +1,6 @@
 """How far a prediction may be off, in words: its range, its order among other plans, what to measure, and MFU."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from hetero.cost.measured_utilization import utilization_warnings
 from hetero.cost.model_flops import Products, Utilization, overall_mfu
@@ -16,7 +16,7 @@ LINKS_COMMAND = (
 )
 """What measures links, on every node."""
 
-CommandsOf = Callable[[WantedProfile], Sequence[str]]
+CommandsOf = Callable[[WantedProfile], tuple[str, ...]]
 """What measures a profile, and what asks the same again with it."""
 
 
@@ -46,14 +46,14 @@ def narrows(measurement: Measurement, step: StepRange) -> str:
     return f"{measurement.what}: {range_of(step)} s becomes {range_of(measurement.settled)} s"
 
 
-def commands_for(measurement: Measurement, commands_of: CommandsOf) -> Sequence[str]:
+def commands_for(measurement: Measurement, commands_of: CommandsOf) -> tuple[str, ...]:
     """What to type: what measures, and for a profile of layers what takes it."""
-    return [LINKS_COMMAND] if measurement.profile is None else commands_of(measurement.profile)
+    return (LINKS_COMMAND,) if measurement.profile is None else commands_of(measurement.profile)
 
 
 def every_command(certainty: Certainty, commands_of: CommandsOf) -> tuple[tuple[str, ...], ...]:
     """What to type for each measurement of ``certainty``."""
-    return tuple(tuple(commands_for(measurement, commands_of)) for measurement in certainty.measurements)
+    return tuple(commands_for(measurement, commands_of) for measurement in certainty.measurements)
 
 
 def utilization_lines(found: Mapping[Products, Utilization]) -> Iterator[str]:
