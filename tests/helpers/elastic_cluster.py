@@ -66,6 +66,7 @@ class ElasticCluster:
         self._agents: dict[str, ForkedAgent] = {}
         self._sessions: list[int] = []
         self._killed: set[str] = set()
+        self._frozen: dict[str, list[psutil.Process]] = {}
         self._copies: dict[str, Path] = {}
         self._allowed = folder / "steps"
         self._allowed.write_text("1000000")
@@ -125,17 +126,17 @@ class ElasticCluster:
         """Stop its agent and all that it has started, as a host that stands still."""
         agent = psutil.Process(self._agents[name].pid)
         agent.suspend()
-        for process in agent.children(recursive=True):
-            # A rank may end meanwhile, as it was told to.
+        frozen = self._frozen[name] = [agent]
+        # An agent or a rank may end meanwhile, as it was told to.
+        for process in _descendants(agent.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
+                frozen.append(process)
 
     def thaw_node(self, name: str) -> None:
-        agent = psutil.Process(self._agents[name].pid)
-        for process in agent.children(recursive=True):
+        for process in reversed(self._frozen.pop(name)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
-        agent.resume()
 
     def kill_rank(self, rank: int) -> None:
         """Of the newest epoch."""
