@@ -121,8 +121,8 @@ def test_measurements_come_with_what_to_type() -> None:
     links = Measurement("the links", None, whole.without(["between nodes"]))
     question, result = one_type()
     wanted = wanted_profile(result.plan, question.costs, device="H100")
-    assert commands_for(links, lambda _: []) == [LINKS_COMMAND]
-    assert commands_for(Measurement("the layers", wanted, whole), lambda each: [each.device]) == ["H100"]
+    assert commands_for(links, lambda _: ()) == (LINKS_COMMAND,)
+    assert commands_for(Measurement("the layers", wanted, whole), lambda each: (each.device,)) == ("H100",)
     assert narrows(links, whole).startswith("the links: 0.49")
 
 
