@@ -59,15 +59,10 @@ def _check_activations(where: str, stage: Stage, plan: Plan) -> None:
 
 
 def _check_gradients(where: str, stage: Stage, plan: Plan) -> None:
-    first, updated = stage.offload.gradients_from, stage.offload.optimizer_from
+    first = stage.offload.gradients_from
     if first is None:
         return
-    if updated is None or first < updated:
-        raise PlanError(
-            f"{where}: offload.gradients_from is {in_halves(first)}, and optimizer_from is "
-            f"{in_halves(updated) if updated is not None else 'missing'}: gradients add up where hosts update; set "
-            f"optimizer_from to {in_halves(first)} or less, or raise gradients_from"
-        )
+    _check_not_before(where, stage, "gradients_from", "optimizer_from", why="gradients add up where hosts update")
     if stage.wgrad_delay is not None:
         raise PlanError(
             f"{where}: offload.gradients_from is {in_halves(first)}, and wgrad_delay is {stage.wgrad_delay}, beside "
@@ -77,16 +72,23 @@ def _check_gradients(where: str, stage: Stage, plan: Plan) -> None:
 
 
 def _check_weights(where: str, stage: Stage, plan: Plan) -> None:
-    first, added = stage.offload.weights_from, stage.offload.gradients_from
+    first = stage.offload.weights_from
     if first is None:
         return
-    if added is None or first < added:
-        raise PlanError(
-            f"{where}: offload.weights_from is {in_halves(first)}, and gradients_from is "
-            f"{in_halves(added) if added is not None else 'missing'}: gradients on the host free twice the bytes of "
-            f"weights for half the copies; set gradients_from to {in_halves(first)} or less, or raise weights_from"
-        )
+    why = "gradients on the host free twice the bytes of weights for half the copies"
+    _check_not_before(where, stage, "weights_from", "gradients_from", why=why)
     _check_held(where, "weights_from", first, stage, plan)
+
+
+def _check_not_before(where: str, stage: Stage, name: str, other: str, *, why: str) -> None:
+    """Check that the position ``name`` of the stage's offload, which is there, is not before that of ``other``."""
+    first, least = getattr(stage.offload, name), getattr(stage.offload, other)
+    if least is None or first < least:
+        raise PlanError(
+            f"{where}: offload.{name} is {in_halves(first)}, and {other} is "
+            f"{in_halves(least) if least is not None else 'missing'}: {why}; set {other} to {in_halves(first)} or "
+            f"less, or raise {name}"
+        )
 
 
 def _check_held(where: str, key: str, position: float, stage: Stage, plan: Plan) -> None:

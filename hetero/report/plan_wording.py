@@ -54,7 +54,7 @@ def offload_of(plan: Plan) -> str:
     return _of_stages(
         plan,
         lambda stage: (
-            f"from {_position_in_words(stage.offload.optimizer_from, plan)}"
+            f"{_from(stage.offload.optimizer_from, plan)}"
             f"{', previewed' if stage.offload.speculate else ''}"
             f"{'' if stage.offload.overlap else ', before the next forward'}"
             if stage.offload.optimizer_from is not None
@@ -65,26 +65,12 @@ def offload_of(plan: Plan) -> str:
 
 def gradients_on_hosts(plan: Plan) -> str:
     """``replicas 0-3: stage 1 from layer 8``: of which stages gradients add up on hosts; empty if of none."""
-    return _of_stages(
-        plan,
-        lambda stage: (
-            f"from {_position_in_words(stage.offload.gradients_from, plan)}"
-            if stage.offload.gradients_from is not None
-            else ""
-        ),
-    )
+    return _of_stages(plan, lambda stage: _from(stage.offload.gradients_from, plan))
 
 
 def weights_on_hosts(plan: Plan) -> str:
     """``replicas 0-3: stage 1 from layer 8``: of which stages weights live on hosts; empty if of none."""
-    return _of_stages(
-        plan,
-        lambda stage: (
-            f"from {_position_in_words(stage.offload.weights_from, plan)}"
-            if stage.offload.weights_from is not None
-            else ""
-        ),
-    )
+    return _of_stages(plan, lambda stage: _from(stage.offload.weights_from, plan))
 
 
 def activations_on_hosts(plan: Plan) -> str:
@@ -111,6 +97,10 @@ def _of_stages(plan: Plan, said_of: Callable[[Stage], str]) -> str:
     return " | ".join(
         said[:SORTS_SHOWN] + ([f"and {len(said) - SORTS_SHOWN} more sorts"] if len(said) > SORTS_SHOWN else [])
     )
+
+
+def _from(position: float | None, plan: Plan) -> str:
+    return "" if position is None else f"from {_position_in_words(position, plan)}"
 
 
 def _position_in_words(position: float, plan: Plan) -> str:

@@ -5,14 +5,12 @@ To 1e-9 in float64, with the bits of a training that keeps them on the device; a
 
 import dataclasses
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from hetero.cost.host_memory import host_memory
 from hetero.cost.memory import memory_costs
@@ -22,7 +20,7 @@ from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from hetero.runtime.trainer import Trainer
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.host_training import activations_to_hosts, left_to_hosts
+from tests.helpers.host_training import activations_to_hosts, delay_copies, left_to_hosts
 from tests.helpers.layouts import layout, layouts, row_of
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, stage
@@ -56,15 +54,8 @@ def train_late(rank: int, made: Plan, late_by_s: float) -> Trace | None:
 
     def prepare(trainer: Trainer, rank: int) -> None:
         activations: Any = trainer.host_activations
-        if not late_by_s or not activations._order:
-            return
-        copy = activations._copies.copy
-
-        def late_copy(target: torch.Tensor, source: torch.Tensor) -> None:
-            time.sleep(late_by_s * lateness.random())
-            copy(target, source)
-
-        activations._copies.copy = late_copy
+        if activations._order:
+            delay_copies(activations._copies, lambda: late_by_s * lateness.random())
 
     return train(rank, made, NUM_STEPS, SMALL_BUCKETS, weights_at="the end", prepare=prepare)
 

@@ -4,13 +4,11 @@ To 1e-9 in float64, with the bits of a training that adds on the device; and wha
 """
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from hetero.cost.host_memory import host_memory
 from hetero.cost.memory import memory_costs
@@ -21,7 +19,7 @@ from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from hetero.runtime.trainer import Trainer
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.host_training import gradients_to_hosts
+from tests.helpers.host_training import delay_copies, gradients_to_hosts
 from tests.helpers.layouts import layouts, row_of
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
@@ -56,15 +54,8 @@ def train_late(rank: int, made: Plan, late_by_s: float) -> Trace | None:
 
     def prepare(trainer: Trainer, rank: int) -> None:
         gradients: Any = trainer.host_gradients
-        if not late_by_s or gradients is None:
-            return
-        copy = gradients._copies.copy
-
-        def late_copy(target: torch.Tensor, source: torch.Tensor) -> None:
-            time.sleep(late_by_s)
-            copy(target, source)
-
-        gradients._copies.copy = late_copy
+        if gradients is not None:
+            delay_copies(gradients._copies, lambda: late_by_s)
 
     return train(rank, made, NUM_STEPS, EACH_ALONE, weights_at="the end", prepare=prepare)
 

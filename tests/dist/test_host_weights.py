@@ -4,7 +4,6 @@ To 1e-9 in float64, with the bits of a training that keeps them on the device; a
 """
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.host_training import activations_to_hosts, weights_to_hosts
+from tests.helpers.host_training import activations_to_hosts, delay_copies, weights_to_hosts
 from tests.helpers.layouts import layouts, row_of
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, sharded, stage
@@ -58,18 +57,10 @@ def train_late(rank: int, made: Plan, late_by_s: float) -> Trace | None:
     def prepare(trainer: Trainer, rank: int) -> None:
         for each in (trainer.host_weights, trainer._gather):
             copies: Any = getattr(each, "_copies", None)
-            if late_by_s and copies is not None:
-                copies.copy = late(copies.copy, late_by_s)
+            if copies is not None:
+                delay_copies(copies, lambda: late_by_s)
 
     return train(rank, made, NUM_STEPS, EACH_ALONE, weights_at="the end", prepare=prepare)
-
-
-def late(copy: Any, late_by_s: float) -> Any:
-    def late_copy(target: torch.Tensor, source: torch.Tensor) -> None:
-        time.sleep(late_by_s)
-        copy(target, source)
-
-    return late_copy
 
 
 def two_stages(weights: float | None, **fields: Any) -> Plan:

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -169,3 +170,14 @@ def _make_late(host: Any, lateness: random.Random, late_by_s: float) -> None:
         return skip(bucket)
 
     host._copies.copy, host._threads.run, host._skip = late_copy, late_run, late_skip
+
+
+def delay_copies(copies: Any, late_by_s: Callable[[], float]) -> None:
+    """Let every copy of a trainer's host copies begin so many seconds later."""
+    copy = copies.copy
+
+    def late_copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        time.sleep(late_by_s())
+        copy(target, source)
+
+    copies.copy = late_copy

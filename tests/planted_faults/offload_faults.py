@@ -217,7 +217,7 @@ OFFLOAD_FAULTS = (
         name="a plan may leave weights to a host without their gradients",
         kind="missing check",
         file="hetero/plan/offload_rules.py",
-        find="    if added is None or first < added:\n",
+        find="    if least is None or first < least:\n",
         replace="    if False:\n",
         hints=("tests/unit/plan/test_validate.py",),
     ),
