@@ -75,6 +75,13 @@ def add_leader_options(parser: argparse.ArgumentParser) -> None:
         "--wait-for-nodes", type=float, default=600.0, metavar="S", help="seconds to wait for nodes enough, then leave"
     )
     group.add_argument(
+        "--wait-for-etcd",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds that an agent which starts asks an etcd that does not answer",
+    )
+    group.add_argument(
         "--dwell", type=float, default=60.0, metavar="S", help="seconds that an epoch lasts before a node may join"
     )
     group.add_argument(
@@ -184,6 +191,7 @@ def agent_options(args: argparse.Namespace) -> "AgentOptions":
         job=args.job,
         etcd=etcd_address(args),
         lease_s=args.lease,
+        wait_for_etcd_s=args.wait_for_etcd,
         name=name,
         node_type=args.node_type,
         host=args.host,

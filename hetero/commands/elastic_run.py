@@ -80,6 +80,7 @@ def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: 
         "lease": args.lease,
         "min-nodes": args.min_nodes,
         "wait-for-nodes": args.wait_for_nodes,
+        "wait-for-etcd": args.wait_for_etcd,
         "dwell": args.dwell,
         "min-gain": args.min_gain,
         "straggler-threshold": args.straggler_threshold,

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from hetero.elastic.agent_options import AgentOptions
 from hetero.elastic.copy_folder import claimed_folder, delete_folder, remove_copy, remove_epochs_before
@@ -29,6 +30,8 @@ from hetero.elastic.recovery import BadCopy
 from hetero.elastic.uploads import Uploads
 from hetero.errors import CheckpointError, ConfigError, MembershipStoreError
 from hetero.serialization import load
+
+T = TypeVar("T")
 
 _PROBE_EVERY_S = 0.5
 _TELL_STEPS_EVERY_S = 0.5
@@ -73,18 +76,18 @@ class Agent:
 
         Raises:
             ConfigError: something about this node, its program or its job is wrong.
-            MembershipStoreError: etcd does not answer at the start.
+            MembershipStoreError: etcd has not answered within the time that the options give it.
         """
         options = self._options
         self._events.note("agent_started")
         try:
-            state = await asyncio.to_thread(self._membership.start)
+            state = await self._first_state()
             if state.outcome is not None:
                 raise ConfigError(
                     f"job {options.job} is over already: {state.outcome.reason}; start it anew under another --job"
                 )
-            await asyncio.to_thread(self._membership.agree_on_settings, options.settings)
-            self._token = await asyncio.to_thread(self._membership.claim_token)
+            await self._insist(lambda: self._membership.agree_on_settings(options.settings))
+            self._token = await self._insist(self._membership.claim_token)
             # After what may end this agent at once, and from this thread, with which the server will end.
             self._fork_server.start()
             owner = f"{options.job} {hashlib.sha256(self._token.encode()).hexdigest()[:16]}"
@@ -389,8 +392,7 @@ class Agent:
             return
         if self._ranks.running or (state.epoch is not None and self._ended < state.epoch.number):
             return
-        goes_on = state.epoch is not None and _goes_on_without(state.epoch, state, self._node)
-        if goes_on or not state.stays_without(self._node.name):
+        if state.goes_on_without(self._node.name) or not state.stays_without(self._node.name):
             await asyncio.to_thread(self._membership.withdraw_notice, self._options.name)
             self._outcome = Outcome(exit_code=0, reason=f"node {self._options.name} has left: {self._leaving.reason}")
 
@@ -432,12 +434,26 @@ class Agent:
         self._events.note("evicted", epoch=self._ended, detail=f"{node.name}: its host refuses connections")
         await self._insist(lambda: self._membership.evict(node))
 
-    async def _insist(self, request: Callable[[], None]) -> None:
+    async def _first_state(self) -> JobState:
+        """The state of the job, once etcd answers: the agents of an array of jobs may be there before it."""
+        limit_s = self._options.wait_for_etcd_s
+        until_s = time.monotonic() + limit_s
+        while True:
+            try:
+                return await asyncio.to_thread(self._membership.start)
+            except MembershipStoreError as error:
+                if time.monotonic() >= until_s:
+                    raise
+                if not self._away:
+                    self._away = True
+                    self._show(f"hetero: {error}; it is asked again for {limit_s:g} s (--wait-for-etcd)")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _insist(self, request: Callable[[], T]) -> T:
         """Make a request of etcd, again and again while it is away."""
         while True:
             try:
-                await asyncio.to_thread(request)
-                return
+                return await asyncio.to_thread(request)
             except MembershipStoreError:
                 await asyncio.sleep(_RETRY_S)
 
@@ -465,16 +481,6 @@ class Agent:
         if self._planning is not None:
             self._planning.close()
         await asyncio.to_thread(self._membership.close)
-
-
-def _goes_on_without(epoch: Epoch, state: JobState, node: NodeInfo) -> bool:
-    """Whether the epoch has none of this node's ranks, and has what it restored on its own nodes."""
-    if any(each.node.name == node.name for each in epoch.nodes):
-        return False
-    if epoch.start.step == 0:
-        return True
-    reports = [rank for each in state.reports.values() for rank in each.ranks if rank.epoch == epoch.number]
-    return any(rank.committed >= epoch.start.step for rank in reports)
 
 
 def run_agent(options: AgentOptions) -> int:

@@ -15,6 +15,7 @@ class AgentOptions:
     """name, node_type, host, failure_domain: as in :class:`~hetero.elastic.records.NodeInfo`.
 
     lease_s: after which a silent node counts as lost.
+    wait_for_etcd_s: how long an agent that starts asks an etcd that does not answer.
     port: of the server of copies, 0 for a free one.
     folder: for copies, in memory.
     logs: folder for the event log and what ranks print.
@@ -26,6 +27,7 @@ class AgentOptions:
     job: str
     etcd: EtcdAddress
     lease_s: int
+    wait_for_etcd_s: float
     name: str
     node_type: str
     host: str

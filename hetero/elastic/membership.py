@@ -83,6 +83,13 @@ class JobState:
         """Whether another node than ``name`` is there and does not leave."""
         return any(other not in self.notices for other in self.nodes if other != name)
 
+    def goes_on_without(self, name: str) -> bool:
+        """Whether the epoch has none of this node's ranks, and has what it restored on its own nodes."""
+        if self.epoch is None or any(each.node.name == name for each in self.epoch.nodes):
+            return False
+        ranks = [rank for each in self.reports.values() for rank in each.ranks if rank.epoch == self.epoch.number]
+        return self.epoch.start.step == 0 or any(rank.committed >= self.epoch.start.step for rank in ranks)
+
 
 class JobStore:
     """The keys of one job: reads them, and writes those that need no lease. One thread at a time may call."""

@@ -1,6 +1,7 @@
 """Agents of real processes, with a program that trains nothing: what they do when ranks and nodes come and go."""
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,7 +207,24 @@ def test_nodes_that_stand_still_and_an_etcd_that_restarts(
 
 def test_no_etcd(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1) as nodes:
-        nodes.start_as("a", etcd="http://127.0.0.1:9")
+        nodes.start_as("a", etcd="http://127.0.0.1:9", wait_for_etcd=0.5)
         assert nodes.wait_for_end_of("a") == 2
-        assert "etcd at http://127.0.0.1:9 does not answer" in nodes.output("a")
-        assert "hetero elastic store" in nodes.output("a")
+        asked, given_up = nodes.output("a").splitlines()
+        assert "etcd at http://127.0.0.1:9 does not answer" in asked
+        assert asked.endswith("it is asked again for 0.5 s (--wait-for-etcd)")
+        assert "hetero elastic store" in given_up
+
+
+def test_an_agent_waits_for_its_etcd(cluster: Callable[..., ElasticCluster], tmp_path: Path) -> None:
+    """An array of jobs may start before the one with etcd does."""
+    etcd = EtcdServer(tmp_path / "etcd")
+    try:
+        with cluster(1, "--steps", 2, etcd=etcd) as nodes:
+            nodes.start()
+            while "it is asked again for" not in nodes.output("a"):
+                time.sleep(0.05)
+            etcd.start()
+            assert nodes.wait_for_end_of("a") == 0
+            assert "hetero: etcd is back" in nodes.output("a")
+    finally:
+        etcd.stop()

@@ -194,6 +194,7 @@ def _options(name: str, folder: Path, url: str, schedule: UploadSchedule) -> Age
         job="job",
         etcd=EtcdAddress(urls=("http://127.0.0.1:1",)),
         lease_s=1,
+        wait_for_etcd_s=0.0,
         name=name,
         node_type="cpu",
         host="",

@@ -29,6 +29,7 @@ class Told:
             job="job",
             etcd=EtcdAddress(urls=("http://127.0.0.1:9",)),
             lease_s=2,
+            wait_for_etcd_s=0.0,
             name="a",
             node_type="box",
             host="127.0.0.1",
