@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
 from hetero.planner.cover.cover import Copies, Cover, CoverScore, divide_batch, score_cover
 from hetero.planner.cover.expand import expand
@@ -26,7 +25,7 @@ from hetero.planner.replica.least_memory import FITTING_S, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template, milli_price
-from hetero.planner.scoring import STAGE_S, ScoredPlan, better_of, price_per_hour, score_fitted
+from hetero.planner.scoring import STAGE_S, ScoredPlan, better_of, price_per_hour, score_if_legal
 from hetero.planner.time_shares import TimeShare
 
 SCORED_SHARE = 0.75
@@ -105,10 +104,7 @@ def _score_within_budget(plan: Plan, problem: Problem, deadline: Deadline) -> Sc
     """Score a plan within the budget; ``None`` if it does not fit or cannot be made."""
     if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
         return None
-    try:
-        return score_fitted(plan, problem, deadline)
-    except (PlanError, ConfigError):
-        return None  # A link that only this plan needs is missing, for instance.
+    return score_if_legal(plan, problem, deadline)
 
 
 def _by_whole_replicas(

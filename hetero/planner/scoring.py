@@ -13,7 +13,7 @@ from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.cost.stage_memory import MemoryBreakdown
-from hetero.errors import PlanMemoryError
+from hetero.errors import ConfigError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan, Recompute, Replica, StageKey
 from hetero.plan.offload import NOTHING_ON_HOST
@@ -141,6 +141,15 @@ def score_fitted(plan: Plan, problem: Problem, deadline: Deadline | None = None)
         more = with_more_recompute(plan, problem)
         found = score_plan(more, problem, deadline) if more is not None else None
     return found
+
+
+def score_if_legal(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
+    """As :func:`score_fitted`; ``None`` also for a plan that cannot be made: what it was made from knows nothing of the
+    communicators that a rank may be in, for instance, or it alone needs a link that is missing."""
+    try:
+        return score_fitted(plan, problem, deadline)
+    except (PlanError, ConfigError):
+        return None
 
 
 def score_with_smaller_depths(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:

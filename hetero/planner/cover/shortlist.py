@@ -12,7 +12,7 @@ from hetero.planner.cover.cover import Cover
 from hetero.planner.cover.expand import expand
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, goal_value, score_fitted
+from hetero.planner.scoring import ScoredPlan, goal_value, score_if_legal
 
 EXTRA_DEPTHS = (0, 1, 2)
 """Microbatches in flight beyond the smallest depths that are tried. A heuristic."""
@@ -21,8 +21,8 @@ EXTRA_DEPTHS = (0, 1, 2)
 def scored_covers(
     covers: Iterable[Cover], problem: Problem, deadline: Deadline, *, finish: Callable[[ScoredPlan], ScoredPlan]
 ) -> list[ScoredPlan]:
-    """Plans of the covers that fit, the best first: of each cover its best one, unless another cover's is better than
-    its compute alone.
+    """Plans of the covers that are legal and fit, the best first: of each cover its best one, unless another cover's is
+    better than its compute alone.
 
     finish: makes the most of a plan before it is compared, without a change to its compute.
     """
@@ -40,7 +40,7 @@ def scored_covers(
             seen.add(plan)
             # Of the very best by the formula at least a plan is made: it may take what is left.
             first = not of_covers and best is None
-            candidate = score_fitted(plan, problem, deadline.whole or deadline if first else deadline)
+            candidate = score_if_legal(plan, problem, deadline.whole or deadline if first else deadline)
             if candidate is None or _goal_of_compute_alone(candidate, problem) >= least:
                 continue
             candidate = finish(candidate)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.cluster_fit import check_plan_on_cluster
+from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.validate import validate
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.reference.yardsticks import yardsticks
@@ -15,6 +16,7 @@ from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.model import ModelSpec
 from hetero.units import GIB
 from tests.unit.planner.clusters import GPT_NEO, OPT_30B, OPT_350M, cluster, opt_model, planned, problem
+from tests.unit.planner.random_problems import random_problem
 
 SMALL = opt_model(6, 1024, 16)
 TWELVE = opt_model(12, 1024, 16)
@@ -112,6 +114,13 @@ def test_beats_every_yardstick_on_mixed_nodes() -> None:
 def test_a_model_that_is_too_large_says_what_is_short_and_what_would_help() -> None:
     with pytest.raises(PlanError, match=r"memory is short by \d+ GiB; add \d+ nodes? of type V100-16"):
         plan(cluster(("V100-16", 4, 1)), opt_model(48, 7168, 56), 16)
+
+
+def test_covers_whose_ranks_would_be_in_too_many_communicators_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cover does not count them; of this question a good one has seven."""
+    monkeypatch.setattr("hetero.plan.communicators.MAX_COMMUNICATORS", 6)
+    result = planned(random_problem(0, gpus=(4, 1, 2), num_layers=6, batch=16), effort_s=0.6)
+    assert max(PlanCommunicators(result.plan).counts().values()) <= 6
 
 
 def test_a_missing_link_is_named() -> None:
