@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from hetero.errors import ConfigError, PlanError, ScheduleError
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.validate import enough_in_flight
+from hetero.plan.validate import enough_in_flight, least_in_flight
 from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, score_plan
@@ -95,19 +95,61 @@ def _group(question: Problem, chance: random.Random, free: dict[int, list[int]])
     ranks = free[node_type.index]
     if len(ranks) < tp * dp:
         raise PlanError("no device is left")
-    taken = tuple(ranks[: tp * dp])
+    taken = ranks[: tp * dp]
     del ranks[: tp * dp]
+    return _stage(question, taken, tp, chance.choice((1, 1, 2, 4)))
+
+
+def _stage(question: Problem, ranks: Sequence[int], tp: int, micro_batch_size: int) -> Stage:
     return Stage(
         first_layer=0,
         end_layer=1,
-        ranks=taken,
-        device=node_type.device,
+        ranks=tuple(ranks),
+        device=question.node_type_of(ranks[0]).device,
         tp=tp,
-        dp=dp,
+        dp=len(ranks) // tp,
         sequence_parallel=question.splits_sequence(tp),
-        micro_batch_size=chance.choice((1, 1, 2, 4)),
+        micro_batch_size=micro_batch_size,
         in_flight=1,
     )
+
+
+def extreme_plans(question: Problem) -> Iterator[ScoredPlan]:
+    """Legal plans that fit, of one replica each: all samples in one microbatch or one by one, by tensor parallelism
+    alone or by data parallelism alone; a stage for every device; unlike microbatches along a replica. Pipelines are as
+    deep as keeps all stages at work, with and without late weights' gradients."""
+    delays = (None, 0, 8) if question.splits_backward else (None,)
+    for stages, recompute, delay in itertools.product(_extreme_stages(question), ("none", "full"), delays):
+        if recompute == "full" and delay is not None:
+            continue
+        # Twice what a round trip takes, as stages are not equally fast.
+        depths = [2 * (len(stages) - s) - 1 for s in range(len(stages))]
+        cuts = [i * question.model.num_layers // len(stages) for i in range(len(stages) + 1)]
+        held = [stage.with_layers(*cut) for stage, cut in zip(stages, itertools.pairwise(cuts), strict=True)]
+        replica = Replica(num_samples=question.global_batch_size, stages=tuple(held)).with_each_stage(
+            recompute=[recompute] * len(held), wgrad_delay=[delay] * len(held), in_flight=depths
+        )
+        depths = [max(depth, least_in_flight(replica, s)) for s, depth in enumerate(depths)]
+        try:
+            found = score_plan(question.plan_of([replica.with_each_stage(in_flight=depths)]), question)
+        except (PlanError, ConfigError, ScheduleError):
+            continue
+        if found is not None:
+            yield found
+
+
+def _extreme_stages(question: Problem) -> Iterator[list[Stage]]:
+    batch, num_layers = question.global_batch_size, question.model.num_layers
+    ranks = [rank for node_type in question.node_types for rank in node_type.ranks]
+    for node_type in question.node_types:
+        for tp in (tp for tp in (1, 2, 4) if node_type.gpus_per_node % tp == 0):
+            for dp in (dp for dp in (1, 2, 4) if tp * dp <= node_type.num_devices):
+                for size in {1, batch // dp}:
+                    yield [_stage(question, node_type.ranks[: tp * dp], tp, size)]
+    for order, size in itertools.product((ranks, ranks[::-1]), (1, 2)):
+        yield [_stage(question, [rank], 1, size) for rank in order[:num_layers]]
+    for sizes in itertools.permutations((1, batch)):
+        yield [_stage(question, [rank], 1, size) for rank, size in zip((ranks[0], ranks[-1]), sizes, strict=True)]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -118,6 +160,14 @@ def test_no_random_plan_is_below_the_bound(name: str) -> None:
     best_s = min(each.step_s for each in itertools.islice(random_plans(question, random.Random(1)), 60))
     assert bound_s <= best_s * (1 + 1e-9)
     assert best_s < 5 * bound_s, "a bound so far away would hold if it were wrong"
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_extreme_plan_is_below_the_bound(name: str) -> None:
+    question = PROBLEMS[name]
+    steps_s = [each.step_s for each in extreme_plans(question)]
+    assert len(steps_s) > 20
+    assert lower_bound_s(question) <= min(steps_s) * (1 + 1e-9)
 
 
 def test_equal_devices_of_one_stage_each_are_near_the_bound() -> None:
