@@ -152,6 +152,15 @@ def score_if_legal(plan: Plan, problem: Problem, deadline: Deadline | None = Non
         return None
 
 
+def is_legal(plan: Plan) -> bool:
+    """Whether a runtime could execute ``plan``, memory aside."""
+    try:
+        validate(plan)
+    except PlanError:
+        return False
+    return True
+
+
 def score_with_smaller_depths(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
     """Score ``plan`` with smaller depths where a stage is short of memory; ``None`` if that does not help."""
     if deadline is not None and not deadline.has(scoring_s(plan)):

@@ -13,7 +13,7 @@ from hetero.cost.simulation.simulator import with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, is_better, scoring_s
+from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, is_better, is_legal, scoring_s
 
 BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
 """Beside that of the runtime itself."""
@@ -57,6 +57,8 @@ def _better(best: ScoredPlan, sync: GradientSyncPlan, problem: Problem, deadline
     share = 1.0 if best.simulation.gathers else SUMS_SHARE
     if deadline.is_over() or sync == best.plan.gradient_sync or not deadline.has(share * scoring_s(best.plan)):
         return best
+    if not is_legal(dataclasses.replace(best.plan, gradient_sync=sync)):
+        return best  # Domains put ranks into more communicators.
     simulation = with_gradient_sync(best.simulation, sync, problem.topology, problem.costs)
     changed = dataclasses.replace(best, plan=simulation.plan, simulation=simulation)
     if not is_better(changed, best, problem):

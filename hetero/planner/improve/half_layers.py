@@ -11,7 +11,7 @@ from hetero.planner.deadline import Deadline
 from hetero.planner.improve.half_layer_moves import levelled, longest_stage_s
 from hetero.planner.improve.local_search import search_locally
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value, score_fitted
+from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, better_of, goal_value, score_if_legal
 from hetero.planner.time_shares import TimeShare
 
 FORMULA_ERROR = 1.03
@@ -43,5 +43,5 @@ def best_levelled(
             continue
         shorter = longest_stage_s(levelled_plan, problem) / longest_stage_s(plan, problem)
         if shorter * each.step_s < FORMULA_ERROR * below_s:
-            best = better_of(best, score_fitted(levelled_plan, problem, deadline), problem)
+            best = better_of(best, score_if_legal(levelled_plan, problem, deadline), problem)
     return best

@@ -10,12 +10,11 @@ layers (:mod:`hetero.planner.improve.half_layer_moves`) are tried where none of 
 import itertools
 from collections.abc import Callable, Iterator
 
-from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.half_layer_moves import with_half_layers_moved
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, Shortlist, is_better, score_fitted
+from hetero.planner.scoring import ScoredPlan, Shortlist, is_better, score_if_legal
 
 Neighbours = Callable[[Plan], Iterator[Plan]]
 
@@ -53,19 +52,11 @@ def search_locally(
             if plan in seen:
                 continue
             seen.add(plan)
-            found = _score_neighbour(plan, problem, deadline)
+            found = score_if_legal(plan, problem, deadline)
             if found is not None and is_better(found, best, problem):
                 best, improved = found, True
                 break
     return best
-
-
-def _score_neighbour(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
-    """Score a neighbour; ``None`` if it does not fit or is not legal."""
-    try:
-        return score_fitted(plan, problem, deadline)
-    except (PlanError, ConfigError):
-        return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
 
 
 def with_alike_changed(plan: Plan, changes: Callable[[Replica], Iterator[Replica]]) -> Iterator[Plan]:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.ir import GradientSyncPlan
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
@@ -27,6 +28,14 @@ def test_two_zones_with_a_slow_link_sum_hierarchically() -> None:
     assert better.step_s < 0.75 * start.step_s
     assert better == score_of(better.plan, question)
     validate(better.plan)
+
+
+def test_domains_do_not_put_ranks_into_too_many_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = problem(zones(2, gpus_per_node=4))
+    start = score_of(data_parallel(8), question)
+    most = max(PlanCommunicators(start.plan).counts().values())
+    monkeypatch.setattr("hetero.plan.communicators.MAX_COMMUNICATORS", most)
+    assert chosen(start, question).plan.gradient_sync.domains == ()
 
 
 def test_zones_of_several_nodes_are_domains_as_a_whole() -> None:
