@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
-from hetero.plan.offload import NOTHING_ON_HOST, Offload
+from hetero.plan.offload import Offload
 from hetero.plan.validate import enough_in_flight
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.devices import DeviceType
@@ -25,6 +25,9 @@ class UniformLayout:
     fp8: all stages multiply in fp8.
     optimizer_offload_fraction: each stage leaves at least this share of its parameters' optimizer state to its host,
         whole layers from its end; 0 is none.
+    activation_offload_num_layers: what the embedding and so many first layers save for the backward waits on the host,
+        in a model of one stage that computes nothing again, as Megatron-LM's ``--cpu-offloading-num-layers`` asks for;
+        0 is none.
     """
 
     model: ModelSpec
@@ -44,6 +47,7 @@ class UniformLayout:
     fp8: bool = False
     distributed_optimizer: bool = False
     optimizer_offload_fraction: float = 0.0
+    activation_offload_num_layers: int = 0
     hidden_dropout: float | None = None
     attention_dropout: float | None = None
     devices: tuple[DeviceType, ...] = ()
@@ -128,10 +132,34 @@ def _check(layout: UniformLayout) -> None:
         raise PlanError(
             f"uniform plan: {stages_per_rank} stages per rank need --pipeline-model-parallel-size 2 or more, got 1"
         )
+    _check_activation_offload(layout)
     if layout.global_batch_size % (layout.dp * micro_batch_size):
         raise PlanError(
             f"uniform plan: --global-batch-size {layout.global_batch_size} is no multiple of --micro-batch-size "
             f"{micro_batch_size} x {layout.dp} data-parallel replicas"
+        )
+
+
+def _check_activation_offload(layout: UniformLayout) -> None:
+    """
+    Raises:
+        PlanError: as megatron-core's ``TransformerConfig``, which offloads in one stage, no layer that is computed
+            again, and not all of them.
+    """
+    if not (count := layout.activation_offload_num_layers):
+        return
+    given = f"uniform plan: --cpu-offloading-num-layers is {count}"
+    if count >= layout.model.num_layers:
+        raise PlanError(f"{given}, must be below --num-layers {layout.model.num_layers}")
+    if layout.pp > 1:
+        raise PlanError(
+            f"{given}, which is of a whole model, and --pipeline-model-parallel-size is {layout.pp}; leave one of them "
+            "out, or give a plan with --hetero-plan, whose stages say it by offload.activations_until"
+        )
+    if layout.recompute != "none":
+        raise PlanError(
+            f"{given}, and --recompute-granularity is {layout.recompute}, which keeps little to bring to a host; leave "
+            "one of them out"
         )
 
 
@@ -156,9 +184,18 @@ def _stage(layout: UniformLayout, *, replica: int, number: int, in_flight: int) 
 
 
 def _offload(layout: UniformLayout, first_layer: int, end_layer: int) -> Offload:
-    """The fewest layers at the end of a stage that have the share of its parameters which goes to the host."""
+    """What a stage leaves to its host: updates at its end, activations at its begin."""
+    count = layout.activation_offload_num_layers
+    return Offload(
+        optimizer_from=_first_on_host(layout, first_layer, end_layer),
+        activations_until=count - 1.0 if count else None,
+    )
+
+
+def _first_on_host(layout: UniformLayout, first_layer: int, end_layer: int) -> float | None:
+    """Where the fewest layers at the end of a stage begin that have the share of its parameters which hosts update."""
     if not layout.optimizer_offload_fraction:
-        return NOTHING_ON_HOST
+        return None
     numel: Counter[int] = Counter()
     for parameter in stage_parameters(layout.model, first_layer=first_layer, end_layer=end_layer):
         # The other copy of a tied embedding lies in the head.
@@ -169,7 +206,7 @@ def _offload(layout: UniformLayout, first_layer: int, end_layer: int) -> Offload
         left += numel[position]
         if left >= wanted:
             break
-    return Offload(optimizer_from=float(position))
+    return float(position)
 
 
 def _depths(pp: int, stages_per_rank: int, num_microbatches: int, *, warms_up: bool) -> list[int]:

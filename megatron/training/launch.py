@@ -457,6 +457,7 @@ def _plan_of_flags(config: PretrainConfig, model: ModelSpec, devices: Sequence[D
             precision=parallel.precision or "fp32",
             distributed_optimizer=parallel.use_distributed_optimizer,
             optimizer_offload_fraction=parallel.optimizer_cpu_offload * parallel.optimizer_offload_fraction,
+            activation_offload_num_layers=parallel.cpu_offloading_num_layers,
             hidden_dropout=config.stage.hidden_dropout,
             attention_dropout=config.stage.attention_dropout,
             recompute=parallel.recompute,

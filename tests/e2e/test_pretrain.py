@@ -97,6 +97,12 @@ def test_hosts_update_what_megatrons_flags_leave_to_them() -> None:
     assert "--overlap-cpu-optimizer-d2h-h2d" in run.stdout, "it has no effect, which is told"
 
 
+def test_activations_wait_on_hosts_as_megatrons_flag_says() -> None:
+    run = forked(1, command_line(micro_batch_size="1", cpu_offloading_num_layers="1"))
+    assert_same_training(log_lines(run), log_lines(uniform_run("1f1b")))
+    assert "activations on hosts: replica 0: stage 0 through layer 0" in run.stdout
+
+
 def assert_events_say(lines: list[re.Match[str]], folder: Path) -> None:
     """One file, from one rank, with the numbers of the log."""
     assert len(list(folder.iterdir())) == 1

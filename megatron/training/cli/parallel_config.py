@@ -26,6 +26,7 @@ from megatron.training.cli.fields import (
 )
 from megatron.training.cli.value_types import (
     COUNT,
+    COUNT_FROM_0,
     FRACTION,
     HEARTBEAT_SECONDS,
     PATH,
@@ -248,6 +249,13 @@ class ParallelConfig:
         FRACTION,
         default=1.0,
         relations=Relations(stated_by_plan=True, needs=(given("--optimizer-cpu-offload"),)),
+    )
+    cpu_offloading_num_layers: int = flag(
+        "Without a plan, in one pipeline stage that computes nothing again: what the first so many layers save for the "
+        "backward waits on the host. All but one at most.",
+        COUNT_FROM_0,
+        default=0,
+        relations=Relations(stated_by_plan=True, excludes=("--recompute-granularity",)),
     )
     overlap_param_gather: bool = flag(
         "With that: gather updated weights while the next forward goes on.",

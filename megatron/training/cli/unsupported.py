@@ -108,10 +108,10 @@ _GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "hosts hold optimizer state only, in pinned memory: leave it out and save memory with --optimizer-cpu-offload "
-        "or --recompute-granularity full",
+        "hosts hold whole blocks, in pinned memory: leave it out and save memory with --optimizer-cpu-offload, "
+        "--cpu-offloading-num-layers or offload in a plan (--hetero-plan)",
         """
-        --cpu-offloading-num-layers --cpu-offloading-retain-pinned-cpu-buffers --no-pin-cpu-grads --no-pin-cpu-params
+        --cpu-offloading-retain-pinned-cpu-buffers --no-pin-cpu-grads --no-pin-cpu-params
         --fine-grained-activation-offloading --offload-modules --min-offloaded-tensor-size
         """,
     ),

@@ -57,7 +57,6 @@ _ASKS_FOR_NOTHING: Mapping[str, Any] = MappingProxyType(
         "variable_seq_lengths": False,
         # With a flag that is refused or has no effect: Megatron-LM's defaults.
         "adlr_autoresume_interval": 1000,
-        "cpu_offloading_num_layers": 0,
         "empty_unused_memory_level": 0,
         "fp8_interval": 1,
         "fp8_margin": 0,

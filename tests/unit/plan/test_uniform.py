@@ -6,7 +6,7 @@ import pytest
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
-from hetero.plan.offload import place_of, updates_on_host
+from hetero.plan.offload import Offload, place_of, updates_on_host
 from hetero.plan.uniform import UniformLayout, uniform_plan
 from hetero.plan.validate import validate
 from hetero.spec.parameters import stage_parameters
@@ -130,6 +130,12 @@ def test_the_other_flags_arrive() -> None:
         ({"pp": -1}, "--pipeline-model-parallel-size is -1, must be at least 1"),
         ({"micro_batch_size": 0}, "--micro-batch-size is 0, must be at least 1"),
         ({"global_batch_size": 0}, "--global-batch-size is 0, must be at least 1"),
+        ({"activation_offload_num_layers": 8}, "--cpu-offloading-num-layers is 8, must be below --num-layers"),
+        ({"activation_offload_num_layers": 2, "pp": 2}, "--pipeline-model-parallel-size is 2; leave one of them out"),
+        (
+            {"activation_offload_num_layers": 2, "pp": 1, "recompute": "selective"},
+            "--recompute-granularity is selective, which keeps little",
+        ),
     ],
 )
 def test_degrees_that_do_not_divide_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -163,3 +169,10 @@ def test_everything_or_nothing_is_left_to_hosts() -> None:
     for share, first in ((0.0, [None, None]), (1.0, [-1.0, 3.0])):
         plan = uniform(distributed_optimizer=True, optimizer_offload_fraction=share)
         assert [stage.offload.optimizer_from for stage in plan.replicas[0].stages] == first
+
+
+def test_activations_of_the_first_layers_wait_on_hosts() -> None:
+    plan = uniform(pp=1, activation_offload_num_layers=2)
+    validate(plan)
+    for replica in plan.replicas:
+        assert [stage.offload for stage in replica.stages] == [Offload(activations_until=1.0)]

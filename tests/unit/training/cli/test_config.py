@@ -188,6 +188,7 @@ EFFECTS = [
         0.5,
         context="--use-distributed-optimizer --optimizer-cpu-offload",
     ),
+    Effect("--cpu-offloading-num-layers 2", "parallel.cpu_offloading_num_layers", 2),
     Effect("--overlap-param-gather", "parallel.overlap_param_gather", True, context="--use-distributed-optimizer"),
     Effect("--bf16", "parallel.precision", "bf16"),
     Effect("--fp16", "parallel.precision", "fp16"),

@@ -102,6 +102,11 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--fp16 --bf16 --train-samples 8", "", "--bf16 and --fp16 exclude each other"),
         ("--fp16 --loss-scale 8 --hysteresis 1", "", "--loss-scale 8.0 and --hysteresis 1 exclude each other"),
         ("--fp16 --initial-loss-scale 2 --min-loss-scale 4", "", "--min-loss-scale 4.0 is above --initial-loss-scale"),
+        (
+            "--cpu-offloading-num-layers 2 --recompute-granularity full",
+            "",
+            "--cpu-offloading-num-layers 2 and --recompute-granularity full exclude each other",
+        ),
         # No effect.
         ("--bf16 --loss-scale 8", "", "--loss-scale 8.0 has no effect without --fp16"),
         ("--recompute-num-layers 2", "", "has no effect without --recompute-granularity full"),
