@@ -8,6 +8,9 @@
 Everything here is a model of a machine: an A100-40 and its host as described below. Policies are plans of this runtime
 that follow the rules of others (:mod:`hetero.planner.listed.offload_policies`), not the others' software.
 
+Four unlike cards of one host are four node types of one card here, each with a quarter of that host: the cluster file
+says one sort of device for a node, and updates share threads evenly anyway.
+
 The rates of the host are assumptions, stated here because everything depends on them: AdamW updates 4e9 parameters per
 second with all threads, which is what the authors of ZeRO-Offload (arXiv 2101.06840) aim at with two 24-core
 processors; pinned copies take 24 GB/s in either direction.
@@ -34,10 +37,11 @@ from hetero.data.cost_models import model_costs  # noqa: E402
 from hetero.emulation.options import EmulationOptions  # noqa: E402
 from hetero.emulation.ranks.local_launch import ADAM, EmulatedLaunch, run_emulated  # noqa: E402
 from hetero.errors import PlanError  # noqa: E402
+from hetero.plan.ir import Plan  # noqa: E402
 from hetero.plan.offload import NOTHING_ON_HOST  # noqa: E402
-from hetero.planner.deadline import Deadline  # noqa: E402
+from hetero.planner.deadline import CountedWork, Deadline  # noqa: E402
 from hetero.planner.listed.listed_plans import Listing, best_plan  # noqa: E402
-from hetero.planner.listed.offload_policies import autohete_plans, zero_offload_plans  # noqa: E402
+from hetero.planner.listed.offload_policies import POLICIES  # noqa: E402
 from hetero.planner.plan_cluster import plan_cluster  # noqa: E402
 from hetero.planner.problem import Problem  # noqa: E402
 from hetero.planner.scoring import ScoredPlan  # noqa: E402
@@ -46,22 +50,32 @@ from hetero.runtime.options import DataParallelOptions  # noqa: E402
 from hetero.spec.cluster import ClusterSpec, Links, NodeType  # noqa: E402
 from hetero.spec.host import HostProfile, UpdateRate  # noqa: E402
 from hetero.spec.link import Link  # noqa: E402
+from hetero.spec.model import ModelSpec  # noqa: E402
 from hetero.spec.parameters import parameters  # noqa: E402
 from tests.helpers.models import gpt2_model, llama_model  # noqa: E402
 
 SEQ_LENGTH = 1024
-GPT_4B = gpt2_model(
-    num_layers=64,
-    hidden_size=2304,
-    num_attention_heads=16,
-    num_query_groups=16,
-    kv_channels=144,
-    ffn_hidden_size=4 * 2304,
-    vocab_size=50257,
-    padded_vocab_size=50304,
-    max_position_embeddings=SEQ_LENGTH,
-)
+
+
+def _gpt(num_layers: int) -> ModelSpec:
+    return gpt2_model(
+        num_layers=num_layers,
+        hidden_size=2304,
+        num_attention_heads=16,
+        num_query_groups=16,
+        kv_channels=144,
+        ffn_hidden_size=4 * 2304,
+        vocab_size=50257,
+        padded_vocab_size=50304,
+        max_position_embeddings=SEQ_LENGTH,
+    )
+
+
+GPT_4B = _gpt(64)
 """4.2 billion parameters: 64 layers of 2304, as PatrickStar's authors train (arXiv 2108.05818)."""
+
+GPT_5B = _gpt(80)
+"""5.3 billion parameters: their weights fit a card of 16 GiB in half precision, and all of their state none of four."""
 
 LLAMA_7B = llama_model(
     num_layers=32,
@@ -81,30 +95,40 @@ BATCHES = (2, 4, 8, 16, 32)
 NEVER_CLIPPED = 1e9
 
 
-def host(gpus_per_switch: int = 1) -> HostProfile:
+def host(share: int = 1) -> HostProfile:
+    """The assumed host, or one of so many equal parts of it; every card has its own link."""
     copy = Link(bandwidth_gb_per_s=24.0, latency_us=10.0)
     return HostProfile(
         source="assumed, see the head of this file",
-        memory_gib=512,
-        updates=(UpdateRate(threads=1, elements_per_s=1.2e8), UpdateRate(threads=48, elements_per_s=4e9)),
-        memory_copy_gb_per_s=80.0,
+        memory_gib=512 // share,
+        updates=(
+            UpdateRate(threads=1, elements_per_s=1.2e8),
+            UpdateRate(threads=48 // share, elements_per_s=4e9 / share),
+        ),
+        memory_copy_gb_per_s=80.0 / share,
         to_host=copy,
         to_device=copy,
-        gpus_per_switch=gpus_per_switch,
     )
+
+
+UNLIKE = ("A100-40", "RTX-3090", "Titan-RTX", "V100-16")
 
 
 def clusters() -> dict[str, ClusterSpec]:
     inside = Link(bandwidth_gb_per_s=20.0, latency_us=10.0)
     one = NodeType(name="a100", device="A100-40", gpus_per_node=1, inside_node=inside, host=host())
-    four = [
-        NodeType(name=name, device=device, gpus_per_node=2, inside_node=inside, host=host(2))
-        for name, device in (("a100", "A100-40"), ("v100", "V100-16"))
-    ]
+    four = [NodeType(name=device, device=device, gpus_per_node=1, host=host(len(UNLIKE))) for device in UNLIKE]
     return {
         "one": ClusterSpec(node_types=(one,), links=Links()),
         "four": ClusterSpec(node_types=tuple(four), links=Links(between_nodes=inside)),
     }
+
+
+def costs_of(setup: str) -> CostModel:
+    """By the shipped profiles, and for four cards in fp16, as not all of them multiply in bf16."""
+    if setup == "one":
+        return model_costs(GPT_4B, seq_length=SEQ_LENGTH, precision="bf16")
+    return model_costs(GPT_5B, seq_length=SEQ_LENGTH, precision="fp16", data_sheets=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,30 +140,30 @@ class Policy:
 
 
 def policies(problem: Problem, limit_s: float) -> Iterator[Policy]:
-    """ZeRO-Offload's, AutoHete's, and the planner's, without previews (as if every step were clipped) and with."""
-    for name, listing in (("zero-offload", zero_offload_plans), ("autohete", autohete_plans)):
+    """Those of others, and the planner's, without previews (as if every step were clipped) and with."""
+    for name, listing in POLICIES.items():
         yield Policy(name=name, found=_listed(listing(problem), problem, limit_s))
     for name, previews in (("ours, every step clipped", False), ("ours", True)):
-        yield Policy(name=name, found=_planned(dataclasses.replace(problem, previews=previews)))
+        yield Policy(name=name, found=_planned(dataclasses.replace(problem, previews=previews), limit_s))
 
 
 def _listed(listing: Listing, problem: Problem, limit_s: float) -> ScoredPlan | None:
-    return best_plan(listing, problem, Deadline(limit_s))
+    return best_plan(listing, problem, Deadline(limit_s, CountedWork()))
 
 
-def _planned(problem: Problem) -> ScoredPlan | None:
+def _planned(problem: Problem, limit_s: float) -> ScoredPlan | None:
     try:
-        return plan_cluster(problem).scored
+        return plan_cluster(problem, deadline=Deadline(limit_s, CountedWork())).scored
     except PlanError as error:
         print(error, file=sys.stderr)
         return None
 
 
-def executed_s(found: ScoredPlan, cluster: ClusterSpec, costs: CostModel, *, time_scale: float | None) -> float:
+def executed_s(plan: Plan, cluster: ClusterSpec, costs: CostModel, *, time_scale: float | None = None) -> float:
     """Seconds of the last of three emulated steps that are never clipped."""
     ran = run_emulated(
         EmulatedLaunch(
-            plan=found.plan,
+            plan=plan,
             cluster=cluster,
             costs=costs,
             options=EmulationOptions(time_scale=time_scale, seq_length=16),
@@ -193,15 +217,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--capped", action="store_true", help="only Llama-7B on two small cards")
     parser.add_argument("--execute", action="store_true", help="run the plans in emulation too")
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each plan")
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of counted work for each plan")
     parser.add_argument("--time-scale", type=float, help="wall seconds per emulated second")
     args = parser.parse_args(argv)
     if args.capped:
         Console(width=160).print(capped((8, 16, 32, 64), args.time_limit))
         return
     cluster = clusters()[args.setup]
-    costs = model_costs(GPT_4B, seq_length=SEQ_LENGTH, precision="bf16" if args.setup == "one" else "fp16")
-    billions = sum(each.numel for each in parameters(GPT_4B)) / 1e9
+    costs = costs_of(args.setup)
+    billions = sum(each.numel for each in parameters(costs.model)) / 1e9
     table = Table(title=f"GPT of {billions:.1f}e9 parameters, sequence {SEQ_LENGTH}: s per step")
     for column in ("batch", "policy", "predicted", "executed", "times faster than zero-offload", "what"):
         table.add_column(column)
@@ -219,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 table.add_row(str(batch), policy.name, "does not fit")
                 continue
             predicted_s = simulate(policy.found.plan, problem.topology, costs).step_s
-            ran_s = executed_s(policy.found, cluster, costs, time_scale=args.time_scale) if args.execute else None
+            ran_s = executed_s(policy.found.plan, cluster, costs, time_scale=args.time_scale) if args.execute else None
             seconds = predicted_s if ran_s is None else ran_s
             base_s = seconds if policy.name == "zero-offload" else base_s
             stage = policy.found.plan.replicas[0].stages[0]

@@ -203,10 +203,13 @@ def host_cases() -> Iterator[Any]:
 
 
 def gradient_cases() -> Iterator[Any]:
-    """Five plans whose gradients add up on hosts, from copies that nobody waits for to such that backwards do."""
+    """Seven plans whose gradients add up on hosts, from copies that nobody waits for to such that backwards do; two of
+    them as ZeRO-Offload and PatrickStar place state."""
     one = plan(MODEL, [replica(a100_stage(0, 6, 0, depth=1), num_samples=4)])
     all_, half = Offload(optimizer_from=-1, gradients_from=-1), Offload(optimizer_from=2, gradients_from=3)
     cases = {
+        "zero-offload": (one, (dataclasses.replace(all_, overlap=False),), 0.5),
+        "patrickstar": (one, (Offload(optimizer_from=2, gradients_from=2, overlap=False),), 0.5),
         "one, all": (one, (all_,), 0.3),
         "one, a half, previewed": (one, (dataclasses.replace(half, speculate=True),), 0.3),
         "one, all, slowly": (one, (all_,), 2.0),
@@ -223,7 +226,8 @@ def gradient_cases() -> Iterator[Any]:
 
 
 def weight_cases() -> Iterator[Any]:
-    """Plans whose weights live on hosts, from copies that nobody waits for to such that decide."""
+    """Plans whose weights live on hosts, from copies that nobody waits for to such that decide; one of them as
+    StrongHold places state."""
     one = plan(MODEL, [replica(a100_stage(0, 6, 0, depth=1), num_samples=4)])
     all_ = Offload(optimizer_from=-1, gradients_from=-1, weights_from=-1)
     half = Offload(optimizer_from=2, gradients_from=3, weights_from=3.5)
@@ -234,6 +238,7 @@ def weight_cases() -> Iterator[Any]:
         "one, all": (one, (all_,), 0.3),
         "one, all, slowly": (one, (all_,), 1.5),
         "one, a half, previewed": (one, (dataclasses.replace(half, speculate=True),), 0.6),
+        "stronghold": (one, (Offload(optimizer_from=2, gradients_from=2, weights_from=2, speculate=True),), 0.6),
         "unlike, some": (PLANS["two replicas of unequal depth"], (Offload(), half, half), 0.6),
         "in turns": (turns, (first, Offload(), last, Offload()), 0.8),
     }

@@ -4,25 +4,67 @@ import dataclasses
 
 import pytest
 
+from hetero.cost.simulation.simulator import simulate
+from hetero.plan.ir import Plan
+from hetero.plan.offload import Offload
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.listed.listed_plans import best_plan
-from hetero.planner.listed.offload_policies import autohete_plans, zero_offload_plans
+from hetero.planner.listed.offload_policies import POLICIES
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import score_plan
 from hetero.spec.cluster import ClusterSpec, Links
 from tests.unit.planner.clusters import planned
 from tests.unit.planner.short_memory import problem
 
-ONE_CARD = dataclasses.replace(problem(memory_gib=48).cluster.node_types[0], gpus_per_node=1)
+
+def asked(*, memory_gib: int, batch: int) -> Problem:
+    """Llama-7B on one card, whose weights take 13 GiB."""
+    node = dataclasses.replace(problem(memory_gib=memory_gib).cluster.node_types[0], gpus_per_node=1)
+    return problem(batch=batch, cluster=ClusterSpec(node_types=(node,), links=Links()))
+
+
+def placed(question: Problem, name: str) -> tuple[Plan, Offload]:
+    """The best plan of a policy, and what its stage leaves to its host."""
+    found = best_plan(POLICIES[name](question), question, Deadline(5.0, CountedWork()))
+    assert found is not None
+    (stage,) = found.plan.replicas[0].stages
+    return found.plan, stage.offload
+
+
+def test_zero_offload_leaves_all_updates_to_hosts_and_waits_for_them() -> None:
+    _, offload = placed(asked(memory_gib=48, batch=1), "zero-offload")
+    assert (offload.optimizer_from, offload.weights_from, offload.overlap) == (-1.0, None, False)
+
+
+def test_patrickstar_leaves_no_room_for_another_layers_state() -> None:
+    question = asked(memory_gib=48, batch=1)
+    plan, offload = placed(question, "patrickstar")
+    assert (offload.weights_from, offload.overlap) == (None, False)
+    first = offload.optimizer_from
+    assert first is not None
+    assert first > 0
+    more = dataclasses.replace(
+        offload, optimizer_from=first + 1, gradients_from=None if offload.gradients_from is None else first + 1
+    )
+    assert score_plan(plan.with_replica(0, plan.replicas[0].with_stage(0, offload=more)), question) is None
+
+
+def test_only_policies_that_stream_weights_train_where_these_do_not_fit() -> None:
+    question = asked(memory_gib=12, batch=1)
+    assert best_plan(POLICIES["zero-offload"](question), question, Deadline(5.0, CountedWork())) is None
+    _, patrickstar = placed(question, "patrickstar")
+    assert patrickstar.weights_from is not None
+    assert not patrickstar.overlap
+    _, stronghold = placed(question, "stronghold")
+    assert stronghold.optimizer_from == stronghold.gradients_from == stronghold.weights_from is not None
+    assert stronghold.overlap
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [4, 16])
 def test_the_planner_is_at_least_as_good_as_the_policies(batch: int) -> None:
-    asked = problem(batch=batch, cluster=ClusterSpec(node_types=(ONE_CARD,), links=Links()))
-    zero, auto = (
-        best_plan(listing(asked), asked, Deadline(5.0, CountedWork()))
-        for listing in (zero_offload_plans, autohete_plans)
-    )
-    assert zero is not None
-    assert auto is not None
-    assert {stage.offload.overlap for _, _, stage in zero.plan.stages()} == {False}
-    assert planned(asked, effort_s=1.0).simulation.step_s <= auto.step_s < zero.step_s
+    question = asked(memory_gib=48, batch=batch)
+    ours = planned(question, effort_s=1.0).simulation.step_s
+    for name in POLICIES:
+        plan, _ = placed(question, name)
+        assert ours <= simulate(plan, question.topology, question.costs).step_s, name
