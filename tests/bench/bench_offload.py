@@ -75,7 +75,7 @@ GPT_4B = _gpt(64)
 """4.2 billion parameters: 64 layers of 2304, as PatrickStar's authors train (arXiv 2108.05818)."""
 
 GPT_5B = _gpt(80)
-"""5.3 billion parameters: their weights fit a card of 16 GiB in half precision, and all of their state none of four."""
+"""5.2 billion parameters: their weights fit a card of 16 GiB in half precision, and all of their state none of four."""
 
 LLAMA_7B = llama_model(
     num_layers=32,
