@@ -199,6 +199,8 @@ def parameters_held_twice(plan: Plan) -> dict[tuple[int, int], HeldTwice]:
     Their segments go to several buckets, so that the runtime holds weight and gradient a second time in its own order.
     """
     found = {(r, s): HeldTwice() for r, s, _ in plan.stages()}
+    if len({stage.tp for _, _, stage in plan.stages()}) == 1:
+        return found
     for holders, sums_by_sharding in _runs(plan):
         cells = math.lcm(*{stage.tp for _, _, stage in holders})
         sharded = sums_by_sharding["sharded"]

@@ -122,6 +122,8 @@ def _activations(replica: Replica, s: int, costs: CostModel) -> int:
 def host_memory_of_nodes(plan: Plan, cluster: ClusterSpec) -> Mapping[int, HostMemory]:
     """By node, what its ranks take of its memory; of nodes to which something is left."""
     nodes: dict[int, HostMemory] = {}
+    if all(stage.offload == NOTHING_ON_HOST for _, _, stage in plan.stages()):
+        return nodes
     for rank, taken in host_memory_of_ranks(plan, memory_costs(plan)).items():
         if taken.total:
             node = cluster.node_of_rank(rank)

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -45,6 +46,10 @@ ACTIVATION_SLOTS = 4
 
 BUFFERS_PER_NEIGHBOUR = 2
 """One slice on its way in, one on its way out, per direction that has data in flight at the same time."""
+
+
+MOST_REMEMBERED = 1 << 12
+"""Stages whose memory is kept: a planner asks for the same ones again and again. A heuristic."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,6 +290,7 @@ def _kinds(stage: Stage, costs: CostModel) -> Iterator[ModuleKind]:
             yield "block"
 
 
+@lru_cache(maxsize=MOST_REMEMBERED)
 def stage_memory(
     costs: CostModel,
     config: StageConfig,

@@ -5,9 +5,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hetero.errors import PlanError
+from hetero.plan.depths import enough_in_flight
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
 from hetero.plan.offload import Offload
-from hetero.plan.validate import enough_in_flight
 from hetero.schedule.orders import BY_DEPTHS
 from hetero.spec.devices import DeviceType
 from hetero.spec.model import ModelSpec

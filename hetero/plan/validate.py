@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from hetero.errors import PlanError, ScheduleError
+from hetero.errors import PlanError
 from hetero.plan.communicators import check_communicators
+from hetero.plan.depths import enough_in_flight
 from hetero.plan.device_rules import check_devices_are_known, check_devices_can_do_the_precision, check_fp8
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.lowering import step_rows
 from hetero.plan.offload_rules import check_offload
-from hetero.schedule.dry_run import check_no_deadlock
 from hetero.schedule.orders import BY_DEPTHS, ORDERS
 from hetero.spec.model import ModelSpec, first_difference, sequence_length_error
 from hetero.spec.parameters import stage_parameters
@@ -246,31 +245,6 @@ def _check_depths_by_dry_run(replica: Replica, r: int, known: dict[object, list[
     if enough != given:
         kind = "interleaved stages" if replica.is_interleaved else "stages"
         raise PlanError(f"replica {r}: in_flight {given} of its {kind} would deadlock; set it to {enough}")
-
-
-def enough_in_flight(replica: Replica) -> list[int] | None:
-    """The depths of ``replica``'s stages, raised until its schedule does not deadlock; ``None`` if no depths suffice.
-
-    Heuristic: all depths are raised together, one by one, and each is tried by a dry run. Plain 1F1B has
-    :func:`least_in_flight` instead.
-    """
-    counts = replica.microbatch_counts
-    depths = [stage.in_flight for stage in replica.stages]
-    while not _ends(replica, depths):
-        if all(depth >= count for depth, count in zip(depths, counts, strict=True)):
-            return None
-        depths = [max(depth, min(depth + 1, count)) for depth, count in zip(depths, counts, strict=True)]
-    return depths
-
-
-def _ends(replica: Replica, in_flight: list[int]) -> bool:
-    """Whether the replica's schedule comes to an end at these depths. Whether backwards are split does not matter."""
-    tried = replica.with_each_stage(in_flight=in_flight, wgrad_delay=[None] * len(in_flight))
-    try:
-        check_no_deadlock(step_rows(tried), num_microbatches=replica.microbatch_counts)
-    except ScheduleError:
-        return False
-    return True
 
 
 def least_in_flight(replica: Replica, stage: int) -> int:

@@ -27,7 +27,7 @@ class Timer(Protocol):
         """Seconds since some moment."""
 
     def spend(self, seconds: float) -> None:
-        """Note that work was done which takes about ``seconds``."""
+        """Note that work was done which takes about ``seconds``; below 0, that so much less was done than was noted."""
 
 
 class WallTime:
@@ -130,3 +130,7 @@ class Deadline:
             deadline.left_something_out = True
             deadline = deadline.whole
         return False
+
+    def give_back(self, seconds: float) -> None:
+        """Note that a step for which :meth:`has` counted these ``seconds`` ended before it took them."""
+        self.timer.spend(-seconds)

@@ -5,6 +5,7 @@ everywhere.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -89,8 +90,12 @@ class Shortlist:
         return dataclasses.replace(self, best=best)
 
 
-def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
+def score_plan(
+    plan: Plan, problem: Problem, deadline: Deadline | None = None, *, within_s: float = math.inf
+) -> ScoredPlan | None:
     """Check ``plan`` and predict its step.
+
+    within_s: a longer step is of no interest.
 
     Returns:
         ``None`` if a stage takes more memory than its device or its host has, or if to look at it would take longer
@@ -99,6 +104,7 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
     Raises:
         PlanError: the plan is not legal, or not for this cluster.
         ConfigError: a price is missing, such as that of a link.
+        StepTooLong: the step takes longer than ``within_s``; one that does may be returned, too.
     """
     if deadline is not None and not deadline.has(scoring_s(plan)):
         return None
@@ -109,7 +115,7 @@ def score_plan(plan: Plan, problem: Problem, deadline: Deadline | None = None) -
         return None
     if not _hosts_have_room(plan, problem):
         return None
-    simulation = simulate(plan, problem.topology, problem.costs, problem.known_parts)
+    simulation = simulate(plan, problem.topology, problem.costs, problem.known_parts, within_s=within_s)
     return ScoredPlan(plan=plan, simulation=simulation, memory=memory)
 
 
@@ -161,8 +167,11 @@ def is_legal(plan: Plan) -> bool:
     return True
 
 
-def score_with_smaller_depths(plan: Plan, problem: Problem, deadline: Deadline | None = None) -> ScoredPlan | None:
-    """Score ``plan`` with smaller depths where a stage is short of memory; ``None`` if that does not help."""
+def score_with_smaller_depths(
+    plan: Plan, problem: Problem, deadline: Deadline | None = None, *, within_s: float = math.inf
+) -> ScoredPlan | None:
+    """Score ``plan`` with smaller depths where a stage is short of memory; ``None`` if that does not help. ``within_s``
+    as for :func:`score_plan`."""
     if deadline is not None and not deadline.has(scoring_s(plan)):
         return None
     memory = plan_memory(plan, problem.costs)
@@ -179,7 +188,7 @@ def score_with_smaller_depths(plan: Plan, problem: Problem, deadline: Deadline |
         if depth < least_in_flight(replica, s):
             return None
         changed[r] = replica.with_stage(s, in_flight=depth)
-    return score_plan(plan.with_replicas(changed), problem, deadline) if changed else None
+    return score_plan(plan.with_replicas(changed), problem, deadline, within_s=within_s) if changed else None
 
 
 def with_more_recompute(plan: Plan, problem: Problem) -> Plan | None:

@@ -11,8 +11,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from hetero.plan.depths import enough_in_flight
 from hetero.plan.ir import Plan, Precision, Recompute, Replica, Stage
-from hetero.plan.validate import enough_in_flight, least_in_flight
+from hetero.plan.validate import least_in_flight
 from hetero.spec.model import ModelSpec
 from tests.helpers.models import gpt2_model, llama_model
 

@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence
 
 from hetero.errors import PlanError, ScheduleError
+from hetero.plan.depths import enough_in_flight
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
-from hetero.plan.validate import enough_in_flight, validate
+from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from hetero.schedule.orders import ORDERS
 from hetero.spec.model import ModelSpec

@@ -10,24 +10,36 @@ as soon as it starts, so that only the ends of computes are events: they are han
 in which they became known, and what a compute ends is first come first served on the wires. A replay is deterministic.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from heapq import heappop, heappush
-from itertools import chain
 from typing import NamedTuple
 
 from hetero.cost.network import Port, TransferCost
 from hetero.cost.simulation.activation_copies import ActivationCopies, StageCopies
 from hetero.cost.simulation.recent import Recent
+from hetero.cost.simulation.resolved_rows import (
+    ResolvedLane,
+    ResolvedRow,
+    Takes,
+    TransferSeries,
+    nodes_of_slices,
+    resolve_row,
+)
+from hetero.cost.simulation.step_limit import StepTooLong, latest_ends
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import Action, ActionKind, Row, Schedule, StageBoundary, boundaries
+from hetero.schedule.actions import Action, ActionKind, Schedule, boundaries
 
 NO_CAUSE = -1
 
 _UNKNOWN = -1.0
 """In place of the end of a node that has not started."""
+
+_NO_WIRES = Takes((), (), 0.0)
+"""Of a compute."""
 
 Slice = Mapping[tuple[int, int], TransferCost]
 """What crosses a boundary in one slice, by the lanes of sender and receiver."""
@@ -95,22 +107,6 @@ class Pipeline:
     lanes: tuple[tuple[LaneStart, ...], ...] = ()
 
 
-class ResolvedLane(NamedTuple):
-    """What a lane does, see :class:`Lane`; ``durations`` are, per compute, which of :func:`_seconds` it takes."""
-
-    computes: Sequence[Action]
-    durations: Sequence[int]
-    needs: Sequence[tuple[int, ...]]
-    posts: Sequence[tuple[int, ...]]
-
-
-class ResolvedRow(NamedTuple):
-    """The lanes of a row, resolved, with the row that they come from."""
-
-    row: Row
-    lanes: Sequence[ResolvedLane]
-
-
 class Lane:
     """A lane of a device group, and how far its replay has come.
 
@@ -119,6 +115,8 @@ class Lane:
     seconds: per compute.
     needs: per compute, the transfers that it waits for.
     posts: the transfers that it posts, as sender or receiver, before its first compute, and behind each.
+    latest_s: per compute, when it has to have ended for a step that is short enough.
+    is_delayed: it waits for weights, or copies activations.
     """
 
     __slots__ = (
@@ -126,9 +124,12 @@ class Lane:
         "computes",
         "copies",
         "first",
+        "is_delayed",
         "last",
+        "latest_s",
         "missing",
         "needs",
+        "num_computes",
         "position",
         "posts",
         "seconds",
@@ -136,13 +137,16 @@ class Lane:
         "weight_waits",
     )
 
-    def __init__(self, start: LaneStart, resolved: "ResolvedLane", seconds: Sequence[float]) -> None:
+    def __init__(self, start: LaneStart, resolved: ResolvedLane, seconds: Sequence[float]) -> None:
         self.start = start
         self.computes = resolved.computes
         self.needs = resolved.needs
         self.posts = resolved.posts
         self.seconds = [seconds[i] for i in resolved.durations]
         self.first = 0
+        self.num_computes = len(resolved.computes)
+        self.latest_s: Sequence[float] = ()
+        self.is_delayed = False
         self.weight_waits: dict[int, WeightWait] = {}
         self.copies: ActivationCopies | None = None
         # So many computes have begun. The next one begins at clock_s, or later if transfers that it needs are missing;
@@ -161,42 +165,11 @@ class Lane:
         return next(n for n in reversed(self.nodes) if self.computes[n - self.first] == action)
 
 
-class TransferSeries(NamedTuple):
-    """The transfers of one cost from one lane to another: every ``step``-th slice of a boundary, from ``phase`` on.
-
-    lane, receiving_lane: the sender's and the receiver's.
-    first: the node of the first of them, the others follow.
-    wires, busy_s: which they take, and for how long each.
-    """
-
-    replica: int
-    stage: int
-    receiver: int
-    kind: ActionKind
-    lane: int
-    receiving_lane: int
-    phase: int
-    step: int
-    first: int
-    num_slices: int
-    cost: TransferCost
-    wires: tuple[int, ...]
-    busy_s: tuple[float, ...]
-
-    @property
-    def nodes(self) -> range:
-        return range(self.first, self.first + self.num_slices)
-
-
 def transfer_costs(pipeline: Pipeline) -> Iterator[TransferCost]:
     """The costs of the transfers of a pipeline, in the order of a replay's ``transfers``."""
     for forward, backward in zip(pipeline.forward, pipeline.backward, strict=True):
         for slices in (*forward, *backward):
             yield from slices.values()
-
-
-SliceNodes = dict[int, list[tuple[int, ...]]]
-"""By lane, the nodes of the transfers of each slice that it sends, or those that it receives."""
 
 
 class Replay:
@@ -209,9 +182,11 @@ class Replay:
     Args:
         free_s: from when on each interface is free; from the start on those that are not listed.
         resolved: the rows of replays before: pipelines that differ in nothing but seconds have theirs in common.
+        within_s: so many seconds after 0 all computes have to end; the replay is left as soon as one cannot.
 
     Raises:
         ScheduleError: no lane can move, and not all are done.
+        StepTooLong: a compute ends after ``within_s``.
     """
 
     def __init__(
@@ -219,18 +194,21 @@ class Replay:
         pipelines: Sequence[Pipeline],
         *,
         free_s: Mapping[Port, float] | None = None,
-        resolved: "Recent[ResolvedRow] | None" = None,
+        resolved: Recent[ResolvedRow] | None = None,
+        within_s: float = math.inf,
     ) -> None:
         self.start_s: list[float] = []
         self.end_s: list[float] = []
         self.cause: list[int] = []
         self.transfers: list[TransferSeries] = []
         self._series_of: list[TransferSeries | None] = []
+        self._takes: list[Takes] = []
         self._ports: dict[Port, int] = {}
         self._port_free_s = free_s or {}
         self._wire_free_s: list[float] = []
         self._wire_last: list[int] = []
         self._resolved: Recent[ResolvedRow] = Recent(0) if resolved is None else resolved
+        self._within_s = within_s
         self.lanes = [self._add(r, pipeline) for r, pipeline in enumerate(pipelines)]
         every = [lane for rows in self.lanes for row in rows for lane in row]
         self._run(every)
@@ -258,6 +236,7 @@ class Replay:
         self.end_s += [_UNKNOWN] * count
         self.cause += [NO_CAUSE] * count
         self._series_of += [series] * count
+        self._takes += [series.takes if series is not None else _NO_WIRES] * count
 
     def _add(self, replica: int, pipeline: Pipeline) -> list[list[Lane]]:
         """Resolve every action of ``pipeline`` to what it does."""
@@ -272,12 +251,12 @@ class Replay:
             pipeline.num_microbatches,
             tuple((each.lane, each.receiving_lane, each.phase, each.step, each.num_slices) for each in series),
         )
-        slice_nodes = cache(lambda: _nodes_of_slices(edges, series))
+        slice_nodes = cache(lambda: nodes_of_slices(edges, series))
         resolved = []
         for row, of_row in zip(pipeline.rows, starts, strict=True):
-            resolve = partial(_resolve_row, len(of_row), row, pipeline.num_microbatches, slice_nodes)
+            resolve = partial(resolve_row, len(of_row), row, pipeline.num_microbatches, slice_nodes)
             resolved.append(self._resolved.of((id(row), len(of_row), structure), resolve).lanes)
-        seconds = _seconds(pipeline)
+        seconds, back_s = _seconds(pipeline), _ways_back(pipeline)
         lanes = []
         for of_row, resolved_row in zip(starts, resolved, strict=True):
             own = [Lane(start, each, seconds) for start, each in zip(of_row, resolved_row, strict=True)]
@@ -287,6 +266,8 @@ class Replay:
                 if lane.start.copies:
                     lane.copies = ActivationCopies(lane.start.copies, lane.computes)
                 lane.weight_waits = {lane.computes.index(action): wait for action, wait in lane.start.weight_waits}
+                lane.is_delayed = bool(lane.weight_waits) or lane.copies is not None
+                lane.latest_s = latest_ends(lane.computes, lane.seconds, back_s, self._within_s)
             lanes.append(own)
         return lanes
 
@@ -310,8 +291,11 @@ class Replay:
                     len(self.end_s),
                     count,
                     cost,
-                    (*wires[pair], *of_ports),
-                    (*[cost.seconds] * len(wires[pair]), *(busy_s for _, busy_s in cost.ports)),
+                    Takes.of(
+                        (*wires[pair], *of_ports),
+                        (*[cost.seconds] * len(wires[pair]), *(busy_s for _, busy_s in cost.ports)),
+                        cost.seconds,
+                    ),
                 )
                 self._nodes(count, series)
                 self.transfers.append(series)
@@ -351,21 +335,12 @@ class Replay:
         created = len(events)
         posted_once, end_s = bytearray(len(self.end_s)), self.end_s
         awaited: dict[int, Lane] = {}
+        compute, post = self._compute, self._post
         while events:
             now_s, _, lane = heappop(events)
             position = lane.position
-            ready = []
-            for n in lane.posts[position]:
-                if not posted_once[n]:
-                    posted_once[n] = True
-                    continue
-                self._start(n, now_s, lane.last)
-                waiting = awaited.pop(n, None)
-                if waiting is not None:
-                    waiting.missing -= 1
-                    if not waiting.missing:
-                        ready.append(waiting)
-            if position < len(lane.computes):
+            ready = post(lane.posts[position], now_s, lane.last, posted_once, awaited) if lane.posts[position] else []
+            if position < lane.num_computes:
                 lane.clock_s = now_s
                 for n in lane.needs[position]:
                     if end_s[n] < 0.0:
@@ -375,46 +350,67 @@ class Replay:
                     ready.append(lane)
             for each in ready:
                 created += 1
-                heappush(events, (self._compute(each), created, each))
+                heappush(events, (compute(each), created, each))
+
+    def _post(
+        self, posts: Sequence[int], now_s: float, cause: int, posted_once: bytearray, awaited: dict[int, Lane]
+    ) -> list[Lane]:
+        """Start those of ``posts`` that the other side has posted too; the lanes that waited for nothing else."""
+        ready = []
+        for n in posts:
+            if not posted_once[n]:
+                posted_once[n] = True
+                continue
+            self._start(n, now_s, cause)
+            if n in awaited:
+                waiting = awaited.pop(n)
+                waiting.missing -= 1
+                if not waiting.missing:
+                    ready.append(waiting)
+        return ready
 
     def _compute(self, lane: Lane) -> float:
         """Begin the next compute, all of whose transfers have started; when it ends."""
-        position = lane.position
-        start_s, cause = lane.clock_s, lane.last
+        position, start_s, cause = lane.position, lane.clock_s, lane.last
+        ends = self.end_s
         for n in lane.needs[position]:
-            if self.end_s[n] > start_s:
-                start_s, cause = self.end_s[n], n
+            if ends[n] > start_s:
+                start_s, cause = ends[n], n
         end_s = start_s + lane.seconds[position]
-        if lane.weight_waits and position in lane.weight_waits:
+        if lane.is_delayed:
+            start_s, end_s, cause = self._delayed(lane, start_s, end_s, cause)
+        if end_s > lane.latest_s[position]:
+            raise StepTooLong
+        n = lane.first + position
+        self.start_s[n], ends[n], self.cause[n] = start_s, end_s, cause
+        lane.last = n
+        lane.position = position + 1
+        return end_s
+
+    def _delayed(self, lane: Lane, start_s: float, end_s: float, cause: int) -> tuple[float, float, int]:
+        """Start, end and cause of the next compute if it waits for weights, or copies activations."""
+        position = lane.position
+        if position in lane.weight_waits:
             wait = lane.weight_waits[position]
             if wait.start_s > start_s:
                 start_s, cause = wait.start_s, NO_CAUSE
             end_s = max(start_s + lane.seconds[position], wait.end_s)
         if lane.copies is not None:
             end_s = lane.copies.end_s(lane.computes[position], end_s, seconds=lane.seconds[position])
-        n = lane.first + position
-        self.start_s[n], self.end_s[n], self.cause[n] = start_s, end_s, cause
-        lane.last = n
-        lane.position = position + 1
-        return end_s
+        return start_s, end_s, cause
 
     def _start(self, n: int, now_s: float, cause: int) -> None:
         """Take the wires as soon as all are free; what comes later queues up behind."""
-        series = self._series_of[n]
-        assert series is not None, "only transfers take wires"
+        wires, uses, seconds = self._takes[n]
         free_s, last = self._wire_free_s, self._wire_last
         start_s = now_s
-        for wire in series.wires:
+        for wire in wires:
             if free_s[wire] > start_s:
                 start_s, cause = free_s[wire], last[wire]
-        for wire, busy_s in zip(series.wires, series.busy_s, strict=True):
+        for wire, busy_s in uses:
             free_s[wire] = start_s + busy_s
             last[wire] = n
-        self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + series.cost.seconds, cause
-
-
-SECONDS_OF = (ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W)
-"""The kinds of computes, in the order of :func:`_seconds`."""
+        self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + seconds, cause
 
 
 def _seconds(pipeline: Pipeline) -> list[float]:
@@ -423,76 +419,7 @@ def _seconds(pipeline: Pipeline) -> list[float]:
     return [*forward, *forward, *backward, *backward, *pipeline.weight_s]
 
 
-def _nodes_of_slices(
-    edges: Sequence[StageBoundary], transfers: Sequence[TransferSeries]
-) -> Mapping[ActionKind, Mapping[int, SliceNodes]]:
-    """The nodes of all transfers of a pipeline, by what sends or receives them and by stage."""
-    slice_nodes: dict[ActionKind, dict[int, SliceNodes]] = {
-        ActionKind.SEND_F: {},
-        ActionKind.RECV_F: {},
-        ActionKind.SEND_B: {},
-        ActionKind.RECV_B: {},
-    }
-    for series in transfers:
-        received = ActionKind.RECV_F if series.kind == ActionKind.SEND_F else ActionKind.RECV_B
-        for kind, stage, lane in (
-            (series.kind, series.stage, series.lane),
-            (received, series.receiver, series.receiving_lane),
-        ):
-            num_slices = edges[min(series.stage, series.receiver)].num_slices
-            nodes = slice_nodes[kind].setdefault(stage, {}).setdefault(lane, [()] * num_slices)
-            for n, number in zip(series.nodes, range(series.phase, num_slices, series.step), strict=True):
-                nodes[number] += (n,)
-    return slice_nodes
-
-
-def _resolve_row(
-    num_lanes: int,
-    row: Row,
-    counts: Sequence[int],
-    slice_nodes: Callable[[], Mapping[ActionKind, Mapping[int, SliceNodes]]],
-) -> ResolvedRow:
-    return ResolvedRow(row, [_resolve(number, row, counts, slice_nodes()) for number in range(num_lanes)])
-
-
-def _resolve(
-    number: int, row: Row, counts: Sequence[int], slice_nodes: Mapping[ActionKind, Mapping[int, SliceNodes]]
-) -> ResolvedLane:
-    """What the lane of this number computes, what each compute needs, and what the lane posts in between."""
-    own = {
-        kind: {stage: lanes[number] for stage, lanes in of_stages.items() if number in lanes}
-        for kind, of_stages in slice_nodes.items()
-    }
-    stages = {action.stage for action in row}
-    inputs, gradients = (
-        {s: _by_microbatch(slices, counts[s]) for s, slices in own[kind].items() if s in stages}
-        for kind in (ActionKind.RECV_F, ActionKind.RECV_B)
-    )
-    wanted = {ActionKind.F: inputs, ActionKind.B: gradients, ActionKind.I: gradients}
-    first_of = {kind: k * len(counts) for k, kind in enumerate(SECONDS_OF)}
-    computes: list[Action] = []
-    durations: list[int] = []
-    needs: list[tuple[int, ...]] = []
-    posts: list[tuple[int, ...]] = []
-    between: list[int] = []
-    for action in row:
-        stage, kind, index = action
-        if kind in own:
-            of_stage = own[kind].get(stage)
-            if of_stage is not None:
-                between += of_stage[index]
-            continue
-        posts.append(tuple(between))
-        between = []
-        needed = wanted[kind].get(stage) if kind in wanted else None
-        computes.append(action)
-        durations.append(first_of[kind] + stage)
-        needs.append(needed[index] if needed is not None else ())
-    posts.append(tuple(between))
-    return ResolvedLane(computes, durations, needs, posts)
-
-
-def _by_microbatch(slices: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """The transfers of each of ``count`` microbatches."""
-    per = len(slices) // count
-    return [tuple(chain.from_iterable(slices[m * per : (m + 1) * per])) for m in range(count)]
+def _ways_back(pipeline: Pipeline) -> list[float]:
+    """Seconds of a backward of each stage, and of the least transfer from the stage behind."""
+    transfers = [min(cost.seconds for each in slices for cost in each.values()) for slices in pipeline.backward]
+    return [sum(both) for both in zip(pipeline.backward_s, transfers, strict=False)]

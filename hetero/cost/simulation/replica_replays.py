@@ -1,5 +1,6 @@
 """Replays the replicas of a plan side by side; of those that would run alike, one is replayed for all."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -30,9 +31,11 @@ class ReplicaReplays:
     Args:
         free_s: from when on each interface is free for the pipelines.
         known: replays of other plans, which may have some of these replicas.
+        within_s: as of :class:`~.engine.Replay`.
 
     Raises:
         ScheduleError: a replica stands still.
+        StepTooLong: a compute ends after ``within_s``.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ReplicaReplays:
         runtime: RuntimeModel,
         free_s: Mapping[Port, float],
         known: KnownParts,
+        within_s: float = math.inf,
     ) -> None:
         self._pipelines = pipelines
         replay_class = replay_of(runtime)
@@ -60,7 +64,10 @@ class ReplicaReplays:
             twins[signature] = members
             _, replay = known.replays.of(
                 (replay_class, signature),
-                lambda: (together, replay_class(together, free_s=free_s, resolved=known.resolved)),  # noqa: B023
+                lambda: (
+                    together,  # noqa: B023
+                    replay_class(together, free_s=free_s, resolved=known.resolved, within_s=within_s),  # noqa: B023
+                ),
             )
             self._replays.append((replay, members))
             self._place |= {r: (replay, i) for i, r in enumerate(members)}

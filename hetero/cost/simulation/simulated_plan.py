@@ -10,9 +10,10 @@ from typing import NamedTuple
 from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, OwnedParameters, owned_parameters
 from hetero.cost.network import CollectiveCost, Topology, transfer_cost
-from hetero.cost.simulation.engine import LaneStart, Pipeline, Replay, ResolvedRow, Slice
+from hetero.cost.simulation.engine import LaneStart, Pipeline, Replay, Slice
 from hetero.cost.simulation.lanes import lanes_of, messages_by_lanes, one_lane_each
 from hetero.cost.simulation.recent import Recent
+from hetero.cost.simulation.resolved_rows import ResolvedRow
 from hetero.plan.ir import Plan, Replica, Stage, StageKey
 from hetero.plan.lowering import CollectiveOptions, CollectivePoints, collective_options
 from hetero.plan.reshard import num_phases

@@ -140,13 +140,20 @@ class Simulation:
 
 
 def simulate(
-    plan: Plan, cluster: ClusterSpec | Topology, costs: CostModel, known: KnownParts | None = None
+    plan: Plan,
+    cluster: ClusterSpec | Topology,
+    costs: CostModel,
+    known: KnownParts | None = None,
+    *,
+    within_s: float = math.inf,
 ) -> Simulation:
     """Replay one step of ``plan``, which has passed the validator, on ``cluster`` under ``costs.runtime``.
 
     known: parts of the steps of other plans on this cluster under these costs; parts of this one are added.
+    within_s: a longer step is of no interest, and may be left before its end.
 
     Raises:
+        StepTooLong: the step takes longer than ``within_s``. One that does may be returned, too.
         ConfigError: a device has no profile, or two ranks that talk to one another no link.
         PlanError: stages count different microbatches, split their backward or share their ranks, and the runtime of
             ``costs.runtime`` cannot do that.
@@ -158,8 +165,9 @@ def simulate(
     hosts = HostUpdates(simulated, topology, buckets, bucket_numel=_bucket_numel(plan, costs))
     copies = copies_of_lanes(simulated, topology)
     arrivals = hosts.arrivals()
+    computed_s = within_s - min(simulated.group(lane).update_s for lane in simulated.lane_keys())
     for _ in range(HOST_ROUNDS):
-        found = _with_arrivals(plan, simulated, topology, buckets, hosts, arrivals, copies)
+        found = _with_arrivals(simulated, topology, buckets, hosts, arrivals, copies, math.inf if hosts else computed_s)
         before, arrivals = arrivals, hosts.arrivals(found.summed_s) if hosts else arrivals
         if arrivals == before:
             break
@@ -175,13 +183,13 @@ class _Round:
 
 
 def _with_arrivals(
-    plan: Plan,
     simulated: SimulatedPlan,
     topology: Topology,
     buckets: Sequence[CountedBucket],
     hosts: HostUpdates,
     arrivals: Arrivals,
     copies: Mapping[LaneKey, StageCopies],
+    computed_s: float,
 ) -> _Round:
     begin_s = _begins(simulated)
     # The agreement was so long before second 0, at which the first device has updated.
@@ -195,17 +203,17 @@ def _with_arrivals(
         runtime=simulated.costs.runtime,
         free_s=gathers.free_s,
         known=simulated.known,
+        within_s=computed_s,
     )
-    ready_s = gradients_added(simulated, replays, hosts, copies)
-    syncs = _sum_gradients(simulated, topology, buckets, replays.late_transfers(), ready_s, replays)
+    transfers, ready_s = replays.late_transfers(), gradients_added(simulated, replays, hosts, copies)
+    syncs = _sum_gradients(simulated, topology, buckets, transfers, ready_s, replays)
     sums = {span.bucket: span.end_s for span in syncs}
 
     def summed_s(lane: LaneKey, bucket: CountedBucket) -> float:
         return sums[bucket] if bucket in sums else ready_s(lane, bucket.position)
 
-    simulation = _result(
-        plan, simulated, replays, syncs, gathers.spans, replays.late_transfers(), on_host_s=hosts.on_host_s(summed_s)
-    )
+    on_host_s = hosts.on_host_s(summed_s)
+    simulation = _result(simulated.plan, simulated, replays, syncs, gathers.spans, transfers, on_host_s=on_host_s)
     end_s = simulation.step_s + agreed_s
     return _Round(simulation, lambda lane, bucket: summed_s(lane, bucket) - end_s)
 
@@ -387,7 +395,6 @@ def _sum_gradients(
     replays: ReplicaReplays,
 ) -> tuple[CollectiveSpan, ...]:
     """Run every sum of gradients on what the pipeline's transfers leave of the wires."""
-
     # What is gathered after the update need only be scattered now, each shard to who updates it.
     share = 0.5 if _gathered(simulated, buckets) else 1.0
     return run_collectives(

@@ -56,19 +56,19 @@ PASSES = (
     ImprovementPass(
         name="local search",
         changes="one layer, microbatch, depth, share of the samples or half layer at a time",
-        share=0.3,
+        share=0.15,
         improve=change_locally,
     ),
     ImprovementPass(
         name="half layers",
         changes="plans of other covers, levelled by half layers, and a local search from the best",
-        share=0.2,
+        share=0.1,
         improve=cut_layers_in_half,
     ),
     ImprovementPass(
         name="split backwards",
         changes="delays of the weights' gradients, and a few small changes with them",
-        share=0.3,
+        share=0.2,
         improve=split_backwards,
     ),
     ImprovementPass(
@@ -85,7 +85,7 @@ PASSES = (
     ),
     ImprovementPass(
         name="whole plans",
-        changes="everything that a plan says, alone and in pairs, from several plans",
+        changes="everything that a plan says, and what its replicas are made of, from several plans",
         share=1.0,
         improve=search_whole_plans,
     ),

@@ -25,10 +25,10 @@ UNITS_MOVED = (1, 2, 4)
 
 def families() -> tuple[PlanFamily, ...]:
     """All kinds of changes of a plan."""
-    return (*(partial(_of_replicas, family) for family in REPLICA_FAMILIES), samples, exchanges, idle_devices, buckets)
+    return (*(partial(of_replicas, family) for family in REPLICA_FAMILIES), samples, exchanges, idle_devices, buckets)
 
 
-def _of_replicas(family: ReplicaFamily, plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+def of_replicas(family: ReplicaFamily, plan: Plan, problem: Problem) -> Iterator[PlanChange]:
     """Changes of this kind, in all replicas that are alike and in one of them."""
     for members in plan.alike():
         for change in family(plan.replicas[members[0]], problem):

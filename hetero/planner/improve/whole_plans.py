@@ -1,27 +1,42 @@
 """Searches among whole plans until its time is over: changes of all kinds, alone and one upon the other, judged by the
 simulator.
 
-The passes before this one follow rules about what pays. Here everything that a plan says may change
-(:mod:`.replica_changes`, :mod:`.plan_changes`), in an order that the problem's seed decides. A climb takes every change
-that helps until none does; a walk then makes changes one upon the other and accepts what is a little worse, less and
-less of that (threshold accepting, Dueck and Scheuer 1990), since a layer that moves together with a recomputation can
-help where neither alone does. What a walk finds is climbed from again. Walks start from the best plan, and in turns
-from the best different ones of the shortlist. All of it is a heuristic, without a bound.
+The passes before this one follow rules about what pays. Here everything that a plan says may change, in an order that
+the problem's seed decides, by three means that take turns:
+
+* A **leap** changes what replicas are made of: stages and devices go elsewhere, replicas become one or two, degrees and
+  microbatches change (:mod:`.structure_changes`). Layers and samples are divided anew with it (:mod:`.division`). Of
+  many such plans those with the least bounds are simulated, and the best are tuned, also if they are a little worse.
+* A **walk** makes small changes (:mod:`.replica_changes`, :mod:`.plan_changes`) one upon the other and accepts what is
+  a little worse, less and less of that (threshold accepting, Dueck and Scheuer 1990), since a layer that moves together
+  with a recomputation can help where neither alone does.
+* A **climb** takes every small change that helps. It tunes what leaps and walks find, and ends when many changes in a
+  row did not help; the last one of all when none does. Kinds of changes that helped more often are tried first.
+
+They start from the best plan, and in turns from the best different ones of the shortlist. All of it is a heuristic,
+without a bound.
 
 A change whose step is above what would be accepted by a bound already (:mod:`hetero.cost.simulation.step_bound`) is not
-simulated. Effort is counted in plans that are looked at, so that the same seed and limit give the same plan.
+simulated, and a simulation ends when it cannot be accepted any more (:mod:`hetero.cost.simulation.step_limit`). Effort
+is counted in plans that are looked at, so that the same seed and limit give the same plan.
 """
 
+import itertools
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.step_bound import least_step_s
+from hetero.cost.simulation.step_limit import StepTooLong
 from hetero.errors import ConfigError, PlanError
+from hetero.plan.depths import deadlocks
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
+from hetero.planner.improve.division import Divider
 from hetero.planner.improve.plan_changes import PlanChange, families
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
+from hetero.planner.improve.structure_changes import DIVIDING_S, structures
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import (
     LEAST_GAIN,
@@ -48,11 +63,34 @@ WORSE = 0.01
 FAR = 1.15
 """A start whose goal is above so many times the best one's is left out. A heuristic."""
 
-WALKS_IN_VAIN = 8
-"""So many walks without a better plan, one after the other, end the search. A heuristic."""
+ROUNDS_IN_VAIN = 16
+"""So many walks and leaps without a better plan, one after the other, end the search. A heuristic."""
 
-CHANGED_SHARE = 0.5
+WORTH_LEAPING = 5e-3
+"""Relative: a leap that gains so much is followed by others before anything is tuned. A heuristic."""
+
+LEAPS_AT_ONCE, SIMULATED_AT_ONCE = 40, 6
+"""Of so many changes of stages and replicas so many are simulated. A heuristic: their bounds tell which are good."""
+
+NOT_TUNED = 1.03
+"""A plan that was divided anew may be so many times as long as one that was tuned since, to be tuned as well. A
+heuristic."""
+
+FIRST_LOOKS = 10
+"""A kind of changes that was not looked at yet counts as if one in so many helped. A heuristic."""
+
+PATIENCE = 120
+"""So many changes in vain, one after the other, end the climb from a plan that is not the best. A heuristic."""
+
+CHANGED_SHARE = 0.3
 """Of the time of scoring a plan, for one that has most parts in common with those before. A heuristic."""
+
+DRY_RUN_S = 2e-2
+"""Seconds in which an interleaved replica is run dry, about; an estimate."""
+
+NOT_LEGAL_SHARE, TOO_LONG_SHARE = 0.9, 0.4
+"""Of these seconds, what is not spent where a plan is not legal or does not fit, and where its replay is left early.
+Estimates."""
 
 MOST_RECOMPUTED_MORE = 4
 """Layers at most that are recomputed more where a change lacks memory. A heuristic."""
@@ -72,6 +110,11 @@ class _Search:
         self._problem, self._deadline = problem, deadline
         self._dice = random.Random(problem.seed)
         self._families = families()
+        self._structures = structures(Divider(problem))
+        # The best plan and what leaps from there landed on, as far as nobody has tuned it yet.
+        self._landed: list[ScoredPlan] = []
+        # Of each kind of changes, how many were looked at in climbs, and how many of them helped.
+        self._looks, self._gains = [0] * len(self._families), [0] * len(self._families)
         self.best = shortlist.best
         self._starts = [
             start
@@ -80,35 +123,94 @@ class _Search:
         ]
 
     def run(self) -> ScoredPlan:
-        self._climb(self.best)
+        leapt_from: ScoredPlan | None = None
+        changes: list[PlanChange] = []
         in_vain = number = 0
-        while in_vain < WALKS_IN_VAIN + len(self._starts) and not self._deadline.is_over():
+        while not self._deadline.is_over():
             before = self.best
-            # Every third walk starts elsewhere, as long as there is another start.
-            elsewhere = number % 3 == 2 and self._starts
-            found = self._walk(self._climb(self._starts.pop(0)) if elsewhere else self.best)
-            if found.plan != before.plan:
-                self._climb(found)
+            if in_vain == ROUNDS_IN_VAIN:
+                self._climb(self.best)
+                if not is_better(self.best, before, self._problem):
+                    break
+                in_vain = 0
+            if leapt_from is not self.best:
+                leapt_from, changes, self._landed = self.best, self._leaps_from(self.best), [self.best]
+            self._landed += self._leaps(self.best, changes[:LEAPS_AT_ONCE])
+            self._landed.sort(key=lambda each: goal_value(each, self._problem))
+            changes = changes[LEAPS_AT_ONCE:]
+            if goal_value(self.best, self._problem) > (1 - WORTH_LEAPING) * goal_value(before, self._problem):
+                self._round(number)
+                number += 1
             in_vain = 0 if is_better(self.best, before, self._problem) else in_vain + 1
-            number += 1
         return self.best
 
-    def _climb(self, current: ScoredPlan) -> ScoredPlan:
-        """Take changes that help until none does."""
+    def _round(self, number: int) -> None:
+        """Tune the best plan or what a leap landed on; every third time what a walk finds, and every fifth one another
+        start."""
+        if number % 3 == 2 or not (self._landed or self._starts):
+            found = self._walk(self.best)
+        elif self._starts and (number % 5 == 1 or not self._landed):
+            start = self._climb(self._starts.pop(0), PATIENCE)
+            landed = self._leaps(start, self._leaps_from(start)[:LEAPS_AT_ONCE])
+            found = min((start, *landed), key=lambda each: goal_value(each, self._problem))
+        else:
+            found = self._landed.pop(0)
+        self._climb(found, PATIENCE)
+
+    def _climb(self, current: ScoredPlan, patience: int | None = None) -> ScoredPlan:
+        """Take changes that help until none does, or until so many in a row did not."""
         improved = True
         while improved:
             improved = False
-            changes = [change for family in self._families for change in family(current.plan, self._problem)]
-            self._dice.shuffle(changes)
-            for change in changes:
+            for kind, change in itertools.islice(self._in_turns(current.plan), patience):
                 if self._deadline.is_over():
                     return current
                 most = (1 - LEAST_GAIN) * goal_value(current, self._problem)
-                found = self._scored(change, current, most)
-                if found is not None and goal_value(found, self._problem) < most:
+                found = self._changed(change, current, most)
+                helps = found is not None and goal_value(found, self._problem) < most
+                self._looks[kind] += 1
+                self._gains[kind] += helps
+                if found is not None and helps:
                     current, improved = self._noted(found), True
                     break
         return current
+
+    def _in_turns(self, plan: Plan) -> Iterator[tuple[int, PlanChange]]:
+        """All changes of ``plan`` with the number of their kind, at random; kinds that helped more often come first."""
+        left = {}
+        for kind, family in enumerate(self._families):
+            left[kind] = list(family(plan, self._problem))
+            self._dice.shuffle(left[kind])
+        while left := {kind: changes for kind, changes in left.items() if changes}:
+            weights = [
+                len(changes) * (1 + self._gains[kind]) / (FIRST_LOOKS + self._looks[kind])
+                for kind, changes in left.items()
+            ]
+            kind = self._dice.choices(list(left), weights)[0]
+            yield kind, left[kind].pop()
+
+    def _leaps_from(self, start: ScoredPlan) -> list[PlanChange]:
+        """Changes of what the replicas of ``start`` are made of, at random."""
+        changes = [change for family in self._structures for change in family(start.plan, self._problem)]
+        self._dice.shuffle(changes)
+        return changes
+
+    def _leaps(self, start: ScoredPlan, changes: Sequence[PlanChange]) -> list[ScoredPlan]:
+        """Plans that such changes make of ``start``: of all of them the ones with the least bounds are simulated."""
+        most = NOT_TUNED * goal_value(start, self._problem)
+        landed, divided, seen = [], [], {start.plan}
+        for change in changes:
+            if self._deadline.is_over() or not self._deadline.has(DIVIDING_S):
+                break
+            plan = self._made(change)
+            if plan is not None and plan not in seen and (least := self._least_goal(plan)) <= most:
+                divided.append((least, len(seen), plan))
+                seen.add(plan)
+        for _, _, plan in sorted(divided)[:SIMULATED_AT_ONCE]:
+            found = self._scored(plan, most)
+            if found is not None:
+                landed.append(self._noted(found))
+        return landed
 
     def _walk(self, start: ScoredPlan) -> ScoredPlan:
         """The best plan but ``start`` of a walk from there, or ``start`` if there is none."""
@@ -118,7 +220,7 @@ class _Search:
                 break
             change = self._some_change(current.plan)
             most = (1 + WORSE * (1 - step / WALK) * self._dice.random()) * goal_value(current, self._problem)
-            found = self._scored(change, current, most) if change is not None else None
+            found = self._changed(change, current, most) if change is not None else None
             if found is None or goal_value(found, self._problem) > most:
                 continue
             current = self._noted(found)
@@ -149,31 +251,62 @@ class _Search:
             self.best = found
         return found
 
-    def _scored(self, change: PlanChange, current: ScoredPlan, most: float) -> ScoredPlan | None:
-        """Score what ``change`` makes; ``None`` if it is not legal, does not fit, or has a goal above ``most`` by a
-        bound already."""
+    def _made(self, change: PlanChange) -> Plan | None:
         try:
-            plan = change()
-            if plan == current.plan or not self._could_be_below(plan, most):
-                return None
-            if not self._deadline.has(CHANGED_SHARE * scoring_s(plan)):
-                return None
-            found = score_plan(plan, self._problem) or score_with_smaller_depths(plan, self._problem, self._deadline)
-            if found is None and (more := self._recomputing_more(plan)) is not None and more != plan:
-                could_be = self._could_be_below(more, most)
-                found = score_plan(more, self._problem, self._deadline) if could_be else None
+            return change()
         except (PlanError, ConfigError, ZeroDivisionError):
             return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
+
+    def _changed(self, change: PlanChange, current: ScoredPlan, most: float) -> ScoredPlan | None:
+        """Score what ``change`` makes; ``None`` if that is nothing new, or as for :meth:`_scored`."""
+        plan = self._made(change)
+        return None if plan is None or plan == current.plan else self._scored(plan, most)
+
+    def _scored(self, plan: Plan, most: float) -> ScoredPlan | None:
+        """Score ``plan``; ``None`` if it is not legal, does not fit, or is above ``most`` before all is known."""
+        seconds = 0.0
+        try:
+            if self._least_goal(plan) > most:
+                return None
+            seconds = CHANGED_SHARE * scoring_s(plan)
+            if not self._deadline.has(seconds) or self._deadlocks(plan):
+                return None
+            problem, within_s = self._problem, self._step_s(plan, most)
+            found = score_plan(plan, problem, within_s=within_s)
+            found = found or score_with_smaller_depths(plan, problem, self._deadline, within_s=within_s)
+            if found is None and (more := self._recomputing_more(plan)) is not None and more != plan:
+                could_be = self._least_goal(more) <= most
+                found = score_plan(more, problem, self._deadline, within_s=within_s) if could_be else None
+        except (PlanError, ConfigError, ZeroDivisionError):
+            found = None
+        except StepTooLong:
+            self._deadline.give_back(TOO_LONG_SHARE * seconds)
+            return None
+        if found is None:
+            self._deadline.give_back(NOT_LEGAL_SHARE * seconds)
         return found
 
-    def _could_be_below(self, plan: Plan, most: float) -> bool:
+    def _deadlocks(self, plan: Plan) -> bool:
+        """Whether an interleaved replica stands still; the validator would look for depths with which it does not."""
+        interleaved = dict.fromkeys(replica for replica in plan.replicas if replica.is_interleaved)
+        return any(self._deadline.has(DRY_RUN_S) and deadlocks(replica) for replica in interleaved)
+
+    def _least_goal(self, plan: Plan) -> float:
+        """What the goal of ``plan`` is not below; infinite where it is beyond the budget, or has no price."""
         problem = self._problem
-        if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
-            return False
-        least = least_step_s(plan, problem.costs)
-        if problem.goal == "money":
-            least *= price_per_hour(plan, problem) / 3600
-        return least <= most
+        try:
+            if problem.budget_per_hour is not None and price_per_hour(plan, problem) > problem.budget_per_hour:
+                return math.inf
+            least = least_step_s(plan, problem.costs)
+        except (PlanError, ConfigError, ZeroDivisionError):
+            return math.inf
+        return least if problem.goal == "time" else least * price_per_hour(plan, problem) / 3600
+
+    def _step_s(self, plan: Plan, goal: float) -> float:
+        """The seconds of a step of ``plan`` whose goal is this one."""
+        if self._problem.goal == "time":
+            return goal
+        return 3600 * goal / price if (price := price_per_hour(plan, self._problem)) else math.inf
 
     def _recomputing_more(self, plan: Plan) -> Plan | None:
         """``plan`` with as many layers more recomputed as memory asks for, where a few are enough."""

@@ -1,5 +1,5 @@
-"""Simulations that take parts from those before: the same to the last bit as those that make all, and never below the
-bound."""
+"""Simulations that take parts from those before: the same to the last bit as those that make all, never below the
+bound, and left early only where the step is too long."""
 
 import random
 
@@ -10,6 +10,7 @@ from hetero.cost.simulation.recent import Recent
 from hetero.cost.simulation.simulated_plan import KnownParts
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.cost.simulation.step_bound import least_step_s
+from hetero.cost.simulation.step_limit import StepTooLong
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
@@ -43,6 +44,15 @@ def starts() -> dict[str, tuple[Problem, Plan]]:
     }
 
 
+def is_left(plan: Plan, question: Problem, within_s: float) -> bool:
+    """Whether its simulation ends early, if only steps of so many seconds are of interest."""
+    try:
+        simulate(plan, question.topology, question.costs, within_s=within_s)
+    except StepTooLong:
+        return True
+    return False
+
+
 def everything(simulation: Simulation) -> tuple[object, ...]:
     """All that it says, in one tuple."""
     return (
@@ -68,6 +78,11 @@ def test_known_parts_change_no_bit_of_random_plans(name: str) -> None:
         found = simulate(other, question.topology, question.costs, known)
         assert everything(found) == everything(simulate(other, question.topology, question.costs))
         assert least_step_s(other, question.costs) <= found.step_s * (1 + 1e-12)
+        within_s = dice.uniform(0.8, 1.1) * found.step_s
+        if not is_left(other, question, within_s):
+            assert is_left(other, question, 0.99 * found.compute_end_s)
+        else:
+            assert within_s < found.step_s
         compared += 1
         if dice.random() < 0.5:
             plan = other

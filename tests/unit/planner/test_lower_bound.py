@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hetero.errors import ConfigError, PlanError, ScheduleError
+from hetero.plan.depths import enough_in_flight
 from hetero.plan.ir import Plan, Replica, Stage
-from hetero.plan.validate import enough_in_flight, least_in_flight
+from hetero.plan.validate import least_in_flight
 from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, score_plan

@@ -1,7 +1,7 @@
 """The search among whole plans: all kinds of changes, the same plan for the same effort, and little left to find."""
 
 import dataclasses
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -9,8 +9,10 @@ from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.improve.division import Divider
 from hetero.planner.improve.plan_changes import PlanFamily, families
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
+from hetero.planner.improve.structure_changes import structures
 from hetero.planner.improve.whole_plans import search_whole_plans
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, goal_value
@@ -20,6 +22,8 @@ from tests.unit.planner import few_layers, unlike_devices
 from tests.unit.planner.line import score_of
 
 FAMILIES = families()
+
+STRUCTURES = structures(Divider(unlike_devices.mixed_problem(gpus_per_node=(6, 3))))
 
 
 def is_legal(changed: Plan) -> bool:
@@ -50,15 +54,33 @@ def unlike_replicas() -> tuple[Problem, Plan]:
     return question, dataclasses.replace(plan(question.model, [*alike, other], idle_ranks=(8,)), seq_length=16)
 
 
-@pytest.mark.parametrize(
-    "family", FAMILIES, ids=lambda family: getattr(family, "__name__", None) or family.args[0].__name__
-)
+def name_of(family: PlanFamily) -> str:
+    while isinstance(family, partial) and callable(family.args[-1]):
+        family = family.args[-1]
+    function = family.func if isinstance(family, partial) else family
+    return str(getattr(function, "__name__", "?"))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *STRUCTURES[:-1]], ids=name_of)
 def test_every_kind_of_change_makes_other_legal_plans(family: PlanFamily) -> None:
     question, start = unlike_replicas()
     changed = [change() for change in family(start, question)]
     legal = [each for each in changed if is_legal(each) and each != start]
     assert legal
     assert all(sorted(each.ranks()) == sorted(start.ranks()) for each in changed), "no device is lost"
+
+
+def test_interleaved_stages_become_one_per_device_group() -> None:
+    question, start = unlike_replicas()
+    chunks = [
+        stage(layers=(2 * s, 2 * s + 2), ranks=(s % 2,), device="A100-40", depth=depth)
+        for s, depth in enumerate((4, 3, 2, 1))
+    ]
+    interleaved = dataclasses.replace(start, replicas=(replica(*chunks, num_samples=8),), idle_ranks=tuple(range(2, 9)))
+    assert name_of(STRUCTURES[-1]) == "straightened"
+    (changed,) = [change() for change in STRUCTURES[-1](interleaved, question)]
+    assert is_legal(changed)
+    assert [each.num_layers for each in changed.replicas[0].stages] == [4, 4]
 
 
 def test_a_layer_more_is_recomputed_until_all_are() -> None:

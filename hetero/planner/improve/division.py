@@ -1,0 +1,300 @@
+"""Divides layers among the stages of a replica, and samples among replicas, anew and all at once.
+
+A changed pipeline, with a stage more for instance, is as a rule worse than before as long as everything else stays what
+it was. So such a change is judged only when its replicas have been divided anew (large neighbourhoods; Ropke and
+Pisinger 2006).
+
+**Layers.** With t_s the seconds of a forward and a backward on stage s and M_s its microbatches, what is minimised is
+
+    max over s of  sum_{i < s} t_i + M_s t_s
+
+over all cuts at half layers. Recomputation is the least with which a stage fits at its depth. Whether T seconds can be
+reached is a shortest path over (stage, position): of two ways to a position the one with the smaller sum of t_i is
+never worse. T is bisected. That is exact but for the bisection, and takes a millisecond or two, less than CP-SAT takes
+to build such a problem.
+
+**Samples.** A replica that takes n microbatches, of u samples each on its coarsest stage, has a step of
+
+    fill + (n - 1) period
+
+and the longest step is minimised over all n >= 1 with sum u n = batch. T is bisected; whether the shares can add up to
+the batch is a subset sum over whole microbatches, with a bit for each number of samples. Exact by that formula, too.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hetero.cost.network import transfer_cost
+from hetero.cost.simulation.recent import Recent
+from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.offload import NOTHING_ON_HOST
+from hetero.plan.reshard import transfers
+from hetero.planner.improve.division_costs import DivisionCosts, StageTable
+from hetero.planner.improve.replica_changes import deep_enough
+from hetero.planner.problem import Problem
+
+BISECTIONS = 8
+"""Of the seconds of a replica, between its longest stage alone and with the fill: they leave 0.4 % of the fill. A
+heuristic."""
+
+ROUNDING = 1e-9
+"""Relative: what is reached but for rounding is reached."""
+
+SHARE_BISECTIONS = 24
+"""Of the longest step of all replicas. A heuristic: the rest is far below a microbatch."""
+
+MOST_SHARED = 1 << 16
+"""Larger batches are not shared out anew: a bit for each sample. A heuristic."""
+
+MOST_KNOWN = 256
+"""Divisions that are kept. A heuristic: of replicas that are alike one is divided."""
+
+
+class _Division(NamedTuple):
+    """By stage: where it begins and ends, layers that it computes again, depth."""
+
+    edges: tuple[tuple[float, float], ...]
+    recomputed: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+class ReplicaSteps(NamedTuple):
+    """What a number of microbatches takes on replicas that are alike.
+
+    unit: samples of one microbatch on all of them.
+    """
+
+    unit: int
+    fill_s: float
+    period_s: float
+
+    def most(self, step_s: float) -> int:
+        """Microbatches that end within ``step_s``."""
+        return int((step_s - self.fill_s) / self.period_s) + 1 if step_s >= self.fill_s else 0
+
+
+class Divider:
+    """Divides replicas of plans for ``problem``."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._costs = DivisionCosts(problem)
+        self._known: Recent[_Division | None] = Recent(MOST_KNOWN)
+        self._transfers: Recent[float] = Recent(16 * MOST_KNOWN)
+
+    def settled(self, plan: Plan, replicas: Iterable[int], *, per_stage: int) -> Plan | None:
+        """``plan`` with the layers of these replicas divided anew, and the samples of all.
+
+        per_stage: microbatches more that are in flight than on the stage behind; two hide a transfer.
+
+        Returns:
+            ``None`` where that is impossible.
+
+        Raises:
+            ConfigError: a device has no profile, or two that talk to one another no link.
+        """
+        divided: dict[int, Replica] = {}
+        for r in replicas:
+            replica = self.divided(plan.replicas[r], plan, per_stage=per_stage)
+            if replica is None:
+                return None
+            divided[r] = replica
+        return self.shared(plan.with_replicas(divided))
+
+    def divided(self, replica: Replica, plan: Plan, *, per_stage: int) -> Replica | None:
+        """``replica`` with other layers, recomputation and depths; ``None`` if nothing fits."""
+        if replica.is_interleaved or not self._costs.can_divide:
+            return None
+        if any(stage.offload != NOTHING_ON_HOST for stage in replica.stages):
+            return None
+        ways = sum(each.stages[0].dp for each in plan.replicas)
+        kinds = tuple(self._costs.kind(replica, s, ways) for s in range(len(replica.stages)))
+        key = kinds, replica.microbatch_counts, tuple(stage.dp for stage in replica.stages), per_stage
+        found = self._known.of(key, lambda: self._divided(replica, ways, per_stage))
+        return None if found is None else _with(replica, found)
+
+    def _divided(self, replica: Replica, ways: int, per_stage: int) -> _Division | None:
+        stages, counts = replica.stages, replica.microbatch_counts
+        if not all(counts):
+            return None
+        depths = depths_of(stages, counts, per_stage)
+        tables = [self._costs.table(self._costs.kind(replica, s, ways), depth) for s, depth in enumerate(depths)]
+        cuts = least_cuts(tables, counts)
+        if cuts is None:
+            return None
+        positions = [float(each) for each in self._costs.positions]
+        return _Division(
+            tuple((positions[i], positions[k]) for i, k in cuts),
+            tuple(int(table.recomputed[cut]) for table, cut in zip(tables, cuts, strict=True)),
+            tuple(depths),
+        )
+
+    def shared(self, plan: Plan) -> Plan | None:
+        """``plan`` with its samples shared out among its replicas; ``None`` if they do not add up."""
+        if len(plan.replicas) == 1:
+            replica = dataclasses.replace(plan.replicas[0], num_samples=plan.global_batch_size)
+            return plan.with_replicas({0: deep_enough(replica)})
+        if plan.global_batch_size > MOST_SHARED:
+            return None
+        groups = plan.alike()
+        shares = self._shares(plan, groups)
+        if shares is None:
+            groups = [[r] for r in range(len(plan.replicas))]
+            shares = self._shares(plan, groups)
+        if shares is None:
+            return None
+        changed = {}
+        for members, samples in zip(groups, shares, strict=True):
+            for r in members:
+                if plan.replicas[r].num_samples != samples:
+                    changed[r] = deep_enough(dataclasses.replace(plan.replicas[r], num_samples=samples))
+        return plan.with_replicas(changed)
+
+    def _shares(self, plan: Plan, groups: Sequence[Sequence[int]]) -> list[int] | None:
+        """Samples of a replica of each group."""
+        every = [self._share(plan.replicas[members[0]], len(members)) for members in groups]
+        counts = shared_out(every, plan.global_batch_size)
+        if counts is None:
+            return None
+        return [count * share.unit // len(members) for count, share, members in zip(counts, every, groups, strict=True)]
+
+    def _share(self, replica: Replica, members: int) -> ReplicaSteps:
+        stages = replica.stages
+        seconds = [self._problem.costs.of(stage).microbatch_s for stage in stages]
+        unit = math.lcm(*(stage.samples_per_microbatch for stage in stages))
+        of_unit = [s * unit / stage.samples_per_microbatch for s, stage in zip(seconds, stages, strict=True)]
+        if replica.is_interleaved:
+            of_unit = [sum(of_unit[s] for s in group) for group in replica.device_groups]
+        transfer_s = sum(self._transfer_s(a, b) for a, b in itertools.pairwise(stages))
+        return ReplicaSteps(unit * members, sum(seconds) + 2 * transfer_s, max(of_unit))
+
+    def _transfer_s(self, sender: Stage, receiver: Stage) -> float:
+        """Seconds of a microbatch across the boundary between two stages."""
+
+        def seconds() -> float:
+            row_bytes = self._problem.model.hidden_size * self._problem.costs.element_bytes
+            messages = transfers(sender, receiver, seq_length=self._problem.seq_length, phase=0)
+            return transfer_cost(messages, self._problem.topology, row_bytes=row_bytes).seconds
+
+        key = tuple(
+            (each.ranks, each.tp, each.dp, each.micro_batch_size, each.splits_sequence) for each in (sender, receiver)
+        )
+        return self._transfers.of(key, seconds)
+
+
+def depths_of(stages: Sequence[Stage], counts: Sequence[int], per_stage: int) -> list[int]:
+    """In-flight depths, ``per_stage`` microbatches of the coarsest stage more than on the stage behind."""
+    coarsest = max(stage.samples_per_microbatch for stage in stages)
+    return [
+        min(count, -(-coarsest * (per_stage * (len(stages) - 1 - s) + 1) // stage.samples_per_microbatch))
+        for s, (stage, count) in enumerate(zip(stages, counts, strict=True))
+    ]
+
+
+def _with(replica: Replica, division: _Division) -> Replica:
+    stages = []
+    for stage, edges, count, depth in zip(replica.stages, *division, strict=True):
+        # A count that was for other layers would be cut to what there is.
+        bare = dataclasses.replace(stage, recompute="none", recompute_num_layers=None).with_layers(*edges)
+        if count:
+            held = len(bare.layer_numbers)
+            bare = dataclasses.replace(
+                bare, recompute="full", recompute_num_layers=count if count < held else None, wgrad_delay=None
+            )
+        stages.append(dataclasses.replace(bare, in_flight=depth))
+    return deep_enough(replica.with_stages(stages))
+
+
+def least_cuts(tables: Sequence[StageTable], counts: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The cuts with the least ``max over s of sum_{i < s} t_i + M_s t_s``, as indices of positions; ``None`` if no cuts
+    fit.
+
+    counts: M_s of every stage.
+    """
+    longest = np.full(len(tables[0].seconds), np.inf)
+    longest[0] = 0.0
+    for table, count in zip(tables, counts, strict=True):
+        longest = np.maximum(longest[:, None], count * table.seconds).min(axis=0)
+    low = float(longest[-1])
+    if not math.isfinite(low):
+        return None
+    # Where no stage takes more than ``low`` in all, those before one take no more than this.
+    high = low * (1 + sum(1 / count for count in counts)) * (1 + ROUNDING)
+    found = _cuts_within(tables, counts, high)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        better = _cuts_within(tables, counts, middle)
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return found
+
+
+def _cuts_within(tables: Sequence[StageTable], counts: Sequence[int], step_s: float) -> list[tuple[int, int]] | None:
+    """Cuts with which no stage ends later than ``step_s``, of those with the least fill."""
+    filled = np.full(len(tables[0].seconds), np.inf)
+    filled[0] = 0.0
+    before = []
+    for table, count in zip(tables, counts, strict=True):
+        way = filled[:, None] + table.seconds
+        way[filled[:, None] + count * table.seconds > step_s] = np.inf
+        before.append(way.argmin(axis=0))
+        filled = way.min(axis=0)
+    if not math.isfinite(filled[-1]):
+        return None
+    cuts, end = [], len(filled) - 1
+    for starts in reversed(before):
+        start = int(starts[end])
+        cuts.append((start, end))
+        end = start
+    return cuts[::-1]
+
+
+def shared_out(shares: Sequence[ReplicaSteps], batch: int) -> list[int] | None:
+    """Microbatches of each, at least one, that add up to ``batch`` samples, with the least longest step; ``None`` if
+    nothing adds up."""
+    if sum(share.unit for share in shares) > batch:
+        return None
+    low = max(share.fill_s for share in shares)
+    high = max(share.fill_s + share.period_s * (batch // share.unit) for share in shares)
+    found = _within(shares, batch, high)
+    if found is None:
+        return None
+    for _ in range(SHARE_BISECTIONS):
+        middle = (low + high) / 2
+        better = _within(shares, batch, middle)
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return found
+
+
+def _within(shares: Sequence[ReplicaSteps], batch: int, step_s: float) -> list[int] | None:
+    most = [min(share.most(step_s), batch // share.unit) for share in shares]
+    if min(most) < 1 or sum(share.unit * count for share, count in zip(shares, most, strict=True)) < batch:
+        return None
+    everything = (1 << (batch + 1)) - 1
+    sums = [1]
+    for share, count in zip(shares, most, strict=True):
+        reached, covered = sums[-1], 1
+        while covered < count:
+            more = min(covered, count - covered)
+            reached |= reached << (more * share.unit)
+            covered += more
+        sums.append((reached << share.unit) & everything)
+    if not sums[-1] >> batch & 1:
+        return None
+    counts, left = [], batch
+    for share, count, before in zip(reversed(shares), reversed(most), reversed(sums[:-1]), strict=True):
+        # The most that leaves a sum for the others.
+        taken = next(n for n in range(count, 0, -1) if left >= n * share.unit and before >> (left - n * share.unit) & 1)
+        counts.append(taken)
+        left -= taken * share.unit
+    return counts[::-1]

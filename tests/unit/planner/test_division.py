@@ -1,0 +1,91 @@
+"""Layers and samples divided anew: as short as the best of all divisions, by the formula, and within the memory."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from hetero.planner.improve.division import Divider, ReplicaSteps, least_cuts, shared_out
+from hetero.planner.improve.division_costs import DivisionCosts, StageTable
+from hetero.planner.scoring import score_plan
+from tests.helpers.plans import replica, stage
+from tests.unit.planner import few_layers, unlike_devices
+from tests.unit.planner.clusters import GPT_NEO, cluster, problem
+from tests.unit.planner.line import score_of
+
+
+def longest_end_s(seconds: list[float], counts: list[int]) -> float:
+    """max over s of sum_{i < s} t_i + M_s t_s."""
+    fills = itertools.accumulate(seconds, initial=0.0)
+    return max(fill + count * each for fill, count, each in zip(fills, counts, seconds, strict=False))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_cuts_are_shorter(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    num_stages, last = 4, 9
+    counts = [int(each) for each in dice.integers(1, 12, num_stages)]
+    tables = []
+    for _ in range(num_stages):
+        seconds = dice.uniform(0.5, 2.0) * (np.arange(last + 1)[None, :] - np.arange(last + 1)[:, None]).astype(float)
+        seconds += dice.uniform(0.0, 0.3, seconds.shape)
+        seconds[np.tril_indices(last + 1)] = np.inf
+        seconds[dice.uniform(size=seconds.shape) < 0.3] = np.inf
+        tables.append(StageTable(seconds, np.zeros(seconds.shape, dtype=np.int64)))
+
+    def end_s(cuts: list[tuple[int, int]]) -> float:
+        return longest_end_s([float(t.seconds[cut]) for t, cut in zip(tables, cuts, strict=True)], counts)
+
+    every = [end_s(list(itertools.pairwise((0, *inner, last)))) for inner in itertools.combinations(range(1, last), 3)]
+    found = least_cuts(tables, counts)
+    if found is None:
+        assert min(every) == np.inf
+    else:
+        assert end_s(found) <= 1.01 * min(every)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_shares_are_shorter(seed: int) -> None:
+    dice = random.Random(seed)
+    shares = [ReplicaSteps(dice.choice((1, 2, 3)), dice.uniform(0, 9), dice.uniform(1, 4)) for _ in range(3)]
+    batch = dice.randint(8, 30)
+    every = {
+        counts: max(s.fill_s + (n - 1) * s.period_s for s, n in zip(shares, counts, strict=True))
+        for counts in itertools.product(range(1, batch), repeat=3)
+        if sum(s.unit * n for s, n in zip(shares, counts, strict=True)) == batch
+    }
+    found = shared_out(shares, batch)
+    assert found is not None
+    assert every[tuple(found)] == pytest.approx(min(every.values()), rel=1e-5)
+    assert shared_out([ReplicaSteps(2, 1.0, 1.0)] * 2, 7) is None
+
+
+def test_layers_go_where_they_end_first() -> None:
+    question = unlike_devices.mixed_problem()
+    start = score_of(unlike_devices.halves(question), question)
+    changed = Divider(question).settled(start.plan, [0], per_stage=2)
+    assert changed is not None
+    assert changed.replicas[0].stages[0].num_layers in {6.0, 6.5}, "one is four times as fast as the other"
+    assert score_of(changed, question).step_s < 0.7 * start.step_s
+
+
+def test_what_is_divided_anew_fits_with_recomputation() -> None:
+    question = problem(cluster(("A100-40", 2, 1), ("V100-16", 2, 2)), GPT_NEO, 32)
+    stages = [stage(layers=(s, s + 1), ranks=(s,), device="A100-40" if s < 2 else "V100-16", mbs=2) for s in range(6)]
+    start = question.plan_of([replica(*stages, num_samples=32)])
+    for per_stage in (1, 2):
+        changed = Divider(question).settled(start, [0], per_stage=per_stage)
+        assert changed is not None
+        assert score_plan(changed, question) is not None
+        assert any(stage.recompute == "full" for stage in changed.replicas[0].stages)
+
+
+def test_seconds_of_tables_are_those_of_stages() -> None:
+    question = few_layers.question(6, 3)
+    pipeline = few_layers.pipeline(question, 1.5, 4).replicas[0]
+    costs = DivisionCosts(question)
+    for s, each in enumerate(pipeline.stages):
+        table = costs.table(costs.kind(pipeline, s, 1), 2)
+        seconds = table.seconds[int(2 * each.start), int(2 * each.end)]
+        assert seconds == pytest.approx(question.costs.of(each).microbatch_s)
