@@ -69,7 +69,7 @@ ROUNDS_IN_VAIN = 16
 WORTH_LEAPING = 5e-3
 """Relative: a leap that gains so much is followed by others before anything is tuned. A heuristic."""
 
-LEAPS_AT_ONCE, SIMULATED_AT_ONCE = 40, 6
+LEAPS_AT_ONCE, SIMULATED_AT_ONCE = 120, 15
 """Of so many changes of stages and replicas so many are simulated. A heuristic: their bounds tell which are good."""
 
 NOT_TUNED = 1.03
@@ -134,7 +134,10 @@ class _Search:
                     break
                 in_vain = 0
             if leapt_from is not self.best:
-                leapt_from, changes, self._landed = self.best, self._leaps_from(self.best), [self.best]
+                leapt_from, changes = self.best, self._leaps_from(self.best)
+                # To look at a change of interleaved stages takes many times as long as at another one.
+                interleaved = any(replica.is_interleaved for replica in self.best.plan.replicas)
+                self._landed = [] if interleaved else [self.best]
             self._landed += self._leaps(self.best, changes[:LEAPS_AT_ONCE])
             self._landed.sort(key=lambda each: goal_value(each, self._problem))
             changes = changes[LEAPS_AT_ONCE:]
