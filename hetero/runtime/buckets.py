@@ -177,7 +177,8 @@ def local_buckets(
 ) -> list[LocalBucket]:
     """Move this rank's parameters into buffers: its buckets, in the order of ``gradient_buckets``.
 
-    Weights are there twice while they move. Only then gradients are made: the start needs no more memory than a step.
+    Weights are there twice while they move, but for those that come from the host. Only then gradients are made: the
+    start needs no more memory than a step.
 
     Args:
         parameters: of all its stages.
@@ -190,7 +191,7 @@ def local_buckets(
     placed_of: dict[torch.nn.Parameter, list[_PlacedSegment]] = {tensor: [] for _, tensor in parameters.values()}
     for each in itertools.chain.from_iterable(placed for _, placed in moved):
         placed_of[each.tensor].append(each)
-    views = {tensor for tensor, placed in placed_of.items() if _move_into_buffer(tensor, placed)}
+    views = {tensor for tensor, placed in placed_of.items() if _move_into_buffer(tensor, placed, context.device)}
     # What the weights lay in before is free, but torch keeps it.
     torch.cuda.empty_cache()
     copies = host_copies(context.device)
@@ -281,7 +282,7 @@ def _weight_buffer(
         like = torch.empty(bucket.length, dtype=any_tensor.dtype)
         buffer = host_copies(context.device).to_keep(like, dtype=like.dtype).zero_()
     else:
-        buffer = torch.zeros(bucket.length, dtype=any_tensor.dtype, device=any_tensor.device)
+        buffer = torch.zeros(bucket.length, dtype=any_tensor.dtype, device=context.device)
     placed = []
     for segment, offset in zip(bucket.segments, bucket.offsets, strict=False):
         parameter, tensor = parameters[segment.parameter.name]
@@ -294,19 +295,23 @@ def _weight_buffer(
 
 
 @torch.no_grad()
-def _move_into_buffer(tensor: torch.nn.Parameter, placed: list[_PlacedSegment]) -> bool:
+def _move_into_buffer(tensor: torch.nn.Parameter, placed: list[_PlacedSegment], device: torch.device) -> bool:
     """Copy the weights of ``tensor``, which becomes a view of the buffer if it lies there whole; whether it does.
 
-    Of one whose weights live on the host the memory is given back.
+    Otherwise it is on the device then, and of one whose weights live on the host without memory there.
     """
     for each in placed:
         each.weight.copy_(tensor[each.index])
     first = placed[0]
     lies_there = all(each.buffer is first.buffer for each in placed) and _lie_in_order(tensor, placed)
     if first.on_host:
+        if tensor.device != device:
+            tensor.data = torch.empty_like(tensor, device=device)
         tensor.untyped_storage().resize_(0)
     elif lies_there:
         tensor.data = first.buffer[_place_of(tensor, first.weight)].view(tensor.shape)
+    else:
+        tensor.data = tensor.data.to(device)
     return lies_there
 
 

@@ -66,7 +66,7 @@ class _ProcessorCopies:
     """Host and device are one."""
 
     def to_keep(self, like: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_like(like, dtype=dtype)
+        return torch.empty_like(like, dtype=dtype, device="cpu")
 
     def for_copies(self, weights: torch.Tensor) -> torch.Tensor:
         return weights

@@ -118,7 +118,11 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     if choice.transformer_engine is not None and _adds_by_itself(stage, choice):
         let_transformer_engine_accumulate(module)
     # Stock norms and position embeddings ignore params_dtype.
-    module.to(device=context.device, dtype=dtype)
+    module.to(dtype=dtype)
+    if _begins_on_host(stage):
+        _move_buffers(module, context.device)
+    else:
+        module.to(device=context.device)
     module.num_padding_logits = _padding_logits(model, tp=stage.tp, tp_rank=work.placement.tp_rank)
 
     parameters = canonical_parameters(module, model=model, stage=stage)
@@ -134,6 +138,21 @@ def _build_stage(context: ParallelContext, work: StageContext, *, options: Stage
     if stage.wgrad_delay is not None:
         delayed = delay_weight_gradients(module, fp8=choice.fp8 is not None)
     return StageModel(module, parameters, dtype, choice, delayed)
+
+
+def _begins_on_host(stage: Stage) -> bool:
+    """Whether weights are made on the host, from where each goes to its place in the buckets by itself.
+
+    On the device they would be there twice while they move, which a stage has room for in that of its gradients, and
+    one that leaves these to its host has not; and weights that live on the host would be there once.
+    """
+    return stage.offload.gradients_from is not None
+
+
+def _move_buffers(module: torch.nn.Module, device: torch.device) -> None:
+    for each in module.modules():
+        for name, buffer in list(each.named_buffers(recurse=False)):
+            setattr(each, name, buffer.to(device))
 
 
 def _adds_by_itself(stage: Stage, choice: LayerChoice) -> bool:
@@ -176,6 +195,7 @@ def _transformer_config(
         init_method=_leave,
         output_layer_init_method=_leave,
         perform_initialization=False,
+        use_cpu_initialization=_begins_on_host(stage),
         params_dtype=DTYPES[plan.precision],
         pipeline_dtype=DTYPES[plan.precision],
         bf16=plan.precision == "bf16",
