@@ -41,7 +41,8 @@ WEIGHT_SLOTS = 2
 """Blocks whose weights are on the device where they live on the host: one that computes, one that comes
 (:mod:`hetero.runtime.host_weights`)."""
 
-ACTIVATION_SLOTS = 4
+ACTIVATION_SLOTS_EACH_WAY = 2
+ACTIVATION_SLOTS = 2 * ACTIVATION_SLOTS_EACH_WAY
 """Blocks on their way to the host and back: two that leave, two that come (:mod:`hetero.runtime.host_activations`)."""
 
 BUFFERS_PER_NEIGHBOUR = 2
@@ -265,13 +266,21 @@ def _with_gradients_on_host(
     total, block = sum(elements.values()), max(elements.values())
     one = largest_gradient(stage, costs)
     slots = min(total, GRADIENT_SLOTS * block + one) * costs.element_bytes
-    bucket = min(total, max(one, costs.runtime.bucket_numel)) if shares_gradients else 0
+    bucket = min(total, summed_at_once(one, costs)) if shares_gradients else 0
     fixed = dataclasses.replace(
         memory.fixed,
         gradients=memory.fixed.gradients - costs.gradient_bytes * (total - bucket),
         working=memory.fixed.working + slots,
     )
     return dataclasses.replace(memory, fixed=fixed)
+
+
+def summed_at_once(largest: int, costs: CostModel) -> int:
+    """Elements of a bucket of gradients that add up on the host, while it is on the device to be summed over ranks.
+
+    largest: elements of the largest weight among them.
+    """
+    return max(largest, costs.runtime.bucket_numel)
 
 
 def largest_gradient(stage: Stage, costs: CostModel) -> int:
@@ -399,6 +408,12 @@ def memory_of_stage(
         num_communicators=2 * num_neighbours + (of_device if begins_device else 0),
         begins_device=begins_device,
     )
+    return with_offload(memory, stage, costs, shares_gradients=shares_gradients)
+
+
+def with_offload(memory: StageMemory, stage: Stage, costs: CostModel, *, shares_gradients: bool) -> StageMemory:
+    """What is left of ``memory``, in which everything but the optimizer's state is on the device, beside what ``stage``
+    leaves to its host."""
     memory = _with_activations_on_host(memory, stage, costs)
     memory = _with_gradients_on_host(memory, stage, costs, shares_gradients=shares_gradients)
     return _with_weights_on_host(memory, stage, costs)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import ClassVar, Protocol
 
 from pydantic import ConfigDict
@@ -85,6 +86,23 @@ class Offload:
 
 
 NOTHING_ON_HOST = Offload()
+
+
+class OnHost(IntEnum):
+    """What of its parameters a stage leaves to its host; each with what stands before it."""
+
+    NOTHING = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    WEIGHTS = 3
+
+    def offload(self, position: float) -> Offload:
+        """All of that from a position on."""
+        return Offload(
+            optimizer_from=position if self >= OnHost.OPTIMIZER else None,
+            gradients_from=position if self >= OnHost.GRADIENTS else None,
+            weights_from=position if self >= OnHost.WEIGHTS else None,
+        )
 
 
 class HeldLayers(Protocol):

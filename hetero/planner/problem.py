@@ -8,11 +8,12 @@ from typing import Literal
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
-from hetero.cost.simulation.host_updates import can_update
+from hetero.cost.offload.host_rates import can_update
 from hetero.cost.simulation.simulated_plan import KnownParts
 from hetero.errors import ConfigError
 from hetero.plan.device_rules import FP8_MULTIPLE, fp8_obstacle
 from hetero.plan.ir import Plan, Precision, Replica
+from hetero.plan.offload import OnHost
 from hetero.spec.cluster import ClusterSpec, NodeType
 from hetero.spec.model import ModelSpec, sequence_length_error
 from hetero.units import GIB
@@ -222,6 +223,11 @@ class Problem:
     def offloads(self) -> bool:
         """Whether some host may update for its devices."""
         return any(node_type.host_bytes for node_type in self.node_types)
+
+    @property
+    def most_on_host(self) -> OnHost:
+        """The most that stages may leave to hosts: everything where one may update."""
+        return OnHost.WEIGHTS if self.offloads else OnHost.NOTHING
 
     def node_type_of(self, rank: int) -> PlannerNodeType:
         """The node type whose nodes ``rank`` is on."""

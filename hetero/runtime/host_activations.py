@@ -9,7 +9,7 @@ backward wants it. torch's own ``save_on_cpu`` copies each tensor on the spot an
 of activations needs TransformerEngine, and knows one stage per rank. Here a thread copies the tensors of a block out
 when the block is done, and another brings a block back while the one above it computes: one ahead.
 
-A device holds :data:`BLOCKS_OUT` blocks that leave, the one that computes among them, and :data:`BLOCKS_IN` that come.
+A device holds two blocks that leave, the one that computes among them, and two that come.
 In a forward a block begins when the one before the last has left. Blocks come back in the order of the backwards of the
 program, each as soon as its forward is over and there is room: also beside other microbatches' computes and those of
 other stages of the rank.
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 
+from hetero.cost.stage_memory import ACTIVATION_SLOTS_EACH_WAY
 from hetero.distributed.timing import Timing
 from hetero.plan.ir import Stage
 from hetero.plan.offload import blocks_with_activations_on_host
@@ -35,9 +36,6 @@ from hetero.runtime.host_copies import Arrived, host_copies
 from hetero.runtime.stage_blocks import tell_beginnings
 from hetero.schedule.actions import Action, ActionKind
 from hetero.schedule.program import Program
-
-BLOCKS_OUT = BLOCKS_IN = 2
-"""Blocks on their way from a device to its host, and back: one computes while another is copied."""
 
 
 @dataclass(slots=True, eq=False)
@@ -228,7 +226,7 @@ class HostActivations:
         if position not in self._positions[s]:
             return
         assert self._microbatch is not None
-        while len(self._leaving) > BLOCKS_OUT - 1:
+        while len(self._leaving) > ACTIVATION_SLOTS_EACH_WAY - 1:
             before = self._leaving[0]
             assert before.left is not None
             self._timing.block_waited(position, before.left.result())
@@ -310,7 +308,7 @@ class HostActivations:
 
     def _bring(self, room_s: float) -> None:
         """Let as many blocks come as there is room for, from ``room_s`` on."""
-        while len(self._coming) < BLOCKS_IN:
+        while len(self._coming) < ACTIVATION_SLOTS_EACH_WAY:
             if not self._next:
                 first = self._backwards[0] if self._backwards else None
                 kept = self._kept.get((first.stage, first.number)) if first is not None else None

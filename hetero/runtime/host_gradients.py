@@ -24,6 +24,7 @@ from threading import Lock
 
 import torch
 
+from hetero.cost.stage_memory import GRADIENT_SLOTS
 from hetero.distributed.timing import Timing, Waitable
 from hetero.plan.ir import Stage
 from hetero.runtime.buckets import LocalBucket
@@ -34,9 +35,6 @@ from hetero.runtime.main_grad import drop_grad, main_grad
 from hetero.runtime.stage_blocks import blocks_of
 from hetero.schedule.actions import ActionKind
 from hetero.schedule.program import QueuedAction
-
-BLOCKS_LEAVING = 2
-"""Blocks whose gradients are on the device: of one they come while those of another leave."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +172,7 @@ class HostGradients:
 
     def _begin_block(self, stage: int, position: float) -> _Block:
         self._end_block()
-        while len(self._leaving) > BLOCKS_LEAVING - 1:
+        while len(self._leaving) > GRADIENT_SLOTS - 1:
             self._timing.block_waited(position, self._leaving.popleft().left.result())
         self._block = _Block(stage, position, set(self._members[stage, position]))
         return self._block

@@ -25,6 +25,7 @@ from functools import partial
 
 import torch
 
+from hetero.cost.stage_memory import WEIGHT_SLOTS
 from hetero.distributed.timing import Timing
 from hetero.plan.ir import Stage
 from hetero.plan.offload import fetched_blocks
@@ -35,9 +36,6 @@ from hetero.runtime.stage_blocks import blocks_of, layers_of, tell_beginnings
 from hetero.schedule.actions import BACKWARD, FETCHES, Action, ActionKind
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import EMBEDDING
-
-BLOCKS_THERE = 2
-"""Blocks whose weights are on the device: one computes while another comes."""
 
 WholeOnHost = Callable[[int], Callable[[], float]]
 """Of a bucket by its number, what comes back once its last update is on the host, with the time of that."""
@@ -211,7 +209,7 @@ class HostWeights:
 
     def _bring(self, room_s: float) -> None:
         """Let as many blocks come as there is room for, from ``room_s`` on."""
-        while self._next and len({fetch.block for fetch in [*self._there, self._next[0]]}) <= BLOCKS_THERE:
+        while self._next and len({fetch.block for fetch in [*self._there, self._next[0]]}) <= WEIGHT_SLOTS:
             fetch = self._next.popleft()
             missing = []
             for weight in self._blocks[fetch.block]:

@@ -144,7 +144,7 @@ OFFLOAD_FAULTS = (
         name="a backward never waits for gradients that leave",
         kind="order",
         file="hetero/runtime/host_gradients.py",
-        find="while len(self._leaving) > BLOCKS_LEAVING - 1:",
+        find="while len(self._leaving) > GRADIENT_SLOTS - 1:",
         replace="while False:",
         hints=("tests/dist/test_host_gradients.py",),
     ),

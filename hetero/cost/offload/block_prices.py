@@ -16,15 +16,21 @@ class BlockPrice:
     """One block of one rank, with M microbatches in a step and N of them in flight. 0 is what does not happen.
 
     On the device: weights, gradients, state (this rank's part of it); ``kept`` activations of N microbatches, or
-    ``kept_again`` if they are computed again, both with the allocator's slack; a ``slot`` of the activations of one.
+    ``kept_again`` if they are computed again. A slot of what is streamed: weights, gradients of one microbatch in the
+    precision of weights, those of the largest weight alone, activations of one microbatch; ``saved_bytes`` are these
+    without the allocator's slack, which all else that comes and goes has.
 
     On the host, as :mod:`hetero.cost.host_memory` counts it: ``host_state`` with the gradient that it is updated by,
     the weights on their way back and the copy that a checkpoint is written from; the state once more if updates are
-    previewed. Besides, the sum of the gradients; streamed weights; activations of N microbatches.
+    previewed. Besides, what other ranks own of gradients that add up there and of weights that live there; memory in
+    which the gradient of one weight lands; activations of N microbatches.
 
-    Copies, of one microbatch: weights in, once for every use; a gradient out; activations out and in. Of a step: summed
-    gradients in, and gathered weights out. ``update_in_s`` and ``update_out_s`` are the rank's part of new weights and
-    of summed gradients, while all cards behind its switch copy theirs.
+    Copies, of one microbatch: weights in, once for every use; a gradient out, and ``add_s`` in which the host adds it;
+    activations out and in. Of a step, of what other ranks hold as well: summed gradients in, and gathered weights out.
+    ``update_in_s`` and ``update_out_s`` are the rank's part of new weights and of summed gradients, while all cards
+    behind its switch copy theirs; ``added_out_s`` is what comes before an update of gradients that add up on the host:
+    the last microbatch's go out and are added, and where others hold them the sum comes in and goes out again.
+    ``kept_in_s`` is the part of ``update_in_s`` that is there also of weights that live on the host.
 
     update_thread_s: of one thread of the host, for a direct update. device_update_s: the same on the device.
     """
@@ -34,10 +40,15 @@ class BlockPrice:
     state_bytes: int
     kept_bytes: int
     kept_again_bytes: int
-    slot_bytes: int
+    saved_bytes: int
+    weights_slot_bytes: int
+    gradients_slot_bytes: int
+    largest_slot_bytes: int
+    activations_slot_bytes: int
     host_state_bytes: int
     host_preview_bytes: int
     host_sum_bytes: int
+    host_landing_bytes: int
     host_weights_bytes: int
     host_activations_bytes: int
     forward_s: float
@@ -52,7 +63,9 @@ class BlockPrice:
     sums_in_s: float
     gathered_out_s: float
     update_out_s: float
+    added_out_s: float
     update_in_s: float
+    kept_in_s: float
     update_thread_s: float
     device_update_s: float
 
@@ -111,35 +124,46 @@ class OffloadQuestion:
         weights, gradients = element.weight * block.parameters, element.gradient * block.parameters
         own_weights, own_gradients = element.weight * block.owned, element.gradient * block.owned
         own_state = element.host_state * block.owned
-        in_flight, slack = self.in_flight(stage), 1 + stage.allocator_slack
-        sums_up, is_shared = self.num_microbatches > 1, block.ways > 1
+        in_flight, slack, is_shared = self.in_flight(stage), 1 + stage.allocator_slack, block.ways > 1
         weights_s = host.copy_s(host.to_device, weights)
+        # Of one microbatch gradients have the precision of weights.
+        gradients_out_s, add_s = host.copy_s(host.to_host, weights), host.sum_s(gradients)
+        sums_in_s = host.copy_s(host.to_device, gradients) if is_shared else 0.0
         all_cards = max(behind for behind, own in zip(self.cards_behind, stage.cards, strict=True) if own)
+        update_out_s = host.copy_s(host.to_host, all_cards * own_gradients)
+        update_in_s = host.copy_s(host.to_device, all_cards * own_weights)
         return BlockPrice(
             weights_bytes=weights,
             gradients_bytes=gradients,
             state_bytes=int(element.device_state * block.owned),
             kept_bytes=int(slack * in_flight * block.saved_bytes),
             kept_again_bytes=int(slack * in_flight * (block.recomputed_bytes or 0)),
-            slot_bytes=block.saved_bytes,
+            saved_bytes=block.saved_bytes,
+            weights_slot_bytes=int(slack * weights),
+            gradients_slot_bytes=int(slack * weights),
+            largest_slot_bytes=int(slack * element.weight * block.largest),
+            activations_slot_bytes=int(slack * block.saved_bytes),
             host_state_bytes=int((1 + host.stages_checkpoints) * own_state + own_gradients + own_weights),
             host_preview_bytes=int(own_state),
-            host_sum_bytes=gradients if sums_up else 0,
-            host_weights_bytes=weights,
+            host_sum_bytes=int(gradients - own_gradients),
+            host_landing_bytes=element.gradient * block.largest,
+            host_weights_bytes=int(weights - own_weights),
             host_activations_bytes=in_flight * block.saved_bytes,
             forward_s=block.forward_s,
             backward_s=block.backward_s,
             recompute_s=block.recompute_s,
             forward_weights_s=block.forward_reads * weights_s,
             backward_weights_s=block.backward_reads * weights_s,
-            gradients_out_s=host.copy_s(host.to_host, gradients) if sums_up else 0.0,
-            add_s=host.add_s(gradients) if self.num_microbatches > 2 else 0.0,
+            gradients_out_s=gradients_out_s,
+            add_s=add_s,
             activations_out_s=host.copy_s(host.to_host, block.saved_bytes),
             activations_in_s=host.copy_s(host.to_device, block.saved_bytes),
-            sums_in_s=host.copy_s(host.to_device, gradients) if sums_up else 0.0,
-            gathered_out_s=host.copy_s(host.to_host, weights) if is_shared else 0.0,
-            update_out_s=host.copy_s(host.to_host, all_cards * own_gradients),
-            update_in_s=host.copy_s(host.to_device, all_cards * own_weights),
+            sums_in_s=sums_in_s,
+            gathered_out_s=host.copy_s(host.to_host, weights - own_weights) if is_shared else 0.0,
+            update_out_s=update_out_s,
+            added_out_s=gradients_out_s + add_s + (sums_in_s + update_out_s if is_shared else 0.0),
+            update_in_s=update_in_s,
+            kept_in_s=update_in_s if is_shared else 0.0,
             update_thread_s=host.update_thread_s(block.owned),
             device_update_s=block.update_s,
         )

@@ -52,6 +52,7 @@ class OffloadBlock:
 
     parameters: elements of its weights. Of an embedding that a head of the same stage is tied to, the embedding has
         them all.
+    largest: elements of the largest of these weights.
     ways: the rank has this part of the block's optimizer state, one in so many: those that hold the weights share it.
     saved_bytes: of one microbatch, kept from its forward to its backward.
     recomputed_bytes: the same where the forward is computed again, its input among it; ``None`` where it never is.
@@ -64,6 +65,7 @@ class OffloadBlock:
 
     kind: ModuleKind
     parameters: int
+    largest: int = 0
     ways: float = 1.0
     saved_bytes: int
     recomputed_bytes: int | None = None
@@ -117,7 +119,9 @@ class OffloadStage:
     in_flight: microbatches between forward and backward, at most.
     capacity_bytes: of the device, for all of this.
     other_bytes: on the device whatever is chosen: context, buffers, what layers work with.
-    allocator_slack: share of kept activations that the allocator reserves beyond them.
+    bucket_bytes: on the device while a bucket of gradients that add up on the host is summed over ranks; 0 where no
+        other rank holds any of them.
+    allocator_slack: share that the allocator reserves beyond activations, and beyond all that comes and goes.
     cards: its ranks on this host, by the switch that they are behind: (2, 0) are two ranks behind switch 0.
     fill_s: from the pipeline's first forward to the stage's own first, at least.
     drain_s: from the stage's last backward to the end of the pipeline's, at least.
@@ -128,6 +132,7 @@ class OffloadStage:
     in_flight: int
     capacity_bytes: int
     other_bytes: int = 0
+    bucket_bytes: int = 0
     allocator_slack: float = 0.0
     cards: tuple[int, ...] = (1,)
     fill_s: float = 0.0
@@ -221,13 +226,16 @@ def offload_blocks(costs: CostModel, config: StageConfig, *, optimizer_ways: flo
         )
         is_layer = kind not in ("embedding", "head")
         parameters = costs.parameter_counts.per_rank(kind, config.tp)
+        largest = costs.parameter_counts.largest(kind, config.tp)
         if kind == "head" and is_tied and not has_embedding:
             parameters += costs.parameter_counts.word_embedding // config.tp
+            largest = max(largest, costs.parameter_counts.word_embedding // config.tp)
         by_head = int(kind == "embedding" and is_tied and has_head)
         blocks.append(
             OffloadBlock(
                 kind=kind,
                 parameters=parameters,
+                largest=largest,
                 ways=optimizer_ways,
                 saved_bytes=costs.saved_bytes(kind, microbatch, device=config.device),
                 recomputed_bytes=(

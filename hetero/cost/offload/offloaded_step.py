@@ -8,30 +8,33 @@ optimizer state (2, 4, 12 in bf16). A sum over "host" is over blocks of which th
 **Device**: what stays, and slots through which the rest comes and goes.
 
     sum_resident (w P + g P + o P / ways + N A)  +  sum_recomputed N A'  +  max_recomputed A
-    + 2 max_streamed w P + 2 max_streamed g P + 4 max_streamed A
+    + 2 max_streamed w P + 2 max_streamed w P [gradients] + max_streamed w L + 4 max_streamed A + bucket
 
 Two slots let one block be copied while another computes; activations have two on their way out and two on their way in.
-A' is what is kept of a block that is computed again, which then has all of its activations once more.
+Gradients of a microbatch have the precision of weights, and L is a block's largest weight, whose gradient may be there
+before the backward can be held up. Where other ranks hold some of these, a bucket is there while it is summed. A' is
+what is kept of a block that is computed again, which then has all of its activations once more.
 
 **Host**, of each rank:
 
     sum_optimizer (s + s [speculate] + s [a checkpoint is staged] + g + w) P / ways
-    + sum_gradients g P [M > 1] + 2 max_gradients g P [M > 2] + sum_weights w P + sum_activations N A
+    + sum_gradients g (P - P / ways) + max_gradients g L + sum_weights w (P - P / ways) + sum_activations N A
 
 s P are master weights and moments; the gradient that they are updated by and the weights on their way back are there
-besides (:mod:`hetero.cost.host_memory`), and the state of a preview. With one microbatch there is nothing to sum up.
-From the third on a gradient lands in a slot before it is added.
+besides (:mod:`hetero.cost.host_memory`), and the state of a preview. Where gradients add up on the host all of them are
+there, and so are weights that live there. A weight's gradient lands beside the sums before it is added.
 
 **Copies.** A microbatch brings weights in for each use and activations out and in. Its gradient goes out and the host
-adds it, but for the last one: the sum comes in, the device adds the last gradient, ranks sum it up (that needs all of
-it on the device, and so it is the same for one owner), and the owner's part of it goes out. New weights come in from
-their owner. Where there are several owners, they gather them on the devices, and streamed weights go out again, whole.
+adds it, one block after the other. What nobody else holds is updated where it is. Of several owners the sum comes in
+behind the last microbatch's, ranks sum it up, and the owner's part of it goes out. New weights come in from their
+owner, but for weights that live there and have one owner. Of several owners the devices gather them, and what others
+have updated of weights on the host goes out again.
 
 **Period.** Slots let copies be two blocks ahead of the compute or behind, not more. So what a forward needs has to fit
 beside the forward, and what a backward needs beside the backward:
 
     forward   max( sum f,        sum A / B_out,   sum w P / B_in )
-    backward  max( sum (b + r),  sum g P / B_out, sum (w P + A) / B_in,  host's adding )
+    backward  max( sum (b + r),  sum (w P / B_out + host's adding), sum (w P + A) / B_in )
     period    max( forward + backward + turn,  of a switch's cards: all bytes out / B_out, all bytes in / B_in )
 
 That is never less than one maximum over the whole period. It is still a lower bound: where only some blocks in a row
@@ -42,14 +45,16 @@ comes behind j,
     turn  [ max_j A_j / B_out + A_j / B_in - (N - 1) (sum f + sum (b + r)) - sum_{i>j} (f_i + b_i + r_i) ]+
 
 which counts where N = 1: the last block's activations have no time at all. The step's first forward and last backward
-are beside no other microbatch: gathered weights go out in the one, summed gradients come in in the other, and no
-gradient goes out. They are the fill's.
+are beside no other microbatch: gathered weights go out in the one, and summed gradients come in in the other. They are
+the fill's.
 
 **Wait.** Let 0 be the end of the pipeline's last backward. The stage is done ``drain`` before, its blocks in turn:
 
     ready_j   -drain - sum_{i<j} (b_i + r_i)
-    arrive_j  when the owner's part of the gradient is on the host: copies in the order of the backward, one by one
-    start_j   max(nu, arrive_j) after the norm, known at nu;  arrive_j with a preview
+    arrive_j  when the owner's part of the gradient is on the host: copies in the order of the backward, one by one;
+              of what adds up there, with the adding, and the way to the device and back where others hold it
+    nu        when the norm is known; so much later as the last sums there are behind 0
+    start_j   max(nu, arrive_j) after the norm;  arrive_j with a preview
     need_j    fill + sum_{i<j} f_i
 
 Host threads and copies in take what is needed first first: when a block arrives that is needed sooner, the one at work
@@ -61,7 +66,9 @@ starts no earlier than block j is needed no later than it. Weights follow the up
 so that the slower of the two decides:
 
     wait      max( nu + device's updates - fill,
-                   max_j on the host [ start_j + max( sum_{i<=j} u_i, sum_{i<=j} in_i ) - need_j ] )+
+                   max_j on the host [ start_j + max( sum_{i<=j} u_i, sum_{i<=j} in_i ) + fetch_j - need_j ] )+
+
+``fetch_j`` is the copy of weights that live on the host, which comes behind their update.
 
 u_i is a direct update, or a preview with its commit. (The runtime takes previews one after the other as gradients come,
 until the norm is known, and only then by need: it may be later than this.) The wait moves the next forward.
@@ -79,11 +86,8 @@ from dataclasses import dataclass
 
 from hetero.cost.offload.block_prices import BlockPrice, OffloadQuestion
 from hetero.cost.offload.blocks import BlockChoice, OffloadChoice, OffloadStage
-from hetero.cost.stage_memory import ACTIVATION_SLOTS
+from hetero.cost.stage_memory import ACTIVATION_SLOTS, GRADIENT_SLOTS, WEIGHT_SLOTS
 from hetero.errors import ConfigError
-
-WEIGHT_SLOTS = GRADIENT_SLOTS = 2
-"""Of a device, for blocks that are streamed: one computes while another is copied."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,20 +192,16 @@ def _stage(
     backward_in_s = sum(c.weights * p.backward_weights_s + c.activations * p.activations_in_s for p, c in priced)
     gathered_out_s = sum(c.weights * p.gathered_out_s for p, c in priced)
     sums_in_s = sum(c.gradients * p.sums_in_s for p, c in priced)
+    added_s = sum(c.gradients * (p.gradients_out_s + p.add_s) for p, c in priced)
     turn_s = _turn_s(priced, others_s=(question.in_flight(stage) - 1) * (forward_s + backward_s))
     return OffloadedStage(
         device_bytes=stage.other_bytes + _device_bytes(priced, stage),
-        host_bytes=_host_bytes(priced, question, speculates=choice.speculate),
+        host_bytes=_host_bytes(priced, speculates=choice.speculate),
         forward_s=max(forward_s, activations_out_s, forward_in_s),
-        backward_s=max(
-            backward_s,
-            sum(c.gradients * p.gradients_out_s for p, c in priced),
-            backward_in_s,
-            sum(c.gradients * p.add_s for p, c in priced),
-        ),
+        backward_s=max(backward_s, added_s, backward_in_s),
         turn_s=turn_s,
         ends_s=max(forward_s, activations_out_s + gathered_out_s, forward_in_s)
-        + max(backward_s, backward_in_s + sums_in_s)
+        + max(backward_s, added_s, backward_in_s + sums_in_s)
         + turn_s,
         updates_s=tuple(_updates_s(priced, question, choice)),
         wait_s=_wait_s(priced, question, stage, choice),
@@ -216,21 +216,22 @@ def _device_bytes(priced: Priced, stage: OffloadStage) -> int:
         held += p.weights_bytes * (not c.weights) + p.gradients_bytes * (not c.gradients)
         held += p.state_bytes * (not c.optimizer)
         held += 0 if c.activations else p.kept_again_bytes if c.recompute else p.kept_bytes
-    again = max((p.slot_bytes for p, c in priced if c.recompute), default=0)
-    slots = WEIGHT_SLOTS * max((p.weights_bytes for p, c in priced if c.weights), default=0)
-    slots += GRADIENT_SLOTS * max((p.gradients_bytes for p, c in priced if c.gradients), default=0)
-    slots += ACTIVATION_SLOTS * max((p.slot_bytes for p, c in priced if c.activations), default=0)
-    return held + slots + int((1 + stage.allocator_slack) * again)
+    again = max((p.activations_slot_bytes for p, c in priced if c.recompute), default=0)
+    slots = WEIGHT_SLOTS * max((p.weights_slot_bytes for p, c in priced if c.weights), default=0)
+    slots += GRADIENT_SLOTS * max((p.gradients_slot_bytes for p, c in priced if c.gradients), default=0)
+    slots += max((p.largest_slot_bytes for p, c in priced if c.gradients), default=0)
+    slots += ACTIVATION_SLOTS * max((p.activations_slot_bytes for p, c in priced if c.activations), default=0)
+    bucket = stage.bucket_bytes if any(c.gradients for _, c in priced) else 0
+    return held + slots + again + bucket
 
 
-def _host_bytes(priced: Priced, question: OffloadQuestion, *, speculates: bool) -> int:
+def _host_bytes(priced: Priced, *, speculates: bool) -> int:
     held = 0
     for p, c in priced:
         held += c.optimizer * (p.host_state_bytes + speculates * p.host_preview_bytes)
         held += c.gradients * p.host_sum_bytes + c.weights * p.host_weights_bytes
         held += c.activations * p.host_activations_bytes
-    landing = max((p.gradients_bytes for p, c in priced if c.gradients), default=0)
-    return held + GRADIENT_SLOTS * landing * (question.num_microbatches > 2)
+    return held + max((p.host_landing_bytes for p, c in priced if c.gradients), default=0)
 
 
 def _turn_s(priced: Priced, *, others_s: float) -> float:
@@ -249,17 +250,20 @@ def _updates_s(priced: Priced, question: OffloadQuestion, choice: OffloadChoice)
 
 
 def _wait_s(priced: Priced, question: OffloadQuestion, stage: OffloadStage, choice: OffloadChoice) -> float:
-    wait_s = question.norm_s + sum((not c.optimizer) * p.device_update_s for p, c in priced) - stage.fill_s
     arrives_s = _arrivals_s(priced, stage)
+    added_s = (at_s for (_, c), at_s in zip(priced, arrives_s, strict=True) if c.gradients)
+    norm_s = question.norm_s + max(0.0, *added_s, 0.0)
+    wait_s = norm_s + sum((not c.optimizer) * p.device_update_s for p, c in priced) - stage.fill_s
     updated_s = copied_s = 0.0
     need_s = stage.fill_s
     for j, update_s in enumerate(_updates_s(priced, question, choice)):
         p, c = priced[j]
         if c.optimizer:
             updated_s += update_s
-            copied_s += p.update_in_s
-            start_s = arrives_s[j] if choice.speculate else max(question.norm_s, arrives_s[j])
-            wait_s = max(wait_s, start_s + max(updated_s, copied_s) - need_s)
+            copied_s += p.kept_in_s if c.weights else p.update_in_s
+            start_s = arrives_s[j] if choice.speculate else max(norm_s, arrives_s[j])
+            fetched_s = c.weights * p.forward_weights_s
+            wait_s = max(wait_s, start_s + max(updated_s, copied_s) + fetched_s - need_s)
         need_s += p.forward_s
     return wait_s
 
@@ -272,14 +276,14 @@ def _arrivals_s(priced: Priced, stage: OffloadStage) -> list[float]:
     for p, c in reversed(priced):
         ready_s += p.backward_s + c.recompute * p.recompute_s
         if c.optimizer:
-            arrived_s = max(arrived_s, ready_s) + p.update_out_s
+            arrived_s = max(arrived_s, ready_s) + (p.added_out_s if c.gradients else p.update_out_s)
         arrives_s.append(arrived_s)
     return arrives_s[::-1]
 
 
 def _shared_s(question: OffloadQuestion, choices: Sequence[OffloadChoice]) -> float:
-    """The least seconds per microbatch of what stages share: a switch's link out, its link in, the host's adding."""
-    out_s, in_s, add_s = [], [], []
+    """The least seconds per microbatch of what stages share: a switch's link out and its link in."""
+    out_s, in_s = [], []
     for prices, choice in zip(question.prices, choices, strict=True):
         priced = list(zip(prices, choice.blocks, strict=True))
         out_s.append(sum(c.activations * p.activations_out_s + c.gradients * p.gradients_out_s for p, c in priced))
@@ -289,8 +293,7 @@ def _shared_s(question: OffloadQuestion, choices: Sequence[OffloadChoice]) -> fl
                 for p, c in priced
             )
         )
-        add_s.append(sum(c.gradients * p.add_s for p, c in priced))
-    shared_s = sum(stage.num_ranks * each_s for stage, each_s in zip(question.stages, add_s, strict=True))
+    shared_s = 0.0
     for cards in zip(*(stage.cards for stage in question.stages), strict=True):
         for each_s in (out_s, in_s):
             shared_s = max(shared_s, sum(count * s for count, s in zip(cards, each_s, strict=True)))
@@ -298,24 +301,22 @@ def _shared_s(question: OffloadQuestion, choices: Sequence[OffloadChoice]) -> fl
 
 
 def _per_microbatch(priced: Priced, stage: OffloadStage) -> CopiedBytes:
-    activations = sum(c.activations * p.slot_bytes for p, c in priced)
+    activations = sum(c.activations * p.saved_bytes for p, c in priced)
     uses = (block.forward_reads + block.backward_reads for block in stage.blocks)
     weights = sum(c.weights * count * p.weights_bytes for (p, c), count in zip(priced, uses, strict=True))
+    # Of one microbatch gradients have the precision of weights.
     return CopiedBytes(
-        to_host=activations + sum(c.gradients * p.host_sum_bytes for p, c in priced),
-        to_device=activations + weights,
+        to_host=activations + sum(c.gradients * p.weights_bytes for p, c in priced), to_device=activations + weights
     )
 
 
 def _per_step(priced: Priced, stage: OffloadStage) -> CopiedBytes:
-    """Beside M times :func:`_per_microbatch`, in which one gradient too many goes out."""
-    element = stage.element_bytes
-    own = [c.optimizer * block.owned for (_, c), block in zip(priced, stage.blocks, strict=True)]
-    sums = sum(c.gradients * p.host_sum_bytes for p, c in priced)
-    gathered = sum(
-        c.weights * p.weights_bytes * (block.ways > 1) for (p, c), block in zip(priced, stage.blocks, strict=True)
-    )
-    return CopiedBytes(
-        to_host=int(element.gradient * sum(own)) + gathered - sums,
-        to_device=int(element.weight * sum(own)) + sums,
-    )
+    """Beside M times :func:`_per_microbatch`."""
+    element, to_host, to_device = stage.element_bytes, 0.0, 0.0
+    for (p, c), block in zip(priced, stage.blocks, strict=True):
+        is_shared = block.ways > 1
+        to_host += element.gradient * block.owned * (c.optimizer and (is_shared or not c.gradients))
+        to_host += element.weight * (block.parameters - block.owned) * (c.weights and is_shared)
+        to_device += p.gradients_bytes * (c.gradients and is_shared)
+        to_device += element.weight * block.owned * (c.optimizer and (is_shared or not c.weights))
+    return CopiedBytes(to_host=int(to_host), to_device=int(to_device))

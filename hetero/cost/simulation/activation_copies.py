@@ -19,10 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hetero.cost.stage_memory import ACTIVATION_SLOTS, GRADIENT_SLOTS, WEIGHT_SLOTS
+from hetero.cost.stage_memory import ACTIVATION_SLOTS_EACH_WAY, GRADIENT_SLOTS, WEIGHT_SLOTS
 from hetero.schedule.actions import BACKWARD, FETCHES, Action, ActionKind
-
-_EACH_WAY = ACTIVATION_SLOTS // 2
 
 
 class BlockCopy(NamedTuple):
@@ -79,8 +77,8 @@ class ActivationCopies:
         self._used: deque[_Used] = deque([_Used(None, 0.0)] * WEIGHT_SLOTS, WEIGHT_SLOTS)
         self._added_s: deque[float] = deque([0.0] * GRADIENT_SLOTS, GRADIENT_SLOTS)
         # When the last blocks have left, and when the last that came were used up.
-        self._left_s: deque[float] = deque([0.0] * _EACH_WAY, _EACH_WAY)
-        self._used_up_s: deque[float] = deque([0.0] * _EACH_WAY, _EACH_WAY)
+        self._left_s: deque[float] = deque([0.0] * ACTIVATION_SLOTS_EACH_WAY, ACTIVATION_SLOTS_EACH_WAY)
+        self._used_up_s: deque[float] = deque([0.0] * ACTIVATION_SLOTS_EACH_WAY, ACTIVATION_SLOTS_EACH_WAY)
         self._there_s: dict[tuple[int, int], Sequence[float]] = {}
         self._over_s: dict[tuple[int, int], float] = {}
 

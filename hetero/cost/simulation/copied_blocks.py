@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
+from hetero.cost.offload.host_rates import HostLinks, host_links
 from hetero.cost.simulation.activation_copies import BlockCopy, StageCopies
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
-from hetero.cost.simulation.host_links import HostLinks, host_links
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.cost.stage_memory import blocks_on_host, fetched_weights, gradients_to_host
 from hetero.plan.ir import Stage

@@ -19,10 +19,8 @@ from dataclasses import dataclass
 
 from hetero.cost.gradient_volume import CountedBucket, buckets_of_one_rank
 from hetero.cost.network import Topology
-from hetero.cost.offload.host_resources import PREVIEW_FACTOR
-from hetero.cost.simulation.host_links import HostLinks, host_links
+from hetero.cost.offload.host_rates import HostRates, host_rates
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
-from hetero.errors import ConfigError
 from hetero.plan.offload import (
     gradients_on_host,
     hosts_update,
@@ -30,53 +28,10 @@ from hetero.plan.offload import (
     updates_on_host,
     weights_on_host,
 )
-from hetero.spec.cluster import NodeType
 
 Arrivals = Mapping[LaneKey, Mapping[float, float]]
 """By lane and position of a bucket, when the weights that the lane's hosts update are back, or on the host if they live
 there: seconds after the agreement on the norm."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRates(HostLinks):
-    """What one rank gets of its host while all ranks of the node ask for it.
-
-    update: parameters per second.
-    """
-
-    update: float
-
-    def update_s(self, elements: float) -> float:
-        """Seconds of a direct update."""
-        return elements / self.update
-
-    def preview_s(self, elements: float) -> float:
-        """Seconds of a preview, whose commit takes none."""
-        return PREVIEW_FACTOR * self.update_s(elements)
-
-
-def can_update(node_type: NodeType) -> bool:
-    """Whether the cluster file says all that :func:`host_rates` needs."""
-    host = node_type.host
-    return bool(host and host.updates and (host.to_host or host.memory_copy_gb_per_s))
-
-
-def host_rates(node_type: NodeType) -> HostRates:
-    """What a rank of such a node gets of its host.
-
-    Raises:
-        ConfigError: the cluster file does not say.
-    """
-    host, ranks = node_type.host, node_type.gpus_per_node
-    if host is None or not host.updates:
-        raise ConfigError(
-            f"node type {node_type.name!r}: the plan lets its hosts update, and the cluster file does not say how fast "
-            "they do; put the output of `hetero profile host` under its key host"
-        )
-    threads = max(rate.threads for rate in host.updates)
-    update = host.elements_per_s(threads=max(1, threads // ranks), ranks=ranks)
-    links = host_links(node_type)
-    return HostRates(links.copy_out, links.copy_in, links.sharing, links.added_bytes_per_s, update=update)
 
 
 @dataclass(frozen=True, slots=True)

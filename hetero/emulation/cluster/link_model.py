@@ -11,10 +11,9 @@ from itertools import pairwise
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Port, Topology, TransferCost, all_reduce_cost
+from hetero.cost.offload.host_rates import HostRates, host_links, host_rates
 from hetero.cost.simulation.activation_copies import BlockCopy
 from hetero.cost.simulation.copied_blocks import block_copies, copies_blocks
-from hetero.cost.simulation.host_links import host_links
-from hetero.cost.simulation.host_updates import HostRates, host_rates
 from hetero.distributed.timing import Collective, TransferDirection
 from hetero.emulation.cluster.shared_timetable import Occupation
 from hetero.plan.gradient_groups import Bucket, gradient_buckets

@@ -13,9 +13,8 @@ from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import device_memory, plan_memory
 from hetero.cost.network import Topology
+from hetero.cost.offload.host_rates import host_links, host_rates
 from hetero.cost.simulation.copied_blocks import copies_blocks
-from hetero.cost.simulation.host_links import host_links
-from hetero.cost.simulation.host_updates import host_rates
 from hetero.cost.simulation.simulated_plan import update_seconds
 from hetero.cost.stage_memory import memory_of_stage
 from hetero.distributed.rank_consensus import from_rank_0, on_all_ranks

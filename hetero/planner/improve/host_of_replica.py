@@ -9,10 +9,12 @@ from hetero.cost.gradient_volume import owned_parameters
 from hetero.cost.host_memory import host_memory_of_ranks
 from hetero.cost.offload.block_prices import OffloadQuestion
 from hetero.cost.offload.blocks import ElementBytes, OffloadStage, offload_blocks, other_bytes
+from hetero.cost.offload.host_rates import host_rates
 from hetero.cost.offload.host_resources import HostResources
-from hetero.cost.stage_memory import memory_of_stage
+from hetero.cost.stage_memory import memory_of_stage, summed_at_once
 from hetero.plan.communicators import gradient_communicators
 from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.offload import NOTHING_ON_HOST
 from hetero.planner.problem import Problem
 from hetero.units import GIB
 
@@ -53,7 +55,7 @@ class HostOfReplica:
 
     def _stage(self, s: int, fill_s: float, drain_s: float) -> OffloadStage:
         stage, problem = self.replica.stages[s], self.problem
-        kept = dataclasses.replace(stage, recompute="none", recompute_num_layers=None)
+        kept = dataclasses.replace(stage, recompute="none", recompute_num_layers=None, offload=NOTHING_ON_HOST)
         costs = problem.costs
         owned = owned_parameters(self.plan)
         parameters = costs.parameters_per_rank(
@@ -70,12 +72,15 @@ class HostOfReplica:
             num_gradient_groups=num_gradient_groups,
         )
         node_type = problem.node_type_of(stage.ranks[0])
+        blocks = offload_blocks(costs, StageConfig.of(kept), optimizer_ways=parameters / most if most else 1.0)
+        bucket_numel = summed_at_once(max(block.largest for block in blocks), costs)
         return OffloadStage(
-            blocks=offload_blocks(costs, StageConfig.of(kept), optimizer_ways=parameters / most if most else 1.0),
+            blocks=blocks,
             element_bytes=ElementBytes.of(costs),
             in_flight=stage.in_flight,
             capacity_bytes=node_type.memory_bytes,
             other_bytes=other_bytes(memory),
+            bucket_bytes=costs.gradient_bytes * min(parameters, bucket_numel) if num_gradient_groups else 0,
             allocator_slack=costs.runtime.allocator_slack,
             cards=self._cards(stage),
             fill_s=fill_s,
@@ -96,7 +101,6 @@ class HostOfReplica:
         """The part of a host that these of its ranks have while all others use theirs."""
         problem, node_type = self.problem, self.problem.node_type_of(ranks[0])
         described = problem.cluster.node_types[node_type.index]
-        assert described.host is not None
         assert described.usable_host_memory_gib is not None
         node = problem.cluster.node_of_rank(ranks[0])
         taken = sum(
@@ -104,7 +108,5 @@ class HostOfReplica:
             for rank, memory in host_memory_of_ranks(self.plan, problem.costs).items()
             if rank not in ranks and problem.cluster.node_of_rank(rank) == node
         )
-        whole = HostResources.of(
-            described.host, memory_bytes=max(0, int(described.usable_host_memory_gib * GIB) - taken)
-        )
-        return whole.part(len(ranks), of=node_type.gpus_per_node)
+        left_bytes = max(0, int(described.usable_host_memory_gib * GIB) - taken)
+        return HostResources.of_ranks(len(ranks), host_rates(described), memory_bytes=left_bytes)

@@ -83,7 +83,7 @@ def choose_offload(
     choices = _choices(host, solver)
     model.add(step_us <= shortest_us)
     beside = sum(stage.speculate + sum(block.recompute for block in stage.blocks) for stage in host.stages)
-    model.minimize(host.host_mib(question) + beside)
+    model.minimize(host.host_mib() + beside)
     _hint(model, host, solver)
     leaner = _solver(deadline, seed)
     if leaner.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):

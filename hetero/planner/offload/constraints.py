@@ -15,8 +15,7 @@ from itertools import pairwise
 from ortools.sat.python import cp_model
 
 from hetero.cost.offload.block_prices import OffloadQuestion
-from hetero.cost.offload.offloaded_step import GRADIENT_SLOTS, WEIGHT_SLOTS
-from hetero.cost.stage_memory import ACTIVATION_SLOTS
+from hetero.cost.stage_memory import ACTIVATION_SLOTS, GRADIENT_SLOTS, WEIGHT_SLOTS
 from hetero.planner.offload.variables import HostVars, StageVars, Whole, mib, us, us_of_credit
 from hetero.units import MIB
 
@@ -44,16 +43,19 @@ def slots_hold_the_largest_block(model: cp_model.CpModel, host: HostVars, questi
     """A slot is as large as the largest block that goes through it: slot >= bytes[j] if j is streamed."""
     for stage in host.stages:
         for block in stage.blocks:
-            model.add(stage.weights_slot >= mib(block.price.weights_bytes) * block.weights)
-            model.add(stage.gradients_slot >= mib(block.price.gradients_bytes) * block.gradients)
-            model.add(stage.activations_slot >= mib(block.price.slot_bytes) * block.activations)
-            again_bytes = (1 + stage.stage.allocator_slack) * block.price.slot_bytes
-            model.add(stage.again >= mib(again_bytes) * block.recompute)
+            price = block.price
+            model.add(stage.weights_slot >= mib(price.weights_slot_bytes) * block.weights)
+            model.add(stage.gradients_slot >= mib(price.gradients_slot_bytes) * block.gradients)
+            model.add(stage.largest_slot >= mib(price.largest_slot_bytes) * block.gradients)
+            model.add(stage.landing >= mib(price.host_landing_bytes) * block.gradients)
+            model.add(stage.activations_slot >= mib(price.activations_slot_bytes) * block.activations)
+            model.add(stage.again >= mib(price.activations_slot_bytes) * block.recompute)
+            model.add_implication(block.gradients, stage.sums)
 
 
 def devices_have_the_memory(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
     """What stays on a device, the slots and what is there anyway fit: sum_j [W (1 - w) + G (1 - g) + O (1 - o)
-    + N A (1 - a - r) + N A' r] + slots + A of the largest r + other <= capacity."""
+    + N A (1 - a - r) + N A' r] + slots + A of the largest r + bucket of any g + other <= capacity."""
     for stage in host.stages:
         held = sum(
             mib(b.price.weights_bytes) * (1 - b.weights)
@@ -63,16 +65,16 @@ def devices_have_the_memory(model: cp_model.CpModel, host: HostVars, question: O
             + mib(b.price.kept_again_bytes) * b.recompute
             for b in stage.blocks
         )
-        slots = WEIGHT_SLOTS * stage.weights_slot + GRADIENT_SLOTS * stage.gradients_slot
-        slots += ACTIVATION_SLOTS * stage.activations_slot
+        slots = WEIGHT_SLOTS * stage.weights_slot + GRADIENT_SLOTS * stage.gradients_slot + stage.largest_slot
+        slots += ACTIVATION_SLOTS * stage.activations_slot + mib(stage.stage.bucket_bytes) * stage.sums
         capacity_mib = stage.stage.capacity_bytes // MIB
         model.add(held + slots + stage.again + mib(stage.stage.other_bytes) <= capacity_mib)
 
 
 def host_has_the_memory(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
     """What all ranks have on the host fits: sum over ranks, over j [state o + preview (o and s) + sums g + W w + N A a]
-    + landing slots <= memory."""
-    model.add(host.host_mib(question) <= question.host.memory_bytes // MIB)
+    + landing of the largest g <= memory."""
+    model.add(host.host_mib() <= question.host.memory_bytes // MIB)
 
 
 def previews_hold_the_state_twice(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
@@ -108,8 +110,8 @@ def copies_fit_beside_a_forward(model: cp_model.CpModel, host: HostVars, questio
 
 
 def copies_fit_beside_a_backward(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
-    """A backward lasts as long as its computes, copies and the host's adding: backward >= sum (b + r), sum G_out g,
-    sum (W_in w + A_in a), sum add g; a step's last one has summed gradients coming in, and none going out."""
+    """A backward lasts as long as its computes, copies and the host's adding: backward >= sum (b + r),
+    sum (G_out + add) g, sum (W_in w + A_in a); a step's last one has summed gradients coming in besides."""
     for stage in host.stages:
         computes: Whole = us(sum(b.price.backward_s for b in stage.blocks))
         computes = computes + sum(us(b.price.recompute_s) * b.recompute for b in stage.blocks)
@@ -117,13 +119,12 @@ def copies_fit_beside_a_backward(model: cp_model.CpModel, host: HostVars, questi
             us(b.price.backward_weights_s) * b.weights + us(b.price.activations_in_s) * b.activations
             for b in stage.blocks
         )
+        added = sum((us(b.price.gradients_out_s) + us(b.price.add_s)) * b.gradients for b in stage.blocks)
         sums_in = sum(us(b.price.sums_in_s) * b.gradients for b in stage.blocks)
-        model.add(stage.backward >= computes)
-        model.add(stage.backward >= coming_in)
-        model.add(stage.backward >= sum(us(b.price.gradients_out_s) * b.gradients for b in stage.blocks))
-        model.add(stage.backward >= sum(us(b.price.add_s) * b.gradients for b in stage.blocks))
-        model.add(stage.last_backward >= computes)
-        model.add(stage.last_backward >= coming_in + sums_in)
+        for backward, all_in in ((stage.backward, coming_in), (stage.last_backward, coming_in + sums_in)):
+            model.add(backward >= computes)
+            model.add(backward >= added)
+            model.add(backward >= all_in)
 
 
 def activations_are_back_in_time(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
@@ -146,13 +147,9 @@ def period_lasts_as_long_as_each_stage(model: cp_model.CpModel, host: HostVars, 
         model.add(host.period >= stage.forward + stage.backward + stage.turn)
 
 
-def links_and_memory_are_shared(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
-    """In a period all cards behind a switch copy over its one link, and all ranks add in the host's memory: period >=
-    sum over cards of (A_out a + G_out g), of (A_in a + W_in w), and sum over ranks of add g."""
-    adds = []
-    for stage in host.stages:
-        adds.append(stage.stage.num_ranks * sum(us(b.price.add_s) * b.gradients for b in stage.blocks))
-    model.add(host.period >= sum(adds))
+def links_are_shared(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
+    """In a period all cards behind a switch copy over its one link: period >= sum over cards of (A_out a + G_out g),
+    and of (A_in a + W_in w)."""
     for switch in range(len(question.cards_behind)):
         cards = [stage.stage.cards[switch] for stage in host.stages]
         for copies in (_out, _in):
@@ -175,26 +172,33 @@ def _in(stage: StageVars) -> Whole:
 
 def gradients_arrive_one_by_one(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
     """The gradients that the host updates by follow one another, in the order of the backward: arrive_j >=
-    arrive_{j+1} + G_out o, and arrive_j >= -drain - sum_{i<j} (b_i + r_i) + G_out, if o_j."""
+    arrive_{j+1} + G_out o, and arrive_j >= -drain - sum_{i<j} (b_i + r_i) + G_out, if o_j; of what adds up there with
+    the adding."""
     for stage in host.stages:
         for block, behind in pairwise(stage.blocks):
-            model.add(block.arrive >= behind.arrive + us(block.price.update_out_s) * block.optimizer)
+            update_out, added_out = us(block.price.update_out_s), us(block.price.added_out_s)
+            out = update_out * block.optimizer + (added_out - update_out) * block.gradients
+            model.add(block.arrive >= behind.arrive + out)
         before_s = stage.stage.drain_s
         again_before: Whole = 0
         for block in stage.blocks:
             ready = -us_of_credit(before_s) - again_before
-            model.add(block.arrive >= ready + us(block.price.update_out_s)).only_enforce_if(block.optimizer)
+            out_s = us(block.price.update_out_s)
+            model.add(block.arrive >= ready + out_s).only_enforce_if(block.optimizer, block.gradients.negated())
+            model.add(block.arrive >= ready + us(block.price.added_out_s)).only_enforce_if(block.gradients)
             before_s += block.price.backward_s
             again_before = again_before + us_of_credit(block.price.recompute_s) * block.recompute
 
 
 def updates_start_when_they_may(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
-    """An update starts when its gradient is there, and without a preview when the norm is known: start_j >= arrive_j;
-    start_j >= nu, if not s."""
+    """An update starts when its gradient is there, and without a preview when the norm is known, for which the last
+    sums on the host have to be there: start_j >= arrive_j; start_j >= nu, if not s; nu >= norm, and >= norm + arrive_j,
+    if g_j."""
     for stage in host.stages:
         for block in stage.blocks:
             model.add(block.start >= block.arrive)
-            model.add(block.start >= us(question.norm_s)).only_enforce_if(stage.speculate.negated())
+            model.add(block.start >= stage.norm).only_enforce_if(stage.speculate.negated())
+            model.add(stage.norm >= us(question.norm_s) + block.arrive).only_enforce_if(block.gradients)
 
 
 def threads_share_the_updates(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
@@ -213,15 +217,18 @@ def threads_share_the_updates(model: cp_model.CpModel, host: HostVars, question:
 
 
 def weights_are_there_when_needed(model: cp_model.CpModel, host: HostVars, question: OffloadQuestion) -> None:
-    """The next step waits until no weight comes too late: wait >= start_j + worked_j - need_j and wait >= start_j +
-    sum_{i<=j} in_i - need_j, if o_j, with need_j = fill + sum_{i<j} f_i."""
+    """The next step waits until no weight comes too late: wait >= start_j + worked_j + fetch_j - need_j and wait >=
+    start_j + sum_{i<=j} in_i + fetch_j - need_j, if o_j, with need_j = fill + sum_{i<j} f_i; fetch_j of weights that
+    live on the host."""
     for stage in host.stages:
         need_s = stage.stage.fill_s
         copied: Whole = 0
         for block in stage.blocks:
-            copied = copied + us(block.price.update_in_s) * block.optimizer
+            update_in, kept_in = us(block.price.update_in_s), us(block.price.kept_in_s)
+            copied = copied + update_in * block.optimizer + (kept_in - update_in) * block.weights
+            fetched = us(block.price.forward_weights_s) * block.weights
             for taken in (block.worked, copied):
-                late = block.start + taken - us_of_credit(need_s)
+                late = block.start + taken + fetched - us_of_credit(need_s)
                 model.add(host.wait >= late).only_enforce_if(block.optimizer)
             need_s += block.price.forward_s
 
@@ -230,7 +237,7 @@ def devices_update_after_the_norm(model: cp_model.CpModel, host: HostVars, quest
     """The next step waits for the norm and for the devices' own updates: wait >= nu + sum u_device (1 - o) - fill."""
     for stage in host.stages:
         own = sum(us(b.price.device_update_s) * (1 - b.optimizer) for b in stage.blocks)
-        model.add(host.wait >= us(question.norm_s) + own - us_of_credit(stage.stage.fill_s))
+        model.add(host.wait >= stage.norm + own - us_of_credit(stage.stage.fill_s))
 
 
 CONSTRAINTS: tuple[OffloadConstraint, ...] = (
@@ -245,7 +252,7 @@ CONSTRAINTS: tuple[OffloadConstraint, ...] = (
     copies_fit_beside_a_backward,
     activations_are_back_in_time,
     period_lasts_as_long_as_each_stage,
-    links_and_memory_are_shared,
+    links_are_shared,
     gradients_arrive_one_by_one,
     updates_start_when_they_may,
     threads_share_the_updates,

@@ -63,6 +63,9 @@ class StageVars:
 
     threads: by number, whether each of its ranks has so many.
     weights_slot, gradients_slot, activations_slot, again: MiB of the largest block that is streamed or computed again.
+    largest_slot, landing: MiB of the gradient of the largest weight of these blocks, on the device and on the host.
+    sums: gradients of some block add up on the host.
+    norm: microseconds from the end of the last backward until the norm is known.
     forward, backward, turn: microseconds of a microbatch; first_forward and last_backward those of a step's ends.
     """
 
@@ -80,7 +83,10 @@ class StageVars:
         self.threads: Mapping[int, cp_model.IntVar] = {
             count: model.new_bool_var(f"threads_{index}_{count}") for count in counts
         }
-        largest_mib = max(mib(max(p.weights_bytes, p.gradients_bytes, p.slot_bytes)) for p in prices)
+        slots = [
+            (p.weights_slot_bytes, p.activations_slot_bytes, p.largest_slot_bytes, p.host_landing_bytes) for p in prices
+        ]
+        largest_mib = max(mib(max(sizes)) for sizes in slots)
 
         def size(name: str) -> cp_model.IntVar:
             return model.new_int_var(0, 2 * largest_mib, f"{name}_{index}")
@@ -90,6 +96,9 @@ class StageVars:
 
         self.weights_slot, self.gradients_slot = size("weights_slot"), size("gradients_slot")
         self.activations_slot, self.again = size("activations_slot"), size("again")
+        self.largest_slot, self.landing = size("largest_slot"), size("landing")
+        self.sums = model.new_bool_var(f"sums_{index}")
+        self.norm = model.new_int_var(us(question.norm_s), horizon_us, f"norm_{index}")
         self.forward, self.backward, self.turn = duration("forward"), duration("backward"), duration("turn")
         self.first_forward, self.last_backward = duration("first_forward"), duration("last_backward")
 
@@ -121,7 +130,8 @@ class HostVars:
             for block in stage.blocks:
                 chosen += block.chosen
                 follow += [block.previewed, block.arrive, block.start, block.worked]
-            follow += [stage.weights_slot, stage.gradients_slot, stage.activations_slot, stage.again]
+            follow += [stage.sums, stage.weights_slot, stage.gradients_slot, stage.activations_slot, stage.again]
+            follow += [stage.largest_slot, stage.landing, stage.norm]
             follow += [stage.forward, stage.backward, stage.turn, stage.first_forward, stage.last_backward]
         for variables in (chosen, [*follow, self.period, self.wait]):
             model.add_decision_strategy(variables, cp_model.CHOOSE_FIRST, cp_model.SELECT_MIN_VALUE)
@@ -131,15 +141,15 @@ class HostVars:
         ends = sum(stage.first_forward + stage.last_backward + stage.turn for stage in self.stages)
         return us(question.rest_s) + ends + (question.num_microbatches - 1) * self.period + self.wait
 
-    def host_mib(self, question: OffloadQuestion) -> Whole:
+    def host_mib(self) -> Whole:
         """MiB of the host's memory that all ranks take."""
         total: Whole = 0
         for stage in self.stages:
-            total = total + stage.stage.num_ranks * _host_mib(stage, question)
+            total = total + stage.stage.num_ranks * _host_mib(stage)
         return total
 
 
-def _host_mib(stage: StageVars, question: OffloadQuestion) -> Whole:
+def _host_mib(stage: StageVars) -> Whole:
     terms: list[cp_model.LinearExpr] = []
     for b in stage.blocks:
         terms += [
@@ -149,8 +159,7 @@ def _host_mib(stage: StageVars, question: OffloadQuestion) -> Whole:
             mib(b.price.host_weights_bytes) * b.weights,
             mib(b.price.host_activations_bytes) * b.activations,
         ]
-    landing = 2 * stage.gradients_slot if question.num_microbatches > 2 else 0
-    return sum(terms) + landing
+    return sum(terms) + stage.landing
 
 
 def _horizon_us(question: OffloadQuestion) -> int:
@@ -163,7 +172,9 @@ def _horizon_us(question: OffloadQuestion) -> int:
             weights_s = p.forward_weights_s + p.backward_weights_s + p.gathered_out_s
             gradients_s = p.gradients_out_s + p.sums_in_s + p.add_s
             activations_s = p.activations_out_s + p.activations_in_s
-            updates_s = p.update_out_s + p.update_in_s + question.host.preview_factor * p.update_thread_s
+            updates_s = (
+                p.update_out_s + p.added_out_s + p.update_in_s + question.host.preview_factor * p.update_thread_s
+            )
             copies_s = stage.num_ranks * (weights_s + gradients_s + activations_s)
             total += computes_s + copies_s + updates_s
     # Rounding adds less than a microsecond to each of some tens of terms per block.

@@ -9,7 +9,7 @@ ends with nothing says whether its time ran out.
 import math
 from collections.abc import Mapping, Sequence
 
-from hetero.cost.simulation.host_updates import can_update
+from hetero.cost.offload.host_rates import can_update
 from hetero.errors import ConfigError, PlanError
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
@@ -71,7 +71,7 @@ def check_model_fits(problem: Problem, deadline: Deadline | None = None) -> None
         OutOfTime: nobody knows by the end of ``deadline``.
     """
     stage_options = StageOptionTable(
-        problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices, hosts=problem.offloads
+        problem, num_gradient_groups=0, optimizer_ways=problem.cluster.num_devices, hosts=problem.most_on_host
     )
     packed = LeastMemoryPipeline(problem, stage_options, deadline)
     total, num_layers = packed.most_layers(), problem.model.num_layers

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.cost.offload.host_resources import PREVIEW_FACTOR
+from hetero.cost.offload.host_rates import PREVIEW_FACTOR
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.errors import ConfigError
 from hetero.plan.ir import GradientSyncPlan, Plan

@@ -18,10 +18,12 @@ from hetero.cost.offload.blocks import (
     offload_blocks,
     other_bytes,
 )
+from hetero.cost.offload.host_rates import host_rates
 from hetero.cost.offload.host_resources import HostResources
 from hetero.cost.offload.offloaded_step import OffloadedStage, offloaded_step
 from hetero.cost.stage_memory import stage_memory
 from hetero.errors import ConfigError
+from hetero.spec.cluster import NodeType
 from hetero.spec.host import HostProfile, UpdateRate
 from hetero.spec.link import Link
 from tests.helpers.models import gpt2_model
@@ -31,6 +33,7 @@ BF16 = ElementBytes(weight=2, gradient=4, device_state=12, host_state=12)
 LAYER = OffloadBlock(
     kind="block",
     parameters=10**6,
+    largest=4 * 10**5,
     saved_bytes=5 * 10**6,
     recomputed_bytes=10**6,
     forward_s=0.010,
@@ -44,7 +47,7 @@ HOST = HostResources(
     elements_per_s=4e8,
     to_device=Link(bandwidth_gb_per_s=1.0, latency_us=0),
     to_host=Link(bandwidth_gb_per_s=2.0, latency_us=0),
-    copied_bytes_per_s=6e9,
+    added_bytes_per_s=4e9,
     preview_factor=2.0,
     stages_checkpoints=False,
 )
@@ -109,8 +112,11 @@ def test_bytes_of_a_device() -> None:
     four = (LAYER,) * 4
     assert priced((KEPT,) * 4, blocks=four).device_bytes == 4 * kept * 10**6
     assert priced((OPTIMIZER,) * 4, blocks=four).device_bytes == 4 * (kept - 12) * 10**6
-    assert priced((GRADIENTS,) * 4, blocks=four).device_bytes == (4 * (kept - 16) + 2 * 4) * 10**6
-    assert priced((WEIGHTS,) * 4, blocks=four).device_bytes == (4 * 2 * 5 + 2 * 4 + 2 * 2) * 10**6
+    assert priced((GRADIENTS,) * 4, blocks=four).device_bytes == (4 * (kept - 16) + 2 * 2 + 0.8) * 10**6
+    summed = priced((GRADIENTS,) * 4, blocks=four, bucket_bytes=10**6)
+    assert summed.device_bytes == (4 * (kept - 16) + 2 * 2 + 0.8 + 1) * 10**6
+    assert priced((KEPT,) * 4, blocks=four, bucket_bytes=10**6).device_bytes == 4 * kept * 10**6
+    assert priced((WEIGHTS,) * 4, blocks=four).device_bytes == (4 * 2 * 5 + 2 * 2 + 0.8 + 2 * 2) * 10**6
     assert priced((ACTIVATIONS,) * 4, blocks=four).device_bytes == (4 * (kept - 10) + 4 * 5) * 10**6
     assert priced((RECOMPUTE,) * 4, blocks=four).device_bytes == (4 * (kept - 2 * 4) + 5) * 10**6
 
@@ -125,10 +131,9 @@ def test_bytes_of_a_host() -> None:
     assert host_mb(KEPT) == 0
     assert host_mb(OPTIMIZER) == (12 + 4 + 2) / 2
     assert host_mb(OPTIMIZER, speculate=True) == (12 + 12 + 4 + 2) / 2
-    assert host_mb(GRADIENTS) == 9 + 4 + 2 * 4
-    assert host_mb(GRADIENTS, microbatches=2) == 9 + 4
-    assert host_mb(GRADIENTS, microbatches=1) == 9
-    assert host_mb(WEIGHTS) == 9 + 12 + 2
+    assert host_mb(GRADIENTS) == 6 + 4 + 1 + 1.6
+    assert host_mb(GRADIENTS, microbatches=1) == host_mb(GRADIENTS)
+    assert host_mb(WEIGHTS) == 6 + 4 + 2 + 1.6
     assert host_mb(ACTIVATIONS) == 2 * 5
     assert host_mb(ACTIVATIONS, microbatches=1) == 5
     staged = dataclasses.replace(HOST, stages_checkpoints=True)
@@ -136,22 +141,20 @@ def test_bytes_of_a_host() -> None:
     assert host_mb(OPTIMIZER, host=staged) == (12 + 12 + 4 + 2) / 2
 
 
-def test_one_microbatch_sums_up_nothing() -> None:
-    one, two = priced((GRADIENTS,), microbatches=1), priced((GRADIENTS,), microbatches=2)
-    assert one.per_microbatch.to_host == one.per_step.to_device - 2 * 10**6 == 0
-    assert one.per_step.to_host == 4 * 10**6
-    assert two.per_microbatch.to_host == 4 * 10**6
-    # In the second microbatch no gradient goes out; the sum comes in.
-    assert two.per_step.to_host == 4 * 10**6 - 4 * 10**6
-    assert two.per_step.to_device == 4 * 10**6 + 2 * 10**6
+def test_what_one_rank_holds_alone_is_updated_where_it_is() -> None:
+    """A microbatch's gradients go out in the precision of weights; of a step nothing comes or goes beside."""
+    found = priced((WEIGHTS, GRADIENTS))
+    assert (found.per_microbatch.to_host, found.per_microbatch.to_device) == (2 * 2 * 10**6, 2 * 2 * 10**6)
+    assert (found.per_step.to_host, found.per_step.to_device) == (0, 2 * 10**6)
 
 
-def test_streamed_weights_of_several_owners_go_out_again() -> None:
+def test_what_several_own_is_summed_and_gathered_on_the_devices() -> None:
     half = dataclasses.replace(LAYER, ways=2.0)
     found = priced((WEIGHTS,), blocks=(half,))
     assert found.per_microbatch.to_device == 2 * 2 * 10**6
-    assert found.per_step.to_host == (2 + 2) * 10**6 - 4 * 10**6
-    assert found.per_step.to_device == 1 * 10**6 + 4 * 10**6
+    # The rank's part of the sums goes out, and what the other one has updated; all sums come in, and its own weights.
+    assert found.per_step.to_host == (2 + 1) * 10**6
+    assert found.per_step.to_device == (4 + 1) * 10**6
 
 
 def test_an_embedding_is_streamed_for_its_forward_alone() -> None:
@@ -170,8 +173,8 @@ def test_copies_fit_beside_a_pass_or_it_takes_longer() -> None:
     assert found.backward_s == pytest.approx(0.080)
     assert found.turn_s == 0
     # Beside the whole period of 60 ms they would seem to fit: 40 ms out, 80 in.
-    slow_sum = dataclasses.replace(HOST, copied_bytes_per_s=2e8)
-    assert priced((GRADIENTS,), host=slow_sum).backward_s == pytest.approx(1.5 * 4e6 / 2e8)
+    slow_sum = dataclasses.replace(HOST, added_bytes_per_s=1e8)
+    assert priced((GRADIENTS,), host=slow_sum).backward_s == pytest.approx(0.001 + 4e6 / 1e8)
 
 
 def test_activations_of_one_microbatch_in_flight_have_no_time_in_the_last_block() -> None:
@@ -202,6 +205,17 @@ def test_previews_run_beside_the_last_backward() -> None:
     assert after.wait_s == pytest.approx(0.005 + 0.0025)
     assert beside.wait_s == pytest.approx(0.002 + 0.005)
     assert priced((OPTIMIZER,) * 3, norm_s=0.005, drain_s=0.3, speculate=True).wait_s == pytest.approx(0.005)
+
+
+def test_the_norm_waits_for_sums_on_the_host() -> None:
+    """The first block's gradients are there 1 ms of the copy and 1 of the adding after the backward; its update takes
+    2.5 ms, and its weights 2 ms: to the device, or from where they live to the first forward."""
+    found = priced((GRADIENTS,) * 3, norm_s=0.1)
+    assert found.wait_s == pytest.approx(0.1 + 0.002 + 0.0025)
+    assert priced((WEIGHTS,) * 3, norm_s=0.1).wait_s == pytest.approx(0.1 + 0.002 + 0.0025 + 0.002)
+    kept_last = priced((KEPT, GRADIENTS, GRADIENTS), norm_s=0.1)
+    # They are long there: what is left is the update of the block that stays.
+    assert kept_last.wait_s == pytest.approx(0.1 + 0.001)
 
 
 def test_what_recomputes_has_its_gradients_earlier_before_the_end() -> None:
@@ -272,35 +286,22 @@ def described_host(**changes: Any) -> HostProfile:
     return HostProfile(source="a test", memory_gib=64, **fields)
 
 
-def test_a_card_has_its_share_of_a_host() -> None:
-    whole = HostResources.of(described_host(), memory_bytes=64 * 10**9)
-    part = whole.share(cards=4, cards_per_switch=2)
-    assert (whole.threads, part.threads) == (8, 2)
-    assert part.memory_bytes == 16 * 10**9
-    assert part.elements_per_s == 1e9 / 4
-    # A thread is as fast as before, and one card more copies over the link.
-    assert part.update_thread_s(10**6) == whole.update_thread_s(10**6) == pytest.approx(0.008)
-    assert part.copy_s(part.to_host, 10**9) == pytest.approx(10e-6 + 0.1)
-    assert whole.copy_s(whole.to_host, 10**9) == pytest.approx(10e-6 + 0.05)
-    with pytest.raises(ConfigError, match="8 threads for updates of 9 ranks"):
-        whole.share(cards=9, cards_per_switch=1)
+def described_node(**changes: Any) -> NodeType:
+    link = Link(bandwidth_gb_per_s=12.0, latency_us=20.0)
+    return NodeType(name="desk", device="A100-40", gpus_per_node=4, inside_node=link, host=described_host(**changes))
 
 
-def test_what_is_missing_of_a_host_is_named() -> None:
-    with pytest.raises(ConfigError, match="it has no updates, which offload is priced by; measure it with"):
-        HostResources.of(described_host(updates=()), memory_bytes=1)
-    with pytest.raises(ConfigError, match="it has neither to_host and to_device nor memory_copy_gb_per_s, which"):
-        HostResources.of(described_host(memory_copy_gb_per_s=None, to_device=None, to_host=None), memory_bytes=1)
-
-
-def test_a_host_without_devices_copies_inside_its_memory() -> None:
-    host = HostResources.of(described_host(to_device=None, to_host=None), memory_bytes=1)
-    assert host.copy_s(host.to_host, 10**9) == pytest.approx(10**9 / host.copied_bytes_per_s)
-
-
-def test_sums_that_nobody_measured_are_as_fast_as_copies() -> None:
-    host = HostResources.of(described_host(memory_copy_gb_per_s=None), memory_bytes=1)
-    assert host.add_s(10**9) == pytest.approx(1.5 * 10**9 / host.to_host.bytes_per_s(10**9))
+def test_some_ranks_have_what_each_of_all_gets() -> None:
+    rates = host_rates(described_node(gpus_per_switch=2))
+    part = HostResources.of_ranks(3, rates, memory_bytes=1)
+    assert (rates.threads, part.threads) == (2, 6)
+    assert part.elements_per_s == pytest.approx(0.75 * 1e9)
+    # Of six threads one takes as long as one of the two that a rank has.
+    assert part.update_thread_s(10**6) / 2 == pytest.approx(rates.update_s(10**6)) == pytest.approx(0.004)
+    assert part.sum_s(10**9) == rates.sum_s(10**9) == pytest.approx(1.5 * 4 / 30)
+    # The ranks behind a switch are in the question, and share its link there.
+    assert part.copy_s(part.to_host, 10**9) == pytest.approx(10e-6 + 0.05)
+    assert rates.out_s(10**9) == pytest.approx(10e-6 + 0.1)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Block:
 
     kind: ModuleKind
     parameters: int
+    largest: int
     ways: int
     saved: int
     again: int | None
@@ -57,6 +58,7 @@ class Stage:
     in_flight: int
     capacity: int
     other: int
+    bucket: int
     cards: tuple[int, ...]
     fill: int
     drain: int
@@ -64,7 +66,8 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question in whole units: link and adding in us per MiB, updates in us of a thread per 2^20 parameters."""
+    """A question in whole units: links and the adding of a rank in us per MiB, updates in us of a thread per 2^20
+    parameters."""
 
     stages: tuple[Stage, ...]
     memory: int
@@ -93,7 +96,7 @@ class Question:
                 elements_per_s=self.threads * MIB * US_PER_S / self.update,
                 to_device=link(self.into),
                 to_host=link(self.out),
-                copied_bytes_per_s=1.5 * MIB * US_PER_S / self.add,
+                added_bytes_per_s=MIB * US_PER_S / self.add,
                 preview_factor=PREVIEW,
             ),
             num_microbatches=self.microbatches,
@@ -109,6 +112,7 @@ def _described(stage: Stage) -> OffloadStage:
             OffloadBlock(
                 kind=b.kind,
                 parameters=b.parameters * MIB,
+                largest=b.largest * MIB,
                 ways=b.ways,
                 saved_bytes=b.saved * MIB,
                 recomputed_bytes=None if b.again is None else b.again * MIB,
@@ -125,6 +129,7 @@ def _described(stage: Stage) -> OffloadStage:
         in_flight=stage.in_flight,
         capacity_bytes=stage.capacity * MIB,
         other_bytes=stage.other * MIB,
+        bucket_bytes=stage.bucket * MIB,
         cards=stage.cards,
         fill_s=stage.fill / US_PER_S,
         drain_s=stage.drain / US_PER_S,
@@ -141,7 +146,6 @@ class Costs:
     period: Ints
     out: Ints
     into: Ints
-    add: Ints
     wait: Ints
 
     def of(self, chosen: Ints) -> "Costs":
@@ -165,7 +169,7 @@ def costs(question: Question, index: int, choices: Ints, speculate: Ints, thread
 
     blocks = stage.blocks
     own = each(b.parameters // b.ways for b in blocks)
-    parameters = each(b.parameters for b in blocks)
+    parameters, largest = each(b.parameters for b in blocks), each(b.largest for b in blocks)
     saved, again = each(b.saved for b in blocks), each(b.again or 0 for b in blocks)
     f, b, rs = each(b.forward for b in blocks), each(b.backward for b in blocks), each(b.recompute for b in blocks)
     reads_f, reads_b = each(b.reads[0] for b in blocks), each(b.reads[1] for b in blocks)
@@ -173,16 +177,17 @@ def costs(question: Question, index: int, choices: Ints, speculate: Ints, thread
 
     device = stage.other + (2 * parameters * (1 - w) + 4 * parameters * (1 - g) + 12 * own * (1 - o)).sum(-1)
     device = device + (n * saved * (1 - a - r) + n * again * r).sum(-1) + (saved * r).max(-1)
-    device = device + 2 * (2 * parameters * w).max(-1) + 2 * (4 * parameters * g).max(-1) + 4 * (saved * a).max(-1)
-    host = ((30 + 12 * speculate[:, None]) * own * o + 2 * parameters * w + n * saved * a).sum(-1)
-    host = host + (m > 1) * (4 * parameters * g).sum(-1) + 2 * (m > 2) * (4 * parameters * g).max(-1)
+    device = device + 2 * (2 * parameters * w).max(-1) + 2 * (2 * parameters * g).max(-1) + 4 * (saved * a).max(-1)
+    device = device + (2 * largest * g).max(-1) + stage.bucket * g.max(-1)
+    host = ((30 + 12 * speculate[:, None]) * own * o + n * saved * a).sum(-1) + (4 * largest * g).max(-1)
+    host = host + (2 * (parameters - own) * w + 4 * (parameters - own) * g).sum(-1)
 
     weights_in = copied(2 * parameters, question.into)
     a_out, a_in = copied(saved, question.out) * a, copied(saved, question.into) * a
-    g_out = (m > 1) * copied(4 * parameters, question.out) * g
-    g_sum = (m > 1) * copied(4 * parameters, question.into) * g
-    adds = ((m > 2) * question.add * 4 * parameters * g).sum(-1)
-    w_gathered = shared * copied(2 * parameters, question.out) * w
+    g_out = copied(2 * parameters, question.out) * g
+    g_sum = shared * copied(4 * parameters, question.into) * g
+    adds = (g_out + question.add * 4 * parameters * g).sum(-1)
+    w_gathered = shared * copied(2 * (parameters - own), question.out) * w
     w_forward, w_backward = reads_f * weights_in * w, reads_b * weights_in * w
     coming = (w_backward + a_in).sum(-1)
     backward_of = b + rs * r
@@ -193,11 +198,11 @@ def costs(question: Question, index: int, choices: Ints, speculate: Ints, thread
         late = late - (f[j + 1 :].sum() + backward_of[:, j + 1 :].sum(-1))
         turn = np.maximum(turn, np.where(a[:, j] == 1, late, 0))
     forward = np.maximum(computes[0], np.maximum(a_out.sum(-1), w_forward.sum(-1)))
-    backward = np.maximum.reduce([computes[1], g_out.sum(-1), coming, adds])
+    backward = np.maximum.reduce([computes[1], coming, adds])
     first = np.maximum(computes[0], np.maximum((a_out + w_gathered).sum(-1), w_forward.sum(-1)))
-    last = np.maximum(computes[1], coming + g_sum.sum(-1))
+    last = np.maximum.reduce([computes[1], coming + g_sum.sum(-1), adds])
 
-    wait = _wait(question, stage, (o, backward_of), speculate, threads)
+    wait = _wait(question, stage, (o, g, w, backward_of), speculate, threads)
     return Costs(
         device=device,
         host=host,
@@ -205,39 +210,51 @@ def costs(question: Question, index: int, choices: Ints, speculate: Ints, thread
         period=forward + backward + turn,
         out=(a_out + g_out).sum(-1),
         into=(a_in + w_forward + w_backward).sum(-1),
-        add=adds,
         wait=wait,
     )
 
 
-def _wait(question: Question, stage: Stage, chosen: tuple[Ints, Ints], speculate: Ints, threads: int) -> Ints:
+def _wait(
+    question: Question, stage: Stage, chosen: tuple[Ints, Ints, Ints, Ints], speculate: Ints, threads: int
+) -> Ints:
     """Microseconds by which the next step begins later.
 
-    chosen: whether the optimizer is on the host, and the time of the backward, of each choice and block.
+    chosen: whether the optimizer, gradients and weights are on the host, and the time of the backward, of each choice
+        and block.
     """
-    o, backward_of = chosen
+    o, g, w, backward_of = chosen
     blocks = stage.blocks
     own = [block.parameters // block.ways for block in blocks]
     f = np.array([block.forward for block in blocks], dtype=np.int64)
     updates = np.array([block.update for block in blocks], dtype=np.int64)
     behind = [sum(other.cards[switch] for other in question.stages) for switch in range(len(stage.cards))]
     cards = max(total for total, mine in zip(behind, stage.cards, strict=True) if mine)
-    wait = question.norm + (updates * (1 - o)).sum(-1) - stage.fill
     arrive = np.full(len(o), -(10**12), dtype=np.int64)
     arrives = []
     for j in reversed(range(len(blocks))):
         ready = -stage.drain - backward_of[:, :j].sum(-1)
-        there = np.maximum(arrive, ready) + question.latency + question.out * cards * 4 * own[j]
+        own_out = question.latency + question.out * cards * 4 * own[j]
+        whole = blocks[j].parameters
+        added = question.latency + (question.out * 2 + question.add * 4) * whole
+        added += (question.latency + question.into * 4 * whole + own_out) * (blocks[j].ways > 1)
+        there = np.maximum(arrive, ready) + np.where(g[:, j] == 1, added, own_out)
         arrive = np.where(o[:, j] == 1, there, arrive)
         arrives.append(arrive)
+    norm = np.zeros(len(o), dtype=np.int64)
+    for j, arrive in enumerate(reversed(arrives)):
+        norm = np.maximum(norm, arrive * g[:, j])
+    norm = norm + question.norm
+    wait = norm + (updates * (1 - o)).sum(-1) - stage.fill
     updated = np.zeros(len(o))
     received = np.zeros(len(o), dtype=np.int64)
     for j, arrive in enumerate(reversed(arrives)):
         updated = updated + np.where(speculate, PREVIEW, 1) * question.update * own[j] * o[:, j] / threads
-        received = received + (question.latency + question.into * cards * 2 * own[j]) * o[:, j]
-        start = np.where(speculate == 1, arrive, np.maximum(question.norm, arrive))
+        comes = o[:, j] * (1 - w[:, j] * (blocks[j].ways == 1))
+        received = received + (question.latency + question.into * cards * 2 * own[j]) * comes
+        start = np.where(speculate == 1, arrive, np.maximum(norm, arrive))
         worked = np.ceil(updated - 1e-6).astype(np.int64)
-        late = start + np.maximum(worked, received) - stage.fill - f[:j].sum()
+        fetch = blocks[j].reads[0] * (question.latency + question.into * 2 * blocks[j].parameters) * w[:, j]
+        late = start + np.maximum(worked, received) + fetch - stage.fill - f[:j].sum()
         wait = np.where(o[:, j] == 1, np.maximum(wait, late), wait)
     return wait
 
@@ -248,12 +265,10 @@ def step(question: Question, of_stages: Sequence[Costs]) -> tuple[Ints, Ints]:
     wait: Ints = np.array(0)
     ends: Ints = np.array(question.rest)
     host: Ints = np.array(0)
-    adds: Ints = np.array(0)
     for stage, found in zip(question.stages, of_stages, strict=True):
         ranks = sum(stage.cards)
         period, wait, ends = np.maximum(period, found.period), np.maximum(wait, found.wait), ends + found.ends
-        host, adds = host + ranks * found.host, adds + ranks * found.add
-    period = np.maximum(period, adds)
+        host = host + ranks * found.host
     for switch in range(len(question.stages[0].cards)):
         for name in ("out", "into"):
             copied: Ints = np.array(0)
@@ -342,7 +357,6 @@ def any_below(question: Question, limit: int) -> bool:
             period=np.maximum(of_weights.period, alone.period),
             out=of_weights.out + alone.out,
             into=of_weights.into + alone.into,
-            add=of_weights.add,
             wait=of_weights.wait,
         )
         steps, host = step(question, [together])
@@ -387,7 +401,7 @@ def _undominated(question: Question, index: int, threads: int) -> Costs:
     choices, speculate = every_choice(question.stages[index])
     found = costs(question, index, choices, speculate, threads)
     found = found.of(np.flatnonzero(found.device <= question.stages[index].capacity))
-    names = ("host", "ends", "period", "out", "into", "add", "wait")
+    names = ("host", "ends", "period", "out", "into", "wait")
     rows = np.unique(np.stack([getattr(found, name) for name in names], axis=-1), axis=0)
     best = [
         number
@@ -416,6 +430,7 @@ def random_stage(draw: random.Random, *, blocks: int, cards: tuple[int, ...], al
         in_flight=draw.randint(1, 4),
         capacity=0,
         other=draw.randint(0, 100),
+        bucket=draw.choice((0, 160)) if ways > 1 else 0,
         cards=cards,
         fill=draw.choice((0, draw.randint(0, 400_000))),
         drain=draw.choice((0, draw.randint(0, 800_000))),
@@ -429,6 +444,7 @@ def _random_block(draw: random.Random, kind: ModuleKind, ways: int) -> Block:
     return Block(
         kind=kind,
         parameters=parameters,
+        largest=parameters // draw.choice((1, 2, 4)),
         ways=ways,
         saved=saved,
         again=draw.randint(1, 1 + saved // 8) if kind == "block" else None,
@@ -457,7 +473,7 @@ def random_question(draw: random.Random, blocks: Sequence[int], *, alike: bool =
         out=draw.choice((into, into - 5)),
         into=into,
         latency=draw.choice((0, 10)),
-        add=draw.choice((2, 20, 60)),
+        add=draw.choice((1, 10, 40)),
         update=draw.choice((120, 600, 2400, 6000)),
         microbatches=draw.choice((1, 2, 4, 8, 16)),
         norm=draw.choice((0, 500)),

@@ -193,6 +193,7 @@ def test_rounding_is_against_the_choice() -> None:
                         replace(
                             each,
                             parameters=each.parameters - 12345,
+                            largest=each.largest - 1234,
                             saved_bytes=each.saved_bytes - 6789 * (each.saved_bytes > 0),
                             forward_s=each.forward_s * 0.987654321,
                             backward_s=each.backward_s * 1.0123456789,
