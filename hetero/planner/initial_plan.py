@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.plan.ir import Plan
+from hetero.plan.offload import OnHost
 from hetero.planner.cover.cover import Copies, Cover, CoverScore, divide_batch, score_cover
 from hetero.planner.cover.expand import expand
 from hetero.planner.cover.sync_tiers import SyncTiers
@@ -64,8 +65,8 @@ def initial_plans(
         if best is not None and enough.is_over():
             break
         best = better_of(best, _score_within_budget(plan, problem, deadline), problem)
-    for hosts in (False, True)[: 1 + problem.offloads]:
-        if best is None:
+    for hosts in OnHost:
+        if best is None and hosts <= problem.most_on_host:
             table = StageOptionTable(problem, num_gradient_groups=0, hosts=hosts)
             smallest = LeastMemoryPipeline(problem, table, deadline.at_least(FITTING_S)).plan()
             best = _score_within_budget(smallest, problem, deadline) if smallest is not None else None

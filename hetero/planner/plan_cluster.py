@@ -37,7 +37,7 @@ from hetero.planner.scoring import (
     Shortlist,
     better_of,
     goal_value,
-    memory_is_short,
+    left_to_hosts,
 )
 from hetero.planner.time_shares import TimeShare
 
@@ -129,7 +129,7 @@ def plan_cluster(
     shapes = TimeShare.PUBLISHED_SHAPES.of(deadline)
     published = published_shape(problem, stage_options, shapes, beside=first.best)
     initial = better_of(first.best, published, problem)
-    hosts = problem.offloads and memory_is_short(initial)
+    hosts = left_to_hosts(initial, problem)
     for num_gradient_groups in GRADIENT_GROUPS:
         stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts)
         # As long as there is nothing to improve, all of the time is for finding a plan.

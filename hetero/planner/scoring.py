@@ -17,7 +17,7 @@ from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.errors import ConfigError, PlanError, PlanMemoryError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan, Recompute, Replica, StageKey
-from hetero.plan.offload import NOTHING_ON_HOST
+from hetero.plan.offload import NOTHING_ON_HOST, OnHost
 from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
@@ -237,6 +237,16 @@ def memory_is_short(best: ScoredPlan | None) -> bool:
     return best is None or any(
         stage.recompute != "none" or stage.offload != NOTHING_ON_HOST for _, _, stage in best.plan.stages()
     )
+
+
+def left_to_hosts(best: ScoredPlan | None, problem: Problem) -> OnHost:
+    """The most that stages of the search leave to hosts: nothing where memory is not short; gradients and weights only
+    where nothing fits without, since they are copied in every microbatch. A heuristic: in a plan that fits, how much of
+    them leaves is settled stage by stage, for the layers that its stages have."""
+    if not (problem.offloads and memory_is_short(best)):
+        return OnHost.NOTHING
+    streams = best is None or any(stage.offload.gradients_from is not None for _, _, stage in best.plan.stages())
+    return problem.most_on_host if streams else OnHost.OPTIMIZER
 
 
 def goal_value(candidate: ScoredPlan, problem: Problem) -> float:

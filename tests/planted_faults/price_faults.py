@@ -142,8 +142,8 @@ PRICE_FAULTS = (
         name="hosts are left a block more than was chosen",
         kind="offset",
         file="hetero/planner/improve/stage_residency.py",
-        find="optimizer_from=self.positions[self.kept] if updates else None",
-        replace="optimizer_from=self.positions[max(0, self.kept - 1)] if updates else None",
+        find="optimizer_from=first(self.optimizer)",
+        replace="optimizer_from=first(max(0, self.optimizer - 1))",
         hints=("tests/unit/planner/test_stage_residency.py",),
     ),
     Fault(

@@ -49,7 +49,7 @@ PASSES = (
     ),
     ImprovementPass(
         name="residency",
-        changes="where memory is short: layers computed again, updates and activations on hosts, previews",
+        changes="where memory is short: layers computed again, what is left to hosts, previews",
         share=0.25,
         improve=choose_residency,
     ),

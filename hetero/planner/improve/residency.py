@@ -1,8 +1,9 @@
-"""Chooses for finished plans what is kept on devices: activations, and whose updates hosts make.
+"""Chooses for finished plans what is kept on devices: activations, optimizer state, gradients and weights.
 
-A stage of the search leaves all of its optimizer's state to its host or nothing, and computes all of its layers again
-or none. Here CP-SAT (:mod:`hetero.planner.offload`) chooses by position instead, host by host: which first layers are
-computed again, which first activations go to the host, from where on the host updates, and whether it previews. Its
+A stage of the search leaves all of its optimizer's state to its host or nothing, gradients and weights likewise, and
+computes all of its layers again or none. Here CP-SAT (:mod:`hetero.planner.offload`) chooses by position instead, host
+by host: which first layers are computed again, which first activations go to the host, from where on the host updates,
+adds up gradients and has the weights, and whether it previews. Its
 formula is a guide; the simulator says what a plan takes, and so the same choice is also looked at with and without
 previews, for each host alone, and with a layer more or less of each.
 """
@@ -18,7 +19,7 @@ from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.host_of_replica import HostOfReplica
 from hetero.planner.improve.local_search import with_alike_changed
-from hetero.planner.improve.stage_residency import StageResidency
+from hetero.planner.improve.stage_residency import BlockMoves, StageResidency
 from hetero.planner.offload.choose import choose_offload
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, is_better, memory_is_short, score_plan
@@ -29,17 +30,32 @@ MOST_STARTS = 3
 MOST_ROUNDS = 3
 """What one host has changes what is best on the next one; so often all are asked at most. A heuristic."""
 
-CHOICES = BlockChoice(optimizer=True, recompute=True), BlockChoice(optimizer=True, activations=True, recompute=True)
-"""What of a block is chosen, of what the runtime can execute: at first without activations, which are slow to simulate
-and often late though they are in time by the formula."""
-
-CHANGES = (
-    *((-1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, -1)),
-    *((1, 1, 0), (2, 1, 0), (-1, -1, 0), (-2, -1, 0)),
-    *((-1, 0, 1), (1, 0, -1), (0, 1, 1), (0, -1, -1)),
+CHOICES = (
+    BlockChoice(optimizer=True, recompute=True),
+    BlockChoice(optimizer=True, activations=True, recompute=True),
 )
-"""Blocks more that are computed again, whose updates stay on the device, and whose activations go to the host: of one
-alone, or of one for another."""
+"""What of a block is chosen: at first without activations, which are slow to simulate and often late though they are in
+time by the formula."""
+
+STREAMING_CHOICES = tuple(choice._replace(gradients=True, weights=True) for choice in CHOICES)
+"""What is chosen besides where that leaves something to gain: layers that are computed again, activations on the host,
+or gradients, of a model that is too large otherwise."""
+
+MOVES = (
+    *(BlockMoves(again=-1), BlockMoves(optimizer=1), BlockMoves(activations=1), BlockMoves(activations=-1)),
+    *(BlockMoves(again=1, optimizer=1), BlockMoves(again=2, optimizer=1)),
+    *(BlockMoves(again=-1, optimizer=-1), BlockMoves(again=-2, optimizer=-1)),
+    *(BlockMoves(again=-1, activations=1), BlockMoves(again=1, activations=-1)),
+    *(BlockMoves(optimizer=1, activations=1), BlockMoves(optimizer=-1, activations=-1)),
+)
+"""One block alone, or one for another."""
+
+STREAMING_MOVES = (
+    *(BlockMoves(gradients=1), BlockMoves(weights=1), BlockMoves(gradients=1, weights=1)),
+    *(BlockMoves(again=-1, gradients=-1), BlockMoves(again=-1, weights=-1), BlockMoves(again=1, weights=1)),
+    *(BlockMoves(gradients=-1, weights=1), BlockMoves(gradients=1, weights=-1)),
+)
+"""The same with gradients and weights."""
 
 
 def choose_residency(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
@@ -52,8 +68,18 @@ def choose_residency(shortlist: Shortlist, problem: Problem, deadline: Deadline)
             found = start
             for may in CHOICES:
                 found = _chosen_anew(found, may, problem, deadline)
+            for may in STREAMING_CHOICES if _something_is_to_gain(found.plan) else ():
+                found = _chosen_anew(found, may, problem, deadline)
             best = found if is_better(found, best, problem) else best
     return best
+
+
+def _something_is_to_gain(plan: Plan) -> bool:
+    """Whether ``plan`` does more for memory than to leave updates to hosts."""
+    return any(
+        stage.recompute != "none" or (stage.offload.activations_until, stage.offload.gradients_from) != (None, None)
+        for _, _, stage in plan.stages()
+    )
 
 
 def _chosen_anew(start: ScoredPlan, may: BlockChoice, problem: Problem, deadline: Deadline) -> ScoredPlan:
@@ -75,11 +101,12 @@ def _chosen_anew(start: ScoredPlan, may: BlockChoice, problem: Problem, deadline
 def _move_layer_by_layer(best: ScoredPlan, may: BlockChoice, problem: Problem, deadline: Deadline) -> ScoredPlan:
     """Change by one layer what one stage computes again or leaves to its host, as long as it fits and helps: the
     question to CP-SAT rounds memory against the plan, and its formula is not the simulator."""
-    changes = [change for change in CHANGES if may.activations or not change[2]]
+    every = (*MOVES, *STREAMING_MOVES) if may.weights else MOVES
+    moves = [each for each in every if may.activations or not each.activations]
     improved = True
     while improved:
         improved = False
-        for plan in with_alike_changed(best.plan, partial(_with_a_layer_elsewhere, changes=changes)):
+        for plan in with_alike_changed(best.plan, partial(_with_a_layer_elsewhere, moves=moves)):
             if deadline.is_over():
                 return best
             found = _score(plan, problem, deadline)
@@ -88,16 +115,15 @@ def _move_layer_by_layer(best: ScoredPlan, may: BlockChoice, problem: Problem, d
     return best
 
 
-def _with_a_layer_elsewhere(replica: Replica, *, changes: Sequence[tuple[int, int, int]]) -> Iterator[Replica]:
-    """A layer more or less computed again, updated on the host or with its activations there, alone or one for few of
-    the other."""
+def _with_a_layer_elsewhere(replica: Replica, *, moves: Sequence[BlockMoves]) -> Iterator[Replica]:
+    """A layer more or less computed again, or with something of it on the host, alone or one for few of the other."""
     num_layers = replica.stages[-1].end_layer
     for s, stage in enumerate(replica.stages):
         if stage.recompute == "selective" or stage.wgrad_delay is not None:
             continue
         now = StageResidency.of(stage, num_layers=num_layers)
-        for again, kept, activations in changes:
-            changed = now.changed(again=again, kept=kept, activations=activations)
+        for each in moves:
+            changed = now.moved(each)
             if changed != now and changed.is_possible:
                 yield replica.with_stage(s, **changed.fields())
 

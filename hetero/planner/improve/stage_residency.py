@@ -1,12 +1,29 @@
 """Says in blocks what of a stage is kept on its device, and changes that by a block."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from hetero.cost.offload.blocks import OffloadChoice
 from hetero.plan.ir import Stage
 from hetero.plan.offload import Offload, block_positions, blocks_with_activations_on_host
+
+
+class BlockMoves(NamedTuple):
+    """Blocks more whose forward is computed again, or of which something stays on the device, or goes to the host;
+    fewer below 0.
+
+    again: computed again.
+    optimizer, gradients, weights: on the device.
+    activations: on the host.
+    """
+
+    again: int = 0
+    optimizer: int = 0
+    gradients: int = 0
+    weights: int = 0
+    activations: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,14 +31,16 @@ class StageResidency:
     """A stage of ``num_layers`` layers and ``num_blocks`` blocks, with embedding and head those it has.
 
     again: the first so many layers are computed again.
-    kept: the optimizer's state of the first so many blocks is on the device, and the host has the others'.
+    optimizer, gradients, weights: those of the first so many blocks are on the device, and the host has the others'.
     activations: those of the first so many blocks are on the host between forward and backward.
     """
 
     positions: tuple[float, ...]
     num_layers: int
     again: int
-    kept: int
+    optimizer: int
+    gradients: int
+    weights: int
     activations: int
     offload: Offload
 
@@ -33,12 +52,17 @@ class StageResidency:
         """
         positions = tuple(block_positions(stage, num_layers=num_layers))
         layers = len(stage.layer_numbers)
-        first = stage.offload.optimizer_from
+
+        def kept(first: float | None) -> int:
+            return len(positions) if first is None else sum(position < first for position in positions)
+
         return cls(
             positions=positions,
             num_layers=layers,
             again=(stage.recompute_num_layers or layers) if stage.recompute == "full" else 0,
-            kept=len(positions) if first is None else sum(position < first for position in positions),
+            optimizer=kept(stage.offload.optimizer_from),
+            gradients=kept(stage.offload.gradients_from),
+            weights=kept(stage.offload.weights_from),
             activations=len(blocks_with_activations_on_host(stage, num_layers=num_layers)),
             offload=stage.offload,
         )
@@ -48,18 +72,31 @@ class StageResidency:
         """What CP-SAT has chosen for a stage, by position."""
         now = cls.of(dataclasses.replace(stage, recompute="none", recompute_num_layers=None), num_layers=num_layers)
         blocks = choice.blocks
+
+        def kept(on_host: Iterable[bool]) -> int:
+            return next((i for i, there in enumerate(on_host) if there), len(blocks))
+
         return dataclasses.replace(
             now,
             again=sum(block.recompute for block in blocks),
-            kept=next((i for i, block in enumerate(blocks) if block.optimizer), len(blocks)),
+            optimizer=kept(block.optimizer for block in blocks),
+            gradients=kept(block.gradients for block in blocks),
+            weights=kept(block.weights for block in blocks),
             activations=max((i + 1 for i, block in enumerate(blocks) if block.activations), default=0),
             offload=dataclasses.replace(stage.offload, speculate=choice.speculate),
         )
 
-    def changed(self, *, again: int = 0, kept: int = 0, activations: int = 0) -> Self:
-        """The same with so many blocks more of each."""
+    def moved(self, moves: BlockMoves) -> Self:
+        """The same with so many blocks more of each, and with what has to stay where their optimizer's state stays."""
+        optimizer = self.optimizer + moves.optimizer
+        gradients = max(self.gradients + moves.gradients, optimizer)
         return dataclasses.replace(
-            self, again=self.again + again, kept=self.kept + kept, activations=self.activations + activations
+            self,
+            again=self.again + moves.again,
+            optimizer=optimizer,
+            gradients=gradients,
+            weights=max(self.weights + moves.weights, gradients),
+            activations=self.activations + moves.activations,
         )
 
     @property
@@ -67,19 +104,25 @@ class StageResidency:
         """Whether there are so many layers and blocks."""
         return (
             0 <= self.again <= self.num_layers
-            and 0 <= self.kept <= len(self.positions)
+            and 0 <= self.optimizer <= self.gradients <= self.weights <= len(self.positions)
             and 0 <= self.activations <= len(self.positions)
         )
 
     def fields(self) -> dict[str, Any]:
         """The fields of the stage that say so."""
-        updates = self.kept < len(self.positions)
+
+        def first(kept: int) -> float | None:
+            return self.positions[kept] if kept < len(self.positions) else None
+
+        updates = first(self.optimizer) is not None
         return {
             "recompute": "full" if self.again else "none",
             "recompute_num_layers": self.again if 0 < self.again < self.num_layers else None,
             "offload": dataclasses.replace(
                 self.offload,
-                optimizer_from=self.positions[self.kept] if updates else None,
+                optimizer_from=first(self.optimizer),
+                gradients_from=first(self.gradients),
+                weights_from=first(self.weights),
                 speculate=self.offload.speculate and updates,
                 overlap=self.offload.overlap or not updates,
                 activations_until=self.positions[self.activations - 1] if self.activations else None,

@@ -4,15 +4,17 @@
 
 l layers, n microbatches in flight; one set of coefficients for each of the four cases with and without embedding and
 head. The coefficients come from the memory model at two numbers of layers. What is not linear in it (a bucket that is
-larger than the gradients of one layer) is overestimated; plans are checked again with the memory model itself.
+larger than the gradients of one layer) is overestimated; plans are checked again with the memory model itself. What
+is streamed to the host and back has slots of two blocks: what such a stage takes is linear from three layers on.
 """
 
 import math
 from dataclasses import dataclass
 
 from hetero.cost.cost_model import StageConfig
-from hetero.cost.stage_memory import StageMemory, stage_memory
-from hetero.plan.ir import Recompute
+from hetero.cost.stage_memory import GRADIENT_SLOTS, StageMemory, stage_memory, with_offload
+from hetero.plan.ir import Recompute, Stage
+from hetero.plan.offload import OnHost
 from hetero.planner.problem import Problem
 
 UNLIMITED = 10**6
@@ -88,43 +90,53 @@ class Footprints:
         dp: int,
         micro_batch_size: int,
         recompute: Recompute,
-        optimizer_on_device: bool = True,
+        on_host: OnHost = OnHost.NOTHING,
     ) -> Footprint:
-        """The footprint of one device of a stage."""
+        """The footprint of one device of a stage, whose host has that of all its parameters."""
         ways = float(self._optimizer_ways or dp) if self._problem.distributed_optimizer else 1.0
-        if not optimizer_on_device:
+        if on_host:
             ways = math.inf
         num_layers = self._problem.model.num_layers
+        smallest = GRADIENT_SLOTS + 1 if on_host >= OnHost.GRADIENTS and num_layers > GRADIENT_SLOTS + 2 else 1
 
         def at(first_layer: int, end_layer: int) -> StageMemory:
             num_neighbours = (first_layer != 0) + (end_layer != num_layers)
-            return stage_memory(
+            stage = Stage(
+                first_layer=first_layer,
+                end_layer=end_layer,
+                ranks=tuple(range(tp)),
+                device=device,
+                tp=tp,
+                micro_batch_size=micro_batch_size,
+                in_flight=1,
+                sequence_parallel=self._problem.splits_sequence(tp),
+                recompute=recompute,
+                fp8=self._problem.computes_in_fp8(device, tp=tp, micro_batch_size=micro_batch_size),
+                offload=on_host.offload(float(first_layer) or -1.0),
+            )
+            memory = stage_memory(
                 self._problem.costs,
-                StageConfig(
-                    device=device,
-                    first_layer=first_layer,
-                    end_layer=end_layer,
-                    tp=tp,
-                    micro_batch_size=micro_batch_size,
-                    sequence_parallel=self._problem.splits_sequence(tp),
-                    recompute=recompute,
-                    fp8=self._problem.computes_in_fp8(device, tp=tp, micro_batch_size=micro_batch_size),
-                ),
+                StageConfig.of(stage),
                 num_neighbours=num_neighbours,
                 optimizer_ways=ways,
                 num_communicators=2 + (tp > 1) + 2 * num_neighbours + self._num_gradient_groups,
             )
+            return with_offload(
+                memory, stage, self._problem.costs, shares_gradients=dp > 1 or self._num_gradient_groups > 0
+            )
 
         # Layers beyond the last one stand for those between the ends, of which a short model has none: what they would
         # take is what options are compared by.
-        middle = _line([at(num_layers + 1, num_layers + 1 + held) for held in (1, 2)])
-        first = _line([at(0, held) for held in (1, 2) if held < num_layers])
-        last = _line([at(num_layers - held, num_layers) for held in (1, 2) if held < num_layers])
-        return Footprint((middle, first, last, _line([at(0, num_layers)])))
+        counts = smallest, smallest + 1
+        middle = _line([at(num_layers + 1, num_layers + 1 + held) for held in counts], smallest)
+        first = _line([at(0, held) for held in counts if held < num_layers], smallest)
+        last = _line([at(num_layers - held, num_layers) for held in counts if held < num_layers], smallest)
+        return Footprint((middle, first, last, _line([at(0, num_layers)], num_layers)))
 
 
-def _line(held: list[StageMemory]) -> Affine:
-    """Fit the formula to stages of one and two layers; constant in the layers if only one number is possible."""
+def _line(held: list[StageMemory], smallest: int) -> Affine:
+    """Fit the formula to stages of ``smallest`` and one more layers; constant in the layers if only one number is
+    possible."""
     if not held:
         return IMPOSSIBLE
     bases = [float(memory.at(0).total) for memory in held]
@@ -132,4 +144,6 @@ def _line(held: list[StageMemory]) -> Affine:
     if len(held) == 1:
         return Affine(bases[0], 0.0, flights[0], 0.0)
     per_layer, per_layer_flight = bases[1] - bases[0], flights[1] - flights[0]
-    return Affine(bases[0] - per_layer, per_layer, flights[0] - per_layer_flight, per_layer_flight)
+    return Affine(
+        bases[0] - smallest * per_layer, per_layer, flights[0] - smallest * per_layer_flight, per_layer_flight
+    )

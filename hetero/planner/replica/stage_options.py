@@ -3,8 +3,9 @@ bytes.
 
 Tensor parallelism stays inside a node, so a stage is ``gpus`` devices of one node: ``tp`` x ``dp``.
 
-Where hosts may update, a stage may leave all of its optimizer's state to its host. How much of it is best, and whether
-updates are previewed, is settled in finished plans (:mod:`hetero.planner.improve.residency`).
+Where hosts may update, a stage may leave all of its optimizer's state to its host, and where that is too little all of
+its gradients, or these and its weights. How much of it is best, and whether updates are previewed, is settled in
+finished plans (:mod:`hetero.planner.improve.residency`).
 """
 
 import copy
@@ -14,9 +15,9 @@ from functools import cached_property
 
 from hetero.cost.cost_model import StageConfig
 from hetero.cost.host_memory import of_parameters
-from hetero.cost.simulation.host_updates import host_rates
+from hetero.cost.offload.host_rates import HostRates, host_rates
 from hetero.plan.ir import Recompute
-from hetero.plan.offload import NOTHING_ON_HOST, Offload
+from hetero.plan.offload import Offload, OnHost
 from hetero.planner.problem import PlannerNodeType, Problem
 from hetero.planner.replica.footprint import UNLIMITED, Footprint, Footprints
 from hetero.spec.model import ModelSpec
@@ -53,7 +54,8 @@ class StageOption:
     backwards_s: the backward's part of these three.
     updates_s: of the weights of one block, of the embedding, and of the head; on the host it counts until they are
         back on the device.
-    on_host: the optimizer's state is in the host's memory, and the host updates.
+    on_host: what of all parameters is in the host's memory, which updates them. Copies of gradients and weights count
+        where they take longer than the computes of their block.
     host_bytes: what one device takes of its host for these three, nothing else; of ``host_capacity_bytes``.
     """
 
@@ -67,7 +69,7 @@ class StageOption:
     updates_s: tuple[float, float, float]
     memory: Footprint
     capacity_bytes: int
-    on_host: bool = False
+    on_host: OnHost = OnHost.NOTHING
     host_bytes: tuple[int, int, int] = (0, 0, 0)
     host_capacity_bytes: int = 0
 
@@ -81,7 +83,7 @@ class StageOption:
 
     def offload(self, first_layer: int) -> Offload:
         """What a stage from this layer on leaves to its host."""
-        return Offload(optimizer_from=float(first_layer) or -1.0) if self.on_host else NOTHING_ON_HOST
+        return self.on_host.offload(float(first_layer) or -1.0)
 
     def update_s(self, num_layers: int, *, first: bool, last: bool, fill_s: float = 0.0) -> float:
         """Seconds that the next step waits for the update of the stage's weights.
@@ -136,7 +138,7 @@ class StageOptionTable:
     """Prices the stage options of a problem when they are first asked for.
 
     Args:
-        hosts: stages may leave their optimizer's state to hosts that can update it.
+        hosts: the most that stages may leave to hosts that can update.
         only: the node types to use, by their indices; the others idle. ``None`` for all.
     """
 
@@ -146,7 +148,7 @@ class StageOptionTable:
         *,
         num_gradient_groups: int = 3,
         optimizer_ways: int | None = None,
-        hosts: bool = False,
+        hosts: OnHost = OnHost.NOTHING,
         only: frozenset[int] | None = None,
     ) -> None:
         self._problem = problem
@@ -155,7 +157,7 @@ class StageOptionTable:
         self._only = only
         self._footprints = Footprints(problem, num_gradient_groups=num_gradient_groups, optimizer_ways=optimizer_ways)
         self._known_updates: dict[tuple[str, int, int], tuple[float, float, float]] = {}
-        self._single: dict[tuple[Slot, int, Recompute, bool], StageOption] = {}
+        self._single: dict[tuple[Slot, int, Recompute, OnHost], StageOption] = {}
         self._options: dict[tuple[Slot, int], tuple[StageOption, ...]] = {}
 
     @cached_property
@@ -164,7 +166,7 @@ class StageOptionTable:
         if not self._hosts:
             return self
         table = copy.copy(self)
-        table._hosts, table._options = False, {}
+        table._hosts, table._options = OnHost.NOTHING, {}
         return table
 
     @cached_property
@@ -223,32 +225,48 @@ class StageOptionTable:
 
     def every(self, slot: Slot, micro_batch_size: int) -> Iterator[StageOption]:
         """All options of a slot and a microbatch, dominated or not, those with everything on the device first."""
-        hosts = self._hosts and self._problem.node_types[slot.node_type].host_bytes > 0
-        for on_host in (False, True)[: 1 + hosts]:
-            for recompute in RECOMPUTES:
+        most = self._hosts if self._problem.node_types[slot.node_type].host_bytes > 0 else OnHost.NOTHING
+        for on_host in OnHost:
+            for recompute in RECOMPUTES if on_host <= most else ():
                 yield self.option(slot, micro_batch_size, recompute, on_host=on_host)
 
-    def option(self, slot: Slot, micro_batch_size: int, recompute: Recompute, *, on_host: bool = False) -> StageOption:
+    def option(
+        self, slot: Slot, micro_batch_size: int, recompute: Recompute, *, on_host: OnHost = OnHost.NOTHING
+    ) -> StageOption:
         """One option by itself, dominated or not."""
         key = slot, micro_batch_size, recompute, on_host
         if key not in self._single:
             option = self._priced(slot, micro_batch_size, recompute)
-            self._single[key] = self._left_to_host(option, slot) if on_host else option
+            self._single[key] = self._left_to_host(option, slot, on_host) if on_host else option
         return self._single[key]
 
-    def _left_to_host(self, option: StageOption, slot: Slot) -> StageOption:
-        """The same option with all of its optimizer's state on the host."""
+    def _left_to_host(self, option: StageOption, slot: Slot, on_host: OnHost) -> StageOption:
+        """The same option with that of all its parameters on the host."""
         problem, node_type = self._problem, self._problem.node_types[slot.node_type]
         costs, device_type = problem.costs, problem.cluster.device_types.of(node_type.device)
         rates = host_rates(problem.cluster.node_types[slot.node_type])
-        updates_s, host_bytes = [], []
+        updates_s, host_bytes, landing_bytes = [], [], 0
         for part in UPDATED_PARTS:
-            owned = costs.parameter_counts.per_rank(part, slot.tp) / (self._optimizer_ways or slot.dp)
+            numel = costs.parameter_counts.per_rank(part, slot.tp)
+            owned = numel / (self._optimizer_ways or slot.dp)
             # Weights follow chunk by chunk, at their own rate.
             updates_s.append(max(rates.update_s(owned), rates.in_s(costs.element_bytes * owned)))
-            host_bytes.append(of_parameters(owned, costs, device_type, speculates=False).total)
+            taken = of_parameters(owned, costs, device_type, speculates=False)
+            if on_host >= OnHost.GRADIENTS:
+                taken = replace(taken, gradients=costs.gradient_bytes * numel)
+                largest = costs.parameter_counts.largest(part, slot.tp)
+                landing_bytes = max(landing_bytes, costs.gradient_bytes * largest)
+            if on_host >= OnHost.WEIGHTS:
+                taken = replace(taken, weights=costs.element_bytes * numel)
+            host_bytes.append(taken.total)
+        forwards_s, backwards_s = self._beside_copies(option, slot, on_host, rates)
+        layer_s, embedding_s, head_s = (f + b for f, b in zip(forwards_s, backwards_s, strict=True))
         return replace(
             option,
+            layer_s=layer_s,
+            embedding_s=embedding_s,
+            head_s=head_s,
+            backwards_s=(backwards_s[0], backwards_s[1], backwards_s[2]),
             updates_s=(updates_s[0], updates_s[1], updates_s[2]),
             memory=self._footprints.of(
                 device=node_type.device,
@@ -256,12 +274,37 @@ class StageOptionTable:
                 dp=slot.dp,
                 micro_batch_size=option.micro_batch_size,
                 recompute=option.recompute,
-                optimizer_on_device=False,
+                on_host=on_host,
             ),
-            on_host=True,
+            on_host=on_host,
             host_bytes=(host_bytes[0], host_bytes[1], host_bytes[2]),
-            host_capacity_bytes=node_type.host_bytes,
+            host_capacity_bytes=node_type.host_bytes - landing_bytes,
         )
+
+    def _beside_copies(
+        self, option: StageOption, slot: Slot, on_host: OnHost, rates: HostRates
+    ) -> tuple[list[float], list[float]]:
+        """Seconds of the forwards and of the backwards of a block, the embedding and the head.
+
+        Each lasts as long as its own copies at least. Blocks before and behind it may take some of them over, but
+        between alike layers none has anything to spare.
+        """
+        costs = self._problem.costs
+        whole_s = option.layer_s, option.embedding_s, option.head_s
+        forwards_s, backwards_s = [], []
+        for part, block_s, backward_s in zip(UPDATED_PARTS, whole_s, option.backwards_s, strict=True):
+            numel, forward_s = costs.parameter_counts.per_rank(part, slot.tp), block_s - backward_s
+            if on_host >= OnHost.GRADIENTS:
+                out_bytes, sum_bytes = costs.element_bytes * numel, costs.gradient_bytes * numel
+                backward_s = max(backward_s, rates.add_s(out_bytes, sum_bytes=sum_bytes))
+            if on_host >= OnHost.WEIGHTS:
+                fetch_s = rates.in_s(costs.element_bytes * numel)
+                forward_s = max(forward_s, fetch_s)
+                # A backward of the embedding needs no weights.
+                backward_s = max(backward_s, fetch_s if part != "embedding" else 0.0)
+            forwards_s.append(forward_s)
+            backwards_s.append(backward_s)
+        return forwards_s, backwards_s
 
     def _priced(self, slot: Slot, micro_batch_size: int, recompute: Recompute) -> StageOption:
         node_type = self._problem.node_types[slot.node_type]
@@ -314,7 +357,7 @@ def _dominates(a: StageOption, b: StageOption, num_layers: int) -> bool:
     heuristic."""
     return (
         a.layer_s <= b.layer_s
-        and (b.on_host or not a.on_host)
+        and a.on_host <= b.on_host
         and all(
             a.memory.bytes(layers, depth, first=False, last=False)
             <= b.memory.bytes(layers, depth, first=False, last=False)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hetero.plan.ir import Plan
+from hetero.plan.offload import OnHost
 from hetero.planner.problem import Problem
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
@@ -36,7 +37,7 @@ def host(**changes: Any) -> HostProfile:
 
 def least_memory_plan(asked: Problem) -> Plan:
     """All optimizer state on the host, all layers computed again."""
-    made = LeastMemoryPipeline(asked, StageOptionTable(asked, hosts=True)).plan()
+    made = LeastMemoryPipeline(asked, StageOptionTable(asked, hosts=OnHost.OPTIMIZER)).plan()
     assert made is not None
     return made
 

@@ -1,20 +1,27 @@
 """What plans leave to hosts: only where memory is short, never more than hosts have, and worth it."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 import pytest
 
 from hetero.cost.host_memory import check_host_memory
 from hetero.cost.memory import plan_memory
+from hetero.cost.stage_memory import memory_of_stage
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.offload import NOTHING_ON_HOST, Offload
+from hetero.plan.ir import Stage
+from hetero.plan.offload import NOTHING_ON_HOST, Offload, OnHost
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.problem import Problem
+from hetero.planner.replica.least_memory import LeastMemoryPipeline
 from hetero.planner.replica.stage_options import Slot, StageOptionTable
 from hetero.planner.scoring import bytes_over_capacity, score_plan
+from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.host import UpdateRate
+from hetero.spec.link import Link
 from tests.unit.planner import short_memory
 from tests.unit.planner.clusters import planned
 from tests.unit.planner.short_memory import host, problem
@@ -87,8 +94,8 @@ def test_a_plan_whose_host_lacks_memory_does_not_fit() -> None:
 def test_the_wait_for_a_host_is_the_latest_of_all_blocks(
     first: bool, last: bool, num_layers: int, fill_s: float
 ) -> None:
-    table = StageOptionTable(problem(), hosts=True)
-    option = table.option(Slot(0, 1, 1), 1, "none", on_host=True)
+    table = StageOptionTable(problem(), hosts=OnHost.OPTIMIZER)
+    option = table.option(Slot(0, 1, 1), 1, "none", on_host=OnHost.OPTIMIZER)
     layer_s, embedding_s, head_s = option.updates_s
     updates_s = [embedding_s] * first + [layer_s] * num_layers + [head_s] * last
     forwards_s = [0.001] * first + [0.02] * num_layers
@@ -100,7 +107,7 @@ def test_the_wait_for_a_host_is_the_latest_of_all_blocks(
 
 def test_an_option_on_the_host_is_within_its_part_of_the_host() -> None:
     tight = problem(described=host(memory_gib=32))
-    option = StageOptionTable(tight, hosts=True).option(Slot(0, 1, 1), 1, "full", on_host=True)
+    option = StageOptionTable(tight, hosts=OnHost.OPTIMIZER).option(Slot(0, 1, 1), 1, "full", on_host=OnHost.OPTIMIZER)
     most = option.most_layers(1, first=False, last=False)
     assert 0 < most < 32
     assert most * option.host_bytes[0] <= 16 * 2**30 < (most + 1) * option.host_bytes[0]
@@ -117,5 +124,69 @@ def test_the_memory_of_a_host_is_no_more_than_it_has() -> None:
 
 
 def test_an_option_says_where_its_stage_begins() -> None:
-    option = StageOptionTable(problem(), hosts=True).option(Slot(0, 1, 1), 1, "none", on_host=True)
+    option = StageOptionTable(problem(), hosts=OnHost.OPTIMIZER).option(
+        Slot(0, 1, 1), 1, "none", on_host=OnHost.OPTIMIZER
+    )
     assert [option.offload(layer) for layer in (0, 16)] == [Offload(optimizer_from=-1.0), Offload(optimizer_from=16.0)]
+
+
+def one_card(**options: Any) -> Problem:
+    """The same model and one of the two cards: 4 bytes of 7e9 parameters are more than it has."""
+    node = replace(problem(**options).cluster.node_types[0], gpus_per_node=1)
+    return problem(cluster=ClusterSpec(node_types=(node,), links=Links()), **options)
+
+
+@pytest.mark.slow
+def test_one_card_trains_what_its_weights_alone_do_not_fit() -> None:
+    """Gradients and weights of 7e9 parameters are 41 GB, the card has 24 GiB."""
+    asked = one_card()
+    found = planned(asked, effort_s=0.3)
+    (stage,) = (stage for _, _, stage in found.plan.stages())
+    assert stage.offload.gradients_from is not None
+    assert bytes_over_capacity(found.plan, asked, plan_memory(found.plan, asked.costs)) == {}
+    check_host_memory(found.plan, asked.cluster)
+    at_first = LeastMemoryPipeline(asked, StageOptionTable(asked, hosts=OnHost.WEIGHTS)).plan()
+    assert at_first is not None
+    scored = score_plan(at_first, asked)
+    assert scored is not None
+    assert found.simulation.step_s < 0.9 * scored.step_s, "more stays on the card, and less is computed again"
+
+
+def test_one_card_is_refused_where_its_host_lacks_memory_for_gradients() -> None:
+    with pytest.raises(PlanError, match=r"the cluster and its hosts hold \d+ of 32 layers"):
+        planned(one_card(described=host(memory_gib=160)))
+
+
+@pytest.mark.parametrize("on_host", [OnHost.GRADIENTS, OnHost.WEIGHTS])
+@pytest.mark.parametrize(("first", "last"), [(False, False), (True, False), (False, True)])
+def test_an_option_holds_what_its_plan_holds(on_host: OnHost, first: bool, last: bool) -> None:
+    """From three layers on what a stage holds is a straight line, also where it is streamed."""
+    asked = problem()
+    option = StageOptionTable(asked, hosts=on_host).option(Slot(0, 1, 1), 1, "full", on_host=on_host)
+    for num_layers in (3, 9):
+        first_layer = 0 if first else 32 - num_layers if last else 10
+        stage = Stage(
+            first_layer=first_layer,
+            end_layer=first_layer + num_layers,
+            ranks=(0,),
+            device="A100-40",
+            micro_batch_size=1,
+            in_flight=1,
+            recompute="full",
+            offload=option.offload(first_layer),
+        )
+        memory = memory_of_stage(stage, asked.costs, num_neighbours=2 - first - last, num_gradient_groups=3)
+        held = memory.at(2)
+        assert option.memory.bytes(num_layers, 2, first=first, last=last) == pytest.approx(
+            held.total - held.optimizer, rel=1e-6
+        )
+
+
+def test_copies_of_an_option_take_the_time_that_its_computes_do_not_have() -> None:
+    """A layer's 202 M weights take 17 ms at 24 GB/s, and a forward 20."""
+    for gb_per_s, forward_s, backward_s in ((24.0, 0.02, 0.04), (8.0, 0.0506, 0.0506)):
+        link = Link(bandwidth_gb_per_s=gb_per_s, latency_us=0.0)
+        asked = one_card(described=host(to_device=link, to_host=link))
+        option = StageOptionTable(asked, hosts=OnHost.WEIGHTS).option(Slot(0, 1, 1), 1, "none", on_host=OnHost.WEIGHTS)
+        assert option.backwards_s[0] == pytest.approx(backward_s, rel=0.01)
+        assert option.layer_s - option.backwards_s[0] == pytest.approx(forward_s, rel=0.01)
