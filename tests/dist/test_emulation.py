@@ -247,7 +247,23 @@ def weight_cases() -> Iterator[Any]:
         yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, weights", marks=marks)
 
 
-@pytest.mark.parametrize(("described", "seconds"), [*host_cases(), *gradient_cases(), *weight_cases()])
+def link_cases() -> Iterator[Any]:
+    """Plans whose activations, gradients, weights and updates wait for one another on the links to the hosts."""
+    one = plan(MODEL, [replica(a100_stage(0, 6, 0, depth=2), num_samples=4)])
+    some = Offload(optimizer_from=-1, gradients_from=1, weights_from=3, activations_until=5)
+    all_ = Offload(optimizer_from=-1, gradients_from=-1, weights_from=-1, activations_until=6)
+    end = Offload(optimizer_from=2, gradients_from=3, weights_from=4, activations_until=4)
+    cases = {
+        "one, some": (one, (some,), 3.0),
+        "one, all, slowly": (one, (all_,), 2.0),
+        "unlike, all": (PLANS["two replicas of unequal depth"], (Offload(activations_until=1), end, some), 3.0),
+    }
+    for name, (described, offloads, seconds) in cases.items():
+        marks = (pytest.mark.slow, pytest.mark.rotates("links"))
+        yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, everything", marks=marks)
+
+
+@pytest.mark.parametrize(("described", "seconds"), [*host_cases(), *gradient_cases(), *weight_cases(), *link_cases()])
 def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> None:
     """And what they update is right."""
     numel = all_of(described)

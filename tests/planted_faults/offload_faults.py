@@ -172,8 +172,8 @@ OFFLOAD_FAULTS = (
         name="simulated gradients are on the host at once",
         kind="wrong time",
         file="hetero/cost/simulation/gradients_added.py",
-        find="        return max(left_s, free_s) + back_s\n",
-        replace="        return left_s + back_s\n",
+        find="return max(ready_s(lane, position), added[block])",
+        replace="return ready_s(lane, position)",
         hints=("tests/unit/cost/test_host_gradients.py",),
     ),
     Fault(

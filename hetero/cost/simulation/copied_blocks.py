@@ -1,11 +1,13 @@
 """Prices the copies of weights and activations between host and device, and of gradients, block by block."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from hetero.cost.cost_model import CostModel
 from hetero.cost.network import Topology
 from hetero.cost.offload.host_rates import HostLinks, host_links
-from hetero.cost.simulation.activation_copies import BlockCopy, StageCopies
+from hetero.cost.simulation.activation_copies import BlockCopy, LaneCopies, StageCopies
+from hetero.cost.simulation.copy_link import Busy, CopyLink
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.cost.stage_memory import blocks_on_host, fetched_weights, gradients_to_host
@@ -34,14 +36,16 @@ def block_copies(stage: Stage, costs: CostModel, links: HostLinks) -> tuple[Bloc
             share_of_backward(costs, stage, position, ActionKind.B) if i > 0 else 1.0,
         )
         out_s = in_s = add_s = None
+        sum_s = 0.0
         if position in activations:
             num_bytes = activations[position].num_bytes
             out_s, in_s = links.out_s(num_bytes), links.in_s(num_bytes)
         if position in gradients:
             numel = gradients[position]
-            add_s = links.add_s(costs.element_bytes * numel, sum_bytes=costs.gradient_bytes * numel)
+            sum_s = links.sum_s(costs.gradient_bytes * numel)
+            add_s = links.out_s(costs.element_bytes * numel) + sum_s
         fetch_s = links.in_s(costs.element_bytes * weights[position]) if position in weights else None
-        found.append(BlockCopy(position, forward, backward, out_s, in_s, add_s, fetch_s))
+        found.append(BlockCopy(position, forward, backward, out_s, in_s, add_s, sum_s, fetch_s))
     return tuple(found)
 
 
@@ -64,3 +68,30 @@ def copies_of_lanes(simulated: SimulatedPlan, topology: Topology) -> Mapping[Lan
             links = host_links(topology.cluster.node_type_of_rank(rank_of_lane[lane]))
             found[lane] = tuple((s, block_copies(stage, simulated.costs, links)) for s, stage in stages.items())
     return found
+
+
+def behind_updates(
+    copies: StageCopies, whole: Mapping[tuple[int, float], float], gathered_out: Sequence[tuple[float, float]]
+) -> LaneCopies:
+    """The copies of a lane, whose weights by stage and position are on the host at these times; what is gathered goes
+    there at others."""
+
+    def whole_s(s: int, blocks: Sequence[BlockCopy], i: int) -> float:
+        end = blocks[i + 1].position if i + 1 < len(blocks) else math.inf
+        inside = [at_s for (stage, here), at_s in whole.items() if stage == s and blocks[i].position <= here < end]
+        return max(inside, default=0.0)
+
+    if whole:
+        copies = tuple(
+            (s, tuple(block._replace(whole_s=whole_s(s, blocks, i)) for i, block in enumerate(blocks)))
+            for s, blocks in copies
+        )
+    return LaneCopies(copies, out_busy=tuple(gathered_out) if copies else ())
+
+
+def beside_updates(copies: LaneCopies, busy: tuple[Busy, Busy] | None, agreed_s: float) -> LaneCopies:
+    """The same where updates use the links out and in at these times after the agreement on the norm."""
+    if not copies.stages or busy is None:
+        return copies
+    out, into = (CopyLink(each).moved(agreed_s).busy for each in busy)
+    return copies._replace(out_busy=(*out, *copies.out_busy), in_busy=into)

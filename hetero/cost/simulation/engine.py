@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from hetero.cost.network import Port, TransferCost
-from hetero.cost.simulation.activation_copies import ActivationCopies, StageCopies
+from hetero.cost.simulation.activation_copies import NO_COPIES, ActivationCopies, LaneCopies
 from hetero.cost.simulation.recent import Recent
 from hetero.cost.simulation.resolved_rows import (
     ResolvedLane,
@@ -82,7 +82,7 @@ class LaneStart:
     """When a lane starts, which of its computes wait for weights, and what of its stages goes to the host and back."""
 
     at_s: float = 0.0
-    copies: StageCopies = ()
+    copies: LaneCopies = NO_COPIES
     weight_waits: tuple[tuple[Action, WeightWait], ...] = ()
 
 
@@ -263,7 +263,7 @@ class Replay:
             for lane in own:
                 lane.first = len(self.end_s)
                 self._nodes(len(lane.computes), None)
-                if lane.start.copies:
+                if lane.start.copies.stages:
                     lane.copies = ActivationCopies(lane.start.copies, lane.computes)
                 lane.weight_waits = {lane.computes.index(action): wait for action, wait in lane.start.weight_waits}
                 lane.is_delayed = bool(lane.weight_waits) or lane.copies is not None

@@ -1,10 +1,9 @@
 """Says when each lane of a simulated step has its gradients whole: on its device, or added up on its hosts."""
 
-import math
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
-from hetero.cost.simulation.activation_copies import StageCopies
+from hetero.cost.simulation.copy_link import CopyLink
 from hetero.cost.simulation.gradient_ready import share_of_backward
 from hetero.cost.simulation.host_updates import HostUpdates
 from hetero.cost.simulation.replica_replays import ReplicaReplays
@@ -32,28 +31,33 @@ def gradients_added(
     simulated: SimulatedPlan,
     replays: ReplicaReplays,
     hosts: HostUpdates,
-    copies: Mapping[LaneKey, StageCopies],
 ) -> Callable[[LaneKey, float], float]:
     """As :func:`gradients_ready`, and of gradients that add up on the host when they are added there and, where several
     ranks share them, back on the device.
 
-    Left out: what earlier backwards have left under way when the last one begins.
+    Buckets come back one after the other, by the link that all copies share.
     """
     ready_s = gradients_ready(simulated, replays)
 
     def added_s(lane: LaneKey, position: float) -> float:
-        back_s = hosts.back_on_device_s(lane, position)
-        if back_s is None:
-            return ready_s(lane, position)
         point = simulated.group(lane).points.gradients_ready(position)
-        start_s, end_s = replays.interval(lane, point.action)
-        left_s = ready_s(lane, position)
-        free_s, last_position = start_s, math.inf
-        for block in reversed(dict(copies[lane]).get(point.action.stage, ())):
-            # Of the block that ``position`` lies in, the first one below it, all leaves together.
-            if block.add_s is not None and last_position > position:
-                last_position = block.position
-                free_s = max(free_s, start_s + (end_s - start_s) * block.backward[1]) + block.add_s
-        return max(left_s, free_s) + back_s
+        _, replayed = replays.lane(lane)
+        assert replayed.copies is not None, "gradients leave for the host"
+        added = {here: at_s for (s, here), at_s in replayed.copies.added_s.items() if s == point.action.stage}
+        # Of the block that ``position`` lies in, the first one below it, all leaves together. The other copy of a tied
+        # embedding lies below all; its sum waits for the first stage's in any case.
+        block = max((here for here in added if here <= position), default=min(added))
+        return max(ready_s(lane, position), added[block])
 
-    return cache(added_s)
+    @cache
+    def on_links(lane: LaneKey) -> Mapping[float, float]:
+        _, replayed = replays.lane(lane)
+        into = CopyLink(replayed.copies.into.busy if replayed.copies is not None else ())
+        return hosts.on_links(lane, partial(added_s, lane), into)
+
+    def there_s(lane: LaneKey, position: float) -> float:
+        if hosts.back_on_device_s(lane, position) is None:
+            return ready_s(lane, position)
+        return on_links(lane)[position]
+
+    return there_s

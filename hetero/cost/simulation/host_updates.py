@@ -9,8 +9,10 @@ Of each lane, behind the agreement on the norm at second 0:
                them as well GATHER_IN, from second 0 on
 
 A queue does one thing after the other; times before second 0 are of the step before, whose end is like this one's.
-All ranks of a node update and copy at the same time: its threads are shared out evenly, and so is the link of devices
-behind one switch (heuristic: those that have nothing to copy leave theirs to the others in reality).
+Copies share the links of their card with those of blocks (:mod:`.copy_link`): at the end of a step they go where these
+leave gaps, and at the begin of the next one it is the other way round. All ranks of a node update and copy at the same
+time: its threads are shared out evenly, and so is the link of devices behind one switch (heuristic: those that have
+nothing to copy leave theirs to the others in reality).
 """
 
 from collections import defaultdict
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from hetero.cost.gradient_volume import CountedBucket, buckets_of_one_rank
 from hetero.cost.network import Topology
 from hetero.cost.offload.host_rates import HostRates, host_rates
+from hetero.cost.simulation.copy_link import Busy, CopyLink
 from hetero.cost.simulation.simulated_plan import LaneKey, SimulatedPlan
 from hetero.plan.offload import (
     gradients_on_host,
@@ -32,6 +35,19 @@ from hetero.plan.offload import (
 Arrivals = Mapping[LaneKey, Mapping[float, float]]
 """By lane and position of a bucket, when the weights that the lane's hosts update are back, or on the host if they live
 there: seconds after the agreement on the norm."""
+
+
+Links = Callable[[LaneKey], tuple[CopyLink, CopyLink]]
+"""The links of a lane out and in, with the copies of its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """When the weights that hosts update are back, and by lane when updates use the links out and in; seconds after the
+    agreement on the norm."""
+
+    arrivals: Arrivals
+    busy: Mapping[LaneKey, tuple[Busy, Busy]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +153,36 @@ class HostUpdates:
             return 0.0
         return self._rates[lane].out_s(self._simulated.costs.gradient_bytes * left.owned)
 
-    def arrivals(self, summed_s: Callable[[LaneKey, CountedBucket], float] | None = None) -> Arrivals:
+    def times(
+        self, summed_s: Callable[[LaneKey, CountedBucket], float] | None = None, links: Links | None = None
+    ) -> HostTimes:
         """When the weights are back.
 
         Args:
             summed_s: when the gradients of a bucket are summed, before 0; all long before if ``None``.
+            links: with the copies of the step before; free if ``None``.
         """
-        return {lane: self._arrivals(lane, left, summed_s) for lane, left in self._left.items()}
+        arrivals, busy = {}, {}
+        for lane, left in self._left.items():
+            out, into = links(lane) if links is not None else (CopyLink(), CopyLink())
+            arrivals[lane] = self._arrivals(lane, left, summed_s, (out, into))
+            busy[lane] = _from_0_on(out), _from_0_on(into)
+        return HostTimes(arrivals, busy)
 
     def _arrivals(
-        self, lane: LaneKey, left: Sequence[_Left], summed_s: Callable[[LaneKey, CountedBucket], float] | None
+        self,
+        lane: LaneKey,
+        left: Sequence[_Left],
+        summed_s: Callable[[LaneKey, CountedBucket], float] | None,
+        links: tuple[CopyLink, CopyLink],
     ) -> Mapping[float, float]:
         rates, costs = self._rates[lane], self._simulated.costs
+        out, into = links
         copied_s, free_s = {}, float("-inf")
         for each in reversed(left):
-            free_s = max(free_s, summed_s(lane, each.bucket) if summed_s is not None else free_s)
-            free_s += self._out_s(lane, each)
+            if summed_s is not None:
+                free_s = max(free_s, summed_s(lane, each.bucket))
+                free_s = out.copy(free_s, self._out_s(lane, each))
             copied_s[each.bucket] = free_s
         done: list[tuple[float, _Left]] = []
         host_s = float("-inf")
@@ -170,15 +200,35 @@ class HostUpdates:
         for updated_s, each in done:
             in_s = rates.in_s(costs.element_bytes * each.owned)
             if not each.keeps:
-                at_s = back_s = max(back_s, updated_s) + in_s
+                at_s = back_s = into.copy(max(back_s, updated_s), in_s)
             elif len(each.bucket.ranks) == 1:
                 at_s = updated_s
             else:
-                at_s = gather_in_s = max(gather_in_s, updated_s, 0.0) + in_s
+                at_s = gather_in_s = into.copy(max(gather_in_s, updated_s, 0.0), in_s)
             arrived[each.position] = max(arrived.get(each.position, at_s), at_s)
         return arrived
+
+    def on_links(self, lane: LaneKey, added_s: Callable[[float], float], into: CopyLink) -> Mapping[float, float]:
+        """By position when gradients that add up on the hosts of a lane are on its devices to be summed over ranks, the
+        head's first; where nobody else holds them, when they are added.
+
+        Args:
+            added_s: when the host has added all from a position on.
+            into: the link that they come back by.
+        """
+        found: dict[float, float] = {}
+        for position in sorted({each.position for each in self._left.get(lane, ()) if each.adds}, reverse=True):
+            back_s = self.back_on_device_s(lane, position)
+            at_s = added_s(position)
+            found[position] = into.copy(at_s, back_s) if back_s else at_s
+        return found
 
     def _speculates(self, lane: LaneKey) -> bool:
         group = self._simulated.group(lane)
         replica = self._simulated.plan.replicas[lane.replica]
         return any(replica.stages[s].offload.speculate for s in group.stages)
+
+
+def _from_0_on(link: CopyLink) -> Busy:
+    """What is taken of a link in the next step."""
+    return tuple((max(0.0, start_s), end_s) for start_s, end_s in link.busy if end_s > 0.0)

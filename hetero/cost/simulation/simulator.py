@@ -11,8 +11,8 @@ does not wait for all before the update, every replica starts at 0 and the step 
 evaluation and checkpoints are not in it.
 """
 
-import math
 from collections import defaultdict
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -21,14 +21,15 @@ from hetero.cost.cost_model import CostModel, StageCost
 from hetero.cost.gradient_volume import CountedBucket, sync_buckets
 from hetero.cost.layers.confidence import Confidence
 from hetero.cost.network import CollectiveCost, Port, Topology, all_reduce_cost
-from hetero.cost.simulation.activation_copies import BlockCopy, StageCopies
+from hetero.cost.simulation.activation_copies import StageCopies
 from hetero.cost.simulation.collectives import CollectiveRun, CollectiveSpan, lanes_of_buckets, run_collectives
-from hetero.cost.simulation.copied_blocks import copies_of_lanes
+from hetero.cost.simulation.copied_blocks import behind_updates, beside_updates, copies_of_lanes
+from hetero.cost.simulation.copy_link import CopyLink
 from hetero.cost.simulation.engine import NO_CAUSE, LaneStart, Span, WeightWait
 from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.cost.simulation.gradient_ready import share_of_forward
 from hetero.cost.simulation.gradients_added import gradients_added, gradients_ready
-from hetero.cost.simulation.host_updates import Arrivals, HostUpdates
+from hetero.cost.simulation.host_updates import Arrivals, HostTimes, HostUpdates, Links
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
 from hetero.cost.simulation.simulated_plan import KnownParts, LaneKey, SimulatedPlan
 from hetero.cost.simulation.stage_times import LazyStageTimes, RankTimes, StageTimes, mean_times
@@ -164,40 +165,46 @@ def simulate(
     buckets = _buckets(plan, costs, simulated.known)
     hosts = HostUpdates(simulated, topology, buckets, bucket_numel=_bucket_numel(plan, costs))
     copies = copies_of_lanes(simulated, topology)
-    arrivals = hosts.arrivals()
     computed_s = within_s - min(simulated.group(lane).update_s for lane in simulated.lane_keys())
+    times = hosts.times()
     for _ in range(HOST_ROUNDS):
-        found = _with_arrivals(simulated, topology, buckets, hosts, arrivals, copies, math.inf if hosts else computed_s)
-        before, arrivals = arrivals, hosts.arrivals(found.summed_s) if hosts else arrivals
-        if arrivals == before:
+        found = _with_host_times(simulated, topology, buckets, hosts, times, copies, math.inf if hosts else computed_s)
+        before, times = times, hosts.times(found.summed_s, found.links) if hosts else times
+        if times == before:
             break
     return found.simulation
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A step whose hosts bring weights back at given times, and when its gradients are summed for them."""
+    """A step whose hosts bring weights back at given times; when its gradients are summed for them, and how its blocks
+    use the links to the hosts, seconds after its end."""
 
     simulation: Simulation
     summed_s: Callable[[LaneKey, CountedBucket], float]
+    links: Links
 
 
-def _with_arrivals(
+def _with_host_times(
     simulated: SimulatedPlan,
     topology: Topology,
     buckets: Sequence[CountedBucket],
     hosts: HostUpdates,
-    arrivals: Arrivals,
+    times: HostTimes,
     copies: Mapping[LaneKey, StageCopies],
     computed_s: float,
 ) -> _Round:
     begin_s = _begins(simulated)
     # The agreement was so long before second 0, at which the first device has updated.
     agreed_s = -min((simulated.group(lane).update_s for lane in begin_s), default=0.0)
-    own_s = _own_weights(begin_s, arrivals, agreed_s)
+    own_s = _own_weights(begin_s, times.arrivals, agreed_s)
     gathers = _gather_weights(simulated, topology, buckets, own_s)
     alone = {lane: [(p, own_s(lane, p)) for p in positions] for lane, positions in hosts.alone().items()}
     starts = _lane_starts(simulated, begin_s, gathers.spans, alone, copies, hosts)
+    starts = {
+        lane: replace(start, copies=beside_updates(start.copies, times.busy.get(lane), agreed_s))
+        for lane, start in starts.items()
+    }
     replays = ReplicaReplays(
         simulated.pipelines(topology, starts),
         runtime=simulated.costs.runtime,
@@ -205,7 +212,7 @@ def _with_arrivals(
         known=simulated.known,
         within_s=computed_s,
     )
-    transfers, ready_s = replays.late_transfers(), gradients_added(simulated, replays, hosts, copies)
+    transfers, ready_s = replays.late_transfers(), gradients_added(simulated, replays, hosts)
     syncs = _sum_gradients(simulated, topology, buckets, transfers, ready_s, replays)
     sums = {span.bucket: span.end_s for span in syncs}
 
@@ -215,7 +222,14 @@ def _with_arrivals(
     on_host_s = hosts.on_host_s(summed_s)
     simulation = _result(simulated.plan, simulated, replays, syncs, gathers.spans, transfers, on_host_s=on_host_s)
     end_s = simulation.step_s + agreed_s
-    return _Round(simulation, lambda lane, bucket: summed_s(lane, bucket) - end_s)
+
+    def links(lane: LaneKey) -> tuple[CopyLink, CopyLink]:
+        _, replayed = replays.lane(lane)
+        if replayed.copies is None:
+            return CopyLink(), CopyLink()
+        return replayed.copies.out.moved(-end_s), replayed.copies.into.moved(-end_s)
+
+    return _Round(simulation, lambda lane, bucket: summed_s(lane, bucket) - end_s, links)
 
 
 def _own_weights(
@@ -313,6 +327,7 @@ def _lane_starts(
     waits: dict[LaneKey, dict[Action, WeightWait]] = defaultdict(dict)
     whole: dict[LaneKey, dict[tuple[int, float], float]] = defaultdict(dict)
     gathered_s: dict[LaneKey, float] = {}
+    gathered_out: dict[LaneKey, list[tuple[float, float]]] = defaultdict(list)
 
     def wait_for(lane: LaneKey, position: float, there_s: float) -> None:
         point = simulated.group(lane).points.weights_needed(position)
@@ -336,8 +351,9 @@ def _lane_starts(
         for lane in lanes[gather.bucket.ranks]:
             there_s = gather.end_s
             if hosts.keeps(lane, gather.bucket.position):
-                there_s = max(gathered_s.get(lane, there_s), there_s) + hosts.gathered_out_s(lane, gather.bucket)
-                gathered_s[lane] = there_s
+                start_s = max(gathered_s.get(lane, there_s), there_s)
+                there_s = gathered_s[lane] = start_s + hosts.gathered_out_s(lane, gather.bucket)
+                gathered_out[lane].append((start_s, there_s))
             wait_for(lane, gather.bucket.position, there_s)
     for lane, there in alone.items():
         for position, there_s in there:
@@ -345,28 +361,12 @@ def _lane_starts(
     return {
         lane: LaneStart(
             at_s=at_s,
-            copies=_behind_updates(copies.get(lane, ()), whole[lane]),
+            copies=behind_updates(copies.get(lane, ()), whole[lane], gathered_out[lane]),
             weight_waits=tuple(waits[lane].items()),
         )
         for lane, at_s in begin_s.items()
         if at_s or lane in waits or lane in copies
     }
-
-
-def _behind_updates(copies: StageCopies, whole: Mapping[tuple[int, float], float]) -> StageCopies:
-    """The copies of a lane, whose weights by stage and position are on the host at these times."""
-
-    def whole_s(s: int, blocks: Sequence[BlockCopy], i: int) -> float:
-        end = blocks[i + 1].position if i + 1 < len(blocks) else math.inf
-        inside = [at_s for (stage, here), at_s in whole.items() if stage == s and blocks[i].position <= here < end]
-        return max(inside, default=0.0)
-
-    if not whole:
-        return copies
-    return tuple(
-        (s, tuple(block._replace(whole_s=whole_s(s, blocks, i)) for i, block in enumerate(blocks)))
-        for s, blocks in copies
-    )
 
 
 def _prices(

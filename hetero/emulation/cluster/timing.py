@@ -5,8 +5,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
+from typing import Literal
 
 from hetero.cost.cost_model import CostModel, StageCost
+from hetero.cost.simulation.copy_link import CopyLink
 from hetero.cost.simulation.gradient_ready import share_of_backward, share_of_forward
 from hetero.distributed.timing import Collective, HostSpan, Start, Timing, TransferDirection, Waitable
 from hetero.emulation.cluster.device_memory import DeviceMemory
@@ -27,6 +30,13 @@ from hetero.plan.ir import Stage
 from hetero.plan.reshard import Transfer
 from hetero.schedule.actions import FETCHES, UPDATE, Action, ActionKind
 from hetero.schedule.program import Point, QueuedAction
+
+COPIES: Mapping[ActionKind, Literal["out", "in"]] = {
+    **dict.fromkeys((ActionKind.OUT_A, ActionKind.ADD_G, ActionKind.OUT_G, ActionKind.GATHER_OUT), "out"),
+    **dict.fromkeys((ActionKind.IN_A, ActionKind.IN_G, ActionKind.IN_P, ActionKind.GATHER_IN), "in"),
+    **dict.fromkeys(FETCHES.values(), "in"),
+}
+"""What is copied between a device and its host, and which way."""
 
 WarmUp = tuple[float, float]
 """Of the first step of a rank: processor seconds of its real work, and emulated seconds of computing."""
@@ -140,6 +150,8 @@ class EmulatedTiming(Timing):
         self._outside = False
         self._worked_s = 0.0
         self._hosts_free_s: dict[ActionKind, float] = {}
+        self._links = {way: CopyLink() for way in ("out", "in")}
+        self._links_lock = Lock()
         self._gathers_launched_s = 0.0
         stages = device.stages if device is not None else {}
         self._copies = {s: link_model.block_copies(stage, rank) for s, stage in stages.items()}
@@ -235,14 +247,16 @@ class EmulatedTiming(Timing):
 
     @contextlib.contextmanager
     def host(self, kind: ActionKind, bucket: Bucket, *, after_s: float) -> Iterator[HostSpan]:
-        """Copies out, updates and copies in are a queue each; a thread is as late as its queue, but for the last."""
+        """Copies out, updates and copies in are a queue each, and copies share a link each way; a thread is as late as
+        its queue, but for the last."""
         span = HostSpan()
         if self._as_fast_as_it_can:
             yield span
             return
         queue = ActionKind.HOST_UPDATE if kind == ActionKind.PREVIEW else kind
         start_s = max(self._hosts_free_s.get(queue, 0.0), after_s)
-        span.end_s = self._hosts_free_s[queue] = start_s + self._link_model.host_s(kind, bucket, self._rank)
+        seconds = self._link_model.host_s(kind, bucket, self._rank)
+        span.end_s = self._hosts_free_s[queue] = self._over_s(kind, start_s, seconds)
         yield span
         if kind != ActionKind.IN_P:
             self._clock.sleep_until(span.end_s)
@@ -267,8 +281,17 @@ class EmulatedTiming(Timing):
         block = self._copies[stage][position]
         queue = ActionKind.IN_W_F if kind in FETCHES.values() else kind
         start_s = max(self._hosts_free_s.get(queue, 0.0), after_s)
-        end_s = self._hosts_free_s[queue] = start_s + block.seconds_of(kind)
+        sum_s = block.sum_s if kind == ActionKind.ADD_G else 0.0
+        end_s = self._hosts_free_s[queue] = self._over_s(kind, start_s, block.seconds_of(kind) - sum_s) + sum_s
         return end_s
+
+    def _over_s(self, kind: ActionKind, start_s: float, seconds: float) -> float:
+        """When something is over that may begin at ``start_s``, and is on a link to the host if it is a copy."""
+        way = COPIES.get(kind)
+        if way is None:
+            return start_s + seconds
+        with self._links_lock:
+            return self._links[way].copy(start_s, seconds)
 
     def block_waited(self, position: float, until_s: float) -> None:
         running = self._running
