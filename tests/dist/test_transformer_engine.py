@@ -24,6 +24,7 @@ from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.spec.profile import LayerShape
 from hetero.units import BYTES_OF_PRECISION
+from tests.helpers.host_training import weights_to_hosts
 from tests.helpers.layouts import STYLES, layouts, with_delays
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
@@ -79,8 +80,11 @@ def build_all_ranks() -> dict[str, Any]:
     the local layers', is asserted where the parameters are found (``canonical_parameters``).
     """
     built, errors, modules = 0, {}, collections.Counter()
-    for name, style, whole in layouts():
+    for number, (name, style, whole) in enumerate(layouts()):
         plan = on_device(whole)
+        if number % 3 == 0:
+            # These are built in the host's memory.
+            plan = weights_to_hosts(plan, turn=number // 3, speculate=False)
         for rank in firsts(plan):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world_size)
             try:
