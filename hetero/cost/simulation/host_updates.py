@@ -37,7 +37,7 @@ Arrivals = Mapping[LaneKey, Mapping[float, float]]
 there: seconds after the agreement on the norm."""
 
 
-Links = Callable[[LaneKey], tuple[CopyLink, CopyLink]]
+LinksOfLane = Callable[[LaneKey], tuple[CopyLink, CopyLink]]
 """The links of a lane out and in, with the copies of its blocks."""
 
 
@@ -154,7 +154,7 @@ class HostUpdates:
         return self._rates[lane].out_s(self._simulated.costs.gradient_bytes * left.owned)
 
     def times(
-        self, summed_s: Callable[[LaneKey, CountedBucket], float] | None = None, links: Links | None = None
+        self, summed_s: Callable[[LaneKey, CountedBucket], float] | None = None, links: LinksOfLane | None = None
     ) -> HostTimes:
         """When the weights are back.
 

@@ -29,7 +29,7 @@ from hetero.cost.simulation.engine import NO_CAUSE, LaneStart, Span, WeightWait
 from hetero.cost.simulation.exposed_communication import TimeInterval
 from hetero.cost.simulation.gradient_ready import share_of_forward
 from hetero.cost.simulation.gradients_added import gradients_added, gradients_ready
-from hetero.cost.simulation.host_updates import Arrivals, HostTimes, HostUpdates, Links
+from hetero.cost.simulation.host_updates import Arrivals, HostTimes, HostUpdates, LinksOfLane
 from hetero.cost.simulation.replica_replays import ReplicaReplays, Spans
 from hetero.cost.simulation.simulated_plan import KnownParts, LaneKey, SimulatedPlan
 from hetero.cost.simulation.stage_times import LazyStageTimes, RankTimes, StageTimes, mean_times
@@ -182,7 +182,7 @@ class _Round:
 
     simulation: Simulation
     summed_s: Callable[[LaneKey, CountedBucket], float]
-    links: Links
+    links: LinksOfLane
 
 
 def _with_host_times(
