@@ -28,7 +28,7 @@ from rich.table import Table  # noqa: E402
 
 from hetero.cost.cost_model import CostModel, StageConfig  # noqa: E402
 from hetero.cost.memory import plan_memory  # noqa: E402
-from hetero.cost.simulation.host_updates import host_rates  # noqa: E402
+from hetero.cost.offload.host_rates import host_rates  # noqa: E402
 from hetero.cost.simulation.simulator import simulate  # noqa: E402
 from hetero.errors import ConfigError, PlanError  # noqa: E402
 from hetero.plan.ir import Plan, Recompute, Stage  # noqa: E402

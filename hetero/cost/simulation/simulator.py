@@ -11,8 +11,8 @@ does not wait for all before the update, every replica starts at 0 and the step 
 evaluation and checkpoints are not in it.
 """
 
-from collections import defaultdict
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial

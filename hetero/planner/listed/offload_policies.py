@@ -32,7 +32,7 @@ from functools import partial
 
 from hetero.cost.cost_model import StageConfig
 from hetero.cost.memory import plan_memory
-from hetero.cost.simulation.host_updates import can_update, host_rates
+from hetero.cost.offload.host_rates import can_update, host_rates
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.offload import NOTHING_ON_HOST, Offload
 from hetero.planner.listed.listed_plans import Listed, Listing
