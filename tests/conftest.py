@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.helpers.file_order import in_order
 from tests.helpers.ranks import POOL
-from tests.helpers.rotation import rotation_of_today, waiting
+from tests.helpers.rotation import Row, rotation_of_today, waiting
 
 # A busy machine is no failure: what counts is counted, and every test has a time limit.
 settings.register_profile("busy machine", deadline=None)
@@ -21,14 +22,18 @@ REAL_TIME = (
 )
 """Folders and files below this one whose processes have to be in time: they may be run once more, alone."""
 
+WAITING = pytest.StashKey[tuple[int, int, int]]()
+"""How many cases have no turn in this run, how many runs take some of every row, and how many every case."""
+
 MOST_SECOND_CHANCES = 5
 """More tests than these no busy machine makes fail; a choice."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rotation")
-    group.addoption("--rotation", type=int, help="which of the cases that rotate run (default: the number of commits)")
+    group.addoption("--rotation", type=int, help="which of the cases that rotate run (default: the run's number)")
     group.addoption("--all", action="store_true", help="run all cases, also those that rotate")
+    group.addoption("--in-every-run", action="store_true", help="run only what every run has, and no case that rotates")
     group.addoption(
         "--second-chance",
         action="store_true",
@@ -45,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     if _runs_everything(config):
         return "rotation: none, every case runs"
+    if config.option.in_every_run:
+        return "rotation: none, what every run has"
     return f"rotation: {config.option.rotation} (the same again: --rotation {config.option.rotation}; all of it: --all)"
 
 
@@ -59,14 +66,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_whose_turn_it_is(config: pytest.Config, items: list[pytest.Item]) -> None:
-    rows: dict[str, list[pytest.Item]] = {}
+    rows: dict[str, Row[pytest.Item]] = {}
     for item in items:
         for mark in item.iter_markers("rotates"):
-            test = item.nodeid.partition("[")[0]
-            rows.setdefault(f"{test} {mark.args[0]}", []).append(item)
-    dropped = set(waiting(rows, config.option.rotation))
+            # A row is one of a test; where none is named, the case is alone in its own.
+            name = f"{item.nodeid.partition('[')[0]} {mark.args[0]}" if mark.args else item.nodeid
+            row = rows.setdefault(name, Row(name=name, **mark.kwargs))
+            row.cases.append(item)
+    if config.option.in_every_run:
+        dropped = {case for row in rows.values() for case in row.cases}
+    else:
+        dropped = set(waiting(rows.values(), config.option.rotation))
+        some = max((each.every for each in rows.values()), default=1)
+        every = max((each.runs for each in rows.values()), default=1)
+        config.stash[WAITING] = (len(dropped), some, every)
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # All workers have found the same tests.
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["waiting"] = session.config.stash.get(WAITING, (0, 1, 1))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended, and says how many cases had no turn."""
+    if waits := getattr(node, "workeroutput", {}).get("waiting"):
+        node.config.stash[WAITING] = tuple(waits)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count, some, every = config.stash.get(WAITING, (0, 1, 1))
+    if count:
+        terminalreporter.write_line(
+            f"rotation {config.option.rotation}: {count} cases had no turn; {some} runs in a row take some of every "
+            f"row, {every} take every case, --all takes all at once"
+        )
 
 
 def _order(items: list[pytest.Item]) -> None:

@@ -1,16 +1,14 @@
 """What failed is run once more if a busy machine can explain it, and only then."""
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MOST_SECOND_CHANCES, REAL_TIME
+from tests.helpers.small_suite import run_suite, small_suite
 from tests.helpers.sources import ROOT
 
 TESTS = """
@@ -26,13 +24,7 @@ def test_that_did_not_fail():
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with this one's rules, and tests of its own."""
-    tests = tmp_path / "tests"
-    for name in ("conftest.py", "helpers"):
-        source = ROOT / "tests" / name
-        (tests / name).parent.mkdir(exist_ok=True)
-        shutil.copytree(source, tests / name) if source.is_dir() else shutil.copy(source, tests / name)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return tmp_path
+    return small_suite(tmp_path)
 
 
 def run_again(project: Path, place: str, *, count: int = 1, good: bool = True) -> subprocess.CompletedProcess[str]:
@@ -43,16 +35,10 @@ def run_again(project: Path, place: str, *, count: int = 1, good: bool = True) -
     failed = project / ".pytest_cache" / "v" / "cache" / "lastfailed"
     failed.parent.mkdir(parents=True)
     failed.write_text(json.dumps({f"tests/{place}/test_file.py::test_one[{number}]": True for number in range(count)}))
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--second-chance"],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_suite(project, "--second-chance")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "options", "says"),
     [

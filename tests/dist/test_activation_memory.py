@@ -10,6 +10,7 @@ from hetero.plan.ir import Plan, Recompute
 from hetero.runtime.options import StageOptions
 from hetero.runtime.stage import build_stages
 from hetero.spec.profile import ModuleKind
+from tests.helpers.cases import slow
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan as plan_of
 from tests.helpers.plans import replica, stage
@@ -47,7 +48,7 @@ def plan_of_sequences(seq_length: int, recompute: Recompute) -> Plan:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])
-@pytest.mark.parametrize("seq_length", [64, 512])
+@pytest.mark.parametrize("seq_length", [64, *slow(512)])
 def test_a_forward_keeps_what_the_memory_model_counts(seq_length: int, recompute: Recompute) -> None:
     made = plan_of_sequences(seq_length, recompute)
     costs = cost_model(made.model, [], seq_length=seq_length)

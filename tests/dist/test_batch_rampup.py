@@ -123,6 +123,7 @@ def test_tokens_of_a_step_are_those_of_its_batch() -> None:
     assert [round(tokens / (0.85 * 16)) for tokens in counted] == SIZES
 
 
+@pytest.mark.slow
 def test_a_small_batch_is_a_whole_one_to_who_knows_no_other() -> None:
     """The first step, with its auxiliary loss, is that of a plan whose batch has as many samples."""
     made = experts()
@@ -132,6 +133,7 @@ def test_a_small_batch_is_a_whole_one_to_who_knows_no_other() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("plans")
 @pytest.mark.parametrize("made", [experts, interleaved, everything_on_hosts])
 def test_what_depends_on_the_batch_follows_it(made: Callable[[], Plan]) -> None:
     """The share of a microbatch in an auxiliary loss; the order of computes of ranks with several stages; how many

@@ -150,6 +150,7 @@ def two_by_two(model: ModelSpec) -> Plan:
     )
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_stock_megatron_core_on_four_ranks(tmp_path: Path) -> None:
     """tp 2, pp 2: every tensor is in parts on its side, whole on ours."""
     model = MODELS["llama"]

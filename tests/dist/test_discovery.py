@@ -36,6 +36,7 @@ def discover(rank: int, exit_code: int) -> ClusterSpec | int:
     return describe(nodes_of(ranks), date="2026-11-23").cluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exit_code", [0, 2])
 def test_rank_0_describes_all_nodes_and_the_others_end_as_it_does(exit_code: int) -> None:
     cluster, *others = run_ranks(discover, 4, exit_code)

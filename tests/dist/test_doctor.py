@@ -54,6 +54,7 @@ def tell(rank: int, world_size: int, plan: Plan | None, link_seconds: float) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_versions_that_differ_are_named_and_links_are_measured() -> None:
     (before, after), *others = run_ranks(tell, 4, 4, None, 20.0)
     assert {facts for facts, _ in others} == {before}, "every rank knows the same"
@@ -109,6 +110,8 @@ def send_first_messages(rank: int, plan: Plan) -> int:
     return first_messages(plan, device=CPU)
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("plans")
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -189,6 +192,7 @@ def test_a_rank_that_does_not_arrive_is_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_the_command_on_all_ranks_of_a_launch(tmp_path: Path) -> None:
     wanted = uneven_plan()
     save(wanted, tmp_path / "plan.json")

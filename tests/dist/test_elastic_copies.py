@@ -47,6 +47,7 @@ def committed_by_step(run: Run) -> dict[int, int]:
     return {each.step: each.committed for each in run.nodes.reports() if each.phase == "step" and each.rank == 0}
 
 
+@pytest.mark.slow
 def test_two_slots_take_turns_and_a_step_commits_the_one_before(run: Run) -> None:
     train(run, END)
     assert committed_by_step(run) == {step: step - 1 for step in range(1, END + 1)}
@@ -158,6 +159,7 @@ def test_too_little_room_is_said_before_training_on_every_rank(run: Run) -> None
         assert "give the agent a larger folder" in message
 
 
+@pytest.mark.slow
 def test_the_first_commit_deletes_what_the_epoch_went_on_from(run: Run) -> None:
     train(run, 2)
     assert epochs_in(run.nodes.folder("a")) == [1]

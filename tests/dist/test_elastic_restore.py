@@ -116,6 +116,8 @@ def assert_same_bits(ours: list[Session], theirs: list[Session]) -> None:
 FOUR = {"a": (0, 1), "b": (2, 3)}
 
 
+@pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_what_only_a_node_has_that_leaves_is_fetched_from_it(tmp_path: Path) -> None:
     """It has no ranks any more, but all copies: it was alone."""
     with nodes(tmp_path, "a", "b") as made:
@@ -126,6 +128,8 @@ def test_what_only_a_node_has_that_leaves_is_fetched_from_it(tmp_path: Path) -> 
     assert_as_one_process(TWO_RANKS, again)
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("precisions")
 @pytest.mark.parametrize(
     "sharded", [pytest.param(False, marks=pytest.mark.slow, id="whole"), pytest.param(True, id="sharded")]
 )
@@ -185,6 +189,7 @@ def test_previews_are_refused_where_copies_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_unlike_replicas_lose_a_node_and_go_on_under_a_plan_of_others(tmp_path: Path) -> None:
     """Unlike depths and shares of the optimizer; then another layout, with an idle rank, on the nodes that are left."""
     before, after = (layout(name, "gpt2-tied") for name in ("everything", "idle-ranks"))

@@ -95,6 +95,7 @@ def losses(said: str) -> dict[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=1)
 def test_sigterm_commits_the_step_in_hand(tmp_path: Path) -> None:
     """No copy was due before; the second epoch goes on from where the first stopped, and ends as a run that did not."""
     with nodes(tmp_path, "a", "b") as made:

@@ -29,6 +29,7 @@ from hetero.spec.cluster import ClusterSpec
 from hetero.spec.host import HostProfile, UpdateRate
 from hetero.spec.link import Link
 from hetero.spec.parameters import parameters
+from tests.helpers.cases import slow
 from tests.helpers.models import gpt2_model, llama_model
 from tests.helpers.plans import plan, replica, sharded, stage
 from tests.helpers.ranks import run_alone, run_ranks
@@ -142,7 +143,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if "1 and 2" in name else pytest.mark.slow) for name in PLANS]
+    "name", ["microbatches 1 and 2", *slow(*(name for name in PLANS if "1 and 2" not in name), rotates="plans")]
 )
 def test_a_step_takes_what_the_simulator_says(name: str) -> None:
     described = PLANS[name]
@@ -190,15 +191,15 @@ def host_cases() -> Iterator[Any]:
         "wide, the first": (wide, (Offload(optimizer_from=1.5), nothing), 0.8),
     }
     for name, (described, offloads, seconds) in cases.items():
-        marks = (pytest.mark.slow, pytest.mark.rotates("hosts"))
-        yield pytest.param(on_hosts(described, *offloads), seconds, id=name, marks=marks)
+        turns = [] if name == "one, all" else [pytest.mark.rotates("hosts", every=2, turn=0)]
+        yield pytest.param(on_hosts(described, *offloads), seconds, id=name, marks=[pytest.mark.slow, *turns])
         if name in ("one, its end", "one, all", "two, both", "unlike, some"):
             previewed = [dataclasses.replace(o, speculate=o != nothing) for o in offloads]
             yield pytest.param(
                 on_hosts(described, *previewed),
                 seconds,
                 id=f"{name}, previewed",
-                marks=(pytest.mark.slow, pytest.mark.rotates("previews")),
+                marks=(pytest.mark.slow, pytest.mark.rotates("previews", every=2, turn=1)),
             )
 
 
@@ -221,7 +222,7 @@ def gradient_cases() -> Iterator[Any]:
         ),
     }
     for name, (described, offloads, seconds) in cases.items():
-        marks = (pytest.mark.slow, pytest.mark.rotates("gradients"))
+        marks = (pytest.mark.slow, pytest.mark.rotates("gradients", every=2, turn=0))
         yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, gradients", marks=marks)
 
 
@@ -243,7 +244,7 @@ def weight_cases() -> Iterator[Any]:
         "in turns": (turns, (first, Offload(), last, Offload()), 0.8),
     }
     for name, (described, offloads, seconds) in cases.items():
-        marks = (pytest.mark.slow, pytest.mark.rotates("weights"))
+        marks = (pytest.mark.slow, pytest.mark.rotates("weights", every=2, turn=1))
         yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, weights", marks=marks)
 
 
@@ -312,7 +313,7 @@ def activation_cases() -> Iterator[Any]:
         "beside updates": (one, (Offload(activations_until=3, optimizer_from=5),), 0.03),
     }
     for name, (described, offloads, seconds) in cases.items():
-        marks = (pytest.mark.slow, pytest.mark.rotates("activations"))
+        marks = (pytest.mark.slow, pytest.mark.rotates("activations", every=2, turn=0))
         yield pytest.param(on_hosts(described, *offloads), seconds, id=name, marks=marks)
 
 
@@ -337,6 +338,7 @@ def test_activations_come_back_when_the_simulator_says(described: Plan, seconds:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("optimizers")
 @pytest.mark.parametrize("data_parallel", [None, SHARED], ids=["all-reduce", "distributed-optimizer"])
 def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | None) -> None:
     """Under a plan of unequal replicas with tensor parallelism, in fp32."""
@@ -355,6 +357,7 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predicted() -> None:
     """A split backward, half a layer, hierarchical sums, and a distributed optimizer that gathers in the forward."""
     described = dataclasses.replace(

@@ -75,6 +75,7 @@ def program_of(made: Plan, rank: int, shared: Sequence[Bucket], *, overlap: bool
     return lower_rank(made, rank, held, options=options)
 
 
+@pytest.mark.rotates("programs")
 @pytest.mark.parametrize("overlap", [True, False], ids=["beside", "after"])
 @pytest.mark.parametrize(
     "made",

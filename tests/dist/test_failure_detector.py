@@ -143,6 +143,7 @@ def assert_others_said(message: str, ranks: list[Ended], victim: int) -> None:
             assert said_by(rank, ended).endswith(message)
 
 
+@pytest.mark.rotates("ranks")
 @pytest.mark.parametrize("victim", [0, 1, IDLE, LAST])
 def test_a_rank_is_killed(victim: int, tmp_path: Path) -> None:
     """The connection that breaks tells its neighbours at once, and the store tells the rest."""
@@ -178,6 +179,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.rotates("ways")
 @pytest.mark.parametrize(
     ("failure", "cause"),
     [
@@ -195,6 +197,7 @@ def test_a_rank_fails(failure: Failure, cause: str, tmp_path: Path) -> None:
     assert_others_said(f"{PLACES[2]} failed with {cause}. Training stopped on all ranks.", ranks, victim=2)
 
 
+@pytest.mark.rotates("ways")
 @pytest.mark.parametrize(
     ("failure", "options", "why"),
     [(die, WHATEVER_THE_SILENCE, ""), (stand_still, OPTIONS, "no answer for 3 s")],
@@ -216,6 +219,7 @@ def leave_in_turn(rank: int, store: dist.Store, options: FailureDetectorOptions)
         time.sleep(2.0 * rank)
 
 
+@pytest.mark.rotates(every=2, turn=1)
 def test_ranks_that_finish_at_different_times_raise_no_alarm() -> None:
     """Even much later than a silent rank is taken for dead."""
     options = FailureDetectorOptions(beat_s=0.1, lost_after_s=1.0, roll_call_s=1.0)
@@ -234,6 +238,7 @@ def finish_during_the_roll_call(rank: int, store: dist.Store) -> None:
         time.sleep(1.0)
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_a_rank_that_is_done_is_left_alone() -> None:
     finished, _, failed = end_of_ranks(finish_during_the_roll_call, 3, lasting=(1,))
     assert (finished.exit_code, finished.stderr) == (0, "")
@@ -347,6 +352,7 @@ def stand_still_among_the_last(rank: int, store: dist.Store) -> None:
         time.sleep(60)
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_who_is_left_watches_over_those_that_are_left() -> None:
     waiting, gone, _ = end_of_ranks(stand_still_among_the_last, 3, lasting=(2,), timeout_s=30)
     assert gone.exit_code == 0
@@ -364,6 +370,7 @@ def leave_the_store_behind(rank: int, store: dist.Store) -> None:
         os._exit(0)
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_rank_0_takes_the_store_along_only_when_nobody_needs_it() -> None:
     """Who comes to its end later would believe that rank 0 was lost."""
     ends = end_of_ranks(leave_the_store_behind, 2, store_host="rank 0")
@@ -378,6 +385,7 @@ def agree_slowly(rank: int, store: dist.Store) -> None:
         raise ConsensusError("the plan is wrong")
 
 
+@pytest.mark.rotates(every=2, turn=1)
 def test_what_all_ranks_raise_alarms_none() -> None:
     for ended in end_of_ranks(agree_slowly, 2):
         assert ended.exit_code == 1

@@ -78,6 +78,7 @@ def interleaved() -> Plan:
     return sharded(plan(moe_model(), [replica(*stages, num_samples=6)]))
 
 
+@pytest.mark.rotates("plans")
 @pytest.mark.parametrize("made", [unlike_replicas(), interleaved()], ids=["unlike-replicas", "interleaved"])
 def test_the_training_is_one_processs(made: Plan) -> None:
     traces, recorded = zip(*run_ranks(forwards_of_a_run, made.world_size, under(NAME, made), NUM_STEPS), strict=True)
@@ -89,6 +90,7 @@ def test_the_training_is_one_processs(made: Plan) -> None:
         assert forwards.count(True) == NUM_STEPS * stages * count
 
 
+@pytest.mark.rotates("plans")
 @pytest.mark.parametrize("made", [unlike_replicas(), interleaved()], ids=["unlike-replicas", "interleaved"])
 def test_dropout_drops_the_same_again(made: Plan) -> None:
     """And what comes behind draws as if nothing had run twice: bit for bit the training that keeps all graphs. Where

@@ -212,6 +212,7 @@ def shuffled(rank: int, tensors: Iterable[Any]) -> list[Any]:
     return random.Random(rank).sample(list(tensors), k=len(list(tensors)))
 
 
+@pytest.mark.rotates("layouts")
 @pytest.mark.parametrize("order", [as_the_backward, as_the_forward, shuffled])
 def test_all_ranks_launch_what_they_share_in_one_order(order: Callable[..., list[Any]]) -> None:
     """NCCL deadlocks if two ranks launch the same two collectives the other way round."""

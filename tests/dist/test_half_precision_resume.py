@@ -218,7 +218,7 @@ def assert_there_and_back(first: Leg, second: Leg, folder: Path) -> list[Session
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.rotates(every=2, turn=0)), "fp16"])
 def test_half_precision_goes_on_under_another_plan(precision: Precision, tmp_path: Path) -> None:
     """Tied embeddings cut by tp, half layers, unequal shares, an idle rank; in fp16 an overflow under each plan."""
     a, b = in_precision(FIRST, precision), in_precision(SECOND, precision)
@@ -252,6 +252,7 @@ def pairs(draw: st.DrawFn) -> tuple[Leg, Leg]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=6, turn=2)
 @given(pairs())
 @settings(
     max_examples=3,
@@ -389,7 +390,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.rotates(fault.noticed)) for name, fault in FAULTS.items()]
+    "name", [pytest.param(name, marks=pytest.mark.rotates(fault.noticed, every=2)) for name, fault in FAULTS.items()]
 )
 def test_a_fault_is_noticed(name: str, trained: Callable[[Precision], Path], tmp_path: Path) -> None:
     fault = FAULTS[name]

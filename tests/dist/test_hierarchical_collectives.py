@@ -104,21 +104,16 @@ OPTIONS = {"beside": BESIDE, "after": AFTER, "sharded": SHARDED, "sharded-unequa
 DISTRIBUTED = ("sharded", "sharded-unequal", "gathered")
 """Of these, the plans have a distributed optimizer."""
 
-ALWAYS = {("three-domains", "gpt2-tied"), ("unequal-domains", "llama-gqa"), ("equal-nodes", "llama-gqa")}
-"""What every run has."""
-
-FAST = "equal-nodes"
-"""Of these, what the fast one has, too."""
+ALWAYS = ("equal-nodes", "llama-gqa")
+"""What every run has, and one more."""
 
 
 def _cases() -> Iterator[Any]:
     """Every layout in all ways, in one visit of its ranks."""
     for layout, build in PLANS.items():
         for style, model in MODELS.items():
-            row = "beside the fast ones" if any(layout == name for name, _ in ALWAYS) else layout
-            marks = [] if (layout, style) in ALWAYS else [pytest.mark.rotates(row)]
-            if marks or layout != FAST:
-                marks.append(pytest.mark.slow)
+            turns = (pytest.mark.slow, pytest.mark.rotates(f"{style}", every=2, turn=list(MODELS).index(style)))
+            marks = () if (layout, style) == ALWAYS else turns
             ways = {how: Training(in_the_way(build(model()), how), options) for how, options in OPTIONS.items()}
             yield pytest.param(ways, id=f"{layout}-{style}", marks=marks)
 
@@ -143,6 +138,7 @@ def test_the_sums_are_those_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=1)
 def test_a_bucket_may_be_too_small_for_its_rails() -> None:
     """A norm's 32 weights alone: one of two rails has nothing to carry, and no shard but one has an element."""
     whole = with_unequal_shares(unequal_domains(gpt2_model()))

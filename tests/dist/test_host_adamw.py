@@ -106,6 +106,8 @@ def compared(
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("precisions")
 @pytest.mark.parametrize("precision", ["bf16", *slow("fp64", "fp32", "fp16")])
 def test_every_range_has_the_bits_of_the_training(precision: Precision) -> None:
     for clip_grad, spoilt_step in ((0.25, None), (1000.0, 1)):

@@ -15,6 +15,7 @@ from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.dist.interleaved_plans import PLANS, in_float64
 from tests.dist.resumed_runs import END, HALF, run
+from tests.helpers.cases import slow
 from tests.helpers.comparison import assert_same_training
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -29,7 +30,7 @@ SHARDED = DataParallelOptions(bucket_numel=3000, overlap_param_gather=True)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "beside-another" else pytest.mark.slow) for name in PLANS]
+    "name", ["beside-another", *slow(*(name for name in PLANS if name != "beside-another"), rotates="plans")]
 )
 def test_interleaved_stages_equal_one_process(name: str) -> None:
     made = PLANS[name]
@@ -52,6 +53,7 @@ def losses_around_a_step(rank: int, made: Plan) -> list[tuple[float, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_an_evaluation_is_one_processs() -> None:
     made = PLANS["beside-another-sharded"]
     expected = run_alone(losses_around_a_step, one_process_plan(made))
@@ -62,6 +64,7 @@ def test_an_evaluation_is_one_processs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("ways")
 @pytest.mark.parametrize("saved_interleaved", [True, False])
 def test_a_run_goes_on_with_and_without_interleaving(saved_interleaved: bool, tmp_path: Path) -> None:
     """Under the other plan, from the half: the losses of one process."""

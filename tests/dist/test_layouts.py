@@ -19,7 +19,7 @@ from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from hetero.spec.parameters import parameters
 from tests.helpers.comparison import assert_same_training
-from tests.helpers.layouts import layout, layouts, with_delays
+from tests.helpers.layouts import in_turns, layout, layouts, with_delays
 from tests.helpers.plans import sharded, with_unequal_shares
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import Training, one_process, train, trained
@@ -45,23 +45,23 @@ SPLIT_AND_SHARDED = (
 )
 
 ALWAYS = (
-    ("tp-1|2|4-sp", "gpt2-tied"),
+    ("tp-2|1", "gpt2-tied"),
     ("micro-batch-2|4|1", "llama-gqa"),
     ("everything", "llama-tied"),
     ("half-cuts", "moe"),
-    ("half-cut-and-whole", "llama-gqa"),
 )
 """Layouts and styles that every run has."""
 
-FAST = ("micro-batch-2|4|1", "everything", "half-cuts")
+FAST = ("micro-batch-2|4|1", "tp-2|1")
 """Of these, the layouts that the fast one has, too."""
 
 
 def _cases() -> Iterator[Any]:
-    """Every layout in one style per run, with either delays in turn."""
+    """Every layout in one style each sixth run, with either delays in turn."""
     for (name, style, plan), delays in zip(LAYOUTS, itertools.cycle(DELAYS), strict=False):
-        row = "beside the fast ones" if any(name == always for always, _ in ALWAYS) else name
-        marks = [] if (name, style) in ALWAYS else [pytest.mark.rotates(row)]
+        beside = any(name == always for always, _ in ALWAYS)
+        turns = pytest.mark.rotates("beside the fast ones") if beside else in_turns(name, every=6)
+        marks = [] if (name, style) in ALWAYS else [turns]
         if marks or name not in FAST:
             marks.append(pytest.mark.slow)
         yield pytest.param(trainings_of(name, style, plan, delays), id=f"{name}-{style}", marks=marks)
@@ -97,7 +97,7 @@ def test_a_layout_trains_like_one_process(
             assert_same_training(plan, traces, one_process(plan, num_steps), tolerance=TOLERANCE)
 
 
-def test_every_layout_is_in_every_run() -> None:
+def test_every_layout_has_its_turn() -> None:
     """One of its styles, or a case that does not rotate."""
     always, rows = set(), set()
     for case in _cases():
@@ -112,6 +112,7 @@ def test_every_layout_is_in_every_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_the_state_of_the_optimizer_is_held_once() -> None:
     """Over all ranks the shards add up to the state of one process, but for the padding between segments."""
     plan = layout("everything", "llama-gqa")
@@ -138,6 +139,7 @@ def test_every_rank_of_a_segment_ends_with_the_same_bits() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("backwards")
 @pytest.mark.parametrize("delays", [(None,), DELAYS["unlike"]], ids=["whole", "split"])
 def test_overlap_changes_nothing(delays: tuple[int | None, ...]) -> None:
     """Reducing buckets beside the backward, or the last W, gives the bits that reducing them after it gives."""

@@ -48,11 +48,12 @@ def in_precision(plan: Plan, precision: Precision) -> Plan:
 
 
 def _cases() -> Iterator[Any]:
-    """Each precision with and without a shared optimizer, under one of the layouts per run."""
+    """Each precision with and without a shared optimizer, under one of the layouts each second run."""
     for precision, distributed in itertools.product(("bf16", "fp16"), (False, True)):
         how = f"{precision}-{'distributed' if distributed else 'all-reduce'}"
         for name, plan in CHOSEN:
-            yield pytest.param(plan, precision, distributed, id=f"{name}-{how}", marks=pytest.mark.rotates(how))
+            row = pytest.mark.rotates(how, every=2, turn=(precision == "fp16") ^ distributed)
+            yield pytest.param(plan, precision, distributed, id=f"{name}-{how}", marks=row)
 
 
 @pytest.mark.slow
@@ -117,6 +118,7 @@ def losses_with(rank: int, plan: Plan, begins_with: list[Weights | None]) -> lis
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("precisions")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_small_updates_are_not_lost(precision: Precision) -> None:
     """An update of a thousandth is below half of bf16's last bit: only master weights can add a hundred of them up."""

@@ -7,7 +7,7 @@ a tiny one, so that the ranks can be processes here; the planner prices it by pr
 import dataclasses
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from hetero.cost.memory import plan_memory
@@ -68,9 +68,21 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(problem=problems())
-def test_every_plan_is_legal_and_trains_like_one_process(problem: Problem) -> None:
+@pytest.mark.rotates("parts", every=2, turn=1)
+@pytest.mark.parametrize("part", range(3))
+def test_every_plan_is_legal_and_trains_like_one_process(part: int) -> None:
+    """Of twelve problems, in three parts."""
+
+    @seed(part)
+    @settings(max_examples=4, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(problem=problems())
+    def of_a_problem(problem: Problem) -> None:
+        assert_its_plan_trains_like_one_process(problem)
+
+    of_a_problem()
+
+
+def assert_its_plan_trains_like_one_process(problem: Problem) -> None:
     plan = planned(problem).plan
     validate(plan)
     check_plan_on_cluster(plan, problem.cluster)

@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(100)]
 
 NUM_STEPS = 2
 TOLERANCE = 1e-9
-IN_THE_SUITE, IN_EVERY_RUN = 100, 3
-IN_THE_FAST_RUN = 2
+IN_THE_SUITE = 100
+IN_EVERY_RUN = 2
 """The number of that plan, which is a small one."""
 
 TURNS = 10
-"""In which a run takes every tenth of them."""
+"""Of so many in a row every second run takes one."""
 
 
 def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) -> None:
@@ -46,9 +46,9 @@ def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) ->
 
 def _cases() -> Iterator[Any]:
     for n in range(IN_THE_SUITE):
-        marks = [] if n < IN_EVERY_RUN else [pytest.mark.rotates(f"from {n - n % TURNS}")]
-        if n != IN_THE_FAST_RUN:
-            marks.append(pytest.mark.slow)
+        first = n - n % TURNS
+        turns = pytest.mark.rotates(f"from {first}", every=2, turn=first // TURNS % 2)
+        marks = [] if n == IN_EVERY_RUN else [pytest.mark.slow, turns]
         yield pytest.param(n, marks=marks)
 
 
@@ -57,6 +57,7 @@ def test_a_random_plan_equals_one_process(number: int) -> None:
     assert_equals_one_process(*random_plan(number))
 
 
+@pytest.mark.slow
 def test_random_plans_say_everything_that_a_plan_can_say() -> None:
     """Of those of the suite, so many at least have each of these."""
     drawn = [random_plan(number)[0] for number in range(IN_THE_SUITE)]
@@ -89,6 +90,7 @@ def test_random_plans_say_everything_that_a_plan_can_say() -> None:
     assert {made.world_size for made in drawn} == set(range(2, MAX_RANKS + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domains", [(), ((0, 1), (2,))], ids=["flat", "hierarchical"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["gathered-before", "gathered-beside"])
 def test_a_rank_that_owns_nothing_gathers_what_the_others_own(domains: tuple[Ranks, ...], overlap: bool) -> None:

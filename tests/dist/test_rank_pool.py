@@ -74,6 +74,8 @@ def hang_on_rank_1(rank: int) -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("ways")
 @pytest.mark.parametrize(
     ("case", "said", "timeout_s"),
     [
@@ -95,6 +97,7 @@ def test_a_rank_that_fails_costs_its_own_case_alone(
     assert set(before) & set(after) == {spared}
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_shows_its_stack(pool: RankPool) -> None:
     with pytest.raises(AssertionError, match=r"ranks \[0\] hung\n(.*\n)*.*in sleep_alone"):
         pool.run(sleep_alone, 1, (), 2)
@@ -223,6 +226,7 @@ def what_a_test_could_see(rank: int) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_no_case_sees_what_another_left(pool: RankPool) -> None:
     """It is put back, or the process is replaced."""
     (clean,) = pool.run(what_a_test_could_see, 1, (), 30)
@@ -232,6 +236,8 @@ def test_no_case_sees_what_another_left(pool: RankPool) -> None:
         assert seen == clean, leaver.__name__
 
 
+@pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 @pytest.mark.parametrize("leaver", LEAVERS, ids=lambda leaver: leaver.__name__)
 def test_what_is_left_would_be_seen(leaver: Callable[[], None], pool: RankPool) -> None:
     """Otherwise the test above could not fail."""
@@ -246,6 +252,7 @@ def leave_and_look(rank: int, leaver: Callable[[], None]) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_training_gives_the_same_bits_in_a_used_process(pool: RankPool) -> None:
     """After experts, half layers and other groups, what a first training gave; and no process had to be replaced."""
     plan = layout("tp-2|1", "llama-gqa")

@@ -50,6 +50,7 @@ def same_bits(ours: list[Trace | None], theirs: list[Trace | None]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("precisions")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_split_backward_gives_the_bits_of_a_whole_one(precision: Precision) -> None:
     """The same products, added up in the same order and precision. Biases, which this model has none of, may not."""

@@ -76,10 +76,11 @@ UNIFORM = {
 
 
 ROWS = (
+    ("llama-dp2-overlap", "llama-dp2-distributed", "llama-pp2-dp2-distributed"),
     ("llama-pp2", "llama-linear-pp2", "llama3-pp2"),
     ("llama-pp2-interleaved", "gpt2-tied-pp2-interleaved", "llama-pp2-dp2-interleaved-distributed"),
     ("gpt2-tied-pp2", "gpt2-tied-pp4"),
-    ("gpt2-tied-tp2-sp-pp2-dp2", "llama-tp2-sp-pp2-dp2-overlap"),
+    ("gpt2-tp2-sp", "gpt2-tied-tp2-sp-pp2-dp2", "llama-tp2-sp-pp2-dp2-overlap"),
 )
 """Alike enough that a run takes one of each."""
 
@@ -136,6 +137,7 @@ def train_with_scores(rank: int, plan: Plan) -> Trace | None:
         return train(rank, plan, NUM_STEPS)
 
 
+@pytest.mark.rotates("styles")
 @pytest.mark.parametrize("style", ["gpt2-tied", "llama-gqa"])
 def test_a_training_is_the_one_with_megatron_cores_attention(style: str) -> None:
     """In float64 the two differ by rounding alone, also after updates, with tensor parallelism and half layers."""

@@ -72,15 +72,17 @@ PLANS = {
 
 
 def _cases() -> Iterator[Any]:
-    """The small plan in every precision, each other one in one per run."""
-    for name, precision in itertools.product(PLANS, get_args(Precision)):
+    """The small plan in fp32 and in one more, each other plan in one precision each third run."""
+    for (place, name), precision in itertools.product(enumerate(PLANS), get_args(Precision)):
         if precision != "fp64":
-            marks = [] if name == "small" else [pytest.mark.rotates(f"waits of {name}")]
+            marks = [pytest.mark.rotates("small")] if precision != "fp32" else []
+            marks = marks if name == "small" else [pytest.mark.rotates(f"waits of {name}", every=3, turn=place % 3)]
             if marks or precision != "fp32":
                 marks.append(pytest.mark.slow)
             yield pytest.param(name, precision, id=f"{name}-{precision}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), list(_cases()))
 def test_a_step_waits_for_the_device_once(name: str, precision: Precision) -> None:
     for factor in (1, 3):

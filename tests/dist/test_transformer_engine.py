@@ -154,22 +154,36 @@ def delayed_plan(tp: int, sp: bool) -> Plan:
 RECIPES = {"delayed": "TEDelayedScaling", "tensorwise": "Float8CurrentScaling"}
 
 
+def asked_by(item: pytest.Function) -> Mapping[str, Check]:
+    """What a test of this file wants to know of TransformerEngine's Python."""
+    values: Mapping[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    match item.originalname:
+        case "test_all_ranks_of_all_layouts_can_be_built":
+            return {"build": Check(THIS, "build_all_ranks")}
+        case "test_a_layout_trains_as_with_local_layers":
+            plan = trained_plan(values["name"])
+            return {values["name"]: Check(THIS, "train_both", (plan,), plan.world_size)}
+        case "test_what_waits_is_what_the_memory_model_counts":
+            tp, sp = KEPT[values["name"]]
+            return {f"kept {values['name']}": Check(THIS, "bytes_put_off", (delayed_plan(tp, sp),), tp)}
+    in_bf16, recipe = on_device(fp8_plan(), "H100", fp8=False), values["recipe"]
+    return {
+        f"fp8 {recipe}": Check(THIS, "train_in_fp8", (fp8_plan(), recipe), 3),
+        "bf16": Check(THIS, "train_in_fp8", (in_bf16, "delayed"), 3),
+    }
+
+
 @pytest.fixture(scope="module")
-def answered() -> Mapping[str, Any]:
-    """All that is asked of TransformerEngine's Python, in one process."""
-    checks = {
-        name: Check(THIS, "train_both", (plan,), plan.world_size)
-        for name, plan in ((name, trained_plan(name)) for name in TRAINED)
-    }
-    checks |= {f"fp8 {recipe}": Check(THIS, "train_in_fp8", (fp8_plan(), recipe), 3) for recipe in RECIPES}
-    checks["bf16"] = Check(THIS, "train_in_fp8", (on_device(fp8_plan(), "H100", fp8=False), "delayed"), 3)
-    checks |= {
-        f"kept {name}": Check(THIS, "bytes_put_off", (delayed_plan(tp, sp),), tp) for name, (tp, sp) in KEPT.items()
-    }
-    checks["build"] = Check(THIS, "build_all_ranks")
+def answered(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """All that the tests whose turn it is ask of TransformerEngine's Python, in one process."""
+    checks: dict[str, Check] = {}
+    for item in request.session.items:
+        if item.path == request.path and isinstance(item, pytest.Function):
+            checks |= asked_by(item)
     return dict(zip(checks, answers(checks.values()), strict=True))
 
 
+@pytest.mark.rotates(every=6, turn=1)
 def test_all_ranks_of_all_layouts_can_be_built(answered: Mapping[str, Any]) -> None:
     found = answered["build"]
     assert not found["errors"]
@@ -184,6 +198,7 @@ def test_all_ranks_of_all_layouts_can_be_built(answered: Mapping[str, Any]) -> N
     assert not {"SplitColumnParallelLinear", "SplitRowParallelLinear"} & set(found["modules"])
 
 
+@pytest.mark.rotates("layouts")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_layout_trains_as_with_local_layers(name: str, answered: Mapping[str, Any]) -> None:
     for both in answered[name]:

@@ -24,6 +24,7 @@ def four_ranks(tied: bool) -> Plan:
     return dataclasses.replace(plan(model, [replica(*stages, num_samples=4)]), precision="fp64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_padding_on_several_ranks_takes_no_part_in_the_loss(tied: bool) -> None:
     made = four_ranks(tied)

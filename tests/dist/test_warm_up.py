@@ -54,8 +54,9 @@ def trained_twice(rank: int, made: Plan, data_parallel: DataParallelOptions) -> 
 
 def _cases() -> list[Any]:
     """Of each style a layout with several ranks; half precision, split backwards, gathers, forwards that run again."""
+    rows = {style: pytest.mark.rotates(style, every=3, turn=i % 3) for i, style in enumerate(STYLES)}
     cases = [
-        pytest.param(plan, SMALL_BUCKETS, id=f"{name}-{style}", marks=[pytest.mark.slow, pytest.mark.rotates(style)])
+        pytest.param(plan, SMALL_BUCKETS, id=f"{name}-{style}", marks=[pytest.mark.slow, rows[style]])
         for name, style, plan in LAYOUTS
         if plan.world_size > 1
     ]
@@ -68,9 +69,10 @@ def _cases() -> list[Any]:
         made = dataclasses.replace(everything, precision=precision)
         marks = [pytest.mark.slow, pytest.mark.rotates("half precision")]
         cases.append(pytest.param(made, SMALL_BUCKETS, id=precision, marks=marks))
+    ways = pytest.mark.rotates("ways of everything")
     split = with_delays(layout("everything", "llama-tied"), DELAYS["as-zb-h1"])
-    cases.append(pytest.param(split, SMALL_BUCKETS, id="split", marks=pytest.mark.slow))
-    cases.append(pytest.param(sharded(everything), GATHERS, id="sharded", marks=pytest.mark.slow))
+    cases.append(pytest.param(split, SMALL_BUCKETS, id="split", marks=[pytest.mark.slow, ways]))
+    cases.append(pytest.param(sharded(everything), GATHERS, id="sharded", marks=[pytest.mark.slow, ways]))
     cases.append(pytest.param(under(NAME, forwards_again), SMALL_BUCKETS, id="forwards again"))
     return cases
 
@@ -153,6 +155,7 @@ def test_no_receive_is_posted_before_all_kinds_of_computes_have_run(precision: P
         assert set(KINDS) - set(events[: events.index("receive")]), f"rank {rank} is cold without a warm-up"
 
 
+@pytest.mark.slow
 def test_on_cuda_a_warm_up_happens_by_itself() -> None:
     stages = [stage(layers=(3 * s, 3 * s + 3), ranks=(s,)) for s in range(2)]
     made = plan_of(gpt2_model(), [replica(*stages, num_samples=2)])

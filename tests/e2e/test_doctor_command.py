@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_the_checklist_of_this_host(capfd: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     said = capfd.readouterr().out
@@ -26,6 +27,7 @@ def test_the_checklist_of_this_host(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_the_facts_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "--json"])
     (facts,) = json.loads(capfd.readouterr().out)["hosts"]
@@ -37,6 +39,7 @@ def test_a_plan_needs_its_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.startswith("hetero: --plan has no effect in one process")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would run the tests of the GPU")
 @pytest.mark.parametrize(
     ("version", "cuda", "sees", "said"),

@@ -47,6 +47,7 @@ def emulated(folder: Path, **changes: str | None) -> list[str]:
     return [*argv, "--hetero-profile", str(folder / "fast.json"), str(folder / "slow.json")]
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_the_launch_script_of_a_cluster_runs_on_one_machine(folder: Path) -> None:
     """With evaluations and saves between the steps, which no step is charged for."""
     argv = emulated(
@@ -83,6 +84,7 @@ def test_out_of_memory_names_rank_device_and_what_it_needs(folder: Path) -> None
     assert said in run.stderr
 
 
+@pytest.mark.rotates(every=2, turn=1)
 def test_a_plan_is_measured_beside_its_prediction(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_device_without_a_profile_is_told_on_all_ranks(folder: Path) -> None:
     assert "H100" in run.stderr
 
 
+@pytest.mark.rotates(every=3, turn=2)
 def test_plans_race(folder: Path) -> None:
     flags = emulated(folder, hetero_emulate_time_scale="2")
     plans = [str(folder / "uneven.json"), str(folder / "even.json")]

@@ -42,6 +42,7 @@ def printed(example: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_a_cluster_is_planned(tmp_path: Path) -> None:
     said = printed("plan_a_cluster.py", str(tmp_path / "plan.json"))
     validate(load(Plan, tmp_path / "plan.json"))
@@ -49,6 +50,7 @@ def test_a_cluster_is_planned(tmp_path: Path) -> None:
     assert float(ratio) > 1.0
 
 
+@pytest.mark.slow
 def test_a_plan_is_simulated_and_drawn(tmp_path: Path) -> None:
     said = printed("simulate_and_draw.py", str(tmp_path))
     steps = [float(seconds) for seconds in re.findall(r": ([\d.]+) s per step", said)]
@@ -59,6 +61,7 @@ def test_a_plan_is_simulated_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 @pytest.mark.dist
 def test_two_stages_are_trained() -> None:
     *torchrun, script = command_of("train_two_stages.py")

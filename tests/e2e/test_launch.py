@@ -83,6 +83,7 @@ def shells(lines: list[str], folder: Path) -> Iterator[list["subprocess.Popen[st
             process.wait()
 
 
+@pytest.mark.rotates(every=6, turn=5)
 def test_the_printed_lines_train_on_two_hosts_of_unlike_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_printed_lines_train_on_two_hosts_of_unlike_size(
     assert "step 2/2 | loss" in "".join(said)
 
 
+@pytest.mark.rotates(every=6, turn=2)
 def test_one_line_runs_all_hosts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,13 @@ def delayed() -> Plan:
     return sharded(plan(MODEL, [replica(*stages, num_samples=6)]))
 
 
-@pytest.mark.parametrize("made", [interleaved(), delayed()], ids=["interleaved", "delayed"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(interleaved(), id="interleaved"),
+        pytest.param(delayed(), id="delayed", marks=pytest.mark.rotates(every=2, turn=1)),
+    ],
+)
 def test_no_group_outlives_the_world(made: Plan, tmp_path: Path) -> None:
     """After saves in the background and evaluations."""
     save(made, tmp_path / "plan.json")

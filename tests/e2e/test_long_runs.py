@@ -63,6 +63,7 @@ def test_stopped_and_continued_under_another_plan(tmp_path: Path) -> None:
     assert list(valid_losses(alone)) == [2, 4, 6]
 
 
+@pytest.mark.rotates(every=6, turn=2)
 def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
     """One rank gets the signal: all end after the same step, with success, and a relaunch goes on from there."""
     argv = command_line(

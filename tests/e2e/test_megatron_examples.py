@@ -87,6 +87,7 @@ def mixtral(folder: Path) -> list[str]:
     return [*words, "--wandb-save-dir", str(folder)]
 
 
+@pytest.mark.rotates("examples")
 @pytest.mark.parametrize(
     ("example", "refused", "said"),
     [

@@ -34,6 +34,7 @@ def numbers_of(cell: str) -> list[float]:
     return [float(each) for each in cell.split("|")]
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_a_run_that_is_watched(tmp_path: Path) -> None:
     """Every second step is measured, and both stages are far slower than a profile that is made up. The weights are
     those of a run that nobody watches, bit for bit."""

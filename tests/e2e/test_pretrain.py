@@ -73,6 +73,7 @@ def test_training_under_a_plan(tmp_path: Path) -> None:
     assert_same_training(lines, log_lines(uniform_run("1f1b")))
 
 
+@pytest.mark.rotates(every=3, turn=1)
 def test_hosts_update_what_the_plan_leaves_to_them(tmp_path: Path) -> None:
     """The same losses, and a column that says what is on the hosts."""
     left = left_to_hosts(good_plan(), speculate=False)
@@ -135,6 +136,7 @@ def assert_same_training(ours: list[re.Match[str]], theirs: list[re.Match[str]])
         assert float(mine["norm"]) == pytest.approx(float(other["norm"]), rel=1e-3)
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_planning_at_start(tmp_path: Path) -> None:
     """With a cluster file rank 0 plans; the plan is written down, and trains what the uniform one does."""
     save(profile(MODEL, device="cpu"), tmp_path / "cpu.json")
@@ -161,6 +163,7 @@ def test_planning_at_start(tmp_path: Path) -> None:
     assert run.stdout.index("predicted: ") < run.stdout.index("step 1/3")
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_gpipe_trains_like_1f1b() -> None:
     """Without a plan, Megatron's flags give two stages; the schedule changes how much is kept, not what is learnt."""
     one_f_one_b, gpipe = uniform_run("1f1b"), uniform_run("gpipe")
@@ -169,6 +172,7 @@ def test_gpipe_trains_like_1f1b() -> None:
     assert in_flight_column(gpipe) == ["6", "6"]
 
 
+@pytest.mark.rotates(every=2, turn=1)
 def test_interleaved_stages_train_like_plain_ones() -> None:
     """Megatron's flag deals each rank two stages."""
     interleaved = forked(
@@ -187,6 +191,7 @@ def in_flight_column(run: Finished) -> list[str]:
     return [cell for cell in cells if cell.isdigit()]
 
 
+@pytest.mark.rotates("saves")
 @pytest.mark.parametrize("in_background", [True, False])
 def test_a_loss_that_is_no_number_ends_the_run(in_background: bool, tmp_path: Path) -> None:
     """On all ranks, with one message and exit code 2. What was saved before stays, also what was being written."""
@@ -225,6 +230,7 @@ sys.exit(pretrain_gpt.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.rotates(every=6, turn=3)
 def test_saves_are_no_steps(tmp_path: Path) -> None:
     """A save takes two seconds here, so that a step with one in it would take more; a step takes some milliseconds."""
     done = subprocess.run(

@@ -107,6 +107,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**TEXT, "DATA_PATH": write_corpus(tmp_path_factory.mktemp("text") / "json", documents)}
 
 
+@pytest.mark.rotates("scripts")
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
@@ -135,6 +136,7 @@ def test_a_small_model_of_its_architecture_trains(
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=6, turn=4)
 def test_a_user_tries_the_largest(tmp_path: Path) -> None:
     """As it is typed, with processes and a corpus of its own: experts, four steps on two ranks."""
     environment = {**os.environ, "TINY": "1", "PYTHON": sys.executable, "RUN": str(tmp_path / "run")}

@@ -15,6 +15,7 @@ from hetero.units import GIB
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_this_host_is_measured_and_goes_into_a_cluster_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def bash(commands: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.rotates(every=6, turn=5)
 def test_a_device_that_nobody_has_heard_of_is_measured_killed_and_planned_for(
     tmp_path: Path, page_commands: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_device_that_nobody_has_heard_of_is_measured_killed_and_planned_for(
             assert predicted.backward_s == min(each.backward_s for each in series)
 
 
+@pytest.mark.rotates(every=3, turn=2)
 def test_one_rank_of_a_kind_measures_and_all_measure_their_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def rank_logs(folder: Path) -> dict[str, str]:
     return {f"{path.parents[3].name[:-1]}/{path.parent.name}": path.read_text() for path in paths}
 
 
+@pytest.mark.rotates(every=6, turn=0)
 def test_a_written_script_trains_on_two_kinds_of_nodes_to_its_end(slurm: SlurmCluster, tmp_path: Path) -> None:
     """A heterogeneous job. Each rank has a log, under the name of its node."""
     script, asked = tmp_path / "job.sbatch", ("fast:partition=fast", "slow:partition=slow")
@@ -181,6 +182,7 @@ def test_a_written_script_trains_on_two_kinds_of_nodes_to_its_end(slurm: SlurmCl
     assert [each for each, text in logs.items() if "step 2/2 | loss" in text] != []
 
 
+@pytest.mark.rotates(every=6, turn=4)
 def test_a_job_out_of_time_saves_queues_itself_again_and_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
     """``pretrain_hetjob.sbatch``. It is told by hand what Slurm tells its shell two minutes before the end."""
     script, text = tmp_path / "my.sbatch", (SCRIPTS / "pretrain_hetjob.sbatch").read_text()
@@ -202,6 +204,7 @@ def test_a_job_out_of_time_saves_queues_itself_again_and_goes_on(slurm: SlurmClu
     assert len(STOPPED.findall(said)) == 2, "cancelled, its ranks are told as well"
 
 
+@pytest.mark.rotates(every=6, turn=1)
 def test_a_job_that_loses_a_node_goes_on_from_its_last_checkpoint(slurm: SlurmCluster, tmp_path: Path) -> None:
     """``pretrain.sbatch``, on nodes of which the second is lost and comes back."""
     own = flags(tmp_path, steps=MORE_THAN_WAITED_FOR, saves=True)
@@ -223,6 +226,7 @@ def test_a_job_that_loses_a_node_goes_on_from_its_last_checkpoint(slurm: SlurmCl
     job.cancel()
 
 
+@pytest.mark.rotates(every=6, turn=4)
 def test_nodes_that_nobody_has_described_are_planned_for(slurm: SlurmCluster, tmp_path: Path) -> None:
     """``discover_and_pretrain.sbatch`` with a model's script at its small size; processors have a made-up profile."""
     (folder := tmp_path / "lines").mkdir()

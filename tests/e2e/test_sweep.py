@@ -29,6 +29,7 @@ launch:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=6, turn=1)
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
     """In the order of the page, with the file that it shows."""
     page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
@@ -53,6 +54,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_a_killed_sweep_leaves_nobody_and_goes_on(tmp_path: Path) -> None:
     text = "settings: {time_limit_s: 1, uniform_limit_s: 1}\ngrids:\n"
     text += "  - {clusters: [./four.yaml], models: [./six-layers.yaml], global_batch_sizes: [2, 4, 6, 8, 10, 12]}\n"
@@ -77,6 +79,7 @@ def test_a_killed_sweep_leaves_nobody_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_plans_are_emulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Planning(monkeypatch)
     text = "settings: {time_limit_s: 1}\nemulation: {steps: 1, most_ranks: 2}\ngrids:\n"
@@ -94,6 +97,7 @@ def test_plans_are_emulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=1)
 def test_plans_become_jobs_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +135,7 @@ def test_plans_become_jobs_once(
     assert (tmp_path / "submitted").read_text().splitlines() == [f"--parsable {row.job}" for row in rows]
 
 
+@pytest.mark.slow
 def test_rows_are_printed_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ def printed(commands: str, folder: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.rotates(every=3, turn=1)
 def test_the_three_steps_of_the_readme(tmp_path: Path) -> None:
     """From a described cluster to a plan with the line of each host; with less time to plan."""
     describe, plan, launch = blocks_that_run(ROOT / "README.md")
@@ -46,6 +47,7 @@ def test_the_three_steps_of_the_readme(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.rotates(every=6, turn=5)
 def test_the_tutorial(tmp_path: Path) -> None:
     """From discovery over a plan and two trainings to an exported model."""
     blocks = blocks_that_run(ROOT / "docs/tutorial.md")

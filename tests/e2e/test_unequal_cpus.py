@@ -45,6 +45,7 @@ def work_of_ranks(plan: Plan) -> list[float]:
     return work
 
 
+@pytest.mark.rotates(every=6, turn=3)
 def test_from_discovery_to_training_on_unequal_shares_of_a_core(tmp_path: Path) -> None:
     """Each device is called by its share, measured in it, and given work by it; the losses are the uniform plan's."""
     print(f"shares by {BY}")

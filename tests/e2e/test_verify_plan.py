@@ -12,6 +12,7 @@ from tests.helpers.plans import sharded
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
+@pytest.mark.rotates(every=2, turn=0)
 def test_a_plan_that_gathers_weights_beside_the_forward_agrees(tmp_path: Path) -> None:
     """Also after the last step, when no forward comes any more that would wait for them."""
     save(sharded(good_plan()), tmp_path / "plan.json")

@@ -52,6 +52,7 @@ def run(program: str, *command_lines: Sequence[object]) -> "subprocess.Completed
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_the_planner_works(tmp_path: Path) -> None:
     """Every command, with everything that it can write."""
     plan, report, trace, figure = (tmp_path / name for name in ("plan.json", "report.html", "trace.json", "memory.png"))
@@ -83,6 +84,7 @@ def test_the_planner_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
 def test_training_needs_no_extra_but_its_own() -> None:
     """A launch without agents, as the quick start is, imports nothing that other extras bring."""
     others = {module for extra in EXTRAS if extra != "train" for module in EXTRAS[extra]} - set(EXTRAS["train"])
@@ -118,6 +120,7 @@ def test_the_doctor_says_what_to_install() -> None:
     assert "pip install" in torch.todo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

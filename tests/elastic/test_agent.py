@@ -79,6 +79,7 @@ def test_ranks_and_nodes_come_and_go(cluster: Callable[..., ElasticCluster]) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_a_leader_leaves_before_the_first_step(cluster: Callable[..., ElasticCluster]) -> None:
     """Ranks are asked to stop once SIGTERM does not kill them; the next epoch's store is on a node that stays."""
     with cluster(2, "--steps", 8, "--restore-s", 1.0, "--step-s", 0.3, **{"min-nodes": 1}) as nodes:
@@ -94,6 +95,7 @@ def test_a_leader_leaves_before_the_first_step(cluster: Callable[..., ElasticClu
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(2, "--steps", 5) as nodes:
         nodes.start()
@@ -109,6 +111,7 @@ def test_a_job_that_ends(cluster: Callable[..., ElasticCluster]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_a_rank_that_fails_again_and_again(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1, "--fail-at", 4, "--failures", 99) as nodes:
         nodes.start()
@@ -120,6 +123,7 @@ def test_a_rank_that_fails_again_and_again(cluster: Callable[..., ElasticCluster
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
 def test_an_agent_without_room_for_its_ranks_files_serves_on(
     cluster: Callable[..., ElasticCluster], tmp_path: Path
 ) -> None:
@@ -135,6 +139,7 @@ def test_an_agent_without_room_for_its_ranks_files_serves_on(
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_wrong_input_ends_a_job_at_once(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1, "--fail-at", 4, "--failures", 99, "--exit-code", 2) as nodes:
         nodes.start()
@@ -143,6 +148,7 @@ def test_wrong_input_ends_a_job_at_once(cluster: Callable[..., ElasticCluster]) 
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
 def test_a_bad_copy_is_deleted_and_an_older_step_taken(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1, "--fail-at", 5, "--failures", 1, "--bad-copy", "--steps", 8) as nodes:
         nodes.start()
@@ -160,6 +166,7 @@ def test_too_few_nodes(cluster: Callable[..., ElasticCluster]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
 def test_nodes_that_stand_still_and_an_etcd_that_restarts(
     cluster: Callable[..., ElasticCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -40,6 +40,7 @@ def trains_on_both(state: JobState) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=6, turn=3)
 def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``run`` starts etcd and agents; ``status`` shows them; ``leave`` takes one out, the other one finishes."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
@@ -78,6 +79,7 @@ def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFi
     assert not list(Path("/dev/shm").glob(f"hetero-{job}-*"))
 
 
+@pytest.mark.slow
 def test_a_store_for_jobs(tmp_path: Path, job: str) -> None:
     """It listens where it is told to, and keeps its data over a restart."""
     port = free_port()

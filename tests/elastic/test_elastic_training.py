@@ -64,6 +64,7 @@ def train_until(nodes: ElasticCluster, step: int, slower: set[str]) -> int:
     return step
 
 
+@pytest.mark.rotates(every=6, turn=1)
 def test_a_rank_and_a_node_are_killed_one_comes_back_one_is_slow_for_a_time_and_one_leaves(
     etcd: EtcdServer, job: str, tmp_path: Path, oracle: tuple[dict[int, str], dict[str, np.ndarray]]
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_rank_and_a_node_are_killed_one_comes_back_one_is_slow_for_a_time_and_
                 assert event.step >= step + 2
 
 
+@pytest.mark.rotates(every=6, turn=4)
 def test_an_emulated_cluster_loses_a_node_and_goes_on_at_the_pace_of_what_is_left(
     etcd: EtcdServer, job: str, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def one_node(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.rotates(every=6, turn=2)
 def test_unlike_nodes_share_layers_samples_and_the_optimizer(
     etcd: EtcdServer, job: str, tmp_path: Path, oracle: tuple[dict[int, str], dict[str, np.ndarray]]
 ) -> None:

@@ -42,6 +42,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.rotates(every=3, turn=0)
 def test_ranks_are_spawned_where_cuda_has_begun_before_them(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "program.py").write_text(PROGRAM)

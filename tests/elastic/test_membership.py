@@ -164,6 +164,7 @@ def test_a_node_that_is_evicted_notices_and_comes_back(join: Callable[..., Membe
     assert not second.evicted
 
 
+@pytest.mark.slow
 def test_a_lease_that_nobody_keeps_ends(join: Callable[..., Membership], etcd: EtcdServer, job: str) -> None:
     first, second = join("a"), join("b")
     # As if the process stood still.
@@ -225,6 +226,7 @@ def test_etcd_that_is_not_there(job: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_etcd_goes_away_and_comes_back(join: Callable[..., Membership], tmp_path: Path) -> None:
     """Places are as they were: a lease begins anew with etcd. A member of etcd that never was is passed over."""
     server = EtcdServer(tmp_path / "data")

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(900)]
 __all__ = ["oracle"]
 
 
+@pytest.mark.rotates(every=6, turn=5)
 def test_all_nodes_are_killed_and_new_ones_go_on_from_the_last_upload(
     etcd: EtcdServer,
     job: str,

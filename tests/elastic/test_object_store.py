@@ -185,6 +185,7 @@ def test_a_leader_that_was_evicted_publishes_no_more(url: str, tmp_path: Path) -
     run(evicted(ObjectStore(url)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stands_still_at", ["state.json", "manifest.json", "held.json", SUMS])
 def test_a_leader_that_stood_still_spoils_nothing(url: str, tmp_path: Path, stands_still_at: str) -> None:
     """Its claim was the newest when it began to publish; the next leader publishes the same step meanwhile."""
@@ -227,6 +228,7 @@ def test_a_leader_that_stood_still_spoils_nothing(url: str, tmp_path: Path, stan
     run(story())
 
 
+@pytest.mark.slow
 def test_what_a_leader_left_that_was_ended_while_it_published_is_left_alone(url: str, tmp_path: Path) -> None:
     async def story(store: ObjectStore) -> None:
         create = store._create
@@ -260,6 +262,7 @@ def test_what_a_leader_left_that_was_ended_while_it_published_is_left_alone(url:
     run(story(ObjectStore(url)))
 
 
+@pytest.mark.slow
 def test_steps_and_leftovers_are_deleted(url: str, tmp_path: Path) -> None:
     async def deletes(store: ObjectStore) -> None:
         for step in (100, 200, 300, 400):

@@ -86,6 +86,7 @@ def url(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("restores")
 def test_all_nodes_are_lost_and_the_bits_are_the_same(url: str, tmp_path: Path) -> None:
     """Also the second half of it under ``--load``, where the store is a folder; and under another plan, to 1e-9."""
     sharded = dataclasses.replace(DP2_PP2, distributed_optimizer=True)
@@ -140,6 +141,7 @@ def test_some_units_come_from_a_node_and_some_from_the_store(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("objects")
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest"])
 def test_bad_objects_are_reported_and_the_next_epoch_takes_none(harm: str, tmp_path: Path) -> None:
     with nodes(tmp_path, "a", "b") as made:

@@ -323,6 +323,8 @@ def test_a_store_that_cuts_objects_short(tmp_path: Path, url: str, monkeypatch: 
     run(story())
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("networks")
 @pytest.mark.parametrize("fault", ["refuse", "cut", "silent"])
 def test_a_store_behind_a_bad_network(
     tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, fault: Fault

@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -58,16 +59,27 @@ def test_the_sample_has_every_fault_in_several_phases_and_at_several_ranks() -> 
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Mapping[Case, Outcome]:
-    return dict(zip(CASES, run_all(CASES, parallel=4), strict=True))
+def outcomes(request: pytest.FixtureRequest) -> Mapping[Case, Outcome]:
+    """Of the cases whose turn it is; several run beside one another, as they mostly wait."""
+    items = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    chosen: list[Any] = [item.callspec.params["case"] for item in items if hasattr(item, "callspec")]
+    return dict(zip(chosen, run_all(chosen, parallel=4), strict=True))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def _in_turns() -> Iterator[Any]:
+    """Every fault in one of its phases per run, and one where rank 0 has the store."""
+    for case in CASES:
+        row = "store in rank 0" if case.store_in_rank_0 else case.fault
+        yield pytest.param(case, id=str(case), marks=pytest.mark.rotates(row))
+
+
+@pytest.mark.parametrize("case", list(_in_turns()))
 def test_a_fault_ends_all_ranks_soon_and_by_name(case: Case, outcomes: Mapping[Case, Outcome]) -> None:
     """What is promised has to hold on a busy machine, too: other tests run beside it."""
     assert outcomes[case].problems() == []
 
 
+@pytest.mark.rotates(every=6, turn=5)
 def test_a_killed_rank_leaves_nothing_behind_under_torchrun(tmp_path: Path) -> None:
     """Its data readers have left the process group that a launcher ends."""
     save(good_plan(), tmp_path / "plan.json")

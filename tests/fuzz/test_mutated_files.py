@@ -19,6 +19,7 @@ def faults(outcomes: list[Outcome]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_every_kind_of_file_damaged_in_every_way() -> None:
     outcomes = list(run_cases(cases(104, seed=7)))
     assert faults(outcomes) == []
@@ -27,6 +28,7 @@ def test_every_kind_of_file_damaged_in_every_way() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=1)
 def test_a_thousand_damaged_files() -> None:
     outcomes = list(run_cases(cases(1000, seed=0)))
     assert len(outcomes) == 1000
@@ -77,6 +79,7 @@ def refuse(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_what_is_a_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reader in turn; the one that hangs or dies does not keep the next from running."""
     # A slow machine touches a GiB in more than a second.

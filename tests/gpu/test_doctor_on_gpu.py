@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 @pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param("cuda", marks=GPU)])
 def test_the_doctor_knows_this_host(device: str) -> None:
     done = subprocess.run(
@@ -46,6 +47,7 @@ def try_on(rank: int, device: str, world_size: int) -> tuple[list[Finding], list
     return trial.findings, links
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param("cuda", marks=GPU)])
 def test_ranks_meet_and_measure_their_link(device: str) -> None:
     for findings, links in run_on(device, try_on, 2, device, 2):

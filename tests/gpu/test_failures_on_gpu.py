@@ -76,6 +76,7 @@ def train_until_grief(rank: int, store: dist.Store, device_name: str, grief: str
 CASES = list(GRIEFS)
 
 
+@pytest.mark.rotates("ways")
 @pytest.mark.parametrize(("device", "grief"), on_devices(CASES, on_cpu=CASES))
 def test_the_others_end_and_say_who_was_lost(device: str, grief: str) -> None:
     survivor, victim = end_on(device, train_until_grief, 2, device, grief, timeout_s=90)

@@ -55,6 +55,7 @@ def seen(rank: int, device: str, wanted: Plan) -> tuple[list[float], dict[str, i
     return trace.losses, trace.host_counts, trace.optimizer_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "case"), on_devices(CASES, on_cpu=[("pp2-and-dp2", True)]))
 def test_hosts_update_what_the_device_would(device: str, case: tuple[str, bool]) -> None:
     """In fp32, to what the order of summation takes; AdamW's kernels of host and device may round otherwise."""

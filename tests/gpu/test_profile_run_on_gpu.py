@@ -41,6 +41,8 @@ def test_events_measure_the_device_and_not_the_host() -> None:
     assert product.median_s == pytest.approx((time.perf_counter() - start) / 10, rel=0.5)
 
 
+@pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 @pytest.mark.parametrize(
     ("device", "precision"),
     [("cpu", "bf16"), pytest.param("cuda", "fp32", marks=GPU), pytest.param("cuda", "bf16", marks=GPU)],

@@ -80,6 +80,7 @@ def losses(rank: int, device: str, wanted: Plan) -> list[float]:
     return trace.losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "case"), on_devices(CASES, on_cpu=[("pp2", "fp32"), ("unlike-replicas", "bf16")]))
 def test_ranks_train_what_one_rank_trains(device: str, case: tuple[str, str]) -> None:
     """In fp32 to 1e-4, which other orders of summation and three updates take; in bf16 to what rounding takes."""

@@ -101,6 +101,7 @@ def skip_unless_possible(device: str, precision: str, impl: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
 @pytest.mark.parametrize(("device", "case"), on_devices(ON_GPU, on_cpu=ON_CPU))
 def test_half_precision_is_near_fp32(device: str, case: tuple[Precision, str, str], subtests: pytest.Subtests) -> None:
     """The losses of all steps, and the whole gradient of the first.

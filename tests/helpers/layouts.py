@@ -5,9 +5,12 @@ shapes: unequal layers, tp, dp, microbatches, depths and shares, each for the mo
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
+
+import pytest
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.spec.model import ModelSpec, RotaryScaling
@@ -355,26 +358,23 @@ _TABLE: tuple[tuple[str, Callable[[ModelSpec], Plan], tuple[str, ...]], ...] = (
 )
 
 
-def layouts() -> Iterator[tuple[str, str, Plan]]:
+@functools.cache
+def layouts() -> tuple[tuple[str, str, Plan], ...]:
     """Every layout in float64 as (its name, the model style, the plan)."""
-    for name, build, styles in _TABLE:
-        for style in styles:
-            yield name, style, _in_float64(build, style)
+    return tuple((name, style, _in_float64(build, style)) for name, build, styles in _TABLE for style in styles)
 
 
-LAYOUTS_OF_A_ROW = 3
-"""Layouts of which a run takes one, where what is tested is beside the layouts and ``test_layouts`` trains them all."""
-
-
-def row_of(name: str) -> int:
-    """The row of alike cases that a layout belongs to."""
-    return [each for each, _, _ in _TABLE].index(name) // LAYOUTS_OF_A_ROW
+def in_turns(name: str, *, every: int, first: int = 0) -> pytest.MarkDecorator:
+    """The mark of a layout that has its turn in each so many runs, in one of its cases; its neighbours in the table
+    have theirs in others. The table's own first layout has it in run ``first``."""
+    place = [each for each, _, _ in _TABLE].index(name)
+    return pytest.mark.rotates(name, every=every, turn=(first + place) % every)
 
 
 def layout(name: str, style: str) -> Plan:
     """One of :func:`layouts`."""
-    (build,) = (build for each, build, styles in _TABLE if each == name and style in styles)
-    return _in_float64(build, style)
+    (made,) = (made for *named, made in layouts() if named == [name, style])
+    return made
 
 
 def _in_float64(build: Callable[[ModelSpec], Plan], style: str) -> Plan:

@@ -17,7 +17,7 @@ from tests.helpers.rotation import rotation_of_today
 from tests.planted_faults import table
 from tests.planted_faults.catalogue import FAULTS
 from tests.planted_faults.fault import Fault
-from tests.planted_faults.trial import Verdict, failing, sound_tree, try_fault
+from tests.planted_faults.trial import IN_EVERY_RUN, Verdict, failing, sound_tree, try_fault
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"{fault.kind}: {fault.name} ({fault.file})")
         return 0
     began_s = time.monotonic()
-    options = ["--rotation", str(arguments.rotation)]
+    options = [IN_EVERY_RUN] if arguments.in_every_run else ["--rotation", str(arguments.rotation)]
     with sound_tree() as sound:
         trials = _trials(chosen, sound, jobs=arguments.jobs, options=options, hints_only=arguments.hints_only)
         verdicts = list(trials)
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list the faults and plant none")
     parser.add_argument("--jobs", type=int, default=1, help="faults that are tried at a time")
     parser.add_argument("--rotation", type=int, default=rotation_of_today(), help="as pytest's own")
+    parser.add_argument(IN_EVERY_RUN, action="store_true", help="by what every run has, and no case that rotates")
     parser.add_argument("--hints-only", action="store_true", help="not the whole suite where the hinted tests pass")
     parser.add_argument("--write", action="store_true", help="write what was found into docs/planted_faults.md")
     return parser

@@ -16,6 +16,7 @@ from tests.helpers.strategies import legal_plans, offloaded_plans, plans_with_do
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 @given(
     st.one_of(legal_plans(), plans_with_domains(), offloaded_plans()), st.one_of(st.integers(1, 5000), st.just(10**9))
 )

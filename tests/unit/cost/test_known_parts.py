@@ -67,6 +67,8 @@ def everything(simulation: Simulation) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("seeds")
 @pytest.mark.parametrize("name", ["two zones", *slow("unlike devices", "planned")])
 def test_known_parts_change_no_bit_of_random_plans(name: str) -> None:
     question, plan = starts()[name]

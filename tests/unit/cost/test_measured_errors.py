@@ -30,6 +30,7 @@ def test_figures_of_layers_are_the_computed_ones() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_figures_of_runs_are_the_computed_ones() -> None:
     runs = predicted_runs()
     computed = factor(run_errors(runs)[Confidence.MEASURED]), factor(order_errors(runs))
@@ -37,6 +38,7 @@ def test_figures_of_runs_are_the_computed_ones() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_as_many_runs_as_promised_are_within_their_range() -> None:
     runs = predicted_runs()
     assert sum(map(within_range, runs)) >= math.floor(COVERED * len(runs))

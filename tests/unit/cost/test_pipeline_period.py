@@ -65,6 +65,7 @@ def simulated_period_s(
     return (ends[WARM_UP + window] - ends[WARM_UP]) / window
 
 
+@pytest.mark.rotates("parts")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_it_agrees_with_the_simulator_on_a_thousand_random_pipelines(seed: int) -> None:
     """100 of them per seed, to rounding: the steady state repeats exactly after as many microbatches as the cycle that

@@ -103,7 +103,12 @@ def is_quick(run: PublishedRun) -> bool:
     return len(run.plan.replicas[0].stages) < 100
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["quick", "long"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "quick",
+    [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.rotates(every=3, turn=1)])],
+    ids=["quick", "long"],
+)
 def test_every_plan_is_legal(quick: bool) -> None:
     runs = [run for run in read_all() if is_quick(run) == quick]
     assert len(runs) > 2
@@ -149,6 +154,7 @@ def test_the_tables_in_the_docs_are_these(comparisons: list[Comparison]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
 @pytest.mark.parametrize(("decides", "place"), [("time", 0), ("memory", -1)])
 def test_calibration_finds_a_constant_again(decides: Decides, place: int) -> None:
     """From runs that took what is predicted with another value of it, which is put back afterwards."""

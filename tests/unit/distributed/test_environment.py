@@ -72,6 +72,7 @@ TRAINING = shlex.split(FLAGS)[2:]
 RACE = ["--plans", "plan.json", "--hetero-emulate", "cluster.yaml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -28,6 +28,7 @@ def helper_main(begin: str, parent: int, answer: Connection) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", ["alone", "with ctrl-c"])
 def test_a_helper_ends_with_a_parent_that_is_killed(begin: str) -> None:
     receive, send = FORK.Pipe(duplex=False)

@@ -31,7 +31,9 @@ COUNTED_S = 0.25
 
 MORE_COUNTED_S = {"four_types_4096": 1.0}
 
-LARGE = ("a100_v100_gh200_128", "a100_v100_gh200_96", "a100_gh200_v100_512", "four_types_4096")
+LARGE = ("a100_v100_gh200_128", "a100_v100_gh200_96", "a100_gh200_v100_512")
+LARGEST = "four_types_4096"
+FAST = "quickstart"
 
 
 def planned(path: Path) -> Plan:
@@ -56,7 +58,12 @@ def no_world_is_left() -> Iterator[None]:
 
 def _cases() -> Iterator[Any]:
     for path in sorted((PRESETS / "clusters").glob("*.yaml")):
-        yield pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in LARGE else ())
+        marks = [] if path.stem == FAST else [pytest.mark.slow]
+        if path.stem == LARGEST:
+            marks.append(pytest.mark.rotates(every=6, turn=2))
+        elif path.stem != FAST:
+            marks.append(pytest.mark.rotates("large" if path.stem in LARGE else "small"))
+        yield pytest.param(path, id=path.stem, marks=marks)
 
 
 @pytest.mark.parametrize("path", list(_cases()))

@@ -32,6 +32,7 @@ def test_every_order_of_events_keeps_the_invariants(name: str) -> None:
     assert num_moves > num_states > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_protocol_is_found(name: str) -> None:
     with pytest.raises(Violation):

@@ -214,6 +214,7 @@ def test_gradient_scale_at_tp_4(name: str, sequence_parallel: bool, scale: float
     assert gradient_scale(parameter, four) == scale
 
 
+@pytest.mark.slow
 @given(legal_plans(), st.sampled_from([1, 300, ALL_IN_ONE]), st.lists(st.integers(1, 5), min_size=1, max_size=3))
 @settings(max_examples=60, deadline=None)
 def test_shards_tile_the_buffer(random_plan: Plan, bucket_numel: int, shares: list[int]) -> None:

@@ -46,6 +46,7 @@ def one_type() -> tuple[Problem, PlanResult]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_a_planned_step_has_a_range_rivals_and_measurements() -> None:
     question = problem("H100", "A100-80")
     result = plan_cluster(question, deadline=Deadline(2.0, CountedWork()))
@@ -136,6 +137,8 @@ def test_a_yardstick_without_time_is_not_said_not_to_fit() -> None:
     assert (none.best, none.timed_out) == (None, True)
 
 
+@pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_a_yardstick_of_which_nothing_fits_is_said_not_to() -> None:
     """Each says what its closest plan is short of: grids by their footprint, shapes without a balance, and plans whose
     shared optimizer only their memory check counts."""

@@ -175,6 +175,7 @@ def test_a_plan_that_does_not_fit_is_simulated_and_then_refused(
     assert said[1] in outputs[1].read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_step_is_told_with_its_range_and_mfu(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the planner and by the simulator alike, in the table and in words."""
     assert run(files, "--out", str(files / "plan.json"), "--precision", "fp16") == 0
@@ -303,6 +304,7 @@ def test_sequences_that_the_model_has_no_positions_for(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "planned"), [([], (0.1, 0.1)), (["0", "0.2"], (0.0, 0.2))])
 def test_a_plan_says_what_a_launch_has_to_drop(files: Path, flags: list[str], planned: tuple[float, float]) -> None:
     given = [word for pair in zip(("--hidden-dropout", "--attention-dropout"), flags, strict=False) for word in pair]
@@ -323,6 +325,7 @@ def test_nobody_drops_everything(files: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
     """A model that needs both nodes makes a pipeline, of which the last stage's W's can wait."""
     (files / "cluster.yaml").write_text(CLUSTER.replace("gpus_per_node: 2", "gpus_per_node: 1"), encoding="utf-8")
@@ -336,6 +339,7 @@ def test_backwards_stay_whole_where_that_is_asked_for(files: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_stages_are_interleaved_unless_that_is_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that needs both nodes makes a pipeline, which waits for its first and its last microbatches."""
     (files / "cluster.yaml").write_text(CLUSTER.replace("gpus_per_node: 2", "gpus_per_node: 1"), encoding="utf-8")
@@ -400,6 +404,7 @@ HOST = """\
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_what_hosts_hold_is_printed_and_may_be_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast, _ = CLUSTER.split("  - name: slow")
     cluster = fast.replace("gpus_per_node: 2\n", f"gpus_per_node: 2\n{HOST}")

@@ -45,18 +45,21 @@ def test_no_plan_is_better_on_published_profiles(
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("seeds")
 @pytest.mark.parametrize("seed", range(4))
 def test_no_plan_is_better_on_random_clusters(seed: int) -> None:
     check(random_problem(seed, gpus=(2, 2, 1), num_layers=12, batch=8))
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("seeds", every=3, turn=2)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_plan_is_better_on_eight_gpus_of_three_types(seed: int) -> None:
     check(random_problem(seed, gpus=(2, 4, 2), num_layers=12, batch=16))
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=1)
 def test_no_plan_is_better_on_eight_gpus_with_published_profiles() -> None:
     """V100 nodes beside A100 and GH200: the best replica cuts them into two unlike any template."""
     spec = cluster(("A100-40", 2, 1), ("V100-16", 4, 1), ("GH200", 2, 1))

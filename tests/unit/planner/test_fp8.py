@@ -51,6 +51,7 @@ def in_fp8(found: Plan) -> dict[str, set[bool]]:
     }
 
 
+@pytest.mark.slow
 def test_stages_that_can_do_so_and_the_others_do_not() -> None:
     found = plan(cluster("H100", "A100-40"))
     validate(found.plan)

@@ -67,6 +67,7 @@ def test_only_what_makes_the_longest_changed_stage_shorter_is_looked_at() -> Non
     assert [2.5, 2, 1, 2.5] not in found[1:], "three stages on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_layers", "num_devices"), [*slow((3, 2)), (6, 4)])
 def test_the_planner_cuts_layers_where_that_beats_every_whole_division(num_layers: int, num_devices: int) -> None:
     """Devices hold two layers, so each replica needs all of them, and one in every two has a layer too many."""

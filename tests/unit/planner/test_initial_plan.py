@@ -88,6 +88,7 @@ def outcome(question: Problem, timer: Timer) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("seeds")
 @pytest.mark.parametrize("start", [0, 60, 120, 180])
 def test_every_outcome_is_true_whatever_the_time(start: int) -> None:
     outcomes = [outcome(drawn(seed), CountedWork()) for seed in range(start, start + 60)]
@@ -95,6 +96,7 @@ def test_every_outcome_is_true_whatever_the_time(start: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_every_outcome_is_true_of_time_that_passes() -> None:
     assert {outcome(drawn(seed), WallTime()) for seed in range(240, 270)} >= {"plan", "does not fit"}
 
@@ -145,7 +147,18 @@ def simulated_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 LARGE_BATCHES = {"round": 100_000, "prime": 100_003, "huge": 1_000_000}
 
 
-@pytest.mark.parametrize(("spec", "model", "batch"), EDGES.values(), ids=EDGES)
+FAST_EDGES = ("one layer", "fewer samples than devices")
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "batch"),
+    [
+        pytest.param(
+            *edge, id=name, marks=() if name in FAST_EDGES else [pytest.mark.slow, pytest.mark.rotates("edges")]
+        )
+        for name, edge in EDGES.items()
+    ],
+)
 def test_edges(spec: ClusterSpec, model: ModelSpec, batch: int) -> None:
     """Those of one layer or two ended in ``min() arg is an empty sequence``."""
     question = problem(spec, model, batch)
@@ -156,6 +169,7 @@ def test_edges(spec: ClusterSpec, model: ModelSpec, batch: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("batches")
 @pytest.mark.parametrize("batch", LARGE_BATCHES.values(), ids=LARGE_BATCHES)
 def test_large_batches(batch: int, simulated_s: list[float]) -> None:
     """They ended in the same, after four times the limit: each simulation of so many microbatches takes seconds."""
@@ -218,6 +232,7 @@ def test_the_initial_plan_is_the_answer_if_time_is_over_then(
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_more_time_makes_no_worse_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     question = problem(cluster(("A100-40", 4, 1), ("V100-16", 4, 1)), opt_model(12, 1024, 16), 64)
     searched = planned(question)

@@ -20,6 +20,7 @@ def with_memory(question: Problem, gib: int) -> Problem:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("memories")
 @pytest.mark.parametrize("seed", [0, 2])
 def test_more_memory_never_makes_the_plan_slower(seed: int) -> None:
     question = random_problem(seed, gpus=(2, 1), num_layers=6, batch=8)
@@ -29,6 +30,7 @@ def test_more_memory_never_makes_the_plan_slower(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 @pytest.mark.parametrize("seed", [1])
 def test_more_effort_never_makes_the_plan_slower(seed: int) -> None:
     question = random_problem(seed, gpus=(2, 2), num_layers=6, batch=8)

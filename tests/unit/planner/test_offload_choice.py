@@ -94,7 +94,7 @@ def test_what_is_left_out_of_the_search_for_a_better_choice_is_none() -> None:
 
 def rotating(count: int, row: str) -> list[Any]:
     """Numbers of parts, of which a run takes one."""
-    return [pytest.param(part, marks=(pytest.mark.slow, pytest.mark.rotates(row))) for part in range(count)]
+    return [pytest.param(part, marks=(pytest.mark.slow, pytest.mark.rotates(row, every=2))) for part in range(count)]
 
 
 @pytest.mark.parametrize("part", rotating(20, "large stages"))

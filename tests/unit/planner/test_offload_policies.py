@@ -61,6 +61,7 @@ def test_only_policies_that_stream_weights_train_where_these_do_not_fit() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("batches", every=2, turn=0)
 @pytest.mark.parametrize("batch", [4, 16])
 def test_the_planner_is_at_least_as_good_as_the_policies(batch: int) -> None:
     question = asked(memory_gib=48, batch=batch)

@@ -80,6 +80,7 @@ def test_every_pass_has_a_plan_that_it_makes_better(row: ImprovementPass) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=1)
 def test_all_passes_take_the_best_of_each() -> None:
     problem, shortlist = problems()["a line"]
     found = improved(shortlist, problem, Deadline(2.0, CountedWork()))

@@ -44,6 +44,7 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(spec=clusters(), batch=st.sampled_from([7, 16, 24]))
 def test_every_plan_is_legal_and_fits(spec: ClusterSpec, batch: int) -> None:
@@ -59,6 +60,7 @@ def step_s(spec: ClusterSpec, model: ModelSpec, batch: int, *, effort_s: float =
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=6, turn=0)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     counts=st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 2)), min_size=3, max_size=3),
@@ -81,6 +83,7 @@ def test_more_gpus_never_make_the_step_longer(counts: list[tuple[int, int]], gro
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=6, turn=0)
 def test_slow_gpus_beside_64_fast_ones_do_not_make_the_step_longer() -> None:
     fast, mixed = (cluster(("A100-40", 4, 16), *more) for more in ([], [("V100-16", 4, 32)]))
     alone_s = step_s(fast, OPT_30B, 512, effort_s=4)
@@ -89,6 +92,7 @@ def test_slow_gpus_beside_64_fast_ones_do_not_make_the_step_longer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("efforts")
 @pytest.mark.parametrize("effort_s", [0.2, 0.5, 2.0])
 def test_the_same_question_has_the_same_answer(effort_s: float) -> None:
     """With counted work also where it cuts enumeration, search or passes short."""
@@ -100,6 +104,7 @@ def test_the_same_question_has_the_same_answer(effort_s: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=2)
 def test_beats_every_yardstick_on_mixed_nodes() -> None:
     question = problem(cluster(("A100-40", 8, 1), ("V100-16", 8, 1)), GPT_NEO, 64)
     result = planned(question, effort_s=5)
@@ -146,6 +151,7 @@ def priced(**prices: float) -> ClusterSpec:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_money_leaves_dear_nodes_idle() -> None:
     """V100 nodes at the price of A100 nodes give a quarter of the samples for the money."""
     spec = priced(fast=10, slow=10)

@@ -80,6 +80,7 @@ def test_without_time_the_plan_stays() -> None:
         assert good_with_either(start, (), question, Deadline(0.0, CountedWork())) == (start, None)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_it_owes_to_the_assumption() -> None:
     result = planned_with_rings()
     assert result.rings is not None

@@ -123,6 +123,7 @@ def test_more_effort_is_never_worse() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates("searches", every=2, turn=0)
 @pytest.mark.parametrize("name", ["unlike devices", "six layers on four devices"])
 def test_a_search_of_random_moves_finds_next_to_nothing_more(name: str) -> None:
     question, _ = start_of(name)

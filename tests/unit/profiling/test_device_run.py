@@ -117,6 +117,7 @@ def test_every_point_is_measured_once_if_there_is_time(run: Run) -> None:
     assert said[-2:] == [f"{path}: 70 of 70 points", f"hetero plan --profile {path} ..."]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [5, 30, 100])
 def test_the_budget_is_kept_and_the_next_run_goes_on(run: Run, budget_s: int) -> None:
     """By no more than what it takes to build one point."""

@@ -33,6 +33,7 @@ def simulate_command(files: dict[str, str], *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=2, turn=0)
 def test_plan_compares_and_writes_the_page(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,8 @@ def test_a_figure_is_an_svg(name: str) -> None:
     assert "simulated, not measured" in found[1]
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("figures")
 @pytest.mark.parametrize("name", ["comparison", *slow("overview")])
 def test_a_figure_is_a_png_or_a_pdf(name: str) -> None:
     with Image.open(io.BytesIO(figure_bytes(compared_report(), name, "png"))) as image:
@@ -97,6 +99,7 @@ def test_the_timeline_has_a_row_per_stage_and_a_number_per_microbatch() -> None:
     assert not is_cut(mixed_report())
 
 
+@pytest.mark.slow
 def test_stages_in_turns_share_a_row_of_the_timeline_a_bar_and_a_box() -> None:
     report = interleaved_report()
     found = texts(report, "timeline")

@@ -25,6 +25,8 @@ AS_A_RANK = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.rotates("processes")
 @pytest.mark.parametrize(
     "statements",
     [
@@ -37,6 +39,7 @@ def test_ranks_and_the_command_line_start_without_both(statements: Iterable[str]
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
 def test_a_rank_that_asks_for_wandb_gets_it() -> None:
     pytest.importorskip("wandb")
     assert loaded(*AS_A_RANK, "import wandb, wandb.sdk") == {"wandb"}

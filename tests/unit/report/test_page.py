@@ -22,6 +22,7 @@ from hetero.report.launch_lines import launch_lines
 from hetero.report.page.html_page import html_page
 from hetero.report.plan_wording import range_of
 from hetero.serialization import save
+from tests.helpers.cases import slow
 from tests.helpers.models import llama_model
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import cost_model, profile
@@ -107,7 +108,7 @@ REPORTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", REPORTS)
+@pytest.mark.parametrize("make", [REPORTS[0], *slow(*REPORTS[1:], rotates="reports")])
 def test_the_page_is_well_formed_and_has_a_row_per_stage(make: Callable[[], Report]) -> None:
     report = make()
     reader = read(page_of(make))
@@ -339,5 +340,6 @@ def test_the_page_loads_nothing(make: Callable[[], Report]) -> None:
     assert addresses == set()
 
 
+@pytest.mark.slow
 def test_the_same_report_gives_the_same_page() -> None:
     assert html_page(compared_report()) == page_of(compared_report)

@@ -65,6 +65,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     numel=st.one_of(st.integers(1, 700), st.integers(1, 24).map(lambda each: each * ALIGNMENT)),
     chunk=st.integers(1, 6).map(lambda each: each * ALIGNMENT),

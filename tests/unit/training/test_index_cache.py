@@ -39,6 +39,7 @@ def die_while_saving(config: DataConfig, file: int) -> None:
     samples(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [0, 1, 2])
 def test_killed_while_writing(tmp_path: Path, file: int) -> None:
     corpus = write_corpus(tmp_path / "corpus", [[document] * 40 for document in range(5)])

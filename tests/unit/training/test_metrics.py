@@ -119,6 +119,7 @@ def test_tensorboard_without_what_the_flags_switch_off(clock: Clock, tmp_path: P
     assert found["lm loss"] == {2: 3.0}, "the mean of those that were not skipped"
 
 
+@pytest.mark.slow
 def test_weights_and_biases_without_a_network(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files have the figures and the configuration; 'wandb sync' sends them later."""
     monkeypatch.setenv("WANDB_MODE", "offline")
