@@ -50,7 +50,6 @@ ALWAYS = (
     "one-stage-tp4-sp-gpt2-tied-wrong",
     "micro-batch-4|1-gpt2-tied-wrong",
     "micro-batch-1|4-gpt2-tied-after the norm",
-    "depths-1+2+3-llama-gqa-after the norm",
 )
 """What every run has: the smallest layouts that find a planted fault which not all layouts find."""
 

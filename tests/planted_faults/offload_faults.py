@@ -49,7 +49,7 @@ OFFLOAD_FAULTS = (
         file="hetero/runtime/weight_gather.py",
         find="return start() if self._launcher is None else",
         replace="return start() if True else",
-        hints=("tests/dist/test_offload.py",),
+        hints=("tests/unit/runtime/test_weight_gather.py", "tests/dist/test_offload.py"),
     ),
     Fault(
         name="gradients are forgotten before they are on the host",
