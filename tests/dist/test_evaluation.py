@@ -39,7 +39,7 @@ def losses_around_a_step(rank: int, plan: Plan) -> tuple[list[tuple[float, int]]
     return losses, {name: tensor.detach().numpy() for name, (_, tensor) in trainer.parameters.items()}
 
 
-@pytest.mark.rotates("layouts")
+@pytest.mark.rotates("layouts", every=2, turn=0)
 @pytest.mark.parametrize(("name", "plan"), CHOSEN, ids=[name for name, _ in CHOSEN])
 def test_evaluation_is_one_processs(name: str, plan: Plan) -> None:
     expected, _ = run_alone(losses_around_a_step, sharded(one_process_plan(plan)))

@@ -29,7 +29,7 @@ ALWAYS = (("one-stage", "gpt2-tied"),)
 
 def _cases() -> Iterator[Any]:
     for name, style, plan in LAYOUTS:
-        row = pytest.mark.rotates(f"fused accumulation in {style}", every=3, turn=list(STYLES).index(style) % 3)
+        row = pytest.mark.rotates(f"fused accumulation in {style}", every=6, turn=list(STYLES).index(style))
         marks = [] if (name, style) in ALWAYS else [row]
         if marks or plan.world_size > 1:
             marks.append(pytest.mark.slow)

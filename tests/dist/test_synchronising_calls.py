@@ -72,11 +72,11 @@ PLANS = {
 
 
 def _cases() -> Iterator[Any]:
-    """The small plan in fp32 and in one more, each other plan in one precision each third run."""
+    """The small plan in fp32 and in one more, each other plan in one precision each sixth run."""
     for (place, name), precision in itertools.product(enumerate(PLANS), get_args(Precision)):
         if precision != "fp64":
             marks = [pytest.mark.rotates("small")] if precision != "fp32" else []
-            marks = marks if name == "small" else [pytest.mark.rotates(f"waits of {name}", every=3, turn=place % 3)]
+            marks = marks if name == "small" else [pytest.mark.rotates(f"waits of {name}", every=6, turn=place)]
             if marks or precision != "fp32":
                 marks.append(pytest.mark.slow)
             yield pytest.param(name, precision, id=f"{name}-{precision}", marks=marks)

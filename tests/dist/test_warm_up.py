@@ -54,7 +54,7 @@ def trained_twice(rank: int, made: Plan, data_parallel: DataParallelOptions) -> 
 
 def _cases() -> list[Any]:
     """Of each style a layout with several ranks; half precision, split backwards, gathers, forwards that run again."""
-    rows = {style: pytest.mark.rotates(style, every=3, turn=i % 3) for i, style in enumerate(STYLES)}
+    rows = {style: pytest.mark.rotates(style, every=6, turn=i) for i, style in enumerate(STYLES)}
     cases = [
         pytest.param(plan, SMALL_BUCKETS, id=f"{name}-{style}", marks=[pytest.mark.slow, rows[style]])
         for name, style, plan in LAYOUTS
