@@ -128,6 +128,7 @@ def dont_wait(rank: int, step: int, elastic: ElasticRank) -> None:
     """For copies that nobody will have."""
 
 
+@pytest.mark.slow
 def test_without_the_other_node_nothing_is_committed_and_training_goes_on(run: Run) -> None:
     run.nodes.stop_serving("b")
     epoch = run.epoch_from(Restore(start=INITIAL_WEIGHTS, sources={}), TWO_STAGES, PLACES)

@@ -45,6 +45,7 @@ def neighbours(rank: int) -> tuple[int, list[int]]:
     return rank, every
 
 
+@pytest.mark.slow
 def test_ranks_are_used_again_in_groups_of_any_size(pool: RankPool) -> None:
     four = pool.run(process_of, 4, (), 30)
     assert len(set(four)) == 4

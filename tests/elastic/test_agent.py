@@ -158,6 +158,7 @@ def test_a_bad_copy_is_deleted_and_an_older_step_taken(cluster: Callable[..., El
         assert nodes.state().bad_copies == frozenset()
 
 
+@pytest.mark.slow
 def test_too_few_nodes(cluster: Callable[..., ElasticCluster]) -> None:
     with cluster(1, **{"min-nodes": 2, "wait-for-nodes": 1}) as nodes:
         nodes.start()

@@ -64,6 +64,7 @@ async def upload_all(store: ObjectStore, folder: Path, *, step: int, epoch: int 
         assert await store.publish(epoch=epoch, step=step, units=UNITS)
 
 
+@pytest.mark.slow
 def test_a_step_counts_when_all_of_its_units_are_there_and_it_is_published(url: str, tmp_path: Path) -> None:
     async def whole_life(store: ObjectStore) -> None:
         units = copies(tmp_path / "slots", step=100)

@@ -350,6 +350,7 @@ def test_a_model_passes_that_does_not_fit_into_memory(tmp_path: Path, target_for
     assert largest_bytes <= source.most_bytes <= limit_bytes
 
 
+@pytest.mark.slow
 def test_a_converted_checkpoint_starts_a_run(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path / "in")
     run("hf", tmp_path / "in", "hetero", tmp_path / "ours", divisible_by=64)

@@ -373,6 +373,7 @@ def test_a_link_that_is_missing_is_named() -> None:
         run(pipeline(2, num_samples=2), cluster)
 
 
+@pytest.mark.slow
 def test_64_stages_of_64_microbatches() -> None:
     """Fill, steady state and drain of a deep pipeline; ``tests/bench/bench_simulator.py`` says how long that takes."""
     deep = dataclasses.replace(MODEL, num_layers=64)

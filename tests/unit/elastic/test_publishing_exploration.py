@@ -20,6 +20,7 @@ def test_what_is_published_is_whole(name: str) -> None:
         assert {"step_00000100/SHA256SUMS"} in published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "story"),
     [

@@ -353,6 +353,7 @@ def test_stages_are_interleaved_unless_that_is_forbidden(files: Path, capsys: py
     assert said == {(): True, ("--no-interleave",): False}
 
 
+@pytest.mark.slow
 def test_compare_shows_every_yardstick(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(files, "--compare") == 0
     printed = capsys.readouterr().out

@@ -29,6 +29,7 @@ def check(question: Problem) -> None:
     assert result.lower_bound_s <= min(every.step_s, result.simulation.step_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "num_layers", "batch"),
     [

@@ -224,6 +224,7 @@ def outcome(question: Problem, deadline: Deadline) -> str:
     return "a plan"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, question in EXTREME.items() if question.is_quick])
 def test_an_extreme_question_ends_where_its_limit_is(name: str) -> None:
     """With a plan, or by saying that time ran out: of counted work at most as much more as one step may take."""

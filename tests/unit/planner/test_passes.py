@@ -56,6 +56,7 @@ def check(found: ScoredPlan, problem: Problem, shortlist: Shortlist) -> None:
     assert goal_value(found, problem) <= goal_value(shortlist.best, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", PASSES, ids=lambda row: row.name)
 @pytest.mark.parametrize("name", problems())
 @pytest.mark.parametrize("limit_s", [0.01, 0.5])

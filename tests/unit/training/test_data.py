@@ -261,6 +261,7 @@ def rank_reports(rank: int, configs: list[DataConfig]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_ranks_read_what_one_process_reads(corpus: str, tmp_path: Path) -> None:
     other = write_corpus(tmp_path / "other", [[200] * 100])
