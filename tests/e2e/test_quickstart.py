@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=6, turn=0)
 @pytest.mark.timeout(400)
 def test_quickstart(tmp_path: Path) -> None:
     done = subprocess.run(

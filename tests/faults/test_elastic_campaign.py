@@ -98,8 +98,6 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.rotates("seeds", every=6, turn=5)) for seed in SEEDS]
-)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.rotates("seeds")) for seed in SEEDS])
 def test_a_run_with_faults_ends_as_without_or_as_documented(seed: int, runs: Mapping[int, Run]) -> None:
     assert not runs[seed].problem, tell(runs[seed])
