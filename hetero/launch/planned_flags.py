@@ -25,6 +25,7 @@ STATED_BY_STAGES = (
     "--recompute-num-layers",
     "--optimizer-cpu-offload",
     "--optimizer-offload-fraction",
+    "--cpu-offloading-num-layers",
 )
 """Flags of the uniform plan, which may not stand beside a plan: it states them for each stage."""
 

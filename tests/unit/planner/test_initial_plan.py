@@ -136,9 +136,9 @@ def simulated_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long each simulation that was run takes, by estimate."""
     estimates: list[float] = []
 
-    def counted(plan: Plan, topology: Topology, costs: CostModel, known: KnownParts) -> Simulation:
+    def counted(plan: Plan, topology: Topology, costs: CostModel, known: KnownParts, *, within_s: float) -> Simulation:
         estimates.append(scoring_s(plan))
-        return simulate(plan, topology, costs, known)
+        return simulate(plan, topology, costs, known, within_s=within_s)
 
     monkeypatch.setattr("hetero.planner.scoring.simulate", counted)
     return estimates
