@@ -97,6 +97,7 @@ def rotating(count: int, row: str) -> list[Any]:
     return [pytest.param(part, marks=(pytest.mark.slow, pytest.mark.rotates(row, every=2))) for part in range(count)]
 
 
+@pytest.mark.timeout(900)  # Of part 5 one stage takes 210 seconds of a core to be proven.
 @pytest.mark.parametrize("part", rotating(20, "large stages"))
 def test_no_choice_is_better_for_200_stages_of_up_to_eight_blocks(part: int) -> None:
     draw = random.Random(100 + part)
