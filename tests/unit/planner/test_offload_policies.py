@@ -68,6 +68,4 @@ def test_the_planner_is_at_least_as_good_as_the_policies(batch: int) -> None:
     ours = planned(question, effort_s=1.0).simulation.step_s
     for name in POLICIES:
         plan, _ = placed(question, name)
-        # The planner does not ask for weights on hosts, which is what StrongHold rests on: 1.2 % at a batch of 4.
-        most = 1.02 if name == "stronghold" else 1.0
-        assert ours <= most * simulate(plan, question.topology, question.costs).step_s, name
+        assert ours <= simulate(plan, question.topology, question.costs).step_s, name
