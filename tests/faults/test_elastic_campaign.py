@@ -85,7 +85,7 @@ def test_a_campaign_that_was_ended_goes_on(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Run]:
-    """By seed, of those whose turn it is; all run beside one another, as they mostly wait."""
+    """By seed; all run beside one another, as they mostly wait."""
     is_root = can_make_namespaces()
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     chosen = [item.callspec.params["seed"] for item in items if item.originalname == SAMPLED]
@@ -98,6 +98,6 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.rotates("seeds")) for seed in SEEDS])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_run_with_faults_ends_as_without_or_as_documented(seed: int, runs: Mapping[int, Run]) -> None:
     assert not runs[seed].problem, tell(runs[seed])

@@ -24,8 +24,8 @@ the batch is a subset sum over whole microbatches, with a bit for each number of
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from hetero.plan.reshard import transfers
 from hetero.planner.improve.division_costs import DivisionCosts, StageTable
 from hetero.planner.improve.replica_changes import deep_enough
 from hetero.planner.problem import Problem
+
+Found = TypeVar("Found")
 
 BISECTIONS = 8
 """Of the seconds of a replica, between its longest stage alone and with the fill: they leave 0.4 % of the fill. A
@@ -225,10 +227,16 @@ def least_cuts(tables: Sequence[StageTable], counts: Sequence[int]) -> list[tupl
         return None
     # Where no stage takes more than ``low`` in all, those before one take no more than this.
     high = low * (1 + sum(1 / count for count in counts)) * (1 + ROUNDING)
-    found = _cuts_within(tables, counts, high)
-    for _ in range(BISECTIONS):
+    return _shortest(lambda step_s: _cuts_within(tables, counts, step_s), low, high, BISECTIONS)
+
+
+def _shortest(within: Callable[[float], Found | None], low: float, high: float, bisections: int) -> Found | None:
+    """What ``within`` finds for about the least seconds between ``low`` and ``high``; ``None`` if nothing for
+    ``high``."""
+    found = within(high)
+    for _ in range(bisections if found is not None else 0):
         middle = (low + high) / 2
-        better = _cuts_within(tables, counts, middle)
+        better = within(middle)
         if better is None:
             low = middle
         else:
@@ -263,17 +271,7 @@ def shared_out(shares: Sequence[ReplicaSteps], batch: int) -> list[int] | None:
         return None
     low = max(share.fill_s for share in shares)
     high = max(share.fill_s + share.period_s * (batch // share.unit) for share in shares)
-    found = _within(shares, batch, high)
-    if found is None:
-        return None
-    for _ in range(SHARE_BISECTIONS):
-        middle = (low + high) / 2
-        better = _within(shares, batch, middle)
-        if better is None:
-            low = middle
-        else:
-            high, found = middle, better
-    return found
+    return _shortest(lambda step_s: _within(shares, batch, step_s), low, high, SHARE_BISECTIONS)
 
 
 def _within(shares: Sequence[ReplicaSteps], batch: int, step_s: float) -> list[int] | None:
