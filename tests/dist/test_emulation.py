@@ -264,14 +264,19 @@ def link_cases() -> Iterator[Any]:
         yield pytest.param(on_hosts(described, *offloads), seconds, id=f"{name}, everything", marks=marks)
 
 
-@pytest.mark.parametrize(("described", "seconds"), [*host_cases(), *gradient_cases(), *weight_cases(), *link_cases()])
-def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> None:
-    """And what they update is right."""
+def beside_hosts(described: Plan, seconds: float, *, gb_per_s: float = 0.01) -> ClusterSpec:
+    """Nodes whose hosts update all parameters in so many seconds and copy them in a fifth of that."""
     numel = all_of(described)
     copy = Link(bandwidth_gb_per_s=4 * numel / (seconds / 5) / 1e9, latency_us=0.0)
     updates = (UpdateRate(threads=1, elements_per_s=numel / seconds),)
     host = HostProfile(source="a test", memory_gib=64, updates=updates, to_device=copy, to_host=copy)
-    cluster = nodes(described.world_size, gb_per_s=0.01, host=host)
+    return nodes(described.world_size, gb_per_s=gb_per_s, host=host)
+
+
+@pytest.mark.parametrize(("described", "seconds"), [*host_cases(), *gradient_cases(), *weight_cases(), *link_cases()])
+def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> None:
+    """And what they update is right."""
+    cluster = beside_hosts(described, seconds)
     ran, costs = run(described, cluster, data_parallel=SHARED, time_scale=2.0, adam=NEVER_CLIPPED)
     # What was previewed in the first step, which is not emulated, was there at once.
     last, predicted = ran.ranks[0][-1], simulate(described, cluster, costs)
@@ -291,6 +296,19 @@ def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> 
         NEVER_CLIPPED,
     )
     assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
+
+
+def test_gradients_on_hosts_are_summed_while_the_backward_goes_on() -> None:
+    """A thread launches these sums, mostly when the small backward that really runs is over."""
+    all_ = Offload(optimizer_from=-1, gradients_from=-1)
+    equal = plan(MODEL, [replica(a100_stage(0, 6, rank, depth=1), num_samples=1) for rank in (0, 1)])
+    described = on_hosts(equal, all_, all_)
+    cluster = beside_hosts(described, 0.05, gb_per_s=0.001)
+    ran, costs = run(described, cluster, data_parallel=SHARED, time_scale=2.0, adam=NEVER_CLIPPED)
+    last, predicted = ran.ranks[0][-1], simulate(described, cluster, costs)
+    first_sum, backward = min(sync.start_s for sync in predicted.syncs), predicted.compute_end_s
+    assert backward - first_sum > 0.2 * predicted.step_s, "most of the sums are beside the backward"
+    assert last.end_s - last.start_s == pytest.approx(predicted.step_s, rel=0.05)
 
 
 def activation_cases() -> Iterator[Any]:

@@ -222,15 +222,17 @@ class EmulatedTiming(Timing):
     ) -> Sequence[Waitable]:
         if self._as_fast_as_it_can:
             return start()
-        if ready_s is not None:
+        if queued.action.kind == ActionKind.REDUCE:
+            # All ranks launch their sums in one order, and this one's turn came no sooner than the last one's. A thread
+            # that launches them says when its own could begin: the backward that it was part of may be over by now.
+            own_s = self.reached_s(queued) if ready_s is None else ready_s
+            ready_s = self._step.launched_s = max(self._step.launched_s, own_s)
+            self._clock.sleep_until(ready_s)
+        elif ready_s is not None:
             # In a thread that launches one after the other.
             ready_s = self._gathers_launched_s = max(self._gathers_launched_s, ready_s)
         else:
             ready_s = self._clock.at_s
-        if queued.action.kind == ActionKind.REDUCE:
-            # All ranks launch their sums in one order, and this one's turn came no sooner than the last one's.
-            ready_s = self._step.launched_s = max(self._step.launched_s, *map(self._passed_s, queued.after))
-            self._clock.sleep_until(ready_s)
         key = collective_key(operation, bucket)
         takes = self._link_model.collective(operation, bucket)
         self._timetable.come(key, self._meetings, ready_s=ready_s, takes=takes)
