@@ -39,7 +39,7 @@ def _cases() -> Iterator[Any]:
 
 def train_where_first_contacts_block(rank: int, made: Plan, timeout_s: float) -> None:
     with blocking_first_contacts(timeout_s=timeout_s):
-        train(rank, made, 1, weights_at="the end")
+        train(rank, made, 1, weights_at="the end", tensor_parallelism="its own groups")
 
 
 @pytest.mark.parametrize("made", list(_cases()))
@@ -58,7 +58,7 @@ def train_without(rank: int, made: Plan, part: str) -> str:
     """Train a step without a part of the start-up; at what this rank waited in vain, if it did."""
     with replaced(START_UP[part], lambda *_: None), blocking_first_contacts(timeout_s=30.0):
         try:
-            train(rank, made, 1)
+            train(rank, made, 1, tensor_parallelism="its own groups")
         except FirstContactError as error:
             return str(error)
     return ""

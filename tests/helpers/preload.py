@@ -18,6 +18,7 @@ import hetero.commands.elastic  # noqa: E402
 import hetero.elastic.agent  # noqa: E402
 import hetero.runtime.trainer  # noqa: E402, F401
 import megatron.training.training  # noqa: E402, F401
+import tests.helpers.shared_memory_group  # noqa: E402, F401  (torch keeps a list of such groups)
 from tests.helpers.process_state import state_of_this_process  # noqa: E402
 
 # The ranks share what was imported here, and need not look through it for garbage.

@@ -14,6 +14,7 @@ from megatron.training.checkpointing import load, saving
 from megatron.training.cli.arguments import parse_args
 from megatron.training.param_scheduler import build_scheduler
 from megatron.training.training import build_trainer
+from tests.helpers.shared_memory_group import with_shared_memory
 from tests.helpers.training import data_of
 
 
@@ -41,7 +42,7 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     Where ``argv`` has ``--save``, what was loaded is saved again before the first step, and the end.
     """
     config = parse_args(argv)
-    context = create_groups(plan, device=torch.device("cpu"))
+    context = with_shared_memory(create_groups(plan, device=torch.device("cpu")))
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     start_step = load(config, context, trainer, scheduler)

@@ -21,6 +21,7 @@ from hetero.runtime.options import DataParallelOptions, StageOptions
 from hetero.runtime.session import TrainingSession
 from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.ranks import run_alone, run_ranks
+from tests.helpers.shared_memory_group import with_shared_memory
 
 SMALL_BUCKETS = DataParallelOptions(bucket_numel=3000)
 """A tiny model has several."""
@@ -157,15 +158,19 @@ def train(
     device: str = "cpu",
     adam: AdamOptions = ADAM,
     prepare: Callable[[Trainer, int], None] | None = None,
+    tensor_parallelism: Literal["shared memory", "its own groups"] = "shared memory",
 ) -> Trace | None:
     """Run on every rank of ``plan``. Returns ``None`` on idle ranks.
 
+    tensor_parallelism: what its messages go over; on a GPU always its own groups.
     prepare: called with the trainer and the rank before the first step.
     weights_at: when to look at the weights. Who looks waits for those that are being gathered, and leaves the next
         forward nothing to wait for.
     """
     index = torch.cuda.current_device() if device == "cuda" else None
     context = create_groups(plan, device=torch.device(device, index) if index is not None else torch.device(device))
+    if device == "cpu" and tensor_parallelism == "shared memory":
+        context = with_shared_memory(context)
     trainer = Trainer(
         context,
         options=options or StageOptions(init_method_std=0.1),
