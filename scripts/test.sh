@@ -10,10 +10,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository"
 
-chosen='' options=() workers=2
+chosen=() options=() workers=2
 while [ $# -gt 0 ]; do
     case "$1" in
-        --fast) chosen='and not slow' ;;
+        --fast) chosen=(-m 'not slow') ;;
         --all) options+=(--all) ;;
         --workers) workers="${2:?--workers needs a number}"; shift ;;
         --rotation) options+=(--rotation "${2:?--rotation needs a number}"); shift ;;
@@ -34,20 +34,26 @@ echo "== lint and types"
 
 # Ranks compute on one thread each; more would only get in each other's way.
 export OMP_NUM_THREADS=1
-# Two collections and some hundred processes import the same files: compile them once.
+# Some hundred processes import the same files: compile them once.
 unset PYTHONDONTWRITEBYTECODE
 exit_code=0
 # Exit code 1 says that tests failed; any other ends this script.
-tests() { "$python" -m pytest "${options[@]}" "$@" || { [ $? -eq 1 ] && exit_code=1; }; }
-# On two cores, one more than these: a third of the whole is files that wait, and tests/helpers/file_order.py spreads them.
+noted() { "$@" || { [ $? -eq 1 ] && exit_code=1; }; }
+tests=("$python" -m pytest "${options[@]}")
 echo "== tests, $workers files at a time"
-tests --cache-clear --numprocesses "$workers" --dist loadfile --no-loadscope-reorder -m "not alone $chosen"
-echo "== tests that compare times, one after the other"
-mapfile -t files < <(grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
-tests -m "alone $chosen" "${files[@]}"
+rm -rf .pytest_cache
+share="$(mktemp -d)"
+processes=()
+trap 'kill -INT "${processes[@]}" 2>/dev/null || true; rm -rf "$share"' EXIT
+for ((worker = 0; worker < workers; worker++)); do
+    "${tests[@]}" -q -o console_output_style=times --share "$share" "${chosen[@]}" &
+    processes+=($!)
+done
+for process in "${processes[@]}"; do noted wait "$process"; done
+processes=()
 if [ "$exit_code" -eq 1 ]; then
     echo "== what a busy machine may have made fail, once more with nothing beside it"
     exit_code=0
-    tests --second-chance
+    noted "${tests[@]}" --second-chance
 fi
 exit "$exit_code"

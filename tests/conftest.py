@@ -1,8 +1,7 @@
 """Which of the cases that rotate a run takes, in which order, how long they train, who has a second chance."""
 
-import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,6 +9,7 @@ from hypothesis import settings
 from tests.helpers.file_order import in_order
 from tests.helpers.ranks import POOL
 from tests.helpers.rotation import Row, rotation_of_today, waiting
+from tests.helpers.shared_files import SharedFiles, garbage_of_imports_stays
 
 # A busy machine is no failure: what counts is counted, and every test has a time limit.
 settings.register_profile("busy machine", deadline=None)
@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rotation", type=int, help="which of the cases that rotate run (default: the run's number)")
     group.addoption("--all", action="store_true", help="run all cases, also those that rotate")
     group.addoption("--in-every-run", action="store_true", help="run only what every run has, and no case that rotates")
+    group.addoption("--share", type=Path, metavar="FOLDER", help="run files that no process with this folder has taken")
     group.addoption(
         "--second-chance",
         action="store_true",
@@ -45,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Once, for all processes of a run.
     if config.option.rotation is None:
         config.option.rotation = rotation_of_today()
+    if config.option.share is not None:
+        config.pluginmanager.register(SharedFiles(config.option.share, _in_order))
+        print(pytest_report_header(config), flush=True)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -55,14 +59,18 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"rotation: {config.option.rotation} (the same again: --rotation {config.option.rotation}; all of it: --all)"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    with garbage_of_imports_stays():
+        return (yield)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.second_chance:
         _keep_second_chances(config, items)
         return
     if not _runs_everything(config):
         _keep_whose_turn_it_is(config, items)
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        _order(items)
 
 
 def _keep_whose_turn_it_is(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,23 +87,11 @@ def _keep_whose_turn_it_is(config: pytest.Config, items: list[pytest.Item]) -> N
         dropped = set(waiting(rows.values(), config.option.rotation))
         some = max((each.every for each in rows.values()), default=1)
         every = max((each.runs for each in rows.values()), default=1)
-        config.stash[WAITING] = (len(dropped), some, every)
+        # Of processes that share files, each finds its own one after the other.
+        count, before, all_before = config.stash.get(WAITING, (0, 1, 1))
+        config.stash[WAITING] = (count + len(dropped), max(some, before), max(every, all_before))
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    # All workers have found the same tests.
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["waiting"] = session.config.stash.get(WAITING, (0, 1, 1))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """A worker has ended, and says how many cases had no turn."""
-    if waits := getattr(node, "workeroutput", {}).get("waiting"):
-        node.config.stash[WAITING] = tuple(waits)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -107,11 +103,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         )
 
 
-def _order(items: list[pytest.Item]) -> None:
-    """Of several workers some are to wait while others compute."""
-    files = {item.path: item.path.relative_to(Path(__file__).parent) for item in items}
-    places = {file: i for i, file in enumerate(in_order(list(files.values())))}
-    items.sort(key=lambda item: places[files[item.path]])
+def _in_order(files: Sequence[Path]) -> list[Path]:
+    """Of several processes some are to wait while others compute."""
+    named = {file.relative_to(Path(__file__).parent): file for file in files}
+    return [named[each] for each in in_order(list(named))]
 
 
 def pytest_unconfigure() -> None:

@@ -29,11 +29,11 @@ WAIT = "cases had no turn; 3 runs in a row take some of every row, 4 take every 
     ("options", "says"),
     [
         (("--rotation", "2"), ["4 passed, 3 deselected", f"rotation 2: 3 {WAIT}"]),
-        (("--rotation", "3", "-n", "2"), ["2 passed", f"rotation 3: 5 {WAIT}"]),
+        (("--rotation", "3", "--share", "."), ["2 passed", f"rotation 3: 5 {WAIT}"]),
         (("--in-every-run",), ["1 passed, 6 deselected"]),
         (("--all",), ["7 passed in"]),
     ],
-    ids=["its turn", "not its turn, on workers", "in every run", "all"],
+    ids=["its turn", "not its turn, by files", "in every run", "all"],
 )
 def test_the_summary_says_how_many_cases_had_no_turn(options: tuple[str, ...], says: list[str], tmp_path: Path) -> None:
     (small_suite(tmp_path) / "tests" / "test_file.py").write_text(TESTS)

@@ -1,6 +1,7 @@
 """An emulated cluster: the numbers are those of one process, the times those of the description.
 
-Times are compared on the ranks' emulated clocks, which a busy machine does not slow down.
+Times are compared on the ranks' emulated clocks, which a busy machine does not slow down, and whether a machine can
+keep up is counted in processor seconds: other tests may run beside these.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ from tests.helpers.ranks import run_alone, run_ranks
 from tests.helpers.synthetic_profiles import cost_model, nodes, profile
 from tests.helpers.training import ADAM, SMALL_BUCKETS, data_of, one_process, one_process_plan, train
 
-pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
 BLOCK_S = (0.02, 0.04)
 """Forward and backward of a layer for one sample: far above what this machine needs for the small one."""
@@ -120,24 +121,24 @@ def run(
 
 
 PLANS = {
-    "one stage after the other": plan(MODEL, [replica(a100_stage(0, 3, 0), a100_stage(3, 6, 1), num_samples=8)]),
-    "half a layer": plan(MODEL, [replica(a100_stage(0, 2.5, 0), a100_stage(2.5, 6, 1), num_samples=8)]),
+    "one stage after the other": plan(MODEL, [replica(a100_stage(0, 3, 0), a100_stage(3, 6, 1), num_samples=4)]),
+    "half a layer": plan(MODEL, [replica(a100_stage(0, 2.5, 0), a100_stage(2.5, 6, 1), num_samples=4)]),
     "a slow link and depth": plan(
-        MODEL, [replica(a100_stage(0, 2, 0, depth=5), a100_stage(2, 6, 1, depth=1), num_samples=8)]
+        MODEL, [replica(a100_stage(0, 2, 0, depth=5), a100_stage(2, 6, 1, depth=1), num_samples=6)]
     ),
     "split backwards": plan(
         MODEL,
         [
-            replica(a100_stage(0, 3, 0, delay=0), a100_stage(3, 6, 1, delay=1), num_samples=6),
+            replica(a100_stage(0, 3, 0, delay=0), a100_stage(3, 6, 1, delay=1), num_samples=4),
             replica(a100_stage(0, 6, 2, delay=1), num_samples=2),
         ],
     ),
     "microbatches 1 and 2": plan(
-        MODEL, [replica(a100_stage(0, 4, 0, 1, dp=2), a100_stage(4, 6, 2, mbs=2), num_samples=8)]
+        MODEL, [replica(a100_stage(0, 4, 0, 1, dp=2), a100_stage(4, 6, 2, mbs=2), num_samples=4)]
     ),
     "two replicas of unequal depth": plan(
         MODEL,
-        [replica(a100_stage(0, 2, 0), a100_stage(2, 6, 1), num_samples=6), replica(a100_stage(0, 6, 2), num_samples=2)],
+        [replica(a100_stage(0, 2, 0), a100_stage(2, 6, 1), num_samples=3), replica(a100_stage(0, 6, 2), num_samples=1)],
     ),
 }
 
@@ -185,10 +186,10 @@ def host_cases() -> Iterator[Any]:
         "one, all": (one, (all_,), 0.3),
         "one, all, slowly": (one, (all_,), 1.5),
         "one, the head": (one, (head,), 4.0),
-        "two, the second": (two, (nothing, end), 0.5),
-        "two, both": (two, (all_, Offload(optimizer_from=4.5)), 0.8),
-        "unlike, some": (unlike, (nothing, Offload(optimizer_from=2), end), 0.6),
-        "wide, the first": (wide, (Offload(optimizer_from=1.5), nothing), 0.8),
+        "two, the second": (two, (nothing, end), 0.25),
+        "two, both": (two, (all_, Offload(optimizer_from=4.5)), 0.4),
+        "unlike, some": (unlike, (nothing, Offload(optimizer_from=2), end), 0.3),
+        "wide, the first": (wide, (Offload(optimizer_from=1.5), nothing), 0.4),
     }
     for name, (described, offloads, seconds) in cases.items():
         turns = [] if name == "one, all" else [pytest.mark.rotates("hosts", every=2, turn=0)]
@@ -214,11 +215,11 @@ def gradient_cases() -> Iterator[Any]:
         "one, all": (one, (all_,), 0.3),
         "one, a half, previewed": (one, (dataclasses.replace(half, speculate=True),), 0.3),
         "one, all, slowly": (one, (all_,), 2.0),
-        "unlike, some": (PLANS["two replicas of unequal depth"], (Offload(), half, half), 0.6),
+        "unlike, some": (PLANS["two replicas of unequal depth"], (Offload(), half, half), 0.3),
         "wide, the first": (
             PLANS["microbatches 1 and 2"],
             (Offload(optimizer_from=1, gradients_from=1.5), Offload()),
-            0.8,
+            0.4,
         ),
     }
     for name, (described, offloads, seconds) in cases.items():
@@ -240,7 +241,7 @@ def weight_cases() -> Iterator[Any]:
         "one, all, slowly": (one, (all_,), 1.5),
         "one, a half, previewed": (one, (dataclasses.replace(half, speculate=True),), 0.6),
         "stronghold": (one, (Offload(optimizer_from=2, gradients_from=2, weights_from=2, speculate=True),), 0.6),
-        "unlike, some": (PLANS["two replicas of unequal depth"], (Offload(), half, half), 0.6),
+        "unlike, some": (PLANS["two replicas of unequal depth"], (Offload(), half, half), 0.3),
         "in turns": (turns, (first, Offload(), last, Offload()), 0.8),
     }
     for name, (described, offloads, seconds) in cases.items():
@@ -257,7 +258,7 @@ def link_cases() -> Iterator[Any]:
     cases = {
         "one, some": (one, (some,), 3.0),
         "one, all, slowly": (one, (all_,), 2.0),
-        "unlike, all": (PLANS["two replicas of unequal depth"], (Offload(activations_until=1), end, some), 3.0),
+        "unlike, all": (PLANS["two replicas of unequal depth"], (Offload(activations_until=1), end, some), 1.5),
     }
     for name, (described, offloads, seconds) in cases.items():
         marks = (pytest.mark.slow, pytest.mark.rotates("links"))
@@ -363,8 +364,8 @@ def test_losses_are_those_of_one_process(data_parallel: DataParallelOptions | No
     described = plan(
         llama_model(),
         [
-            replica(a100_stage(0, 2, 0, 1, tp=2, sp=True), a100_stage(2, 6, 2), num_samples=6),
-            replica(a100_stage(0, 6, 3), num_samples=2),
+            replica(a100_stage(0, 2, 0, 1, tp=2, sp=True), a100_stage(2, 6, 2), num_samples=3),
+            replica(a100_stage(0, 6, 3), num_samples=1),
         ],
     )
     described = sharded(described) if data_parallel is SHARED else described
@@ -382,8 +383,8 @@ def test_everything_at_once_is_what_one_process_computes_and_takes_what_is_predi
         plan(
             MODEL,
             [
-                replica(a100_stage(0, 2.5, 0, delay=0), a100_stage(2.5, 6, 1, delay=1), num_samples=6),
-                replica(a100_stage(0, 6, 2, 3, dp=2), num_samples=6),
+                replica(a100_stage(0, 2.5, 0, delay=0), a100_stage(2.5, 6, 1, delay=1), num_samples=4),
+                replica(a100_stage(0, 6, 2, 3, dp=2), num_samples=4),
             ],
         ),
         distributed_optimizer=True,

@@ -14,7 +14,7 @@ from tests.helpers.forked_launch import forked
 from tests.helpers.plans import plan, replica, stage
 from tests.helpers.synthetic_profiles import profile
 
-pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
 CLUSTER = """
 node_types:
@@ -38,12 +38,14 @@ def folder(tmp_path: Path) -> Path:
             stage(layers=(0, cut), ranks=(0,), device="A100-40"),
             stage(layers=(cut, 4), ranks=(1,), device="V100-16"),
         )
-        save(plan(MODEL, [replica(*stages, num_samples=6)]), tmp_path / f"{name}.json")
+        save(plan(MODEL, [replica(*stages, num_samples=3)]), tmp_path / f"{name}.json")
     return tmp_path
 
 
 def emulated(folder: Path, **changes: str | None) -> list[str]:
-    argv = command_line(hetero_emulate=str(folder / "cluster.yaml"), distributed_backend=None, **changes)
+    argv = command_line(
+        hetero_emulate=str(folder / "cluster.yaml"), distributed_backend=None, global_batch_size="3", **changes
+    )
     return [*argv, "--hetero-profile", str(folder / "fast.json"), str(folder / "slow.json")]
 
 

@@ -119,7 +119,6 @@ def test_a_store_that_is_asked_too_much_is_asked_again(refusing: Refusing) -> No
 
 @pytest.mark.slow
 @pytest.mark.rotates(every=2, turn=0)
-@pytest.mark.alone
 def test_an_agent_ends_before_its_ranks_begin(
     etcd: EtcdServer, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from unittest import mock
 from tests.helpers.rank_pool import RankPool, fork_server
 
 POOL = RankPool()
-"""Of this process; `scripts/test.sh` has three that run tests."""
+"""Of this process; `scripts/test.sh` has one for each worker."""
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60) -> list[Any]:
