@@ -3,7 +3,8 @@
     python tests/bench/bench_ranges.py                              the table
     python tests/bench/bench_ranges.py --write docs/cost_model.md   and puts it between the markers of the page
 
-The factors go into ``hetero/cost/layers/confidence.py``; ``tests/unit/cost/test_measured_errors.py`` compares the two.
+The factors go into ``hetero/cost/layers/confidence.py``; ``test_measured_errors.py`` and ``test_published_runs.py`` in
+``tests/unit/cost`` compare the two.
 """
 
 import argparse
@@ -17,13 +18,13 @@ if __package__ in (None, ""):
 
 from hetero.cost.layers.confidence import LAYER_ERRORS, ORDER_ERROR, RUN_ERROR, Confidence
 from tests.bench.bench_cost_model import put_between_markers
+from tests.helpers.cost_comparison import predicted_runs
 from tests.helpers.measured_errors import (
     COVERED,
     factor,
     layer_errors,
     layer_factors,
     order_errors,
-    predicted_runs,
     run_errors,
     within_range,
 )

@@ -15,7 +15,7 @@ from hetero.checkpoint.folder import published_steps
 from hetero.plan.ir import Plan
 from hetero.serialization import load, save
 from hetero.spec.cluster import ClusterSpec
-from tests.helpers.commands import MODEL, ROOT, STEPS, WORLD_SIZE, Finished, command_line, good_plan, launched
+from tests.helpers.commands import MODEL, ROOT, STEPS, WORLD_SIZE, Finished, command_line, good_plan
 from tests.helpers.forked_launch import forked
 from tests.helpers.host_training import left_to_hosts
 from tests.helpers.synthetic_profiles import profile
@@ -53,7 +53,7 @@ def test_training_under_a_plan(tmp_path: Path) -> None:
     and the losses of the uniform plan, which splits the same model and batch otherwise."""
     save(good_plan(), tmp_path / "plan.json")
     argv = command_line(hetero_plan=str(tmp_path / "plan.json"), tensorboard_dir=str(tmp_path / "events"))
-    run = launched(WORLD_SIZE, argv)
+    run = forked(WORLD_SIZE, argv)
     lines = log_lines(run)
     assert [line["step"] for line in lines] == ["1", "2", "3"]
     assert [line["lr"] for line in lines] == ["1.000e-02", "6.667e-03", "3.333e-03"]
@@ -78,7 +78,7 @@ def test_hosts_update_what_the_plan_leaves_to_them(tmp_path: Path) -> None:
     """The same losses, and a column that says what is on the hosts."""
     left = left_to_hosts(good_plan(), speculate=False)
     save(left, tmp_path / "plan.json")
-    run = launched(WORLD_SIZE, command_line(hetero_plan=str(tmp_path / "plan.json"), use_distributed_optimizer=""))
+    run = forked(WORLD_SIZE, command_line(hetero_plan=str(tmp_path / "plan.json"), use_distributed_optimizer=""))
     assert_same_training(log_lines(run), log_lines(uniform_run("1f1b")))
     assert "updated on hosts: replica 0: stage 0 from" in run.stdout
     table = run.stdout[run.stdout.index("Memory of one rank, MiB, measured | predicted") :]

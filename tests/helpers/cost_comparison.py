@@ -1,8 +1,10 @@
 """Published runs beside what the cost model says of them: errors of time and memory, order, verdict on memory."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import mean
 
 from hetero.cost.capacity import memory_error
@@ -12,6 +14,7 @@ from hetero.cost.network import Topology, ring_all_reduce_cost
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.data.cost_models import plan_costs
 from hetero.units import BYTES_OF_PRECISION
+from tests.helpers.published_runs import read_all
 from tests.helpers.published_runs.published_run import PublishedRun
 
 APART = 0.10
@@ -72,10 +75,38 @@ def shipped_costs(run: PublishedRun) -> CostModel:
     return plan_costs(run.plan, run.cluster, runtime=run.runtime)
 
 
+@dataclass(frozen=True, slots=True)
+class PredictedRun:
+    """A run that somebody measured, and the prediction of its step."""
+
+    run: PublishedRun
+    costs: CostModel
+    simulation: Simulation
+
+    @property
+    def log_error(self) -> float:
+        return math.log(self.simulation.step_s / self.run.step_s)
+
+
+def predict(run: PublishedRun, costs: CostModel) -> PredictedRun:
+    """Simulate ``run``."""
+    return PredictedRun(run, costs, simulate(run.plan, run.cluster, costs))
+
+
+@cache
+def predicted_runs() -> Sequence[PredictedRun]:
+    """The published runs under the runtimes that made them, by the cost model as it ships."""
+    return [predict(run, shipped_costs(run)) for run in read_all()]
+
+
 def compare(run: PublishedRun, costs_of: Callable[[PublishedRun], CostModel] = shipped_costs) -> Comparison:
     """Simulate ``run`` once and hold it against what was measured."""
-    costs = costs_of(run)
-    simulation = simulate(run.plan, run.cluster, costs)
+    return compared(predict(run, costs_of(run)))
+
+
+def compared(predicted: PredictedRun) -> Comparison:
+    """Hold a prediction against what was measured."""
+    run, costs, simulation = predicted.run, predicted.costs, predicted.simulation
     memory = plan_memory(run.plan, costs)
     error = memory_error(run.plan, run.cluster, costs, memory)
     return Comparison(

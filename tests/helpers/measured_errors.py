@@ -3,8 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from statistics import quantiles
 
 from hetero.cost.cost_model import CostModel
@@ -13,40 +11,14 @@ from hetero.cost.layers.layer_times import LayerCost, interpolate
 from hetero.cost.network import Topology
 from hetero.cost.other_runtimes.deepspeed import DEEPSPEED
 from hetero.cost.prediction_range import step_range
-from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.data import shipped_profiles
 from hetero.data.sailor import MODELS
 from hetero.spec.profile import LayerKind, LayerTime, Profile, ProfileStore
-from tests.helpers.cost_comparison import shipped_costs
-from tests.helpers.published_runs import read_all
+from tests.helpers.cost_comparison import PredictedRun
 from tests.helpers.published_runs.opt350m import published_model
-from tests.helpers.published_runs.published_run import PublishedRun
 
 COVERED = 0.9
 """Share of the cases that a range is to hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedRun:
-    """A run that somebody measured, and the prediction of its step."""
-
-    run: PublishedRun
-    costs: CostModel
-    simulation: Simulation
-
-    @property
-    def log_error(self) -> float:
-        return math.log(self.simulation.step_s / self.run.step_s)
-
-
-@cache
-def predicted_runs() -> Sequence[PredictedRun]:
-    """The published runs under the runtimes that made them."""
-    found = []
-    for run in read_all():
-        costs = shipped_costs(run)
-        found.append(PredictedRun(run, costs, simulate(run.plan, run.cluster, costs)))
-    return found
 
 
 def run_errors(runs: Sequence[PredictedRun]) -> Mapping[Confidence, list[float]]:

@@ -27,7 +27,7 @@ from tests.helpers.sailor_tables import write_tables
 
 LEAVES = {leaf.prog.removeprefix("hetero "): leaf for leaf in leaves(command_parser())}
 
-PLANS = "plan --cluster gpus.yaml --model m.yaml --global-batch-size 4 --data-sheets --time-limit 3"
+PLANS = "plan --cluster gpus.yaml --model m.yaml --global-batch-size 4 --data-sheets --time-limit 0.5"
 
 HERE = {
     "show": "show plan.json --schedule --program",

@@ -1,8 +1,9 @@
 """What a predicted number rests on: a measurement, or which sort of estimate, and how far off such numbers have been.
 
 The figures of :data:`LAYER_ERRORS`, :data:`RUN_ERROR` and :data:`ORDER_ERROR` are what ``tests/bench/bench_ranges.py``
-computes, and ``tests/unit/cost/test_measured_errors.py`` holds them to it. An error is a factor: nine of ten cases were
-between the prediction over it and the prediction times it. Large errors need that: minus 60 % and plus 150 % are alike.
+computes, and ``test_measured_errors.py`` and ``test_published_runs.py`` in ``tests/unit/cost`` hold them to it. An
+error is a factor: nine of ten cases were between the prediction over it and the prediction times it. Large errors need
+that: minus 60 % and plus 150 % are alike.
 """
 
 import math

@@ -4,10 +4,12 @@ DeepSpeed's 15 runs on GH200 were measured twice each: the two differ by 5.0 % o
 """
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
+from hetero.cost.layers.confidence import ORDER_ERROR, RUN_ERROR, Confidence
 from hetero.cost.layers.parameter_counts import ParameterCounts
 from hetero.cost.layers.stage_modules import module_counts
 from hetero.data import shipped_profiles
@@ -21,7 +23,16 @@ from tests.bench.bench_cost_model import (
     stages_table,
 )
 from tests.bench.calibrated_constants import CONSTANTS, Calibration, Decides, constants_table
-from tests.helpers.cost_comparison import Comparison, ErrorSummary, by_family, compare, errors_of, wrong_pairs
+from tests.helpers.cost_comparison import (
+    Comparison,
+    ErrorSummary,
+    by_family,
+    compared,
+    errors_of,
+    predicted_runs,
+    wrong_pairs,
+)
+from tests.helpers.measured_errors import COVERED, factor, order_errors, run_errors, within_range
 from tests.helpers.published_runs import FAMILIES, gpt, llama, opt350m, read_all, read_family
 from tests.helpers.published_runs.published_run import PublishedRun
 
@@ -56,7 +67,7 @@ BOUNDS = {
 
 @pytest.fixture(scope="module")
 def comparisons() -> list[Comparison]:
-    return [compare(run) for run in read_all()]
+    return [compared(each) for each in predicted_runs()]
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +162,21 @@ def test_the_tables_in_the_docs_are_these(comparisons: list[Comparison]) -> None
     ):
         expected = put_between_markers(expected, name, table)
     assert page == expected, "run tests/bench/bench_cost_model.py --write docs/cost_model.md"
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
+def test_figures_of_runs_are_the_computed_ones() -> None:
+    runs = predicted_runs()
+    computed = factor(run_errors(runs)[Confidence.MEASURED]), factor(order_errors(runs))
+    assert (RUN_ERROR.factor, ORDER_ERROR.factor) == computed, "fill in what python tests/bench/bench_ranges.py prints"
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(every=3, turn=0)
+def test_as_many_runs_as_promised_are_within_their_range() -> None:
+    runs = predicted_runs()
+    assert sum(map(within_range, runs)) >= math.floor(COVERED * len(runs))
 
 
 @pytest.mark.slow
