@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from tests.helpers.file_order import in_order
-from tests.helpers.ranks import POOL
+from tests.helpers.ranks import ANSWERS, POOL
 from tests.helpers.rotation import Row, rotation_of_today, waiting
 from tests.helpers.shared_files import SharedFiles, garbage_of_imports_stays
 
@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.rotation = rotation_of_today()
     if config.option.share is not None:
         config.pluginmanager.register(SharedFiles(config.option.share, _in_order))
+        ANSWERS.folder = config.option.share
         print(pytest_report_header(config), flush=True)
 
 

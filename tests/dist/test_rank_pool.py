@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from hetero.runtime.stage import StageModel
 from hetero.schedule import orders
+from tests.helpers import ranks
 from tests.helpers.layouts import layout
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.training import train
@@ -115,6 +116,21 @@ def nothing_is_returned(rank: int) -> Callable[[], None]:
 def test_what_cannot_be_sent_back_is_a_failure(pool: RankPool) -> None:
     with pytest.raises(AssertionError, match=r"rank 0 failed:\n(.*\n)*.*[Pp]ickl"):
         pool.run(nothing_is_returned, 1, (), 30)
+
+
+def moment(rank: int, number: int) -> float:
+    return time.monotonic()
+
+
+def test_what_one_process_answers_is_kept_for_all_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process would ask, which remembers nothing itself."""
+    monkeypatch.setattr(ranks.ANSWERS, "folder", tmp_path)
+    ask = ranks.run_alone.__wrapped__
+    assert ask(moment, 1) == ask(moment, 1)
+    assert ask(moment, 1) != ask(moment, 2)
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(ranks.ANSWERS, "folder", None)
+    assert ask(moment, 1) != ask(moment, 1)
 
 
 # ---- what a case leaves behind
