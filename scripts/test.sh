@@ -48,7 +48,7 @@ share="$(mktemp -d)"
 processes=()
 trap 'kill -INT "${processes[@]}" 2>/dev/null || true; rm -rf "$share"' EXIT
 for ((worker = 0; worker < workers; worker++)); do
-    "${tests[@]}" -q -o console_output_style=times --share "$share" "${chosen[@]}" &
+    "${tests[@]}" -q -o console_output_style=times --share-files="$share" "${chosen[@]}" &
     processes+=($!)
 done
 for process in "${processes[@]}"; do noted wait "$process"; done

@@ -34,7 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rotation", type=int, help="which of the cases that rotate run (default: the run's number)")
     group.addoption("--all", action="store_true", help="run all cases, also those that rotate")
     group.addoption("--in-every-run", action="store_true", help="run only what every run has, and no case that rotates")
-    group.addoption("--share", type=Path, metavar="FOLDER", help="run files that no process with this folder has taken")
+    group.addoption(
+        "--share-files", type=Path, metavar="FOLDER", help="run files that no process with this folder has taken"
+    )
     group.addoption(
         "--second-chance",
         action="store_true",
@@ -46,9 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Once, for all processes of a run.
     if config.option.rotation is None:
         config.option.rotation = rotation_of_today()
-    if config.option.share is not None:
-        config.pluginmanager.register(SharedFiles(config.option.share, _in_order))
-        ANSWERS.folder = config.option.share
+    if config.option.share_files is not None:
+        config.pluginmanager.register(SharedFiles(config.option.share_files, _in_order))
+        ANSWERS.folder = config.option.share_files
         print(pytest_report_header(config), flush=True)
 
 

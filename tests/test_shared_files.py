@@ -42,7 +42,7 @@ def test_each_test_runs_once_and_failures_of_all_are_noted(tmp_path: Path) -> No
     for number in range(5):
         (folder / f"test_file_{number}.py").write_text(TESTS)
     (share := tmp_path / "share").mkdir()
-    words = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--share", str(share), "tests"]
+    words = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", f"--share-files={share}"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     # A third one comes when nothing is left.
     both = [subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -29,7 +29,7 @@ WAIT = "cases had no turn; 3 runs in a row take some of every row, 4 take every 
     ("options", "says"),
     [
         (("--rotation", "2"), ["4 passed, 3 deselected", f"rotation 2: 3 {WAIT}"]),
-        (("--rotation", "3", "--share", "."), ["2 passed", f"rotation 3: 5 {WAIT}"]),
+        (("--rotation", "3", "--share-files=."), ["2 passed", f"rotation 3: 5 {WAIT}"]),
         (("--in-every-run",), ["1 passed, 6 deselected"]),
         (("--all",), ["7 passed in"]),
     ],

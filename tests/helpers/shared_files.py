@@ -3,9 +3,11 @@
 Tests are found in a file only by the process that runs it, so that the files of a run are imported once and not once
 per process, and results go to no other process: each says at its end what has failed in its own files.
 
-    python -m pytest -q --share FOLDER &
-    python -m pytest -q --share FOLDER &
+    python -m pytest -q --share-files=FOLDER &
+    python -m pytest -q --share-files=FOLDER &
     wait
+
+With a space before it pytest would take the folder for one of tests, and look for its own configuration there.
 """
 
 import fcntl
@@ -96,7 +98,8 @@ class SharedFiles:
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
         """One process after the other says what has failed, and keeps what the others have noted of theirs."""
         with self._locked("end"):
-            cache = session.config.cache
+            # None where it was turned off.
+            cache = getattr(session.config, "cache", None)
             noted = cache.get("cache/lastfailed", {}) if cache is not None else {}
             try:
                 return (yield)
