@@ -19,12 +19,12 @@ from hetero.plan.gradient_holders import PlacedStage, groups_of_shards, holder_r
 from hetero.plan.ir import Plan, Ranks, Stage
 from hetero.plan.offload import (
     HeldLayers,
+    OnHost,
     changes_of_residency,
     gradients_on_host,
     hosts_update,
     place_of,
     stages_of_ranks,
-    updates_on_host,
     weights_on_host,
 )
 from hetero.plan.sync_domains import Domains
@@ -161,28 +161,29 @@ def owned_parameters(plan: Plan) -> dict[int, dict[int, OwnedParameters]]:
         for ranks in alike.groups:
             per_share = 1.0 / sum(weight[rank] for rank in ranks)
             for rank in ranks:
-                for index, numel, (on_host, adds, keeps) in _by_stage(alike, held_by[rank]):
+                for index, numel, left in _by_stage(alike, held_by[rank]):
                     s, part = numbers[rank][index], numel * per_share * weight[rank]
                     so_far = owned[rank][s]
                     owned[rank][s] = OwnedParameters(
-                        so_far.on_device + part * (not on_host),
-                        so_far.on_host + part * on_host,
-                        so_far.added + part * adds,
-                        so_far.kept + part * keeps,
+                        so_far.on_device + part * (left == OnHost.NOTHING),
+                        so_far.on_host + part * (left >= OnHost.OPTIMIZER),
+                        so_far.added + part * (left >= OnHost.GRADIENTS),
+                        so_far.kept + part * (left >= OnHost.WEIGHTS),
                     )
     return owned
 
 
-def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, tuple[bool, bool, bool]]]:
-    """What a rank of the groups sums, by which of its ``stages`` holds it, and whether its host has the state, adds the
-    gradients up, and has the weights."""
+def _by_stage(alike: _AlikeGroups, stages: Sequence[HeldLayers]) -> Iterator[tuple[int, int, OnHost]]:
+    """What a rank of the groups sums, by which of its ``stages`` holds it and what of that it leaves to its host."""
     if len(stages) == 1 and not hosts_update(stages):
-        yield 0, alike.numel, (False, False, False)
+        yield 0, alike.numel, OnHost.NOTHING
         return
+    summed: dict[tuple[int, OnHost], int] = defaultdict(int)
     for position, sums in alike.sums:
-        numel = alike.share_of(sums[-1])
-        on_host = updates_on_host(position, stages), gradients_on_host(position, stages)
-        yield place_of(position, stages)[0], numel, (*on_host, weights_on_host(position, stages))
+        index, here = place_of(position, stages)
+        summed[index, stages[index].offload.left_at(here)] += alike.share_of(sums[-1])
+    for (index, left), numel in summed.items():
+        yield index, numel, left
 
 
 class HeldTwice(NamedTuple):

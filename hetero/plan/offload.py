@@ -55,6 +55,16 @@ class Offload:
         """Hosts update something of the stage."""
         return self.optimizer_from is not None
 
+    def left_at(self, position: float) -> "OnHost":
+        """What of the parameters at ``position`` is on the host."""
+        if self.optimizer_from is None or position < self.optimizer_from:
+            return OnHost.NOTHING
+        if self.gradients_from is None or position < self.gradients_from:
+            return OnHost.OPTIMIZER
+        if self.weights_from is None or position < self.weights_from:
+            return OnHost.GRADIENTS
+        return OnHost.WEIGHTS
+
     def within(self, start: float, end: float, *, before: float) -> "Offload":
         """The same for a stage whose layers are ``[start, end)`` from now on; nothing if none of that is left.
 
@@ -154,25 +164,25 @@ def place_of(position: float, stages: Sequence[HeldLayers]) -> tuple[int, float]
     return len(stages) - 1, stages[-1].end
 
 
+def left_at(position: float, stages: Sequence[HeldLayers]) -> OnHost:
+    """What a rank that holds ``stages`` leaves to its host of parameters at ``position``."""
+    index, here = place_of(position, stages)
+    return stages[index].offload.left_at(here)
+
+
 def updates_on_host(position: float, stages: Sequence[HeldLayers]) -> bool:
     """Whether a rank that holds ``stages`` has the optimizer's state of parameters at ``position`` on its host."""
-    index, here = place_of(position, stages)
-    first = stages[index].offload.optimizer_from
-    return first is not None and here >= first
+    return left_at(position, stages) >= OnHost.OPTIMIZER
 
 
 def gradients_on_host(position: float, stages: Sequence[HeldLayers]) -> bool:
     """Whether a rank that holds ``stages`` adds up gradients of parameters at ``position`` on its host."""
-    index, here = place_of(position, stages)
-    first = stages[index].offload.gradients_from
-    return first is not None and here >= first
+    return left_at(position, stages) >= OnHost.GRADIENTS
 
 
 def weights_on_host(position: float, stages: Sequence[HeldLayers]) -> bool:
     """Whether a rank that holds ``stages`` has the weights of parameters at ``position`` on its host."""
-    index, here = place_of(position, stages)
-    first = stages[index].offload.weights_from
-    return first is not None and here >= first
+    return left_at(position, stages) >= OnHost.WEIGHTS
 
 
 def blocks_with_gradients_on_host(stage: HeldLayers, *, num_layers: int) -> list[float]:
@@ -214,16 +224,9 @@ def changes_of_residency(positions: Sequence[float], holders: Sequence[Sequence[
     """
     if not hosts_update(stage for stages in holders for stage in stages):
         return
-    before: tuple[tuple[bool, ...], ...] | None = None
+    before: list[OnHost] | None = None
     for position in positions:
-        residency = tuple(
-            (
-                updates_on_host(position, stages),
-                gradients_on_host(position, stages),
-                weights_on_host(position, stages),
-            )
-            for stages in holders
-        )
+        residency = [left_at(position, stages) for stages in holders]
         if before is not None and residency != before:
             yield position
         before = residency

@@ -5,7 +5,8 @@ room for, on one node type or on all of them with the samples shared out by spee
 alone, the pipeline that needs the least memory (:mod:`hetero.planner.replica.least_memory`) is a plan, if there is any.
 The uniform plans of Megatron's flags follow. All of these are heuristics.
 
-Two shapes of published planners, which the template space may not hold, are looked at as well.
+Two shapes of published planners, which the template space may not hold, are looked at as well; and where memory is
+short, what published systems leave to hosts.
 """
 
 import itertools
@@ -20,13 +21,14 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline
 from hetero.planner.listed.grid_plans import every_uniform
 from hetero.planner.listed.listed_plans import best_plan
+from hetero.planner.listed.offload_policies import POLICIES
 from hetero.planner.listed.published_planners import autohet_plans, harp_plans
 from hetero.planner.problem import Problem
 from hetero.planner.replica.least_memory import FITTING_S, LeastMemoryPipeline
 from hetero.planner.replica.stage_options import StageOptionTable
 from hetero.planner.replica.template_space import TemplateSpace
 from hetero.planner.replica.templates import Template, milli_price
-from hetero.planner.scoring import STAGE_S, ScoredPlan, better_of, price_per_hour, score_if_legal
+from hetero.planner.scoring import STAGE_S, ScoredPlan, better_of, memory_is_short, price_per_hour, score_if_legal
 from hetero.planner.time_shares import TimeShare
 
 SCORED_SHARE = 0.75
@@ -99,6 +101,26 @@ def published_shape(
     beside = better_of(harp, beside, problem)
     autohet = best_plan(autohet_plans(problem, stage_options), problem, deadline.part(1.0), beside=beside)
     return better_of(harp, autohet, problem)
+
+
+def published_residency(problem: Problem, deadline: Deadline, *, beside: ScoredPlan | None) -> ScoredPlan | None:
+    """The best plan by the rules of systems that train beside a host's memory.
+
+    Args:
+        beside: the best plan that there is already.
+
+    Returns:
+        ``None`` if none fits, if hosts are not asked, or if the problem is about money, which none of them knows.
+    """
+    if problem.goal == "money" or problem.budget_per_hour is not None:
+        return None
+    if not (problem.offloads and memory_is_short(beside)):
+        return None
+    best: ScoredPlan | None = None
+    for left, policy in zip(range(len(POLICIES), 0, -1), POLICIES.values(), strict=True):
+        found = best_plan(policy(problem), problem, deadline.part(1 / left), beside=beside)
+        best = better_of(best, found, problem)
+    return best
 
 
 def _score_within_budget(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:

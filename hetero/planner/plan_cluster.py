@@ -22,7 +22,7 @@ from hetero.planner.cover.sync_tiers import SyncTiers
 from hetero.planner.deadline import Deadline, OutOfTime
 from hetero.planner.improve.gradient_sync import choose_domains
 from hetero.planner.improve.passes import improved
-from hetero.planner.initial_plan import initial_plans, published_shape
+from hetero.planner.initial_plan import initial_plans, published_residency, published_shape
 from hetero.planner.problem import Problem
 from hetero.planner.replica.feasibility import check_devices, check_links, check_model_fits, nothing_found
 from hetero.planner.replica.least_memory import FITTING_S
@@ -130,6 +130,8 @@ def plan_cluster(
     published = published_shape(problem, stage_options, shapes, beside=first.best)
     initial = better_of(first.best, published, problem)
     hosts = left_to_hosts(initial, problem)
+    residency = published_residency(problem, TimeShare.PUBLISHED_RESIDENCY.of(deadline), beside=initial)
+    initial = better_of(initial, residency, problem)
     for num_gradient_groups in GRADIENT_GROUPS:
         stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts)
         # As long as there is nothing to improve, all of the time is for finding a plan.

@@ -18,6 +18,7 @@ class TimeShare(Enum):
     FIRST_PIPELINE = 0.5, "at most, until one pipeline on one node type fits"
     PUBLISHED_SHAPES = 0.12, "the shapes of two published planners, as initial plans too"
     HARP = 0.6, "of the published shapes' share, those of HARP; the rest is for those of AutoHet"
+    PUBLISHED_RESIDENCY = 0.05, "where memory is short, plans by the rules of systems that leave something to hosts"
     COVERS = 0.6, "templates, covers and plans of the best ones; the passes over finished plans have the rest"
     TEMPLATES = 0.5, "stage options and the template space"
     SEARCH = 0.75, "the search for covers with its proof"

@@ -4,6 +4,7 @@
     python -m tests.bench.bench_offload --execute         the same plans executed (hetero.emulation), some minutes
     python -m tests.bench.bench_offload --setup four      four unlike cards on one host
     python -m tests.bench.bench_offload --capped          Llama-7B on two cards of 24 GiB, beside unlimited memory
+    python -m tests.bench.bench_offload --rates           the ratio to ZeRO-Offload's policy beside other hosts
 
 Everything here is a model of a machine: an A100-40 and its host as described below. Policies are plans of this runtime
 that follow the rules of others (:mod:`hetero.planner.listed.offload_policies`), not the others' software.
@@ -92,6 +93,12 @@ LLAMA_7B = llama_model(
 UNLIMITED_GIB = 200
 
 BATCHES = (2, 4, 8, 16, 32)
+
+RATES = (*((update, 24.0) for update in (1e9, 2e9, 4e9, 8e9, 16e9)), (4e9, 12.0), (4e9, 48.0))
+"""Parameters that a host updates in a second, and GB/s of copies: the assumed host, and others."""
+
+BATCH_OF_RATES = 4
+
 NEVER_CLIPPED = 1e9
 
 
@@ -109,6 +116,19 @@ def host(share: int = 1) -> HostProfile:
         to_host=copy,
         to_device=copy,
     )
+
+
+def with_rates(cluster: ClusterSpec, *, update: float, link: float) -> ClusterSpec:
+    (node_type,) = cluster.node_types
+    assert node_type.host is not None
+    copy = Link(bandwidth_gb_per_s=link, latency_us=10.0)
+    host = dataclasses.replace(
+        node_type.host,
+        updates=(UpdateRate(threads=48, elements_per_s=update),),
+        to_host=copy,
+        to_device=copy,
+    )
+    return dataclasses.replace(cluster, node_types=(dataclasses.replace(node_type, host=host),))
 
 
 UNLIKE = ("A100-40", "RTX-3090", "Titan-RTX", "V100-16")
@@ -211,17 +231,49 @@ def capped(batches: Sequence[int], time_limit_s: float) -> Table:
     return table
 
 
+def beside_other_hosts(time_limit_s: float) -> Table:
+    """How many times faster than the best plan by ZeRO-Offload's rules the planner's are beside hosts of other rates:
+    its plan for the assumed host as it is, and one for each host."""
+    cluster, costs = clusters()["one"], costs_of("one")
+    asked = Problem(
+        cluster=cluster,
+        costs=costs,
+        global_batch_size=BATCH_OF_RATES,
+        distributed_optimizer=True,
+        time_limit_s=time_limit_s,
+    )
+    as_it_is = _planned(asked, time_limit_s)
+    assert as_it_is is not None
+    table = Table(title=f"GPT of 4.2e9 parameters, batch {BATCH_OF_RATES}: times faster than ZeRO-Offload's policy")
+    for column in ("parameters/s", "GB/s", "zero-offload, s", "the plan for 4e9 and 24 as it is", "planned for it", ""):
+        table.add_column(column)
+    for update, link in RATES:
+        there = dataclasses.replace(asked, cluster=with_rates(cluster, update=update, link=link))
+        base = _listed(POLICIES["zero-offload"](there), there, time_limit_s)
+        ours = _planned(there, time_limit_s)
+        assert base is not None
+        assert ours is not None
+        same_s = simulate(as_it_is.plan, there.topology, costs).step_s
+        ratios = (f"{base.step_s / seconds:.2f}" for seconds in (same_s, ours.step_s))
+        table.add_row(f"{update:g}", f"{link:g}", f"{base.step_s:.3f}", *ratios, offload_of(ours.plan))
+    return table
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup", choices=list(clusters()), default="one")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--capped", action="store_true", help="only Llama-7B on two small cards")
+    parser.add_argument("--rates", action="store_true", help="only the ratios beside hosts of other rates")
     parser.add_argument("--execute", action="store_true", help="run the plans in emulation too")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of counted work for each plan")
     parser.add_argument("--time-scale", type=float, help="wall seconds per emulated second")
     args = parser.parse_args(argv)
     if args.capped:
         Console(width=160).print(capped((8, 16, 32, 64), args.time_limit))
+        return
+    if args.rates:
+        Console(width=160).print(beside_other_hosts(args.time_limit))
         return
     cluster = clusters()[args.setup]
     costs = costs_of(args.setup)

@@ -42,10 +42,15 @@ from hetero.spec.cluster import ClusterSpec  # noqa: E402
 from hetero.spec.host import HostProfile, UpdateRate  # noqa: E402
 from hetero.spec.link import Link  # noqa: E402
 from hetero.spec.parameters import parameters  # noqa: E402
-from tests.bench.bench_offload import BATCHES, SEQ_LENGTH, clusters, costs_of, executed_s  # noqa: E402
-
-RATES = (*((update, 24.0) for update in (1e9, 2e9, 4e9, 8e9, 16e9)), (4e9, 12.0), (4e9, 48.0))
-"""Parameters that the host updates in a second, and GB/s of copies."""
+from tests.bench.bench_offload import (  # noqa: E402
+    BATCHES,
+    RATES,
+    SEQ_LENGTH,
+    clusters,
+    costs_of,
+    executed_s,
+    with_rates,
+)
 
 OTHERS = tuple(name for name in POLICIES if name != "zero-offload")
 ATTENTION = -1
@@ -269,19 +274,6 @@ def account(plan: Plan, cluster: ClusterSpec, costs: CostModel) -> dict[str, flo
 
 def problem(cluster: ClusterSpec, costs: CostModel, batch: int) -> Problem:
     return Problem(cluster=cluster, costs=costs, global_batch_size=batch, distributed_optimizer=True)
-
-
-def with_rates(cluster: ClusterSpec, *, update: float, link: float) -> ClusterSpec:
-    (node_type,) = cluster.node_types
-    assert node_type.host is not None
-    copy = Link(bandwidth_gb_per_s=link, latency_us=10.0)
-    host = dataclasses.replace(
-        node_type.host,
-        updates=(UpdateRate(threads=48, elements_per_s=update),),
-        to_host=copy,
-        to_device=copy,
-    )
-    return dataclasses.replace(cluster, node_types=(dataclasses.replace(node_type, host=host),))
 
 
 def everything(asked: Problem) -> Plan:

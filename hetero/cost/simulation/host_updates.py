@@ -78,6 +78,8 @@ class HostUpdates:
         self._simulated = simulated
         self._left: dict[LaneKey, list[_Left]] = {}
         self._rates: dict[LaneKey, HostRates] = {}
+        self._kept: set[tuple[LaneKey, float]] = set()
+        self._back_s: dict[LaneKey, Mapping[float, float]] = {}
         plan = simulated.plan
         if not hosts_update(stage for _, _, stage in plan.stages()):
             return
@@ -107,6 +109,9 @@ class HostUpdates:
                 key=lambda left: left.position,
             )
             self._rates[lane] = host_rates(topology.cluster.node_type_of_rank(rank_of_lane[lane]))
+        # By lane and position, as they are asked for bucket by bucket in every round.
+        self._kept = {(lane, each.position) for lane, left in self._left.items() for each in left if each.keeps}
+        self._back_s = {lane: self._back_on_devices_s(lane) for lane in self._left}
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -119,7 +124,7 @@ class HostUpdates:
 
     def keeps(self, lane: LaneKey, position: float) -> bool:
         """Whether weights at the ``position`` of a bucket live on the hosts of a lane."""
-        return any(each.keeps for each in self._left.get(lane, ()) if each.position == position)
+        return (lane, position) in self._kept
 
     def gathered_out_s(self, lane: LaneKey, bucket: CountedBucket) -> float:
         """Seconds in which what others have updated of a gathered bucket goes to the hosts of a lane, where it is."""
@@ -129,11 +134,17 @@ class HostUpdates:
     def back_on_device_s(self, lane: LaneKey, position: float) -> float | None:
         """Seconds in which the largest bucket that ends at ``position`` and adds up on the hosts of a lane comes back,
         to be summed over ranks; ``None`` where its gradients stay on the device."""
-        added = [each.bucket for each in self._left.get(lane, ()) if each.adds and each.position == position]
-        if not added:
-            return None
-        shared = max((bucket.numel for bucket in added if len(bucket.ranks) > 1), default=0)
-        return self._rates[lane].in_s(self._simulated.costs.gradient_bytes * shared) if shared else 0.0
+        return self._back_s.get(lane, {}).get(position)
+
+    def _back_on_devices_s(self, lane: LaneKey) -> Mapping[float, float]:
+        """As :meth:`back_on_device_s`, by position of what adds up on the hosts of a lane, the head's first."""
+        shared: dict[float, int] = {}
+        for each in reversed(self._left[lane]):
+            if each.adds:
+                numel = each.bucket.numel if len(each.bucket.ranks) > 1 else 0
+                shared[each.position] = max(shared.get(each.position, 0), numel)
+        rates, gradient_bytes = self._rates[lane], self._simulated.costs.gradient_bytes
+        return {position: rates.in_s(gradient_bytes * numel) if numel else 0.0 for position, numel in shared.items()}
 
     def on_host_s(self, summed_s: Callable[[LaneKey, CountedBucket], float]) -> float:
         """When the last sums of gradients that add up on hosts are there, without which the norm is not known."""
@@ -217,8 +228,7 @@ class HostUpdates:
             into: the link that they come back by.
         """
         found: dict[float, float] = {}
-        for position in sorted({each.position for each in self._left.get(lane, ()) if each.adds}, reverse=True):
-            back_s = self.back_on_device_s(lane, position)
+        for position, back_s in self._back_s.get(lane, {}).items():
             at_s = added_s(position)
             found[position] = into.copy(at_s, back_s) if back_s else at_s
         return found

@@ -3,26 +3,25 @@
 A stage of the search leaves all of its optimizer's state to its host or nothing, gradients and weights likewise, and
 computes all of its layers again or none. Here CP-SAT (:mod:`hetero.planner.offload`) chooses by position instead, host
 by host: which first layers are computed again, which first activations go to the host, from where on the host updates,
-adds up gradients and has the weights, and whether it previews. Its
-formula is a guide; the simulator says what a plan takes, and so the same choice is also looked at with and without
-previews, for each host alone, and with a layer more or less of each.
+adds up gradients and has the weights, and whether it previews. Its formula is a guide; the simulator says what a plan
+takes, and so the same choice is also looked at with and without previews, for each host alone, and with blocks of one
+exchanged for blocks of another.
 """
 
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
+from hetero.cost.memory import plan_memory
 from hetero.cost.offload.blocks import BlockChoice, OffloadChoice
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.host_of_replica import HostOfReplica
-from hetero.planner.improve.local_search import with_alike_changed
-from hetero.planner.improve.stage_residency import BlockMoves, StageResidency
+from hetero.planner.improve.stage_residency import Exchange, Kind, StageResidency, exchanges
 from hetero.planner.offload.choose import choose_offload
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, Shortlist, is_better, memory_is_short, score_plan
+from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, is_better, memory_is_short, score_plan
 
 MOST_STARTS = 3
 """Plans for which it is chosen, the best first. A heuristic."""
@@ -40,22 +39,6 @@ time by the formula."""
 STREAMING_CHOICES = tuple(choice._replace(gradients=True, weights=True) for choice in CHOICES)
 """What is chosen besides where that leaves something to gain: layers that are computed again, activations on the host,
 or gradients, of a model that is too large otherwise."""
-
-MOVES = (
-    *(BlockMoves(again=-1), BlockMoves(optimizer=1), BlockMoves(activations=1), BlockMoves(activations=-1)),
-    *(BlockMoves(again=1, optimizer=1), BlockMoves(again=2, optimizer=1)),
-    *(BlockMoves(again=-1, optimizer=-1), BlockMoves(again=-2, optimizer=-1)),
-    *(BlockMoves(again=-1, activations=1), BlockMoves(again=1, activations=-1)),
-    *(BlockMoves(optimizer=1, activations=1), BlockMoves(optimizer=-1, activations=-1)),
-)
-"""One block alone, or one for another."""
-
-STREAMING_MOVES = (
-    *(BlockMoves(gradients=1), BlockMoves(weights=1), BlockMoves(gradients=1, weights=1)),
-    *(BlockMoves(again=-1, gradients=-1), BlockMoves(again=-1, weights=-1), BlockMoves(again=1, weights=1)),
-    *(BlockMoves(gradients=-1, weights=1), BlockMoves(gradients=1, weights=-1)),
-)
-"""The same with gradients and weights."""
 
 
 def choose_residency(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
@@ -93,40 +76,56 @@ def _chosen_anew(start: ScoredPlan, may: BlockChoice, problem: Problem, deadline
             found = _score(plan, problem, deadline)
             if found is not None and is_better(found, best, problem):
                 best = found
-        best = _move_layer_by_layer(best, may, problem, deadline)
+        best = _exchange_blocks(best, may, problem, deadline)
         if best is before:
             break
     return best
 
 
-def _move_layer_by_layer(best: ScoredPlan, may: BlockChoice, problem: Problem, deadline: Deadline) -> ScoredPlan:
-    """Change by one layer what one stage computes again or leaves to its host, as long as it fits and helps: the
+def _exchange_blocks(best: ScoredPlan, may: BlockChoice, problem: Problem, deadline: Deadline) -> ScoredPlan:
+    """Exchange blocks of one stage after the other, each in the same way again as long as it fits and helps: the
     question to CP-SAT rounds memory against the plan, and its formula is not the simulator."""
-    every = (*MOVES, *STREAMING_MOVES) if may.weights else MOVES
-    moves = [each for each in every if may.activations or not each.activations]
+    kinds: list[Kind] = ["again", "optimizer"]
+    kinds += ["gradients", "weights"] if may.weights else []
+    kinds += ["activations"] if may.activations else []
     improved = True
     while improved:
         improved = False
-        for plan in with_alike_changed(best.plan, partial(_with_a_layer_elsewhere, moves=moves)):
-            if deadline.is_over():
-                return best
-            found = _score(plan, problem, deadline)
-            if found is not None and is_better(found, best, problem):
-                best, improved = found, True
+        for members, s in _changeable_stages(best.plan):
+            for exchange in exchanges(kinds):
+                while not deadline.is_over():
+                    plan = _exchanged(best.plan, members, s, exchange, problem, deadline)
+                    found = _score(plan, problem, deadline) if plan is not None else None
+                    if found is None or not is_better(found, best, problem):
+                        break
+                    best, improved = found, True
     return best
 
 
-def _with_a_layer_elsewhere(replica: Replica, *, moves: Sequence[BlockMoves]) -> Iterator[Replica]:
-    """A layer more or less computed again, or with something of it on the host, alone or one for few of the other."""
-    num_layers = replica.stages[-1].end_layer
-    for s, stage in enumerate(replica.stages):
-        if stage.recompute == "selective" or stage.wgrad_delay is not None:
-            continue
-        now = StageResidency.of(stage, num_layers=num_layers)
-        for each in moves:
-            changed = now.moved(each)
-            if changed != now and changed.is_possible:
-                yield replica.with_stage(s, **changed.fields())
+def _changeable_stages(plan: Plan) -> Iterator[tuple[Sequence[int], int]]:
+    """The stages whose residency can be said in blocks, and changed: of replicas that are alike, with all of these."""
+    for members in plan.alike():
+        for s, stage in enumerate(plan.replicas[members[0]].stages):
+            if stage.recompute != "selective" and stage.wgrad_delay is None:
+                yield members, s
+
+
+def _exchanged(
+    plan: Plan, members: Sequence[int], s: int, exchange: Exchange, problem: Problem, deadline: Deadline
+) -> Plan | None:
+    """``plan`` with ``exchange`` in stage ``s`` of replicas that are alike; ``None`` where that cannot be."""
+    replica = plan.replicas[members[0]]
+
+    def with_residency(residency: StageResidency) -> Plan:
+        return plan.with_alike(members, replica.with_stage(s, **residency.fields()))
+
+    def fits(residency: StageResidency) -> bool:
+        changed = with_residency(residency)
+        return not deadline.is_over() and not bytes_over_capacity(changed, problem, plan_memory(changed, problem.costs))
+
+    now = StageResidency.of(replica.stages[s], num_layers=plan.model.num_layers)
+    found = now.exchanged(exchange, fits)
+    return with_residency(found) if found is not None else None
 
 
 def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:

@@ -1,9 +1,11 @@
-"""Says in blocks what of a stage is kept on its device, and changes that by a block."""
+"""Says in blocks what of a stage is kept on its device, and exchanges some of it for something else."""
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from hetero.cost.offload.blocks import OffloadChoice
 from hetero.plan.ir import Stage
@@ -24,6 +26,29 @@ class BlockMoves(NamedTuple):
     gradients: int = 0
     weights: int = 0
     activations: int = 0
+
+
+Kind = Literal["again", "optimizer", "gradients", "weights", "activations"]
+"""A field of :class:`BlockMoves`."""
+
+
+class Exchange(NamedTuple):
+    """A block of a kind comes to the device or leaves it, and of another kind as many as make room or have room.
+
+    comes: it does, and as few of the other leave as have to; else it leaves, and as many of the other come as may.
+    other: ``None`` for nothing else.
+    """
+
+    kind: Kind
+    comes: bool
+    other: Kind | None = None
+
+
+def exchanges(kinds: Sequence[Kind]) -> Iterator[Exchange]:
+    """All of these kinds: one alone, and each for each other one."""
+    for kind, comes in itertools.product(kinds, (True, False)):
+        yield Exchange(kind, comes)
+        yield from (Exchange(kind, comes, other) for other in kinds if other != kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +124,40 @@ class StageResidency:
             activations=self.activations + moves.activations,
         )
 
+    def exchanged(self, exchange: Exchange, fits: Callable[[Self], bool]) -> Self | None:
+        """The same after ``exchange``; ``None`` where there is nothing to exchange, or no room.
+
+        Args:
+            fits: whether the device has room for another residency.
+        """
+        changed = self._with_on_device(exchange.kind, 1 if exchange.comes else -1)
+        if changed == self or not changed.is_possible:
+            return None
+        if exchange.other is None:
+            return changed if not exchange.comes or fits(changed) else None
+        steps = list(changed._each_more(exchange.other, -1 if exchange.comes else 1))
+        if exchange.comes:
+            if fits(changed):
+                return None  # Nothing has to leave for it.
+            fewest = _first(steps, fits)
+            return steps[fewest] if fewest < len(steps) else None
+        too_many = _first(steps, lambda more: not fits(more))
+        return steps[too_many - 1] if too_many else None
+
+    def _with_on_device(self, kind: Kind, blocks: int) -> Self:
+        """The same with so many blocks more that keep what ``kind`` says on the device, fewer below 0."""
+        return self.moved(BlockMoves(**{kind: -blocks if kind in ("again", "activations") else blocks}))
+
+    def _each_more(self, kind: Kind, sign: int) -> Iterator[Self]:
+        """The same with one, two, ... blocks more of it on the device, or fewer, as many as there are."""
+        before = self
+        for number in itertools.count(1):
+            changed = self._with_on_device(kind, sign * number)
+            if changed == before or not changed.is_possible:
+                return
+            yield changed
+            before = changed
+
     @property
     def is_possible(self) -> bool:
         """Whether there are so many layers and blocks."""
@@ -128,3 +187,12 @@ class StageResidency:
                 activations_until=self.positions[self.activations - 1] if self.activations else None,
             ),
         }
+
+
+def _first(steps: Sequence[StageResidency], holds: Callable[[StageResidency], bool]) -> int:
+    """The number of the first of ``steps`` for which ``holds``, as for all behind it; their number if there is none. It
+    is mostly one of the first few."""
+    end = 1
+    while end <= len(steps) and not holds(steps[end - 1]):
+        end *= 2
+    return bisect_left(steps, True, lo=end // 2, hi=min(end, len(steps)), key=holds)

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from hetero.cost.simulation.simulator import simulate
-from hetero.plan.ir import Plan
-from hetero.plan.offload import Offload
+from hetero.plan.ir import Plan, Replica
+from hetero.plan.offload import NOTHING_ON_HOST, Offload
 from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.initial_plan import published_residency
 from hetero.planner.listed.listed_plans import best_plan
 from hetero.planner.listed.offload_policies import POLICIES
 from hetero.planner.problem import Problem
@@ -58,6 +59,20 @@ def test_only_policies_that_stream_weights_train_where_these_do_not_fit() -> Non
     _, stronghold = placed(question, "stronghold")
     assert stronghold.optimizer_from == stronghold.gradients_from == stronghold.weights_from is not None
     assert stronghold.overlap
+
+
+def test_the_best_plan_by_a_policy_is_an_initial_plan_where_memory_is_short() -> None:
+    question = asked(memory_gib=48, batch=1)
+    found = published_residency(question, Deadline(20.0, CountedWork()), beside=None)
+    assert found is not None
+    by_policy = [score_plan(placed(question, name)[0], question) for name in POLICIES]
+    assert found.step_s == min(each.step_s for each in by_policy if each is not None)
+    without = dataclasses.replace(question, offload="none")
+    assert published_residency(without, Deadline(20.0, CountedWork()), beside=None) is None
+    (stage,) = found.plan.replicas[0].stages
+    kept = dataclasses.replace(stage, recompute="none", recompute_num_layers=None, offload=NOTHING_ON_HOST)
+    roomy = dataclasses.replace(found, plan=found.plan.with_replica(0, Replica(num_samples=1, stages=(kept,))))
+    assert published_residency(question, Deadline(20.0, CountedWork()), beside=roomy) is None, "memory is not short"
 
 
 @pytest.mark.slow

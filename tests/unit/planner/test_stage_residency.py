@@ -7,7 +7,7 @@ import pytest
 from hetero.cost.offload.blocks import BlockChoice, OffloadChoice
 from hetero.plan.ir import Stage
 from hetero.plan.offload import NOTHING_ON_HOST, Offload
-from hetero.planner.improve.stage_residency import BlockMoves, StageResidency
+from hetero.planner.improve.stage_residency import BlockMoves, Exchange, StageResidency, exchanges
 from tests.helpers.plans import stage
 
 FIRST, MIDDLE, LAST = (stage(layers=layers, ranks=(0,)) for layers in ((0, 3), (3, 5.5), (5.5, 8)))
@@ -69,3 +69,52 @@ def test_what_is_on_the_host_stays_nested() -> None:
     below = here.moved(BlockMoves(optimizer=-1, gradients=-1))
     assert below.is_possible
     assert below.fields()["offload"] == Offload(optimizer_from=3.0, gradients_from=3.0, weights_from=4.0)
+
+
+TEN_LAYERS = Stage(first_layer=1, end_layer=11, ranks=(0,), device="A", micro_batch_size=1, in_flight=1)
+
+
+def in_words(found: StageResidency | None) -> tuple[int, ...] | None:
+    return None if found is None else (found.again, found.optimizer, found.gradients, found.weights, found.activations)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "expected"),
+    [
+        (Exchange("optimizer", True), None),
+        (Exchange("optimizer", False), (5, 3, 8, 9, 0)),
+        (Exchange("optimizer", True, "gradients"), (5, 5, 5, 9, 0)),
+        (Exchange("optimizer", True, "again"), (9, 5, 8, 9, 0)),
+        (Exchange("optimizer", True, "weights"), None),
+        (Exchange("optimizer", True, "activations"), (5, 5, 8, 9, 9)),
+        (Exchange("optimizer", False, "gradients"), (5, 3, 10, 10, 0)),
+        (Exchange("again", True, "weights"), None),
+        (Exchange("again", True, "gradients"), (4, 4, 7, 9, 0)),
+        (Exchange("again", False, "weights"), (6, 4, 8, 10, 0)),
+        (Exchange("gradients", False, "again"), (4, 4, 7, 9, 0)),
+        (Exchange("activations", True), None),
+        (Exchange("activations", False, "optimizer"), None),
+    ],
+)
+def test_an_exchange_takes_what_has_room(exchange: Exchange, expected: tuple[int, ...] | None) -> None:
+    """State takes 12 bytes of a block, gradients 4, weights 2 and activations 3; what is there fills the device."""
+    held = dataclasses.replace(
+        TEN_LAYERS,
+        recompute="full",
+        recompute_num_layers=5,
+        offload=Offload(optimizer_from=5.0, gradients_from=9.0, weights_from=10.0),
+    )
+    here = StageResidency.of(held, num_layers=20)
+
+    def num_bytes(residency: StageResidency) -> int:
+        kept = 10 - max(residency.again, residency.activations)
+        return 12 * residency.optimizer + 4 * residency.gradients + 2 * residency.weights + 3 * kept
+
+    assert in_words(here) == (5, 4, 8, 9, 0)
+    assert in_words(here.exchanged(exchange, lambda other: num_bytes(other) <= num_bytes(here))) == expected
+
+
+def test_everything_is_exchanged_for_everything() -> None:
+    listed = list(exchanges(["again", "optimizer", "weights"]))
+    assert len(listed) == len(set(listed)) == 2 * 3 * 3
+    assert Exchange("weights", False, "again") in listed

@@ -1,0 +1,130 @@
+"""What hosts cost planning where everything fits on the devices and nothing is left to them.
+
+    python -m tests.bench.bench_offload_planning              three clusters, 10 seconds of counted work each
+    python -m tests.bench.bench_offload_planning --repeats 5
+
+Each cluster is planned without descriptions of its hosts, with them and ``--offload none``, and with them and
+``--offload auto``. Work is counted, so all three take the same course as long as nobody asks hosts, on a busy machine
+too; seconds of the processor are the least of all repeats. They are read when the last pass before the search over
+whole plans ends, and at the end: that search takes all of the limit that is left.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from hetero.plan.ir import Plan
+from hetero.plan.offload import NOTHING_ON_HOST
+from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.improve import passes
+from hetero.planner.plan_cluster import plan_cluster
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import ScoredPlan, Shortlist
+from hetero.serialization import load
+from hetero.spec.cluster import ClusterSpec
+from hetero.spec.host import HostProfile, UpdateRate
+from hetero.spec.link import Link
+from tests.bench.bench_planner import CASES, CLUSTERS, Case
+from tests.unit.planner.clusters import problem
+
+FITTING = (1, 3, 5)
+"""Numbers of cases of ``bench_planner`` whose models fit every device."""
+
+COPY = Link(bandwidth_gb_per_s=24.0, latency_us=10.0)
+HOST = HostProfile(
+    source="assumed, as in bench_offload",
+    memory_gib=512,
+    updates=(UpdateRate(threads=1, elements_per_s=1.2e8), UpdateRate(threads=48, elements_per_s=4e9)),
+    memory_copy_gb_per_s=80.0,
+    to_host=COPY,
+    to_device=COPY,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of one planning: of the processor and counted, before the search over whole plans and in all."""
+
+    before_search_s: float
+    counted_before_search_s: float
+    whole_s: float
+    counted_s: float
+    num_templates: int
+    plan: Plan
+
+
+def questions(case: Case) -> Iterator[tuple[str, Problem]]:
+    """The three, by name."""
+    cluster = load(ClusterSpec, CLUSTERS / case.cluster)
+    described = dataclasses.replace(
+        cluster, node_types=tuple(dataclasses.replace(each, host=HOST) for each in cluster.node_types)
+    )
+    without = problem(cluster, case.model, case.batch, distributed_optimizer=True)
+    yield "not described", without
+    yield "described, none", dataclasses.replace(without, cluster=described, offload="none")
+    yield "described, auto", dataclasses.replace(without, cluster=described)
+
+
+def spent(question: Problem, limit_s: float) -> Spent:
+    timer = CountedWork()
+    begun_s = time.process_time()
+    at_search: list[tuple[float, float]] = []
+    last = passes.PASSES[-1]
+
+    def search(shortlist: Shortlist, asked: Problem, deadline: Deadline) -> ScoredPlan:
+        at_search.append((time.process_time() - begun_s, timer.now_s()))
+        return last.improve(shortlist, asked, deadline)
+
+    whole = passes.PASSES
+    passes.PASSES = (*whole[:-1], dataclasses.replace(last, improve=search))
+    try:
+        found = plan_cluster(question, deadline=Deadline(limit_s, timer))
+    finally:
+        passes.PASSES = whole
+    ((before_s, counted_before_s),) = at_search
+    return Spent(
+        before_s, counted_before_s, time.process_time() - begun_s, timer.now_s(), found.num_templates, found.plan
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds of counted work for each plan")
+    parser.add_argument("--repeats", type=int, default=2)
+    args = parser.parse_args(argv)
+    table = Table(title="planning where everything fits: seconds of the processor | of counted work")
+    for column in ("cluster", "hosts", "before the search over whole plans", "in all", "times the first", "templates"):
+        table.add_column(column)
+    for number in FITTING:
+        case = CASES[number]
+        asked = dict(questions(case))
+        runs: dict[str, list[Spent]] = {name: [] for name in asked}
+        for _ in range(args.repeats):
+            for name, question in asked.items():
+                # Nothing is known of another run's steps.
+                runs[name].append(spent(dataclasses.replace(question), args.time_limit))
+        first = min(runs["not described"], key=lambda each: each.whole_s)
+        for name, each in runs.items():
+            least = min(each, key=lambda run: run.whole_s)
+            before_s = min(run.before_search_s for run in each)
+            same = "the same plan" if least.plan.replicas == first.plan.replicas else "another plan"
+            nothing = all(stage.offload == NOTHING_ON_HOST for _, _, stage in least.plan.stages())
+            table.add_row(
+                case.name,
+                name,
+                f"{before_s:.2f} | {least.counted_before_search_s:.3f}",
+                f"{least.whole_s:.2f} | {least.counted_s:.3f}",
+                f"{least.whole_s / first.whole_s:.2f}, {same}{'' if nothing else ', something is left to hosts'}",
+                str(least.num_templates),
+            )
+        table.add_section()
+    Console(width=180).print(table)
+
+
+if __name__ == "__main__":
+    main()
