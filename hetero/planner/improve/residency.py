@@ -12,16 +12,16 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from hetero.cost.memory import plan_memory
 from hetero.cost.offload.blocks import BlockChoice, OffloadChoice
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.host_of_replica import HostOfReplica
-from hetero.planner.improve.stage_residency import Exchange, Kind, StageResidency, exchanges
+from hetero.planner.improve.residency_exchanges import changeable_stages, exchanged
+from hetero.planner.improve.stage_residency import Kind, StageResidency, exchanges
 from hetero.planner.offload.choose import choose_offload
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, is_better, memory_is_short, score_plan
+from hetero.planner.scoring import ScoredPlan, Shortlist, is_better, memory_is_short, score_plan
 
 MOST_STARTS = 3
 """Plans for which it is chosen, the best first. A heuristic."""
@@ -69,63 +69,41 @@ def _something_is_to_gain(plan: Plan) -> bool:
 def _chosen_anew(start: ScoredPlan, may: BlockChoice, problem: Problem, deadline: Deadline) -> ScoredPlan:
     best = start
     for _ in range(MOST_ROUNDS):
-        before = best
+        before = best = _exchange_blocks(best, may, problem, deadline)
         for plan in _candidates(before.plan, may, problem, deadline):
             if deadline.is_over():
                 return best
             found = _score(plan, problem, deadline)
             if found is not None and is_better(found, best, problem):
                 best = found
-        best = _exchange_blocks(best, may, problem, deadline)
         if best is before:
             break
     return best
 
 
 def _exchange_blocks(best: ScoredPlan, may: BlockChoice, problem: Problem, deadline: Deadline) -> ScoredPlan:
-    """Exchange blocks of one stage after the other, each in the same way again as long as it fits and helps: the
-    question to CP-SAT rounds memory against the plan, and its formula is not the simulator."""
+    """Preview all updates or none, and exchange blocks of one stage after the other, in the same way again as long as
+    that fits and helps: the question to CP-SAT rounds memory against the plan, and its formula is not the simulator."""
     kinds: list[Kind] = ["again", "optimizer"]
     kinds += ["gradients", "weights"] if may.weights else []
     kinds += ["activations"] if may.activations else []
     improved = True
     while improved:
         improved = False
-        for members, s in _changeable_stages(best.plan):
+        for previews in (False, True)[: 1 + problem.previews]:
+            plan = _with_previews(best.plan, previews)
+            found = _score(plan, problem, deadline) if plan != best.plan and not deadline.is_over() else None
+            if found is not None and is_better(found, best, problem):
+                best, improved = found, True
+        for members, s in changeable_stages(best.plan):
             for exchange in exchanges(kinds):
                 while not deadline.is_over():
-                    plan = _exchanged(best.plan, members, s, exchange, problem, deadline)
-                    found = _score(plan, problem, deadline) if plan is not None else None
+                    changed = exchanged(best.plan, members, s, exchange, problem)
+                    found = _score(changed, problem, deadline) if changed is not None else None
                     if found is None or not is_better(found, best, problem):
                         break
                     best, improved = found, True
     return best
-
-
-def _changeable_stages(plan: Plan) -> Iterator[tuple[Sequence[int], int]]:
-    """The stages whose residency can be said in blocks, and changed: of replicas that are alike, with all of these."""
-    for members in plan.alike():
-        for s, stage in enumerate(plan.replicas[members[0]].stages):
-            if stage.recompute != "selective" and stage.wgrad_delay is None:
-                yield members, s
-
-
-def _exchanged(
-    plan: Plan, members: Sequence[int], s: int, exchange: Exchange, problem: Problem, deadline: Deadline
-) -> Plan | None:
-    """``plan`` with ``exchange`` in stage ``s`` of replicas that are alike; ``None`` where that cannot be."""
-    replica = plan.replicas[members[0]]
-
-    def with_residency(residency: StageResidency) -> Plan:
-        return plan.with_alike(members, replica.with_stage(s, **residency.fields()))
-
-    def fits(residency: StageResidency) -> bool:
-        changed = with_residency(residency)
-        return not deadline.is_over() and not bytes_over_capacity(changed, problem, plan_memory(changed, problem.costs))
-
-    now = StageResidency.of(replica.stages[s], num_layers=plan.model.num_layers)
-    found = now.exchanged(exchange, fits)
-    return with_residency(found) if found is not None else None
 
 
 def _score(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:

@@ -9,7 +9,8 @@ the problem's seed decides, by three means that take turns:
   many such plans those with the least bounds are simulated, and the best are tuned, also if they are a little worse.
 * A **walk** makes small changes (:mod:`.replica_changes`, :mod:`.plan_changes`) one upon the other and accepts what is
   a little worse, less and less of that (threshold accepting, Dueck and Scheuer 1990), since a layer that moves together
-  with a recomputation can help where neither alone does.
+  with a recomputation can help where neither alone does. Where memory is short, what stages keep on their devices is
+  exchanged as well (:mod:`.residency_exchanges`).
 * A **climb** takes every small change that helps. It tunes what leaps and walks find, and ends when many changes in a
   row did not help; the last one of all when none does. Kinds of changes that helped more often are tried first.
 
@@ -36,6 +37,7 @@ from hetero.planner.deadline import Deadline
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.plan_changes import PlanChange, families
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
+from hetero.planner.improve.residency_exchanges import residencies
 from hetero.planner.improve.structure_changes import DIVIDING_S, structures
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import (
@@ -45,6 +47,7 @@ from hetero.planner.scoring import (
     bytes_over_capacity,
     goal_value,
     is_better,
+    memory_is_short,
     price_per_hour,
     score_plan,
     score_with_smaller_depths,
@@ -109,7 +112,9 @@ class _Search:
     def __init__(self, shortlist: Shortlist, problem: Problem, deadline: Deadline) -> None:
         self._problem, self._deadline = problem, deadline
         self._dice = random.Random(problem.seed)
-        self._families = families()
+        # Where nothing is left to hosts, nothing is asked about it.
+        asks_hosts = problem.offloads and memory_is_short(shortlist.best)
+        self._families = (*families(), *[residencies] * asks_hosts)
         self._structures = structures(Divider(problem))
         # The best plan and what leaps from there landed on, as far as nobody has tuned it yet.
         self._landed: list[ScoredPlan] = []
