@@ -124,7 +124,7 @@ class StageResidency:
             activations=self.activations + moves.activations,
         )
 
-    def exchanged(self, exchange: Exchange, fits: Callable[[Self], bool]) -> Self | None:
+    def exchanged(self, exchange: Exchange, fits: Callable[["StageResidency"], bool]) -> "StageResidency | None":
         """The same after ``exchange``; ``None`` where there is nothing to exchange, or no room.
 
         Args:
