@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from hetero.cost.network import transfer_cost
+from hetero.cost.network import TransferCost, transfer_cost
 from hetero.cost.simulation.recent import Recent
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.offload import NOTHING_ON_HOST
@@ -52,6 +52,9 @@ SHARE_BISECTIONS = 24
 
 MOST_SHARED = 1 << 16
 """Larger batches are not shared out anew: a bit for each sample. A heuristic."""
+
+DIVIDING_S = 4e-3
+"""Seconds of dividing a plan anew, about, for the count of work; an estimate."""
 
 MOST_KNOWN = 256
 """Divisions that are kept. A heuristic: of replicas that are alike one is divided."""
@@ -87,7 +90,7 @@ class Divider:
         self._problem = problem
         self._costs = DivisionCosts(problem)
         self._known: Recent[_Division | None] = Recent(MOST_KNOWN)
-        self._transfers: Recent[float] = Recent(16 * MOST_KNOWN)
+        self._transfers: Recent[TransferCost] = Recent(16 * MOST_KNOWN)
 
     def settled(self, plan: Plan, replicas: Iterable[int], *, per_stage: int) -> Plan | None:
         """``plan`` with the layers of these replicas divided anew, and the samples of all.
@@ -172,21 +175,21 @@ class Divider:
         of_unit = [s * unit / stage.samples_per_microbatch for s, stage in zip(seconds, stages, strict=True)]
         if replica.is_interleaved:
             of_unit = [sum(of_unit[s] for s in group) for group in replica.device_groups]
-        transfer_s = sum(self._transfer_s(a, b) for a, b in itertools.pairwise(stages))
+        transfer_s = sum(self.transfer(a, b).seconds for a, b in itertools.pairwise(stages))
         return ReplicaSteps(unit * members, sum(seconds) + 2 * transfer_s, max(of_unit))
 
-    def _transfer_s(self, sender: Stage, receiver: Stage) -> float:
-        """Seconds of a microbatch across the boundary between two stages."""
+    def transfer(self, sender: Stage, receiver: Stage) -> TransferCost:
+        """What a microbatch costs across the boundary between two stages."""
 
-        def seconds() -> float:
+        def cost() -> TransferCost:
             row_bytes = self._problem.model.hidden_size * self._problem.costs.element_bytes
             messages = transfers(sender, receiver, seq_length=self._problem.seq_length, phase=0)
-            return transfer_cost(messages, self._problem.topology, row_bytes=row_bytes).seconds
+            return transfer_cost(messages, self._problem.topology, row_bytes=row_bytes)
 
         key = tuple(
             (each.ranks, each.tp, each.dp, each.micro_batch_size, each.splits_sequence) for each in (sender, receiver)
         )
-        return self._transfers.of(key, seconds)
+        return self._transfers.of(key, cost)
 
 
 def depths_of(stages: Sequence[Stage], counts: Sequence[int], per_stage: int) -> list[int]:

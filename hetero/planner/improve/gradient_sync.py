@@ -6,16 +6,16 @@ The simulator chooses: first among domains, then, with these, among a few bucket
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.simulator import with_gradient_sync
-from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.ir import GradientSyncPlan, Plan, Ranks
 from hetero.planner.deadline import Deadline
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, is_better, is_legal, scoring_s
 
-BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000)
+BUCKET_NUMELS = (5_000_000, 10_000_000, 20_000_000, 80_000_000, 160_000_000, 320_000_000)
 """Beside that of the runtime itself."""
 
 SUMS_SHARE = 0.5
@@ -38,7 +38,7 @@ def choose_domains(best: ScoredPlan, problem: Problem, deadline: Deadline) -> Sc
     """``best`` with the domains that make its step shortest, under the same conditions."""
     if deadline.is_over():
         return best
-    for domains in _domains(best.plan, problem) if _could_be_shorter(best, problem) else ():
+    for domains in domains_of(best.plan, problem) if _could_be_shorter(best, problem) else ():
         best = _better(best, dataclasses.replace(best.plan.gradient_sync, domains=domains), problem, deadline)
     return best
 
@@ -71,14 +71,29 @@ def _better(best: ScoredPlan, sync: GradientSyncPlan, problem: Problem, deadline
     return dataclasses.replace(changed, memory=memory)
 
 
-def _domains(plan: Plan, problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
+def domains_of(plan: Plan, problem: Problem) -> Iterator[tuple[Ranks, ...]]:
     """The working ranks by node and by zone, as far as that makes several domains, and one of several ranks."""
-    working = sorted(set(plan.ranks()).difference(plan.idle_ranks))
-    nodes: dict[int, list[int]] = {}
-    zones: dict[str, list[int]] = {}
-    for rank in working:
-        nodes.setdefault(problem.topology.node(rank), []).append(rank)
-        zones.setdefault(problem.topology.zone(rank), []).append(rank)
-    for found in (list(nodes.values()), list(zones.values())):
-        if 1 < len(found) < len(working):
-            yield tuple(map(tuple, found))
+    for found in (_by(problem.topology.node, plan), _by(problem.topology.zone, plan)):
+        if 1 < len(found) < sum(map(len, found)):
+            yield found
+
+
+def _by(place_of: Callable[[int], Hashable], plan: Plan) -> tuple[Ranks, ...]:
+    """The working ranks by the place that they are in."""
+    found: dict[Hashable, list[int]] = {}
+    for rank in sorted(set(plan.ranks()).difference(plan.idle_ranks)):
+        found.setdefault(place_of(rank), []).append(rank)
+    return tuple(map(tuple, found.values()))
+
+
+def with_domains_of_working(plan: Plan, problem: Problem) -> Plan:
+    """``plan`` with all ranks in its domains that work by now: by node where its domains are parts of nodes, else by
+    zone."""
+    domains = plan.gradient_sync.domains
+    held = {rank for ranks in domains for rank in ranks}
+    if not domains or held.issuperset(rank for _, _, stage in plan.stages() for rank in stage.ranks):
+        return plan
+    node, zone = problem.topology.node, problem.topology.zone
+    inside = all(len({node(rank) for rank in ranks}) == 1 for ranks in domains)
+    sync = dataclasses.replace(plan.gradient_sync, domains=_by(node if inside else zone, plan))
+    return dataclasses.replace(plan, gradient_sync=sync)

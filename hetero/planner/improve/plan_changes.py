@@ -2,11 +2,11 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from hetero.plan.ir import Plan, Replica
-from hetero.planner.improve.gradient_sync import BUCKET_NUMELS
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica
+from hetero.planner.improve.gradient_sync import BUCKET_NUMELS, domains_of
 from hetero.planner.improve.replica_changes import (
     REPLICA_FAMILIES,
     ReplicaChange,
@@ -14,6 +14,7 @@ from hetero.planner.improve.replica_changes import (
     deep_enough,
     laid_out,
 )
+from hetero.planner.improve.split_backward import DELAY_RULES, with_delays
 from hetero.planner.problem import Problem
 
 PlanChange = Callable[[], Plan]
@@ -25,16 +26,21 @@ UNITS_MOVED = (1, 2, 4)
 
 def families() -> tuple[PlanFamily, ...]:
     """All kinds of changes of a plan."""
-    return (*(partial(of_replicas, family) for family in REPLICA_FAMILIES), samples, exchanges, idle_devices, buckets)
+    of_plans = samples, exchanges, idle_devices, buckets, domains, delay_rules, aligned
+    return (*(partial(of_replicas, family) for family in REPLICA_FAMILIES), *of_plans)
 
 
 def of_replicas(family: ReplicaFamily, plan: Plan, problem: Problem) -> Iterator[PlanChange]:
     """Changes of this kind, in all replicas that are alike and in one of them."""
     for members in plan.alike():
         for change in family(plan.replicas[members[0]], problem):
-            yield partial(_with_change, plan, members, change)
-            if len(members) > 1:
-                yield partial(_with_change, plan, members[:1], change)
+            for some in one_or_all(members):
+                yield partial(_with_change, plan, some, change)
+
+
+def one_or_all(members: list[int]) -> list[list[int]]:
+    """Of replicas that are alike all, and where they are several the first one alone."""
+    return [members] if len(members) == 1 else [members, members[:1]]
 
 
 def _with_change(plan: Plan, members: list[int], change: ReplicaChange) -> Plan:
@@ -86,46 +92,68 @@ def _moved(plan: Plan, givers: list[int], takers: list[int], units: int) -> Plan
 
 
 def exchanges(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
-    """Stages of two unlike replicas change places, each with its devices and its layers."""
-    firsts = [members[0] for members in plan.alike()]
-    for a, b in itertools.combinations(firsts, 2):
-        one, other = plan.replicas[a], plan.replicas[b]
+    """Stages of two unlike replicas change places, each with its devices and its layers, or those of as many pairs."""
+    for here, there in itertools.combinations(plan.alike(), 2):
+        one, other = plan.replicas[here[0]], plan.replicas[there[0]]
         if one.is_interleaved or other.is_interleaved:
             continue
         for s, t in itertools.product(range(len(one.stages)), range(len(other.stages))):
             if one.stages[s].device != other.stages[t].device:
-                yield partial(_exchanged, plan, a, s, b, t)
+                yield partial(_exchanged, plan, [(here[0], there[0])], s, t)
+                if len(here) == len(there) > 1:
+                    yield partial(_exchanged, plan, list(zip(here, there, strict=True)), s, t)
 
 
-def _exchanged(plan: Plan, a: int, s: int, b: int, t: int) -> Plan:
-    one, other = list(plan.replicas[a].stages), list(plan.replicas[b].stages)
-    here, there = one[s], other[t]
-    one[s] = there.with_layers(0, here.num_layers)
-    other[t] = here.with_layers(0, there.num_layers)
-    return plan.with_replicas({a: laid_out(plan.replicas[a], one), b: laid_out(plan.replicas[b], other)})
+def _exchanged(plan: Plan, pairs: Sequence[tuple[int, int]], s: int, t: int) -> Plan:
+    changed: dict[int, Replica] = {}
+    for a, b in pairs:
+        one, other = list(plan.replicas[a].stages), list(plan.replicas[b].stages)
+        here, there = one[s], other[t]
+        one[s] = there.with_layers(0, here.num_layers)
+        other[t] = here.with_layers(0, there.num_layers)
+        changed |= {a: laid_out(plan.replicas[a], one), b: laid_out(plan.replicas[b], other)}
+    return plan.with_replicas(changed)
 
 
 def idle_devices(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
-    """Idle devices of a node become a stage of a replica, with a layer of its longest one."""
+    """Idle devices of a node become a stage of a replica, with a layer of its longest one; or those of as many nodes in
+    all replicas that are alike."""
     nodes: dict[int, list[int]] = {}
     for rank in plan.idle_ranks:
         nodes.setdefault(problem.topology.node(rank), []).append(rank)
+    alike: dict[tuple[str, int], list[list[int]]] = {}
     for ranks in nodes.values():
-        for size in sorted({1, len(ranks)}):
-            for r, *_ in plan.alike():
-                if not plan.replicas[r].is_interleaved:
-                    for place in range(len(plan.replicas[r].stages) + 1):
-                        for tp in sorted({1, size}):
-                            yield partial(_with_stage_of, plan, r, place, tuple(ranks[:size]), tp, problem)
+        alike.setdefault((problem.node_type_of(ranks[0]).device, len(ranks)), []).append(ranks)
+    for members in plan.alike():
+        if plan.replicas[members[0]].is_interleaved:
+            continue
+        for (_, size), of_nodes in alike.items():
+            dealt = [(members[:1], [of_nodes[0][:count]]) for count in sorted({1, size})]
+            if 1 < len(members) <= len(of_nodes):
+                dealt.append((members, of_nodes[: len(members)]))
+            for replicas, new in dealt:
+                for place in range(len(plan.replicas[members[0]].stages) + 1):
+                    for tp in sorted({1, len(new[0])}):
+                        yield partial(_with_stage_of_each, plan, replicas, place, new, tp, problem)
 
 
-def _with_stage_of(plan: Plan, r: int, place: int, ranks: tuple[int, ...], tp: int, problem: Problem) -> Plan:
-    replica = plan.replicas[r]
+def _with_stage_of_each(
+    plan: Plan, replicas: Sequence[int], place: int, ranks: Sequence[Sequence[int]], tp: int, problem: Problem
+) -> Plan:
+    changed = {}
+    for r, new in zip(replicas, ranks, strict=True):
+        replica = _with_stage_of(plan.replicas[r], place, tuple(new), tp, problem)
+        if replica is not None:
+            changed[r] = replica
+    return _with_replicas(plan, changed)
+
+
+def _with_stage_of(replica: Replica, place: int, ranks: tuple[int, ...], tp: int, problem: Problem) -> Replica | None:
     stages = list(replica.stages)
     seconds = [problem.costs.of(stage).microbatch_s / stage.samples_per_microbatch for stage in stages]
     longest = seconds.index(max(seconds))
     if stages[longest].num_layers <= 1:
-        return plan
+        return None
     device = problem.node_type_of(ranks[0]).device
     size = max(1, stages[longest].samples_per_microbatch // (len(ranks) // tp))
     new = dataclasses.replace(
@@ -142,13 +170,52 @@ def _with_stage_of(plan: Plan, r: int, place: int, ranks: tuple[int, ...], tp: i
     )
     stages[longest] = stages[longest].with_layers(0, stages[longest].num_layers - 1)
     stages.insert(place, new)
-    return _with_replicas(plan, {r: laid_out(replica, stages)})
+    return laid_out(replica, stages)
 
 
 def buckets(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
     """Another bucket size of the gradient sums."""
     for numel in (None, *BUCKET_NUMELS):
         if numel != plan.gradient_sync.bucket_numel:
-            yield partial(
-                dataclasses.replace, plan, gradient_sync=dataclasses.replace(plan.gradient_sync, bucket_numel=numel)
-            )
+            yield partial(_with_sync, plan, dataclasses.replace(plan.gradient_sync, bucket_numel=numel))
+
+
+def delay_rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """Delays of the weights' gradients by one rule in all replicas."""
+    if problem.splits_backward and not problem.costs.runtime.blocking_transfers:
+        for rule in DELAY_RULES:
+            yield partial(with_delays, plan, rule)
+
+
+def aligned(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """Replicas on equal devices become alike: those of one kind get what those of another say of their stages. A change
+    of one of them alone gains nothing where both end at the same time."""
+    kinds = plan.alike()
+    for models, others in itertools.permutations(kinds, 2):
+        model = plan.replicas[models[0]]
+        if _devices_of(model) == _devices_of(plan.replicas[others[0]]):
+            yield partial(_aligned, plan, model, others)
+
+
+def _devices_of(replica: Replica) -> list[tuple[str, int]]:
+    return [(stage.device, len(stage.ranks)) for stage in replica.stages]
+
+
+def _aligned(plan: Plan, model: Replica, others: Sequence[int]) -> Plan:
+    changed = {}
+    for r in others:
+        replica = plan.replicas[r]
+        alike = model.with_each_stage(ranks=[stage.ranks for stage in replica.stages])
+        changed[r] = deep_enough(dataclasses.replace(alike, num_samples=replica.num_samples))
+    return plan.with_replicas(changed)
+
+
+def domains(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """Gradient sums over all holders at once, by node or by zone."""
+    for found in dict.fromkeys([(), *domains_of(plan, problem)]):
+        if found != plan.gradient_sync.domains:
+            yield partial(_with_sync, plan, dataclasses.replace(plan.gradient_sync, domains=found))
+
+
+def _with_sync(plan: Plan, sync: GradientSyncPlan) -> Plan:
+    return dataclasses.replace(plan, gradient_sync=sync)

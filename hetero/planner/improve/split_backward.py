@@ -55,7 +55,7 @@ def split_backwards(shortlist: Shortlist, problem: Problem, deadline: Deadline) 
         return best
     tried: set[Plan] = set()
     for start, delay in itertools.product(shortlist.starts(MOST_SPLIT), DELAY_RULES):
-        plan = _split(start.plan, delay)
+        plan = with_delays(start.plan, delay)
         if plan in tried or plan == start.plan:
             continue
         if deadline.is_over():
@@ -69,7 +69,7 @@ def split_backwards(shortlist: Shortlist, problem: Problem, deadline: Deadline) 
     return search_locally(best, problem, deadline, neighbours=_delays_and_neighbours, most=MOST_CHANGES)
 
 
-def _split(plan: Plan, delay: Delay) -> Plan:
+def with_delays(plan: Plan, delay: Delay) -> Plan:
     """``plan`` with the delays of this rule in every pipeline, on all stages that can split their backward."""
     return plan.with_replicas(
         {

@@ -12,15 +12,19 @@ from functools import partial
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.improve.division import Divider
-from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, exchanges, idle_devices, of_replicas
+from hetero.planner.improve.plan_changes import (
+    PlanChange,
+    PlanFamily,
+    exchanges,
+    idle_devices,
+    of_replicas,
+    one_or_all,
+)
 from hetero.planner.improve.replica_changes import degrees, fused, microbatches, order
 from hetero.planner.problem import Problem
 
 PER_STAGE = (2, 1)
 """Microbatches more in flight than on the stage behind: those that hide a transfer, or those that take least memory."""
-
-DIVIDING_S = 4e-3
-"""Seconds of dividing a plan anew, about, for the count of work; an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ def _with_stages(replica: Replica, stages: Sequence[Stage], samples: int | None 
 
 def moved_devices(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
     """One device of a stage, or half of them, becomes a stage elsewhere, in its own replica too."""
-    own = [[(members[0], members[0])] for members in plan.alike()]
+    own = ([(r, r) for r in some] for members in plan.alike() for some in one_or_all(members))
     for pairs in (*_pairs(plan), *own):
         giver, taker = (plan.replicas[r] for r in pairs[0])
         if not _all_divisible(plan, pairs):
@@ -149,14 +153,13 @@ def moved_devices(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
                 for place in range(len(taker.stages) + 1):
                     change = partial(_devices_moved, s, count, place, problem)
                     if giver is taker:
-                        yield partial(_with_own, plan, pairs[0][0], change)
+                        yield partial(_with_own, plan, [r for r, _ in pairs], change)
                     else:
                         yield partial(_with_pairs, plan, pairs, change)
 
 
-def _with_own(plan: Plan, r: int, change: PairChange) -> Plan:
-    _, changed = change(plan.replicas[r], plan.replicas[r])
-    return plan.with_replicas({r: changed})
+def _with_own(plan: Plan, replicas: Sequence[int], change: PairChange) -> Plan:
+    return plan.with_replicas({r: change(plan.replicas[r], plan.replicas[r])[1] for r in replicas})
 
 
 def _devices_moved(
@@ -226,7 +229,7 @@ def parted(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
         if replica.is_interleaved or len(places) == 1:
             continue
         for first in (*(tuple(places[:s]) for s in places[1:]), tuple(places[::2])):
-            for some in [members[:1]] + [members] * (len(members) > 1):
+            for some in one_or_all(members):
                 yield partial(_parted, plan, some, first)
 
 

@@ -2,11 +2,13 @@
 simulator.
 
 The passes before this one follow rules about what pays. Here everything that a plan says may change, in an order that
-the problem's seed decides, by three means that take turns:
+the problem's seed decides, by four means that take turns:
 
+* All nodes are **dealt anew** among replicas of few kinds (:mod:`.recompositions`).
 * A **leap** changes what replicas are made of: stages and devices go elsewhere, replicas become one or two, degrees and
   microbatches change (:mod:`.structure_changes`). Layers and samples are divided anew with it (:mod:`.division`). Of
-  many such plans those with the least bounds are simulated, and the best are tuned, also if they are a little worse.
+  many such plans those with the least estimates (:mod:`.step_estimate`) are simulated, and the best are tuned, also if
+  they are a little worse.
 * A **walk** makes small changes (:mod:`.replica_changes`, :mod:`.plan_changes`) one upon the other and accepts what is
   a little worse, less and less of that (threshold accepting, Dueck and Scheuer 1990), since a layer that moves together
   with a recomputation can help where neither alone does. Where memory is short, what stages keep on their devices is
@@ -14,8 +16,8 @@ the problem's seed decides, by three means that take turns:
 * A **climb** takes every small change that helps. It tunes what leaps and walks find, and ends when many changes in a
   row did not help; the last one of all when none does. Kinds of changes that helped more often are tried first.
 
-They start from the best plan, and in turns from the best different ones of the shortlist. All of it is a heuristic,
-without a bound.
+They start from the best plan, and in turns from the best different ones of the shortlist, or dealt anew. All of it is a
+heuristic, without a bound.
 
 A change whose step is above what would be accepted by a bound already (:mod:`hetero.cost.simulation.step_bound`) is not
 simulated, and a simulation ends when it cannot be accepted any more (:mod:`hetero.cost.simulation.step_limit`). Effort
@@ -25,7 +27,8 @@ is counted in plans that are looked at, so that the same seed and limit give the
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.step_bound import least_step_s
@@ -34,11 +37,14 @@ from hetero.errors import ConfigError, PlanError
 from hetero.plan.depths import deadlocks
 from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
-from hetero.planner.improve.division import Divider
-from hetero.planner.improve.plan_changes import PlanChange, families
+from hetero.planner.improve.division import DIVIDING_S, Divider
+from hetero.planner.improve.gradient_sync import with_domains_of_working
+from hetero.planner.improve.plan_changes import PlanChange, delay_rules, families
+from hetero.planner.improve.recompositions import Recomposer
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
 from hetero.planner.improve.residency_exchanges import residencies
-from hetero.planner.improve.structure_changes import DIVIDING_S, structures
+from hetero.planner.improve.step_estimate import ESTIMATING_S, StepEstimates
+from hetero.planner.improve.structure_changes import structures
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import (
     LEAST_GAIN,
@@ -69,15 +75,28 @@ FAR = 1.15
 ROUNDS_IN_VAIN = 16
 """So many walks and leaps without a better plan, one after the other, end the search. A heuristic."""
 
+TURNS_BETWEEN_DEALING = 4
+"""All nodes are dealt anew first of all, and once in so many turns. A heuristic."""
+
 WORTH_LEAPING = 5e-3
 """Relative: a leap that gains so much is followed by others before anything is tuned. A heuristic."""
 
 LEAPS_AT_ONCE, SIMULATED_AT_ONCE = 120, 15
-"""Of so many changes of stages and replicas so many are simulated. A heuristic: their bounds tell which are good."""
+"""Of so many changes of stages and replicas so many are simulated. A heuristic: estimates tell which are good."""
 
 NOT_TUNED = 1.03
 """A plan that was divided anew may be so many times as long as one that was tuned since, to be tuned as well. A
 heuristic."""
+
+ESTIMATE = 1.05
+"""An estimate may be above what is looked for by so much. A heuristic: most are within 5 %."""
+
+DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE, NEW_AT_ONCE = 160, 30, 4
+"""So many plans that deal all nodes anew are drawn more, so many of all are divided, and so many simulated.
+Heuristics."""
+
+NEW_START = 1.06
+"""What deals all nodes anew may be so many times as long as the best plan, to be tuned. A heuristic."""
 
 FIRST_LOOKS = 10
 """A kind of changes that was not looked at yet counts as if one in so many helped. A heuristic."""
@@ -115,7 +134,9 @@ class _Search:
         # Where nothing is left to hosts, nothing is asked about it.
         asks_hosts = problem.offloads and memory_is_short(shortlist.best)
         self._families = (*families(), *[residencies] * asks_hosts)
-        self._structures = structures(Divider(problem))
+        divider = Divider(problem)
+        self._structures = structures(divider)
+        self._recomposer, self._estimates = Recomposer(problem, divider), StepEstimates(problem, divider)
         # The best plan and what leaps from there landed on, as far as nobody has tuned it yet.
         self._landed: list[ScoredPlan] = []
         # Of each kind of changes, how many were looked at in climbs, and how many of them helped.
@@ -131,11 +152,15 @@ class _Search:
         leapt_from: ScoredPlan | None = None
         changes: list[PlanChange] = []
         in_vain = number = 0
-        while not self._deadline.is_over():
+        for turn in itertools.count():
+            if self._deadline.is_over():
+                break
             before = self.best
+            if turn % TURNS_BETWEEN_DEALING == 0:
+                self._recompose()
             if in_vain == ROUNDS_IN_VAIN:
                 self._climb(self.best)
-                if not is_better(self.best, before, self._problem):
+                if not (is_better(self.best, before, self._problem) or self._starts):
                     break
                 in_vain = 0
             if leapt_from is not self.best:
@@ -153,8 +178,8 @@ class _Search:
         return self.best
 
     def _round(self, number: int) -> None:
-        """Tune the best plan or what a leap landed on; every third time what a walk finds, and every fifth one another
-        start."""
+        """Tune the best plan or what a leap landed on; every third time what a walk finds, and in two of five
+        another start."""
         if number % 3 == 2 or not (self._landed or self._starts):
             found = self._walk(self.best)
         elif self._starts and (number % 5 == 1 or not self._landed):
@@ -204,21 +229,53 @@ class _Search:
         return changes
 
     def _leaps(self, start: ScoredPlan, changes: Sequence[PlanChange]) -> list[ScoredPlan]:
-        """Plans that such changes make of ``start``: of all of them the ones with the least bounds are simulated."""
+        """Plans that such changes make of ``start``: of all of them the ones with the least estimates are simulated."""
         most = NOT_TUNED * goal_value(start, self._problem)
         landed, divided, seen = [], [], {start.plan}
         for change in changes:
             if self._deadline.is_over() or not self._deadline.has(DIVIDING_S):
                 break
             plan = self._made(change)
-            if plan is not None and plan not in seen and (least := self._least_goal(plan)) <= most:
-                divided.append((least, len(seen), plan))
-                seen.add(plan)
+            if plan is None or plan in seen or self._least_goal(plan) > most:
+                continue
+            if (about := self._estimated_goal(plan)) <= ESTIMATE * most:
+                divided.append((about, len(seen), plan))
+            seen.add(plan)
         for _, _, plan in sorted(divided)[:SIMULATED_AT_ONCE]:
             found = self._scored(plan, most)
             if found is not None:
                 landed.append(self._noted(found))
         return landed
+
+    def _recompose(self) -> None:
+        """Deal all nodes anew, some times; what is not much longer than the best plan is another start."""
+        made = []
+        drawn = self._recomposer.drawn(self._dice, DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE)
+        most = NEW_START * goal_value(self.best, self._problem)
+        for number, each in enumerate(drawn):
+            if self._deadline.is_over() or not self._deadline.has(each.making_s):
+                break
+            plan = self._made(partial(self._recomposer.plan, each))
+            about = math.inf if plan is None else self._estimated_goal(plan)
+            if self._problem.goal == "time":
+                self._recomposer.tell(each, about)
+            if plan is not None and about <= most:
+                made.append((about, number, plan))
+        for _, _, plan in sorted(made)[:NEW_AT_ONCE]:
+            found = self._scored(plan, most, share=1.0)
+            if found is not None:
+                self._starts.append(self._with_delays(found))
+        self._starts.sort(key=lambda each: goal_value(each, self._problem))
+
+    def _with_delays(self, start: ScoredPlan) -> ScoredPlan:
+        """The same plan, or the better one with delays of the weights' gradients by a rule."""
+        found = self._noted(start)
+        for change in delay_rules(start.plan, self._problem):
+            most = goal_value(found, self._problem)
+            split = self._changed(change, start, most)
+            if split is not None and goal_value(split, self._problem) < most:
+                found = self._noted(split)
+        return found
 
     def _walk(self, start: ScoredPlan) -> ScoredPlan:
         """The best plan but ``start`` of a walk from there, or ``start`` if there is none."""
@@ -259,9 +316,10 @@ class _Search:
             self.best = found
         return found
 
-    def _made(self, change: PlanChange) -> Plan | None:
+    def _made(self, change: Callable[[], Plan | None]) -> Plan | None:
         try:
-            return change()
+            plan = change()
+            return None if plan is None else with_domains_of_working(plan, self._problem)
         except (PlanError, ConfigError, ZeroDivisionError):
             return None  # A microbatch that does not divide, for instance, or a size that nobody measured.
 
@@ -270,13 +328,16 @@ class _Search:
         plan = self._made(change)
         return None if plan is None or plan == current.plan else self._scored(plan, most)
 
-    def _scored(self, plan: Plan, most: float) -> ScoredPlan | None:
-        """Score ``plan``; ``None`` if it is not legal, does not fit, or is above ``most`` before all is known."""
+    def _scored(self, plan: Plan, most: float, share: float = CHANGED_SHARE) -> ScoredPlan | None:
+        """Score ``plan``; ``None`` if it is not legal, does not fit, or is above ``most`` before all is known.
+
+        share: of the time of scoring a plan of which nothing is known.
+        """
         seconds = 0.0
         try:
             if self._least_goal(plan) > most:
                 return None
-            seconds = CHANGED_SHARE * scoring_s(plan)
+            seconds = share * scoring_s(plan)
             if not self._deadline.has(seconds) or self._deadlocks(plan):
                 return None
             problem, within_s = self._problem, self._step_s(plan, most)
@@ -309,6 +370,16 @@ class _Search:
         except (PlanError, ConfigError, ZeroDivisionError):
             return math.inf
         return least if problem.goal == "time" else least * price_per_hour(plan, problem) / 3600
+
+    def _estimated_goal(self, plan: Plan) -> float:
+        """What the goal of ``plan`` is about; infinite where there is no time left to tell."""
+        if not self._deadline.has(ESTIMATING_S * sum(len(replica.stages) for replica in plan.replicas)):
+            return math.inf
+        try:
+            about = self._estimates.step_s(plan)
+        except (PlanError, ConfigError):
+            return math.inf
+        return about if self._problem.goal == "time" else about * price_per_hour(plan, self._problem) / 3600
 
     def _step_s(self, plan: Plan, goal: float) -> float:
         """The seconds of a step of ``plan`` whose goal is this one."""

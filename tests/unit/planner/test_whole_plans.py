@@ -6,11 +6,12 @@ from functools import cache, partial
 import pytest
 
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.ir import Plan
+from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.division import Divider
-from hetero.planner.improve.plan_changes import PlanFamily, families
+from hetero.planner.improve.gradient_sync import with_domains_of_working
+from hetero.planner.improve.plan_changes import PlanFamily, aligned, families, idle_devices
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
 from hetero.planner.improve.structure_changes import structures
 from hetero.planner.improve.whole_plans import search_whole_plans
@@ -61,13 +62,39 @@ def name_of(family: PlanFamily) -> str:
     return str(getattr(function, "__name__", "?"))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *STRUCTURES[:-1]], ids=name_of)
+@pytest.mark.parametrize("family", [*(each for each in FAMILIES if each is not aligned), *STRUCTURES[:-1]], ids=name_of)
 def test_every_kind_of_change_makes_other_legal_plans(family: PlanFamily) -> None:
     question, start = unlike_replicas()
     changed = [change() for change in family(start, question)]
     legal = [each for each in changed if is_legal(each) and each != start]
     assert legal
     assert all(sorted(each.ranks()) == sorted(start.ranks()) for each in changed), "no device is lost"
+
+
+def test_replicas_on_equal_devices_become_alike() -> None:
+    question, start = unlike_replicas()
+    assert not list(aligned(start, question))
+    other = start.with_replica(1, start.replicas[1].with_layers_moved(0, 1, 1))
+    assert len(other.alike()) == 3
+    found = {change() for change in aligned(other, question)}
+    assert start in found
+    assert all(is_legal(each) and len(each.alike()) == 2 for each in found)
+
+
+def test_a_device_that_begins_to_work_comes_into_a_domain() -> None:
+    question, start = unlike_replicas()
+    node = question.topology.node
+    working = tuple(tuple(rank for rank in range(8) if node(rank) == each) for each in (0, 1))
+    start = dataclasses.replace(start, gradient_sync=GradientSyncPlan(domains=working))
+    assert is_legal(start)
+    assert with_domains_of_working(start, question) == start
+    changed = [change() for change in idle_devices(start, question)]
+    at_work = [each for each in changed if not each.idle_ranks]
+    assert at_work
+    assert not any(is_legal(each) for each in at_work)
+    found = [with_domains_of_working(each, question) for each in at_work]
+    assert any(is_legal(each) for each in found)
+    assert all(each.gradient_sync.domains == ((0, 1, 2, 3, 4, 5), (6, 7, 8)) for each in found)
 
 
 def test_interleaved_stages_become_one_per_device_group() -> None:

@@ -1,0 +1,88 @@
+"""Nodes dealt anew among few kinds of replicas, and the estimate that tells which of such plans are worth a replay."""
+
+import random
+from collections import Counter
+from functools import cache
+
+from hetero.errors import ConfigError, PlanError
+from hetero.plan.ir import Plan
+from hetero.plan.validate import validate
+from hetero.planner.improve.division import Divider
+from hetero.planner.improve.recompositions import Recomposer, Recomposition
+from hetero.planner.improve.step_estimate import StepEstimates
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import score_plan
+from tests.unit.planner.clusters import OPT_350M, cluster, problem
+
+
+@cache
+def question() -> Problem:
+    """Two nodes of four A100-40 and four nodes of four V100-16."""
+    return problem(cluster(("A100-40", 4, 2), ("V100-16", 4, 4)), OPT_350M, 96)
+
+
+@cache
+def drawn() -> tuple[Recomposition, ...]:
+    return tuple(Recomposer(question(), Divider(question())).drawn(random.Random(0), 120, 80))
+
+
+@cache
+def made() -> dict[Recomposition, Plan]:
+    """Those of which a legal plan can be made, with layers and samples divided."""
+    recomposer = Recomposer(question(), Divider(question()))
+    found = {}
+    for each in drawn():
+        try:
+            plan = recomposer.plan(each)
+            if plan is not None:
+                validate(plan)
+                found[each] = plan
+        except (PlanError, ConfigError):
+            pass
+    return found
+
+
+def test_nothing_is_drawn_twice_and_the_same_seed_draws_the_same() -> None:
+    recomposer = Recomposer(question(), Divider(question()))
+    dice = random.Random(0)
+    first, second = recomposer.drawn(dice, 120, 80), recomposer.drawn(dice, 120, 80)
+    assert tuple(first) == drawn()
+    every = [(each.composition, each.pipelines) for each in (*first, *second)]
+    assert len(every) == len(set(every))
+
+
+def test_most_of_them_make_legal_plans_of_all_samples() -> None:
+    assert len(made()) > len(drawn()) / 2
+    for plan in made().values():
+        assert sum(replica.num_samples for replica in plan.replicas) == 96
+        assert sorted(plan.ranks()) == list(range(24)), "no device is lost"
+
+
+def test_a_plan_has_the_replicas_of_its_composition() -> None:
+    for each, plan in made().items():
+        assert len(plan.replicas) == sum(copies.number for copies in each.composition)
+        devices = Counter(stage.device for _, _, stage in plan.stages() for _ in stage.ranks)
+        asked: Counter[str] = Counter()
+        for copies in each.composition:
+            for piece in copies.pieces:
+                asked[question().node_types[piece.node_type].device] += copies.number * piece.devices * piece.parts
+        assert devices == asked
+
+
+def test_devices_of_one_type_may_be_at_both_ends_of_another() -> None:
+    orders = [[stage.device for stage in replica.stages] for plan in made().values() for replica in plan.replicas]
+    assert any(order[0] == order[-1] != order[len(order) // 2] for order in orders)
+
+
+def test_the_estimate_is_close_to_the_simulated_step() -> None:
+    """Of the plans that are best by it; of long ones nobody asks by how much they are."""
+    estimates = StepEstimates(question(), Divider(question()))
+    best = sorted(made().values(), key=estimates.step_s)[:12]
+    off = []
+    for plan in best:
+        found = score_plan(plan, question())
+        if found is not None:
+            off.append(estimates.step_s(plan) / found.step_s - 1)
+    assert len(off) > 6
+    assert sorted(map(abs, off))[len(off) // 2] < 0.08
+    assert max(off) < 0.15, "a plan that is estimated to be far too long is passed over"
