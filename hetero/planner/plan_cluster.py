@@ -1,55 +1,26 @@
 """Plans a cluster: stage options, replica templates, a cover of the cluster by them, and passes over the best plans."""
 
 import dataclasses
-import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan
 from hetero.planner.certainty import RunnerUp
-from hetero.planner.cover.cheapest import cheaper_covers
-from hetero.planner.cover.cover import Cover, CoverScore
-from hetero.planner.cover.expand import expand
-from hetero.planner.cover.hill_climbing import HillClimbing
+from hetero.planner.construction import Construction, Found, ProgressReport
+from hetero.planner.cover.cover import CoverScore
 from hetero.planner.cover.lower_bound import lower_bound_s
-from hetero.planner.cover.search import MOST_COVERS, TOLERANCE, Search, SearchProgress
-from hetero.planner.cover.shortlist import scored_covers
-from hetero.planner.cover.sync_tiers import SyncTiers
-from hetero.planner.deadline import Deadline, OutOfTime
-from hetero.planner.improve.gradient_sync import choose_domains
-from hetero.planner.improve.passes import improved
-from hetero.planner.initial_plan import initial_plans, published_residency, published_shape
+from hetero.planner.cover.search import TOLERANCE
+from hetero.planner.deadline import Deadline
+from hetero.planner.improve.passes import Improvement
 from hetero.planner.problem import Problem
-from hetero.planner.replica.feasibility import check_devices, check_links, check_model_fits, nothing_found
-from hetero.planner.replica.least_memory import FITTING_S
-from hetero.planner.replica.stage_options import StageOptionTable
-from hetero.planner.replica.template_space import TemplateSpace
-from hetero.planner.replica.templates import Template
+from hetero.planner.replica.feasibility import check_links, nothing_found
 from hetero.planner.ring_interfaces import RingsWithOneInterface, good_with_either
-from hetero.planner.scoring import (
-    STAGE_S,
-    EstimatedPlan,
-    ScoredPlan,
-    Shortlist,
-    better_of,
-    goal_value,
-    left_to_hosts,
-)
+from hetero.planner.rungs import rungs
+from hetero.planner.scoring import ScoredPlan, goal_value
 from hetero.planner.time_shares import TimeShare
-
-GRADIENT_GROUPS = (3, 8, 24)
-"""Sets of ranks with which a device is assumed to sum gradients: one number after the other, until a plan fits the
-memory model itself. A heuristic."""
-
-KEPT_SHARE = 0.3
-"""Of the time that is left after the search, where the best plan leaves node types idle: another search among those
-that it keeps, whose template space is finer, as there are fewer of them. A heuristic."""
-
-ProgressReport = Callable[[SearchProgress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,124 +88,34 @@ def plan_cluster(
     """
     deadline = deadline or TimeShare.PLANNING.of_seconds(problem.time_limit_s)
     check_links(problem)
-    sync_tiers = SyncTiers(problem)
-    stage_options = StageOptionTable(problem)
-    check_devices(problem, stage_options)
-    try:
-        first = initial_plans(problem, stage_options, sync_tiers, deadline, enough=TimeShare.INITIAL_PLAN.of(deadline))
-        if first.best is None:
-            check_model_fits(problem, deadline.at_least(FITTING_S))
-    except OutOfTime:
-        raise nothing_found(problem, (), complete=False) from None
-    shapes = TimeShare.PUBLISHED_SHAPES.of(deadline)
-    published = published_shape(problem, stage_options, shapes, beside=first.best)
-    initial = better_of(first.best, published, problem)
-    hosts = left_to_hosts(initial, problem)
-    residency = published_residency(problem, TimeShare.PUBLISHED_RESIDENCY.of(deadline), beside=initial)
-    initial = better_of(initial, residency, problem)
-    for num_gradient_groups in GRADIENT_GROUPS:
-        stage_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts)
-        # As long as there is nothing to improve, all of the time is for finding a plan.
-        covering = deadline if initial is None else TimeShare.COVERS.of(deadline)
-        found = _search(problem, stage_options, sync_tiers, covering, report=report, tolerance=tolerance)
-        if found.plans or not found.covers or deadline.is_over():
+    construction = Construction(problem, tolerance=tolerance, report=_with_all_seconds(report, deadline))
+    improvement = Improvement(problem)
+    planning = deadline.part(1 - TimeShare.RINGS.share) if problem.cluster.leaves_rings_open else deadline
+    for rung in rungs(planning):
+        improvement.go_on(TimeShare.GOING_ON.of(rung))
+        shortlist = construction.go_on(rung)
+        if shortlist is not None:
+            improvement.improve(shortlist, rung)
+        if construction.is_through and improvement.is_through:
             break
-    kept = _kept_node_types(better_of(found.plans[0] if found.plans else None, initial, problem), problem)
-    if problem.goal == "time" and 0 < len(kept) < len(stage_options.usable_node_types):
-        kept_options = StageOptionTable(problem, num_gradient_groups=num_gradient_groups, hosts=hosts, only=kept)
-        keeping = deadline.part(KEPT_SHARE)
-        without = _search(problem, kept_options, sync_tiers, keeping, report=None, tolerance=tolerance)
-        found = found.beside(without, problem)
-    if initial is not None:  # Plans of covers have their domains by now.
-        initial = choose_domains(initial, problem, TimeShare.INITIAL_DOMAINS.of(deadline))
-    best = better_of(found.plans[0] if found.plans else None, initial, problem)
-    if best is None:
-        in_time = not deadline.is_over() and not deadline.left_something_out
-        raise nothing_found(problem, found.templates, complete=found.complete and in_time)
-    improving = deadline.part(1 - TimeShare.RINGS.share) if problem.cluster.leaves_rings_open else deadline
-    best = improved(Shortlist(best, found.plans, found.estimated(problem)), problem, improving)
-    best, rings = good_with_either(best, found.plans, problem, deadline)
+    if improvement.best is None:
+        raise nothing_found(problem, construction.found.templates, complete=False)
+    finished = (*improvement.plans, *construction.found.plans)
+    best, rings = good_with_either(improvement.best, finished, problem, deadline)
     others = {
-        "the next best plan of other stages": (*found.plans, initial, published),
-        "a uniform plan": (first.uniform,),
+        "the next best plan of other stages": (*construction.plans, construction.published),
+        "a uniform plan": (construction.first.uniform,),
     }
-    result = _result(best, found, _runners_up(best, others, problem), lower_bound_s(problem), deadline)
+    runners_up = _runners_up(best, others, problem)
+    result = _result(best, construction.found, runners_up, lower_bound_s(problem), deadline)
     return dataclasses.replace(result, rings=rings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What templates, search and simulator found.
-
-    covers: the best ones, and what hill climbing made of them.
-    plans: those of the covers that fit, the best first.
-    complete: no limit cut enumeration or search short.
-    """
-
-    templates: tuple[Template, ...]
-    covers: tuple[tuple[Cover, CoverScore], ...]
-    plans: tuple[ScoredPlan, ...]
-    bound_s: float
-    complete: bool
-
-    def beside(self, other: "_Found", problem: Problem) -> "_Found":
-        """With the covers and plans of ``other`` as well, which looked at some node types only; what was proven stays,
-        since they are covers of the whole cluster."""
-        plans = sorted((*self.plans, *other.plans), key=lambda each: goal_value(each, problem))
-        return dataclasses.replace(self, covers=alternating(self.covers, other.covers), plans=tuple(plans))
-
-    def estimated(self, problem: Problem) -> tuple[EstimatedPlan, ...]:
-        """The plans of the best covers with the steps that the formula gives them."""
-        return tuple(
-            EstimatedPlan(score.step_s, partial(expand, cover, problem)) for cover, score in self.covers[:MOST_COVERS]
-        )
-
-
-def _search(
-    problem: Problem,
-    stage_options: StageOptionTable,
-    sync_tiers: SyncTiers,
-    deadline: Deadline,
-    *,
-    report: ProgressReport | None,
-    tolerance: float,
-) -> _Found:
-    """Templates, the best covers by them, and these covers' plans."""
-    # The best cover is of no use if there is no time left to make a plan of it and to look at that.
-    searching = deadline.leaving(STAGE_S * problem.cluster.num_devices)
-    space = TemplateSpace(problem, stage_options)
-    templates = space.templates(TimeShare.TEMPLATES.of(searching))
-    search = Search(problem, sync_tiers, templates, TimeShare.SEARCH.of(searching), tolerance=tolerance, report=report)
-    found = search.run()
-    climbing = HillClimbing(problem, stage_options, sync_tiers, TimeShare.HILL_CLIMBING.of(searching))
-    covers = alternating(climbing.climb(found.covers), found.covers)
-    if problem.goal == "money":
-        covers = cheaper_covers(covers, problem, sync_tiers, templates, deadline)
-    simulating = TimeShare.SHORTLIST.of(deadline)
-    finish = partial(choose_domains, problem=problem, deadline=simulating)
-    plans = scored_covers((cover for cover, _ in covers[:MOST_COVERS]), problem, simulating, finish=finish)
-    return _Found(
-        templates=tuple(templates),
-        covers=covers,
-        plans=tuple(plans),
-        bound_s=found.bound_s,
-        complete=space.is_complete and found.finished,
-    )
-
-
-def alternating(
-    climbed: Sequence[tuple[Cover, CoverScore]], found: Sequence[tuple[Cover, CoverScore]]
-) -> tuple[tuple[Cover, CoverScore], ...]:
-    """The covers of both, one of each in turn: what hill climbing makes of one cover is alike, and the simulator may
-    prefer another."""
-    both = dict.fromkeys(itertools.chain.from_iterable(itertools.zip_longest(climbed, found)))
-    return tuple(each for each in both if each is not None)
-
-
-def _kept_node_types(best: ScoredPlan | None, problem: Problem) -> frozenset[int]:
-    """The node types that work in ``best``, by their indices; none without a plan."""
-    working = {stage.ranks[0] for _, _, stage in best.plan.stages()} if best is not None else ()
-    return frozenset(problem.node_type_of(rank).index for rank in working)
+def _with_all_seconds(report: ProgressReport | None, deadline: Deadline) -> ProgressReport | None:
+    """Report the seconds since planning began, and not since this search did."""
+    if report is None:
+        return None
+    return lambda progress: report(dataclasses.replace(progress, elapsed_s=deadline.elapsed_s))
 
 
 def _runners_up(
@@ -256,7 +137,7 @@ def _stages_of(plan: Plan) -> Counter[tuple[tuple[str, int, int], ...]]:
 
 
 def _result(
-    best: ScoredPlan, found: _Found, runners_up: tuple[RunnerUp, ...], lower_bound_s: float, deadline: Deadline
+    best: ScoredPlan, found: Found, runners_up: tuple[RunnerUp, ...], lower_bound_s: float, deadline: Deadline
 ) -> PlanResult:
     shortest = min((each for _, each in found.covers), key=lambda each: each.step_s, default=None)
     return PlanResult(

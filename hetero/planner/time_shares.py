@@ -13,6 +13,7 @@ class TimeShare(Enum):
     """A step of planning, in their order: its share of the time that is left, and what that is for."""
 
     PLANNING = 0.93, "of the time limit, all of planning; a step that has begun then is finished first"
+    GOING_ON = 0.06, "of a rung, the search among whole plans of the rung before: it gains where the limit is near"
     INITIAL_PLAN = 0.08, "the initial plan; where nothing is found by then, until something is"
     INITIAL_TEMPLATES = 0.4, "of the initial plan's share, pipelines on one node type"
     FIRST_PIPELINE = 0.5, "at most, until one pipeline on one node type fits"
@@ -20,6 +21,7 @@ class TimeShare(Enum):
     HARP = 0.6, "of the published shapes' share, those of HARP; the rest is for those of AutoHet"
     PUBLISHED_RESIDENCY = 0.05, "where memory is short, plans by the rules of systems that leave something to hosts"
     COVERS = 0.6, "templates, covers and plans of the best ones; the passes over finished plans have the rest"
+    KEPT_NODE_TYPES = 0.3, "where the best plan leaves node types idle: covers of those that it keeps"
     TEMPLATES = 0.5, "stage options and the template space"
     SEARCH = 0.75, "the search for covers with its proof"
     HILL_CLIMBING = 0.4, "hill climbing from the best covers"

@@ -36,47 +36,53 @@ Slots = tuple[Slot, ...]
 
 
 class HillClimbing:
-    """Climbs from covers of one problem."""
+    """Climbs from covers of one problem, asked once or again and again."""
 
-    def __init__(
-        self, problem: Problem, stage_options: StageOptionTable, sync_tiers: SyncTiers, deadline: Deadline
-    ) -> None:
+    def __init__(self, problem: Problem, stage_options: StageOptionTable, sync_tiers: SyncTiers) -> None:
         self._problem = problem
         self._stage_options = stage_options
         self._sync_tiers = sync_tiers
-        self._deadline = deadline
         self._factory = TemplateFactory(problem, stage_options)
         self._known: dict[tuple[Slots, int], Template | None] = {}
-        self._reached: set[Cover] = set()
+        self._found: dict[Cover, CoverScore] = {}
+        # Those of which all changes were looked at, or one that helps was taken.
+        self._left: set[Cover] = set()
+        self._unfinished: list[tuple[Cover, CoverScore]] = []
 
-    def climb(self, covers: Sequence[tuple[Cover, CoverScore]]) -> list[tuple[Cover, CoverScore]]:
-        """All covers on the way from ``covers`` to where no change helps, the shortest step first."""
-        found = dict(covers)
-        for start in covers[:MOST_CLIMBED]:
+    def climb(self, covers: Sequence[tuple[Cover, CoverScore]], deadline: Deadline) -> list[tuple[Cover, CoverScore]]:
+        """All covers on the way from ``covers`` to where no change helps, the shortest step first, and those of earlier
+        calls. What ``deadline`` cuts short is gone on with in the next call."""
+        starts, self._unfinished = [*self._unfinished, *covers[:MOST_CLIMBED]], []
+        self._found.update(covers)
+        for start in starts:
             better: tuple[Cover, CoverScore] | None = start
-            while better is not None and better[0] not in self._reached:
-                self._reached.add(better[0])
-                found[better[0]] = better[1]
-                better = self._better(*better)
-        return sorted(found.items(), key=lambda item: item[1].step_s)
+            while better is not None and better[0] not in self._left and not deadline.ran_out:
+                here, better = better, self._better(*better, deadline)
+                if better is not None:
+                    self._found[better[0]] = better[1]
+                if better is not None or not deadline.ran_out:
+                    self._left.add(here[0])
+                if deadline.ran_out:
+                    self._unfinished = [better or here]
+        return sorted(self._found.items(), key=lambda item: item[1].step_s)
 
-    def _better(self, cover: Cover, cover_score: CoverScore) -> tuple[Cover, CoverScore] | None:
+    def _better(self, cover: Cover, cover_score: CoverScore, deadline: Deadline) -> tuple[Cover, CoverScore] | None:
         """The best cover with a shorter step that is one change away, or two; ``None`` if there is none."""
         enough_s = (1 - LEAST_GAIN_OF_CHANGE) * cover_score.step_s
-        changed = self._changed(cover, DETOUR * cover_score.step_s)
+        changed = self._changed(cover, DETOUR * cover_score.step_s, deadline)
         if changed and changed[0][1].step_s < enough_s:
             return changed[0]
         for once, _ in changed[:MOST_DETOURS]:
-            twice = self._changed(once, enough_s)
+            twice = self._changed(once, enough_s, deadline)
             if twice:
                 return twice[0]
         return None
 
-    def _changed(self, cover: Cover, limit_s: float) -> list[tuple[Cover, CoverScore]]:
+    def _changed(self, cover: Cover, limit_s: float, deadline: Deadline) -> list[tuple[Cover, CoverScore]]:
         """All changes of ``cover`` with a step below ``limit_s``, the shortest first."""
         found: dict[Cover, CoverScore] = {}
         for changed in self._changes(cover):
-            if self._deadline.is_over():
+            if deadline.is_over():
                 break
             shared = divide_batch(changed, self._problem.global_batch_size, limit_s)
             if shared is not None:

@@ -78,11 +78,11 @@ def find_cover(
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = problem.seed
     solver.parameters.max_deterministic_time = EFFORT
-    left_s = max(LEAST_S, deadline.left_s)
     if deadline.timer.is_deterministic:
-        solver.parameters.max_deterministic_time = min(EFFORT, left_s)
+        # A limit of the whole would change the answer, and is looked at next.
+        solver.parameters.max_deterministic_time = min(EFFORT, max(LEAST_S, deadline.left_s))
     else:
-        solver.parameters.max_time_in_seconds = left_s
+        solver.parameters.max_time_in_seconds = max(LEAST_S, deadline.left_of_all_s)
     status = solver.solve(model)
     deadline.timer.spend(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:

@@ -11,7 +11,7 @@ and of those that were given up within the tolerance, is the bound of the whole 
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetero.planner.cover.cover import Copies, Cover, CoverScore, score_cover, sync_s
@@ -74,7 +74,11 @@ class _Region:
 
 
 class Search:
-    """Searches the covers by ``templates``."""
+    """Searches the covers by ``templates``.
+
+    Args:
+        known: covers of an earlier search, with fewer templates or less time: only better ones are looked for.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class Search:
         templates: Sequence[Template],
         deadline: Deadline,
         *,
+        known: Iterable[tuple[Cover, CoverScore]] = (),
         tolerance: float = TOLERANCE,
         report: Callable[[SearchProgress], None] | None = None,
     ) -> None:
@@ -92,7 +97,7 @@ class Search:
         self._deadline = deadline
         self._tolerance = tolerance
         self._report = report
-        self._covers: dict[Cover, CoverScore] = {}
+        self._covers: dict[Cover, CoverScore] = dict(known)
         self._numbers = itertools.count()
         self._given_up_s = float("inf")
         self._own_sync: dict[Template, tuple[float, float]] = {}

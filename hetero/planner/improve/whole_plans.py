@@ -120,20 +120,16 @@ MOST_RECOMPUTED_MORE = 4
 
 def search_whole_plans(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
     """The best plan, or what a search among whole plans makes of it or of another one of the shortlist."""
-    if deadline.is_over():
-        return shortlist.best
-    return _Search(shortlist, problem, deadline).run()
+    return WholePlansSearch(problem).go_on(shortlist, problem, deadline)
 
 
-class _Search:
-    """One search, and the best plan that it has found."""
+class WholePlansSearch:
+    """One search, and the best plan that it has found; it can be gone on with, also from more plans."""
 
-    def __init__(self, shortlist: Shortlist, problem: Problem, deadline: Deadline) -> None:
-        self._problem, self._deadline = problem, deadline
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
         self._dice = random.Random(problem.seed)
-        # Where nothing is left to hosts, nothing is asked about it.
-        asks_hosts = problem.offloads and memory_is_short(shortlist.best)
-        self._families = (*families(), *[residencies] * asks_hosts)
+        self._families = list(families())
         divider = Divider(problem)
         self._structures = structures(divider)
         self._recomposer, self._estimates = Recomposer(problem, divider), StepEstimates(problem, divider)
@@ -141,12 +137,25 @@ class _Search:
         self._landed: list[ScoredPlan] = []
         # Of each kind of changes, how many were looked at in climbs, and how many of them helped.
         self._looks, self._gains = [0] * len(self._families), [0] * len(self._families)
-        self.best = shortlist.best
-        self._starts = [
-            start
-            for start in shortlist.starts(MOST_STARTS)[1:]
-            if goal_value(start, problem) < FAR * goal_value(self.best, problem)
-        ]
+        self._starts: list[ScoredPlan] = []
+        self._started: set[Plan] = set()
+
+    def go_on(self, shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
+        """The best plan, or what the search among whole plans makes of it, of another one of the shortlist, or of what
+        it found before."""
+        self.best, self._deadline = shortlist.best, deadline
+        if deadline.is_over():
+            return self.best
+        # Where nothing is left to hosts, nothing is asked about it.
+        if problem.offloads and residencies not in self._families and memory_is_short(self.best):
+            self._families.append(residencies)
+            self._looks.append(0)
+            self._gains.append(0)
+        for start in shortlist.starts(MOST_STARTS)[1:]:
+            if start.plan not in self._started and goal_value(start, problem) < FAR * goal_value(self.best, problem):
+                self._starts.append(start)
+                self._started.add(start.plan)
+        return self.run()
 
     def run(self) -> ScoredPlan:
         leapt_from: ScoredPlan | None = None

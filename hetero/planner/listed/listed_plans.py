@@ -96,7 +96,7 @@ def best_plan(
             listed.append(each)
         elif note_short is not None and not listed and (short := each() if callable(each) else each) is not None:
             note_short(short)
-    if until.left_s == 0:
+    if until.ran_out:
         deadline.left_something_out = True
     best: ScoredPlan | None = None
     simulated = 0

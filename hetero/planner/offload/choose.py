@@ -105,11 +105,11 @@ def _solver(deadline: Deadline, seed: int) -> cp_model.CpSolver:
     solver.parameters.random_seed = seed
     solver.parameters.search_branching = cp_model.FIXED_SEARCH
     solver.parameters.max_deterministic_time = EFFORT
-    left_s = max(LEAST_S, deadline.left_s)
     if deadline.timer.is_deterministic:
-        solver.parameters.max_deterministic_time = min(EFFORT, left_s)
+        # A limit of the whole would change the answer, and is looked at next.
+        solver.parameters.max_deterministic_time = min(EFFORT, max(LEAST_S, deadline.left_s))
     else:
-        solver.parameters.max_time_in_seconds = left_s
+        solver.parameters.max_time_in_seconds = max(LEAST_S, deadline.left_of_all_s)
     return solver
 
 

@@ -89,6 +89,13 @@ class _Rated:
         )
 
 
+_Combination = tuple[tuple[StageBlock, ...], int]
+"""The blocks of a template, and the samples of its microbatches."""
+
+_Mixture = tuple[tuple[tuple[PlannerNodeType, int], ...], int]
+"""The (node type, devices) of a replica, and how many blocks of each to look at."""
+
+
 class TemplateSpace:
     """Enumerates the templates of one problem."""
 
@@ -99,33 +106,49 @@ class TemplateSpace:
         tables = dict.fromkeys((stage_options, stage_options.on_devices))
         self._factories = tuple(TemplateFactory(problem, table) for table in tables)
         self._blocks: dict[tuple[int, int], dict[int, list[_Rated]]] = {}
-        self._deadline: Deadline | None = None
-        self.is_complete = True
+        self._left: Iterator[_Combination | None] = self._combinations()
+        self._num_built = 0
+        self._found: list[Template] = []
+        # Of one node type, the samples per second and device of the best template.
+        self._best_rates: dict[int, float] = defaultdict(float)
+        self.is_complete = False
 
     def templates(self, deadline: Deadline) -> list[Template]:
         """All templates of the space that are not dominated, in a fixed order.
 
-        When ``deadline`` runs out, the mixtures that were not looked at are missing, and ``is_complete`` is false.
+        When ``deadline`` runs out, the mixtures that were not looked at are missing, and ``is_complete`` is false;
+        asked again, it goes on with these.
         """
-        self._deadline = deadline
-        found: list[Template] = []
-        best: dict[int, float] = defaultdict(float)
-        problem, usable = self._problem, self._stage_options.usable_node_types
-        is_medium = SMALL_CLUSTER < problem.cluster.num_devices <= MEDIUM_CLUSTER and len(usable) > 2
-        for blocks, samples in itertools.islice(self._combinations(), MOST_BUILT if is_medium else None):
-            if deadline.is_over():
+        usable = self._stage_options.usable_node_types
+        is_medium = SMALL_CLUSTER < self._problem.cluster.num_devices <= MEDIUM_CLUSTER and len(usable) > 2
+        while not self.is_complete and not deadline.glance():
+            try:
+                combination = next(self._left)
+            except StopIteration:
+                self.is_complete = True
                 break
-            least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.node_type] for block in blocks)
-            built = dict.fromkeys(each.build(blocks, samples, least_rate=least_rate) for each in self._factories)
-            for template in built:
-                if template is not None and template.rate >= least_rate:
-                    found.append(template)
-                    if len(blocks) == 1:
-                        node_type = blocks[0].node_type
-                        best[node_type] = max(best[node_type], template.rate / template.devices[node_type])
-        self.is_complete = deadline.elapsed_s < deadline.limit_s
-        most = CUTS_OF_FEW if problem.cluster.num_devices <= FEW_DEVICES else CUTS.get(len(usable), 2)
-        return _fewest_cuts(undominated(found), most)
+            if combination is None:
+                continue
+            if is_medium and self._num_built == MOST_BUILT:
+                self.is_complete = True
+            elif deadline.is_over():
+                self._left = itertools.chain((combination,), self._left)
+            else:
+                self._num_built += 1
+                self._build(*combination)
+        most = CUTS_OF_FEW if self._problem.cluster.num_devices <= FEW_DEVICES else CUTS.get(len(usable), 2)
+        return _fewest_cuts(undominated(self._found), most)
+
+    def _build(self, blocks: tuple[StageBlock, ...], samples: int) -> None:
+        """Build the templates with these blocks, and keep those that are fast enough."""
+        best = self._best_rates
+        least_rate = LEAST_EFFICIENCY * sum(block.num_devices * best[block.node_type] for block in blocks)
+        for template in dict.fromkeys(each.build(blocks, samples, least_rate=least_rate) for each in self._factories):
+            if template is not None and template.rate >= least_rate:
+                self._found.append(template)
+                if len(blocks) == 1:
+                    node_type = blocks[0].node_type
+                    best[node_type] = max(best[node_type], template.rate / template.devices[node_type])
 
     def of_one_node_type(self) -> Iterator[Template | None]:
         """Replicas on one node type each, of all node types in turn, the smallest first; ``None`` for one that does not
@@ -144,22 +167,26 @@ class TemplateSpace:
                     if not blocks:
                         yield None
 
-    def _combinations(self) -> Iterator[tuple[tuple[StageBlock, ...], int]]:
+    def _combinations(self) -> Iterator[_Combination | None]:
         """Blocks and samples of all templates, what matters most first, so that a search that is cut short has seen it:
-        replicas of one node type, then those that leave no device over, then all other mixtures."""
+        replicas of one node type, then those that leave no device over, then all other mixtures. ``None`` stands for a
+        round of listing, so that the deadline is looked at where most of what is listed is no template."""
         seen = set()
         usable = len(self._stage_options.usable_node_types)
-        for sizes, most_blocks in itertools.chain(
+        for mixture in itertools.chain(
             self._mixed_sizes(1),
             self._proportional_sizes(),
             *map(self._mixed_sizes, range(2, usable + 1)[: MOST_NODE_TYPES - 1]),
         ):
+            if mixture is None:
+                yield None
+                continue
+            sizes, most_blocks = mixture
             for samples in SAMPLES:
                 if samples > self._problem.global_batch_size:
                     break
                 choices = [[rated.block for rated in self._rated(k, n, samples)[:most_blocks]] for k, n in sizes]
-                if self._is_over():
-                    return
+                yield None
                 for blocks in itertools.product(*choices):
                     if sum(block.num_stages for block in blocks) > min(MOST_STAGES, self._problem.model.num_layers):
                         continue
@@ -168,26 +195,23 @@ class TemplateSpace:
                             seen.add((order, samples))
                             yield order, samples
 
-    def _mixed_sizes(self, num_node_types: int) -> Iterator[tuple[tuple[tuple[PlannerNodeType, int], ...], int]]:
-        """Every (node type, devices) of a replica of ``num_node_types`` node types, and how many blocks of each to look
-        at."""
+    def _mixed_sizes(self, num_node_types: int) -> Iterator[_Mixture | None]:
+        """Every mixture of ``num_node_types`` node types, and ``None`` between them."""
         many = len(self._stage_options.usable_node_types) > 2
         most_blocks = 3 if num_node_types == 2 and many else BLOCKS_PER_SIZE[num_node_types]
         for chosen in itertools.combinations(self._stage_options.usable_node_types, num_node_types):
-            if self._is_over():
-                return
+            yield None
             for sizes in itertools.product(*(self._sizes(node_type, num_node_types) for node_type in chosen)):
                 yield tuple(zip(chosen, sizes, strict=True)), most_blocks
 
-    def _proportional_sizes(self) -> Iterator[tuple[tuple[tuple[PlannerNodeType, int], ...], int]]:
-        """The (node type, devices) of replicas that take an equal part of every node, or of all nodes of each of their
-        types."""
+    def _proportional_sizes(self) -> Iterator[_Mixture | None]:
+        """The mixtures that take an equal part of every node, or of all nodes of each of their types, and ``None``
+        between them."""
         usable = self._stage_options.usable_node_types
         for num_node_types in range(min(len(usable), MOST_NODE_TYPES), 1, -1):
             most_blocks = BLOCKS_PER_SIZE[num_node_types] if len(usable) < 3 else 3 if num_node_types == 2 else 2
             for chosen in itertools.combinations(usable, num_node_types):
-                if self._is_over():
-                    return
+                yield None
                 found: dict[tuple[int, ...], None] = {}
                 if self._problem.cluster.num_devices <= SMALL_CLUSTER and all(
                     node_type.count == 1 for node_type in chosen
@@ -204,10 +228,6 @@ class TemplateSpace:
                 large = [sizes for sizes in found if self._may_hold_the_model(chosen, sizes)]
                 for sizes in large[: MOST_PROPORTIONS[num_node_types]]:
                     yield tuple(zip(chosen, sizes, strict=True)), most_blocks
-
-    def _is_over(self) -> bool:
-        """Whether no time is left; where most of what is listed is no template, its deadline is looked at here."""
-        return self._deadline is not None and self._deadline.glance()
 
     def _may_hold_the_model(self, node_types: Sequence[PlannerNodeType], sizes: Sequence[int]) -> bool:
         """Whether the best blocks of these sizes have memory for all layers."""

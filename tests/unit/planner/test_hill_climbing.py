@@ -44,7 +44,7 @@ def test_hill_climbing_cuts_a_stage_in_two() -> None:
     assert template is not None
     start = (Copies(template, 1, 4),)
     before = score_cover(start, QUESTION, TIERS)
-    cover, after = HillClimbing(QUESTION, OPTIONS, TIERS, Deadline(60, CountedWork())).climb([(start, before)])[0]
+    cover, after = HillClimbing(QUESTION, OPTIONS, TIERS).climb([(start, before)], Deadline(60, CountedWork()))[0]
     assert after == score_cover(cover, QUESTION, TIERS)
     assert after.step_s < 0.99 * before.step_s
     assert all(

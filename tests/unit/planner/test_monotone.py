@@ -1,9 +1,14 @@
-"""More memory, more devices and more effort never make a plan slower, on small problems and by counted work."""
+"""More memory, more devices and more effort never make a plan slower, on small problems and by counted work.
+
+Of more effort that is exact: it goes on where less of it ends."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+from hetero.cost.simulation.simulator import Simulation, simulate
+from hetero.plan.ir import Plan
 from hetero.planner.problem import Problem
 from hetero.spec.cluster import Links, ZonePair
 from hetero.spec.link import Link
@@ -30,13 +35,40 @@ def test_more_memory_never_makes_the_plan_slower(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=2, turn=1)
-@pytest.mark.parametrize("seed", [1])
-def test_more_effort_never_makes_the_plan_slower(seed: int) -> None:
-    question = random_problem(seed, gpus=(2, 2), num_layers=6, batch=8)
-    steps = [planned(question, effort_s=effort_s).simulation.step_s for effort_s in (0.1, 0.4, 1.6)]
-    assert steps[1] <= steps[0] * ALIKE
-    assert steps[2] <= steps[1] * ALIKE
+@pytest.mark.rotates("more effort")
+@pytest.mark.parametrize(
+    ("seed", "options"), [(1, {}), (4, {}), (6, {"distributed_optimizer": True})], ids=["1", "4", "shared state"]
+)
+def test_more_effort_never_makes_the_plan_slower(seed: int, options: dict[str, bool]) -> None:
+    """By no bit, wherever the limit cuts: in an initial plan, a search, a pass or a leap."""
+    question = dataclasses.replace(random_problem(seed, gpus=(2, 2), num_layers=6, batch=8), **options)
+    assert not question.cluster.leaves_rings_open
+    efforts_s = [0.03, 0.1, 0.15, 0.3, 0.5, 1.1]
+    steps_s = [planned(question, effort_s=effort_s).simulation.step_s for effort_s in efforts_s]
+    assert steps_s == sorted(steps_s, reverse=True)
+    assert steps_s[-1] < steps_s[0]
+
+
+@pytest.mark.slow
+def test_more_effort_goes_on_with_the_same_course(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans that are simulated in a short time are the first ones of those in a longer time."""
+    question = random_problem(3, gpus=(2, 1), num_layers=6, batch=8)
+    simulated: list[Plan] = []
+
+    def noted(plan: Plan, *args: Any, **options: Any) -> Simulation:
+        simulated.append(plan)
+        return simulate(plan, *args, **options)
+
+    monkeypatch.setattr("hetero.planner.scoring.simulate", noted)
+
+    def course(effort_s: float) -> list[Plan]:
+        simulated.clear()
+        planned(question, effort_s=effort_s)
+        return list(simulated)
+
+    short, long = course(0.25), course(0.5)
+    assert 0 < len(short) < len(long)
+    assert long[: len(short)] == short
 
 
 @pytest.mark.slow
