@@ -77,14 +77,22 @@ def test_where_no_device_can_it_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_described_device_travels_with_its_plan() -> None:
-    """The plan alone is enough to price and simulate it, with the figures that it was made with."""
+    """The devices that it brings along are enough to price it on the cluster's links as when it was made."""
     spec = cluster("ours", "A100-40")
     found = plan(spec)
     assert found.plan.devices == (OURS,)
     read = from_json(Plan, to_json(found.plan), source="plan.json")
     validate(read)
     check_plan_on_cluster(read, spec)
-    assert simulate(read, spec, plan_costs(read, data_sheets=True)).step_s == found.simulation.step_s
-    twin = plan(cluster("H100", "A100-40"))
-    assert found.simulation.step_s == twin.simulation.step_s, "another name, the same device"
-    assert twin.plan.devices == ()
+    links_alone = dataclasses.replace(spec, devices=read.devices)
+    assert simulate(read, spec, plan_costs(read, links_alone, data_sheets=True)).step_s == found.simulation.step_s
+    theirs = {"ours": "theirs", "A100-40": "A100-40"}
+    renamed_types = tuple(dataclasses.replace(each, device=theirs[each.device]) for each in spec.node_types)
+    twin = dataclasses.replace(spec, devices=(dataclasses.replace(OURS, name="theirs"),), node_types=renamed_types)
+    renamed = {
+        r: replica.with_each_stage(device=[theirs[stage.device] for stage in replica.stages])
+        for r, replica in enumerate(found.plan.replicas)
+    }
+    same = dataclasses.replace(found.plan.with_replicas(renamed), devices=twin.devices)
+    assert simulate(same, twin, plan_costs(same, twin, data_sheets=True)).step_s == found.simulation.step_s
+    assert plan(cluster("H100", "A100-40")).plan.devices == ()
