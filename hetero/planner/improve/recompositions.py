@@ -143,7 +143,7 @@ class Recomposer:
     def _mixed(
         self, types: Sequence[PlannerNodeType], left: dict[int, int], dice: random.Random
     ) -> EqualPipelines | None:
-        """EqualPipelines that have something of each of these types; what they take is no longer ``left``."""
+        """Equal pipelines that have something of each of these types; what they take is no longer ``left``."""
         leader = dice.choice(types)
         number = self._number(leader, left[leader.index], dice)
         pieces = []
@@ -162,13 +162,13 @@ class Recomposer:
         return EqualPipelines(number, tuple(pieces))
 
     def _number(self, leader: PlannerNodeType, nodes: int, dice: random.Random) -> int:
-        """EqualPipelines among which nodes of one type can be dealt: so many whole nodes each, or parts of them."""
+        """Among how many pipelines nodes of one type are dealt: so many whole nodes each, or parts of them."""
         if leader.gpus_per_node > 1 and dice.random() < 0.25:
             return nodes * dice.choice([n for n in (2, 3, 4, 8) if n <= leader.gpus_per_node])
         return nodes // dice.randint(1, nodes)
 
     def _alone(self, node_type: PlannerNodeType, nodes: int, dice: random.Random) -> Iterator[EqualPipelines]:
-        """EqualPipelines on nodes of one type; those that are left over make some of them longer, if they are few."""
+        """Equal pipelines on nodes of one type; nodes that are left over make some of them longer, if they are few."""
         if not nodes:
             return
         number = self._number(node_type, nodes, dice)
