@@ -30,10 +30,10 @@ devices:
   - {name: slow-cpu}
 node_types:
   - {name: twin, device: cpu, gpus_per_node: 2, count: 1, memory_gib: 4,
-     inside_node: {bandwidth_gb_per_s: 0.000004, latency_us: 10}}
+     inside_node: {bandwidth_gb_per_s: 0.000002, latency_us: 10}}
   - {name: slow, device: slow-cpu, gpus_per_node: 1, count: 2, memory_gib: 4,
      inside_node: {bandwidth_gb_per_s: 1, latency_us: 10}}
-links: {between_nodes: {bandwidth_gb_per_s: 1, latency_us: 10}}
+links: {between_nodes: {bandwidth_gb_per_s: 0.00003, latency_us: 10}}
 """
 
 
@@ -67,7 +67,7 @@ def unlike_words(folder: Path, *, steps: int, switches: tuple[str, ...] = (), **
     """As :func:`elastic_words`, where nodes are ``twin``, of two fast ranks, and ``slow``, of one.
 
     On one twin and two slow nodes the best plan has stages of three layers and of one, and microbatches of two samples
-    and of one.
+    and of one: between nodes whole replicas would have too much to sum.
     """
     words = elastic_words(folder, steps=steps, switches=switches, hetero_profile=None, **changes)
     (folder / "cluster.yaml").write_text(_UNLIKE)
