@@ -14,6 +14,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from hetero.planner.plan_cluster import plan_cluster
+from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import yardsticks
 from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
@@ -37,6 +38,11 @@ class Case:
     batch: int
     target_s: float
     target_gap: float | None = None
+
+    def problem(self) -> Problem:
+        """What the planner is asked, for this long."""
+        cluster = load(ClusterSpec, CLUSTERS / self.cluster)
+        return problem(cluster, self.model, self.batch, time_limit_s=self.target_s)
 
 
 CASES = (
@@ -111,8 +117,7 @@ def main() -> None:
     args = parser.parse_args()
     for number in args.cases or range(len(CASES)):
         case = CASES[number]
-        cluster = load(ClusterSpec, CLUSTERS / case.cluster)
-        question = problem(cluster, case.model, case.batch, time_limit_s=case.target_s)
+        question = case.problem()
         cpu_s = time.process_time()
         result = plan_cluster(question)
         asked = "" if case.target_gap is None else f" (asked for {case.target_gap:.0%})"

@@ -2,6 +2,7 @@
 
 python tests/bench/bench_search_over_plans.py                                   every case
 python tests/bench/bench_search_over_plans.py 0 3 --evaluations 10000 --effort 30
+python tests/bench/bench_search_over_plans.py --effort 10 30 120 --evaluations 0     what more time brings, no search
 
 Planning has so many seconds of counted work, which are the same on a busy machine, and the search so many evaluations.
 It accepts what is a little worse, ever less of that, and goes back to the best plan at times (threshold accepting,
@@ -28,6 +29,7 @@ from hetero.planner.scoring import ScoredPlan, goal_value, score_fitted
 from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.link import Link
 from hetero.spec.model import ModelSpec
+from tests.bench import bench_planner
 from tests.bench.random_plan_moves import random_neighbour
 from tests.unit.planner.clusters import GPT_NEO, OPT_350M, cluster, problem
 
@@ -102,6 +104,8 @@ CASES = (
         "one per node, short of memory: 5 V100-16 + 2 A100-40, GPT-Neo-2.7B",
         lambda: unlike_nodes(("V100-16", 1, 5), ("A100-40", 1, 2), model=GPT_NEO, batch=48),
     ),
+    # The first one is here already.
+    *(Case(preset.name, preset.problem) for preset in bench_planner.CASES[1:]),
 )
 
 
@@ -135,23 +139,30 @@ def search(start: ScoredPlan, question: Problem, *, evaluations: int, seed: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", type=int, help="numbers of cases; all by default")
-    parser.add_argument("--effort", type=float, default=30.0, help="seconds of counted work for planning")
-    parser.add_argument("--evaluations", type=int, default=10_000)
+    parser.add_argument(
+        "--effort", type=float, nargs="+", default=[30.0], help="seconds of counted work for planning, each by itself"
+    )
+    parser.add_argument("--evaluations", type=int, default=10_000, help="of the search; none with 0")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for number in args.cases or range(len(CASES)):
         case = CASES[number]
-        question = case.problem()
-        planning_s = time.thread_time()
-        planned = plan_cluster(question, deadline=Deadline(args.effort, CountedWork()))
-        searching_s = time.thread_time()
-        found = search(planned.scored, question, evaluations=args.evaluations, seed=args.seed)
-        print(
-            f"{number} {case.name}: {planned.simulation.step_s:.5g} s per step in {searching_s - planning_s:.0f} s of "
-            f"CPU; {args.evaluations} evaluations in {time.thread_time() - searching_s:.0f} s of CPU find "
-            f"{found.step_s:.5g} s, {planned.simulation.step_s / found.step_s - 1:.2%} above",
-            flush=True,
-        )
+        print(f"{number} {case.name}")
+        for effort in args.effort:
+            question = case.problem()
+            begun_s = time.thread_time()
+            planned = plan_cluster(question, deadline=Deadline(effort, CountedWork())).scored
+            planned_s = time.thread_time()
+            print(
+                f"    {effort:g} s: {planned.step_s:.5g} s per step in {planned_s - begun_s:.0f} s of CPU", flush=True
+            )
+            if args.evaluations:
+                found = search(planned, question, evaluations=args.evaluations, seed=args.seed)
+                print(
+                    f"        {args.evaluations} evaluations in {time.thread_time() - planned_s:.0f} s of CPU find "
+                    f"{found.step_s:.5g} s, {planned.step_s / found.step_s - 1:.2%} above",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
