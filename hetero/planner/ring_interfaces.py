@@ -6,8 +6,8 @@ in the one case and in the other, it has the least
 
     max(t(p) / min t,  t'(p) / min t')
 
-among the plans that are looked at (minimax regret: Savage 1951). They are the best ones of the search, and each of them
-with the gradient sync that suits rings of one interface.
+among the plans that are looked at (minimax regret: Savage 1951). They are the best ones that were found, and each of
+them with the gradient sync that suits rings of one interface, as far as there is time, those of the least regret first.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, Shortlist, goal_value
 LEAST_S = 0.5
 """Seconds for it that there are in any case: a plan is to say what it owes to the assumption. A heuristic."""
 
-MOST_WEIGHED = 6
-"""Plans that are weighed, each with two gradient syncs. A heuristic."""
+MOST_WEIGHED = 12
+"""Plans that are timed in both cases. A heuristic."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class RingsWithOneInterface:
 def good_with_either(
     best: ScoredPlan, others: Sequence[ScoredPlan], problem: Problem, deadline: Deadline
 ) -> tuple[ScoredPlan, RingsWithOneInterface | None]:
-    """Choose among ``best``, the first of ``others``, and the same with other gradient syncs.
+    """Choose among ``best``, the best of ``others``, and the same with other gradient syncs.
 
     Returns:
         The plan as it is scored for ``problem``, and what is known of it with rings of one interface: ``None`` if the
@@ -54,17 +54,22 @@ def good_with_either(
     deadline = deadline.at_least(LEAST_S)
     with_one = dataclasses.replace(problem, cluster=problem.cluster.with_ring_interfaces("one"))
     found: dict[Plan, tuple[ScoredPlan, ScoredPlan]] = {}
-    for start in Shortlist(best, (best, *others)).starts(MOST_WEIGHED):
+    for start in _best_of((best, *others), problem):
         slower = score_plan(start.plan, with_one, deadline)
         if slower is None:
             break
         found[start.plan] = start, slower
-        suited = choose_gradient_sync(Shortlist(slower), with_one, deadline)
-        if suited.plan != start.plan and (scored := score_plan(suited.plan, problem, deadline)) is not None:
+    regret = _regret(found, problem)
+    for plan in sorted(found, key=lambda plan: regret[plan]):
+        suited = choose_gradient_sync(Shortlist(found[plan][1]), with_one, deadline)
+        if suited.plan not in found and (scored := score_plan(suited.plan, problem, deadline)) is not None:
             found[suited.plan] = scored, suited
     if best.plan not in found:
         return best, None
-    chosen = _least_regret(best, found, problem)
+    regret = _regret(found, problem)
+    chosen = min(regret, key=lambda plan: regret[plan])
+    if regret[chosen] >= (1 - LEAST_GAIN) * regret[best.plan]:
+        chosen = best.plan
     fastest = min(found.values(), key=lambda each: goal_value(each[0], problem))
     return found[chosen][0], RingsWithOneInterface(
         step_s=found[chosen][1].step_s,
@@ -72,10 +77,14 @@ def good_with_either(
     )
 
 
-def _least_regret(best: ScoredPlan, found: Mapping[Plan, tuple[ScoredPlan, ScoredPlan]], problem: Problem) -> Plan:
-    """The plan of ``found`` whose worse case is least above the best of that case; ``best`` if none is much better."""
+def _best_of(plans: Sequence[ScoredPlan], problem: Problem) -> list[ScoredPlan]:
+    """The best ones that are not equal."""
+    unlike = {each.plan: each for each in plans}.values()
+    return sorted(unlike, key=lambda each: goal_value(each, problem))[:MOST_WEIGHED]
+
+
+def _regret(found: Mapping[Plan, tuple[ScoredPlan, ScoredPlan]], problem: Problem) -> dict[Plan, float]:
+    """How many times the best of a case each plan is in its worse case."""
     values = {plan: [goal_value(each, problem) for each in cases] for plan, cases in found.items()}
     least = [min(case) for case in zip(*values.values(), strict=True)]
-    regret = {plan: max(value / low for value, low in zip(case, least, strict=True)) for plan, case in values.items()}
-    chosen = min(regret, key=lambda plan: regret[plan])
-    return chosen if regret[chosen] < (1 - LEAST_GAIN) * regret[best.plan] else best.plan
+    return {plan: max(value / low for value, low in zip(case, least, strict=True)) for plan, case in values.items()}

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hetero.plan.ir import GradientSyncPlan
+from hetero.planner import ring_interfaces
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import PlanResult, plan_cluster
 from hetero.planner.problem import Problem
@@ -59,6 +60,17 @@ def test_the_best_plan_stays_where_it_is_good_either_way() -> None:
     assert domains == DOMAINS
     assert rings is not None
     assert rings.passed_over is None
+
+
+def test_every_unlike_plan_is_weighed_wherever_it_stands_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_interfaces, "choose_gradient_sync", lambda shortlist, *_: shortlist.best)
+    question = problem(two_nodes(inside_s=0.25, between_s=1.0))
+    flat, by_nodes = (
+        score_of(dataclasses.replace(data_parallel(8), gradient_sync=GradientSyncPlan(domains=domains)), question)
+        for domains in ((), DOMAINS)
+    )
+    best, _ = good_with_either(flat, [flat] * 20 + [by_nodes], question, Deadline(30, CountedWork()))
+    assert best.plan == by_nodes.plan
 
 
 @pytest.mark.parametrize("interfaces", ["all", "one"])
