@@ -227,7 +227,8 @@ def capped(batches: Sequence[int], time_limit_s: float) -> Table:
         found = []
         for memory_gib in (24, UNLIMITED_GIB):
             cluster = ClusterSpec(node_types=(dataclasses.replace(card, memory_gib=memory_gib),), links=Links())
-            found.append(plan_cluster(problem(cluster, costs, batch, time_limit_s)).scored)
+            deadline = Deadline(time_limit_s, CountedWork())
+            found.append(plan_cluster(problem(cluster, costs, batch), deadline=deadline).scored)
         ours, best = found
         kept = {
             r: replica.with_each_stage(offload=[NOTHING_ON_HOST] * len(replica.stages))
