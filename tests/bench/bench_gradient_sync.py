@@ -17,9 +17,10 @@ if __package__ in (None, ""):
 
 from hetero.cost.simulation.simulator import Simulation, with_gradient_sync
 from hetero.plan.ir import GradientSyncPlan
-from hetero.planner import plan_cluster
+from hetero.planner import construction
 from hetero.planner.improve import passes
 from hetero.planner.improve.gradient_sync import choose_domains, choose_gradient_sync
+from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.scoring import ScoredPlan
 from hetero.report.plan_wording import gradient_sync_of
 from hetero.serialization import load
@@ -60,9 +61,9 @@ def main() -> None:
         )
         with (
             mock.patch.object(passes, "PASSES", tuple(rows)),
-            mock.patch.object(plan_cluster, "choose_domains", timed(choose_domains)),
+            mock.patch.object(construction, "choose_domains", timed(choose_domains)),
         ):
-            result = plan_cluster.plan_cluster(question)
+            result = plan_cluster(question)
         plain = with_gradient_sync(result.simulation, GradientSyncPlan(), question.topology, question.costs)
         print(
             f"{number} {case.name}: step {result.simulation.step_s:.4g} s, without {plain.step_s:.4g} s "

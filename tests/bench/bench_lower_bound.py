@@ -48,9 +48,10 @@ def main() -> None:
         if number not in args.cases if args.cases else question.cluster.num_devices > MOST_DEVICES:
             continue
         result = plan_cluster(question, deadline=Deadline(args.effort_s, CountedWork()))
+        whole_backward = dataclasses.replace(question, splits_backward=False)
         whole, alone = (
-            1 - lower_bound_s(dataclasses.replace(question, splits_backward=False, **more)) / result.simulation.step_s
-            for more in ({}, {"interleaves": False})
+            1 - lower_bound_s(each) / result.simulation.step_s
+            for each in (whole_backward, dataclasses.replace(whole_backward, interleaves=False))
         )
         print(
             f"{number} {case.name}: {result.simulation.step_s:.4g} s, none below {result.lower_bound_s:.4g} s, gap to "

@@ -151,6 +151,23 @@ def costs_of(setup: str) -> CostModel:
     return model_costs(GPT_5B, seq_length=SEQ_LENGTH, precision="fp16", data_sheets=True)
 
 
+def problem(cluster: ClusterSpec, costs: CostModel, batch: int, time_limit_s: float = 20.0) -> Problem:
+    """The question of this bench, whose optimizer's state is shared."""
+    return Problem(
+        cluster=cluster,
+        costs=costs,
+        global_batch_size=batch,
+        distributed_optimizer=True,
+        time_limit_s=time_limit_s,
+    )
+
+
+def title_of(costs: CostModel, what: str) -> str:
+    """A table's head: the model, and ``what`` its numbers are."""
+    billions = sum(each.numel for each in parameters(costs.model)) / 1e9
+    return f"GPT of {billions:.1f}e9 parameters, sequence {SEQ_LENGTH}: {what}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
     """A plan by somebody's rules; ``None`` if none fits."""
@@ -210,14 +227,8 @@ def capped(batches: Sequence[int], time_limit_s: float) -> Table:
         found = []
         for memory_gib in (24, UNLIMITED_GIB):
             cluster = ClusterSpec(node_types=(dataclasses.replace(card, memory_gib=memory_gib),), links=Links())
-            problem = Problem(
-                cluster=cluster,
-                costs=costs,
-                global_batch_size=batch,
-                distributed_optimizer=True,
-                time_limit_s=time_limit_s,
-            )
-            found.append(plan_cluster(problem).scored)
+            deadline = Deadline(time_limit_s, CountedWork())
+            found.append(plan_cluster(problem(cluster, costs, batch), deadline=deadline).scored)
         ours, best = found
         kept = {
             r: replica.with_each_stage(offload=[NOTHING_ON_HOST] * len(replica.stages))
@@ -235,16 +246,10 @@ def beside_other_hosts(time_limit_s: float) -> Table:
     """How many times faster than the best plan by ZeRO-Offload's rules the planner's are beside hosts of other rates:
     its plan for the assumed host as it is, and one for each host."""
     cluster, costs = clusters()["one"], costs_of("one")
-    asked = Problem(
-        cluster=cluster,
-        costs=costs,
-        global_batch_size=BATCH_OF_RATES,
-        distributed_optimizer=True,
-        time_limit_s=time_limit_s,
-    )
+    asked = problem(cluster, costs, BATCH_OF_RATES, time_limit_s)
     as_it_is = _planned(asked, time_limit_s)
     assert as_it_is is not None
-    table = Table(title=f"GPT of 4.2e9 parameters, batch {BATCH_OF_RATES}: times faster than ZeRO-Offload's policy")
+    table = Table(title=title_of(costs, f"times faster than ZeRO-Offload's policy at a batch of {BATCH_OF_RATES}"))
     for column in ("parameters/s", "GB/s", "zero-offload, s", "the plan for 4e9 and 24 as it is", "planned for it", ""):
         table.add_column(column)
     for update, link in RATES:
@@ -277,24 +282,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     cluster = clusters()[args.setup]
     costs = costs_of(args.setup)
-    billions = sum(each.numel for each in parameters(costs.model)) / 1e9
-    table = Table(title=f"GPT of {billions:.1f}e9 parameters, sequence {SEQ_LENGTH}: s per step")
+    table = Table(title=title_of(costs, "s per step"))
     for column in ("batch", "policy", "predicted", "executed", "times faster than zero-offload", "what"):
         table.add_column(column)
     for batch in args.batches:
-        problem = Problem(
-            cluster=cluster,
-            costs=costs,
-            global_batch_size=batch,
-            distributed_optimizer=True,
-            time_limit_s=args.time_limit,
-        )
+        asked = problem(cluster, costs, batch, args.time_limit)
         base_s = None
-        for policy in policies(problem, args.time_limit):
+        for policy in policies(asked, args.time_limit):
             if policy.found is None:
                 table.add_row(str(batch), policy.name, "does not fit")
                 continue
-            predicted_s = simulate(policy.found.plan, problem.topology, costs).step_s
+            predicted_s = simulate(policy.found.plan, asked.topology, costs).step_s
             ran_s = executed_s(policy.found.plan, cluster, costs, time_scale=args.time_scale) if args.execute else None
             seconds = predicted_s if ran_s is None else ran_s
             base_s = seconds if policy.name == "zero-offload" else base_s

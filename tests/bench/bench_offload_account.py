@@ -49,6 +49,7 @@ from tests.bench.bench_offload import (  # noqa: E402
     clusters,
     costs_of,
     executed_s,
+    problem,
     with_rates,
 )
 
@@ -270,10 +271,6 @@ def account(plan: Plan, cluster: ClusterSpec, costs: CostModel) -> dict[str, flo
         "step, copies at once": beside(at_once),
         "step, updates at once": beside(updated_at_once),
     }
-
-
-def problem(cluster: ClusterSpec, costs: CostModel, batch: int) -> Problem:
-    return Problem(cluster=cluster, costs=costs, global_batch_size=batch, distributed_optimizer=True)
 
 
 def everything(asked: Problem) -> Plan:

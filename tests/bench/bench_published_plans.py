@@ -2,7 +2,7 @@
 
     python tests/bench/bench_published_plans.py                      questions that several published plans answer
     python tests/bench/bench_published_plans.py --all                those with one published plan as well
-    python tests/bench/bench_published_plans.py --family turing      families whose name has this in it
+    python tests/bench/bench_published_plans.py --family titan       families whose name has this in it
     python tests/bench/bench_published_plans.py --seconds 60         for each question; 20 by default
 
 A question is a model, a batch and a cluster. The planner plans for our own runtime. Seconds are predicted for ours, and
@@ -196,9 +196,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args()
+    every = list(read_all(args.folder))
+    runs = [run for run in every if args.family.lower() in run.family.lower()]
+    if not runs:
+        families = "; ".join(sorted({run.family for run in every}))
+        parser.error(f"--family {args.family}: no family of {args.folder} has this in its name: {families}")
     print("| question | published | fastest | measured s | predicted | planner's plan | predicted | its truth |")
     print("|---|--:|---|--:|--:|---|--:|---|")
-    runs = [run for run in read_all(args.folder) if args.family.lower() in run.family.lower()]
     answers = []
     for group in questions(runs, fewest=1 if args.all else 2):
         answers.append(answer(group, seconds=args.seconds))

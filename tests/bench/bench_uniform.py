@@ -24,8 +24,9 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 from unittest import mock
 
 import pytest
@@ -51,7 +52,17 @@ ADAM = AdamOptions(lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, clip_
 SEED, STD = 7, 0.02
 VOCAB_SIZE = 1024
 
-PLANS = {
+
+class Degrees(TypedDict, total=False):
+    """Of a uniform plan, what is not 1 or left out."""
+
+    tp: int
+    pp: int
+    stages_per_rank: int
+    sequence_parallel: bool
+
+
+PLANS: Mapping[str, tuple[int, Degrees]] = {
     "1 rank": (1, {}),
     "dp2": (2, {}),
     "pp2": (2, {"pp": 2}),
@@ -169,7 +180,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _plan(arguments: argparse.Namespace, world_size: int, degrees: dict[str, int]) -> Plan:
+def _plan(arguments: argparse.Namespace, world_size: int, degrees: Degrees) -> Plan:
     num_replicas = world_size // (degrees.get("tp", 1) * degrees.get("pp", 1))
     model = llama_model(
         num_layers=arguments.layers,

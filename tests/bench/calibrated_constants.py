@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import mean
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import patch
 
 from hetero.cost import network
@@ -62,14 +62,18 @@ class CalibratedConstant:
 
     def in_profile(self, profile: Profile, value: float) -> Profile:
         """``profile`` with it at ``value``."""
-        return dataclasses.replace(profile, **{self.name: value}) if self.of_profile else profile
+        return dataclasses.replace(profile, **self._at(value)) if self.of_profile else profile
 
     def in_runtime(self, runtime: RuntimeModel, value: float) -> RuntimeModel:
         """``runtime`` with it at ``value``."""
         if self.on_device is not None:
             changed = {**dict(runtime.context_gib), self.on_device: value}
             return dataclasses.replace(runtime, context_gib=tuple(changed.items()))
-        return dataclasses.replace(runtime, **{self.name: value}) if self.of_runtime else runtime
+        return dataclasses.replace(runtime, **self._at(value)) if self.of_runtime else runtime
+
+    def _at(self, value: float) -> dict[str, Any]:
+        """For ``dataclasses.replace``, whose types cannot follow the name of a field."""
+        return {self.name: value}
 
 
 CONSTANTS = (

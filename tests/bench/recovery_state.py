@@ -119,7 +119,8 @@ def write_copies(whole: Plan, folders: Sequence[Path]) -> tuple[CopyPlacement, d
     held = [slices_of(whole, rank, owned=False) for rank in range(len(folders))]
     names = [folder.name for folder in folders]
     placement = place(
-        *([[_block(each) for each in slices] for slices in ranks] for ranks in (owned, held)),
+        [[_block(each) for each in slices] for slices in owned],
+        [[_block(each) for each in slices] for slices in held],
         domain_of_rank=names,
         node_of_rank=names,
     )

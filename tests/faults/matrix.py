@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import psutil
 
@@ -174,7 +175,8 @@ def run_case(case: Case, base: Path) -> Outcome:
     launcher.start()
     send.close()
     try:
-        return receive.recv()
+        outcome: Outcome = receive.recv()
+        return outcome
     finally:
         launcher.join(timeout=10)
         if launcher.is_alive():
@@ -309,19 +311,18 @@ def _rank_main(rank: int, case: Case, base: Path, folder: Path) -> None:
 
 def _wait_for_others_as(patience: Patience) -> None:
     """Beside what flags say: what none does, and less time to arrive than they allow, which are for busy hosts."""
+    from hetero.distributed.failure_detector import FailureDetectorOptions  # noqa: PLC0415
     from megatron.training import launch  # noqa: PLC0415
 
-    shipped = launch.FailureDetectorOptions
-
-    def options(**given: float) -> Any:
+    def options(**given: float) -> FailureDetectorOptions:
         unsaid = {
             "arrive_within_s": patience.arrive_s,
             "roll_call_s": patience.roll_call_s,
             "beat_s": patience.beat_s,
         }
-        return shipped(**{**given, **unsaid})
+        return FailureDetectorOptions(**{**given, **unsaid})
 
-    launch.FailureDetectorOptions = options  # type: ignore[assignment, misc]
+    mock.patch.object(launch, "FailureDetectorOptions", options).start()
 
 
 def _flags(case: Case, base: Path, folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import pytest
 
@@ -88,7 +88,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """By seed; all run beside one another, as they mostly wait."""
     is_root = can_make_namespaces()
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    chosen = [item.callspec.params["seed"] for item in items if item.originalname == SAMPLED]
+    chosen = [cast("int", item.callspec.params["seed"]) for item in items if item.originalname == SAMPLED]
     scenarios = [scenario(seed, num_faults=FAULTS, is_root=is_root) for seed in chosen]
     return {
         run.scenario.seed: run for run in run_all(scenarios, tmp_path_factory.mktemp("campaign"), parallel=len(chosen))

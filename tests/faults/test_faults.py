@@ -86,6 +86,7 @@ def test_a_killed_rank_leaves_nothing_behind_under_torchrun(tmp_path: Path) -> N
     argv = command_line(hetero_plan=str(tmp_path / "plan.json"), num_workers="2", train_iters="100000")
     launcher = launch(WORLD_SIZE, argv)
     try:
+        assert launcher.stdout is not None
         lines = iter(launcher.stdout.readline, "")
         assert next((line for line in lines if line.startswith("step ")), None), "it ended before the first step"
         family = psutil.Process(launcher.pid).children(recursive=True)

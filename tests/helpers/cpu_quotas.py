@@ -80,11 +80,11 @@ def _limit(folder: Path, cores: float) -> None:
     if _is_v2(folder):
         written = {"cpu.max": f"{quota_us} {period_us}", "cpu.weight": str(100 * _SHARES // 1024)}
     else:
-        written = {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us, "cpu.shares": _SHARES}
+        written = {"cpu.cfs_period_us": f"{period_us}", "cpu.cfs_quota_us": f"{quota_us}", "cpu.shares": f"{_SHARES}"}
     for name, value in written.items():
         # Without the controller the file is not there, and none can be made.
         with (folder / name).open("r+") as file:
-            file.write(str(value))
+            file.write(value)
 
 
 def _remove(folder: Path) -> None:

@@ -23,6 +23,7 @@ from hetero.elastic.records import (
     NodeInfo,
     RankAssignment,
     RankReport,
+    RestorePoint,
     UploadSchedule,
 )
 from hetero.elastic.recovery import BadCopy, Restore, choose_step, lineage_of
@@ -143,7 +144,7 @@ class Run:
     """
 
     nodes: Nodes
-    lineage: dict = field(default_factory=dict)
+    lineage: dict[int, RestorePoint] = field(default_factory=dict)
     committed: int = 0
     object_store: str | None = None
     upload_every: int | None = None

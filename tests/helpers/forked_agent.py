@@ -101,18 +101,19 @@ def _prepare_fork_server() -> None:
     theirs.close()
     start = multiprocessing.util.spawnv_passfds
 
-    def start_or_hand_over(path: str, args: list[str], descriptors: Sequence[int]) -> int:
+    def start_or_hand_over(path: bytes, args: list[str], descriptors: Sequence[int]) -> int:
         if "forkserver" not in args[-1]:
             return int(start(path, args, descriptors))
         # The numbers of the descriptors are others over there.
         program = args[-1].replace(f"main({descriptors[0]}, {descriptors[1]},", "main(LISTENER, ALIVE,", 1)
         assert "LISTENER" in program, program
         ours.sendall(program.encode())
-        sendfds(ours, descriptors)
+        sendfds(ours, list(descriptors))
         ours.close()
         return pid
 
-    multiprocessing.util.spawnv_passfds = start_or_hand_over
+    # By its stub the words of a command are numbers.
+    multiprocessing.util.spawnv_passfds = start_or_hand_over  # type: ignore[assignment]
 
 
 def _become_fork_server(asked_by: socket.socket) -> None:

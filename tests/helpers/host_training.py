@@ -106,7 +106,7 @@ class _AlwaysTrusting(HostOptimizer):
     """Previews in every step, also where every step is clipped."""
 
     @property
-    def trusts_guesses(self) -> bool:  # type: ignore[override]
+    def trusts_guesses(self) -> bool:
         return True
 
     @trusts_guesses.setter

@@ -97,7 +97,9 @@ def _model_errors(profile: Profile, others: Sequence[Profile]) -> Iterator[float
         arithmetic=profile.arithmetic,
         data_sheets=True,
     )
-    counts: dict[LayerKind, int] = {"block": model.num_layers} | ({"head": 1} if profile.head_has_projection else {})
+    counts: dict[LayerKind, int] = {"block": model.num_layers}
+    if profile.head_has_projection:
+        counts["head"] = 1
     measured = {(time.kind, time.tp, time.micro_batch_size): time for time in profile.times}
     for tp, size in sorted({(time.tp, time.micro_batch_size) for time in profile.times}):
         if any((kind, tp, size) not in measured for kind in counts):

@@ -94,7 +94,7 @@ def install() -> None:
     sys.modules["transformer_engine.pytorch"] = None  # type: ignore[assignment]
     common = importlib.import_module("transformer_engine.common")
     del sys.modules["transformer_engine.pytorch"]
-    common.load_framework_extension = lambda _: None
+    vars(common)["load_framework_extension"] = lambda _: None
     te = importlib.import_module("transformer_engine.pytorch")
 
     cpu_backend.install()
@@ -108,7 +108,7 @@ def install() -> None:
     base.TransformerEngineBaseModule.prepare_forward = _on_any_device(base.TransformerEngineBaseModule.prepare_forward)
     for name, module in list(sys.modules.items()):
         if name.startswith("transformer_engine.pytorch.") and hasattr(module, "get_dummy_wgrad"):
-            module.get_dummy_wgrad = get_dummy_wgrad
+            vars(module)["get_dummy_wgrad"] = get_dummy_wgrad
 
 
 class _Stub(types.ModuleType):
@@ -176,7 +176,7 @@ def generic_gemm(  # type: ignore[no-untyped-def]
     accumulate,
     use_split_accumulator,
     **_,
-):
+) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
     """op(B) op(A), as gemm.py calls it: the forward plus a bias, or with ``grad`` the gradient of a bias beside it."""
     assert quantizer is None
     assert not gelu

@@ -80,7 +80,7 @@ class ProcessState:
         os.environ.update(self._environment)
         os.chdir(self._folder)
         sys.path[:] = self._path
-        warnings.filters[:] = self._filters
+        warnings.filters[:] = self._filters  # type: ignore[index]  # its stub knows no list, which it is
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(False)

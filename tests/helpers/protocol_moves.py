@@ -220,11 +220,13 @@ class ProtocolMoves(ProtocolInvariants):
                 self.phase(shared, state.nodes[i]) in ("stopped", "finished") for i in self.members(shared.epoch)
             )
         ):
+            record = self.records[shared.epoch]
+            assert record is not None
             gone = any(
                 not state.nodes[int(e.node.name)].leased
                 or state.nodes[int(e.node.name)].incarnation != int(e.node.incarnation)
-                for e in self.records[shared.epoch].nodes
-            )  # type: ignore[union-attr]
+                for e in record.nodes
+            )
             if gone:
                 yield "the epoch is broken", state._replace(shared=shared._replace(broken=True))
         if isinstance(move, RequestStop) and not shared.stop:

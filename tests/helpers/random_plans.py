@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hetero.errors import PlanError, ScheduleError
 from hetero.plan.depths import enough_in_flight
-from hetero.plan.ir import GradientSyncPlan, Plan, Replica, Stage
+from hetero.plan.ir import GradientSyncPlan, Plan, Recompute, Replica, Stage
 from hetero.plan.validate import validate
 from hetero.runtime.options import DataParallelOptions
 from hetero.schedule.orders import ORDERS
@@ -115,7 +115,7 @@ def _replica(rng: random.Random, model: ModelSpec, groups: Sequence[tuple[int, i
 
 
 def _stage(rng: random.Random, of_group: Stage, held: tuple[float, float]) -> Stage:
-    recompute = rng.choice(["none", "none", "none", "selective", "full"])
+    recompute: Recompute = rng.choice(["none", "none", "none", "selective", "full"])
     delay = rng.choice([None, None, None, 0, 1, 2])
     # A replayed forward would need what a split backward has put off.
     return dataclasses.replace(

@@ -1,6 +1,7 @@
 """What is exact about a training step from one checkpoint to the next, in every precision and under every plan."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def gradient_distance(before: Saved, ours: Saved, theirs: Saved, *, beta1: float
         other = gradient_of_step(before, theirs, parameter.name, beta1=beta1)
         squared_difference += float((mine - other).square().sum())
         squared_norm += float(other.square().sum())
-    return (squared_difference / squared_norm) ** 0.5
+    return math.sqrt(squared_difference / squared_norm)
 
 
 def _assert_close(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:

@@ -14,15 +14,15 @@ import datetime
 import mmap
 import os
 import tempfile
-from _multiprocessing import SemLock, sem_unlink
+from _multiprocessing import SemLock, sem_unlink  # type: ignore[import-not-found]  # nobody has a stub of it
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]  # not in its stub
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions, Work
 from torch.futures import Future
 
 from hetero.distributed.process_groups import ParallelContext, StageContext
@@ -53,7 +53,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> None:
-        super().__init__(rank, world_size)
+        super().__init__(rank, world_size)  # type: ignore[call-arg]  # its stub knows those with a store only
         self._place = rank
         self._timeout_s = timeout.total_seconds()
         if rank == 0:
@@ -75,7 +75,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._turn = 0
         future: Future[None] = Future()
         future.set_result(None)
-        self._over = _create_work_from_future(future)
+        self._over: Work = _create_work_from_future(future)
         if store.add("opened", 1) == world_size:
             store.set("all opened", "")
         store.wait(["all opened"])
@@ -87,28 +87,25 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return BACKEND
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], options: AllreduceOptions = AllreduceOptions()) -> Any:  # noqa: B008
+    # Of the forms in its stub, only that with options ever comes to a group that is made here.
+    def allreduce(self, tensors: list[torch.Tensor], opts: AllreduceOptions | None = None) -> Work:  # type: ignore[override]
         (tensor,) = tensors
-        tensor.copy_(_reduced(self._parts(tensor), options.reduceOp).view_as(tensor))
-        return self._over
+        return self._give(tensor, _reduced(self._parts(tensor), opts))
 
     def all_gather_single(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        options: AllgatherOptions = AllgatherOptions(),  # noqa: B008
-    ) -> Any:
-        output.copy_(torch.cat(self._parts(tensor)).view_as(output))
-        return self._over
+        self, output: torch.Tensor, input: torch.Tensor, opts: AllgatherOptions | None = None
+    ) -> Work:
+        return self._give(output, torch.cat(self._parts(input)))
 
     def reduce_scatter_single(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        options: ReduceScatterOptions = ReduceScatterOptions(),  # noqa: B008
-    ) -> Any:
+        self, output: torch.Tensor, input: torch.Tensor, opts: ReduceScatterOptions | None = None
+    ) -> Work:
         own = slice(self._place * output.numel(), (self._place + 1) * output.numel())
-        output.copy_(_reduced([part[own] for part in self._parts(tensor)], options.reduceOp).view_as(output))
+        return self._give(output, _reduced([part[own] for part in self._parts(input)], opts))
+
+    def _give(self, output: torch.Tensor, result: torch.Tensor) -> Work:
+        """``result`` in the form of ``output``, and the collective is over."""
+        output.copy_(result.view_as(output))
         return self._over
 
     def _parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -126,8 +123,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return parts
 
 
-def _reduced(parts: Sequence[torch.Tensor], operation: Any) -> torch.Tensor:
-    """In the order of ``parts``."""
+def _reduced(parts: Sequence[torch.Tensor], opts: AllreduceOptions | ReduceScatterOptions | None) -> torch.Tensor:
+    """In the order of ``parts``; without options the sum, as everywhere in torch."""
+    operation = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
     reduce = next(function for each, function in _REDUCTIONS if operation == each)
     total = parts[0]
     for part in parts[1:]:

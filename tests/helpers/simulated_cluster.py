@@ -4,12 +4,12 @@ import dataclasses
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hetero.elastic.copy_protocol import CopyProtocol
 from hetero.elastic.leadership import LeaderSettings
-from hetero.elastic.records import CopyPlacement, Epoch, HeldStep, Inventory, NodeInfo
+from hetero.elastic.records import CopyPlacement, Epoch, HeldStep, Inventory, NodeInfo, RestorePoint
 from hetero.elastic.recovery import BadCopy, last_steps
 from tests.helpers.elastic_epochs import node_info
 from tests.helpers.protocol_state import History, Rules, Violation
@@ -203,16 +203,16 @@ class SimulatedCluster:
             self.published.add(key)
 
 
-def history_of(epoch: int, step: int, lineage: dict[int, object]) -> History:
+def history_of(epoch: int, step: int, lineage: Mapping[int, RestorePoint]) -> History:
     """The history of a step by the lineage: by which epoch each of its steps was done."""
     found: list[int] = []
-    for of, end in last_steps({e: s for e, s in lineage.items() if e <= epoch}).items():  # type: ignore[misc]
+    for of, end in last_steps({e: s for e, s in lineage.items() if e <= epoch}).items():
         found += [of] * ((step if end is None or of == epoch else end) - len(found))
     return tuple(found)
 
 
 def check_history(history: History, epoch: Epoch) -> None:
     """Each step was done once, in the epoch of the lineage that had it to do."""
-    expected = history_of(epoch.number, len(history), dict(epoch.lineage))
+    expected = history_of(epoch.number, len(history), epoch.lineage)
     if expected != history:
         raise Violation(f"the history {history} is not that of the lineage, {expected}")

@@ -33,13 +33,17 @@ def write_gpt2(folder: Path) -> None:
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]))
 
 
-def write_sentencepiece(folder: Path, **options: object) -> Path:
-    """A small SentencePiece model, as ``folder/tokenizer.model``."""
+def write_sentencepiece(folder: Path, *, bos_id: int = 1, eos_id: int = 2) -> Path:
+    """A small SentencePiece model, as ``folder/tokenizer.model``; -1 leaves a token out."""
     file = folder / "tokenizer.model"
     with file.open("wb") as out:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(["to be or not to be, that is the question"] * 4),
             model_writer=out,
-            **{"vocab_size": 30, "hard_vocab_limit": False, "minloglevel": 2, **options},
+            vocab_size=30,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            bos_id=bos_id,
+            eos_id=eos_id,
         )
     return file

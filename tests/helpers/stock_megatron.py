@@ -189,15 +189,16 @@ class StockTrainer:
         return (totals[0] / totals[1]).item()
 
     def _schedule(self, config: TransformerConfig) -> Callable[..., Any]:
-        if self._groups.pp.size() == 1:
-            return forward_backward_no_pipelining
-        interleaves = len(self._chunks) > 1
-        return functools.partial(
-            forward_backward_pipelining_with_interleaving
-            if interleaves
-            else forward_backward_pipelining_without_interleaving,
-            p2p_communicator=P2PCommunicator(self._groups.pp, config),
-        )
+        chosen: Callable[..., Any] = forward_backward_no_pipelining
+        if self._groups.pp.size() > 1:
+            interleaves = len(self._chunks) > 1
+            chosen = functools.partial(
+                forward_backward_pipelining_with_interleaving
+                if interleaves
+                else forward_backward_pipelining_without_interleaving,
+                p2p_communicator=P2PCommunicator(self._groups.pp, config),
+            )
+        return chosen
 
 
 class AttentionWithScores(DotProductAttention):  # type: ignore[misc]  # megatron-core has no types

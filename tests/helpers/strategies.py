@@ -153,8 +153,8 @@ def legal_plans(draw: st.DrawFn, of: st.SearchStrategy[ModelSpec] | None = None)
     for _ in range(draw(st.integers(1, 3))):
         cuts = draw(layer_cuts(model.num_layers, max_size=3))
         layers = list(itertools.pairwise([0, *cuts, model.num_layers]))
-        groups = range(_num_groups(draw, model, len(layers)))
-        degrees.append((layers, [(draw(_degrees(model)), draw(st.integers(1, 2))) for _ in groups]))
+        num_groups = _num_groups(draw, model, len(layers))
+        degrees.append((layers, [(draw(_degrees(model)), draw(st.integers(1, 2))) for _ in range(num_groups)]))
 
     num_working = sum(tp * dp for _, groups in degrees for tp, dp in groups)
     num_idle = draw(st.integers(0, 2))

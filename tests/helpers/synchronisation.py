@@ -6,6 +6,7 @@ would (``set_sync_debug_mode``); here they are found by name, among all that Pyt
 reads of its own Python numbers is not among them, nor is what only CUDA runs: tests/gpu/test_hot_loop.py looks there.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,16 +46,15 @@ class SynchronisingCalls:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._modes = (_Functions(self.names), _Operators(self.names))
+        self._modes = contextlib.ExitStack()
 
     def __enter__(self) -> "SynchronisingCalls":
-        for mode in self._modes:
-            mode.__enter__()
+        for mode in (_Functions(self.names), _Operators(self.names)):
+            self._modes.enter_context(mode)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        self._modes.close()
 
 
 class _Functions(TorchFunctionMode):
@@ -81,7 +81,7 @@ class _Functions(TorchFunctionMode):
 
 class _Operators(TorchDispatchMode):
     def __init__(self, names: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
         self._names = names
 
     def __torch_dispatch__(

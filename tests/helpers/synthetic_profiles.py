@@ -1,6 +1,6 @@
 """Profiles whose times are simple numbers, and clusters to price plans on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetero.cost.cost_model import CostModel
@@ -8,7 +8,7 @@ from hetero.cost.runtime_model import HETERO_LAYERS
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
 from hetero.spec.link import Link
 from hetero.spec.model import ModelSpec
-from hetero.spec.profile import LayerShape, LayerTime, Profile, ProfileStore, Provenance, UpdateTime
+from hetero.spec.profile import LayerKind, LayerShape, LayerTime, Profile, ProfileStore, Provenance, UpdateTime
 
 PROVENANCE = Provenance(measured_by="nobody", source="a test", licence="none")
 
@@ -27,6 +27,7 @@ def profile(
 ) -> Profile:
     """Of the layers that our runtime runs: each takes (forward, backward) seconds per sample, over tp; embedding and
     head take ``ends_s``."""
+    seconds_of: Mapping[LayerKind, tuple[float, float]] = {"embedding": ends_s, "block": block_s, "head": ends_s}
     return Profile(
         **{
             "device": device,
@@ -45,13 +46,11 @@ def profile(
                     forward_s=seconds[0] * size / tp,
                     backward_s=seconds[1] * size / tp,
                 )
-                for kind, seconds in (("embedding", ends_s), ("block", block_s), ("head", ends_s))
+                for kind, seconds in seconds_of.items()
                 for tp in tps
                 for size in micro_batch_sizes
             ),
-            "updates": tuple(
-                UpdateTime(kind=kind, tp=tp, update_s=update_s) for kind in ("embedding", "block", "head") for tp in tps
-            ),
+            "updates": tuple(UpdateTime(kind=kind, tp=tp, update_s=update_s) for kind in seconds_of for tp in tps),
             **overrides,
         }
     )

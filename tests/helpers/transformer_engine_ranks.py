@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch.distributed as dist
 
@@ -74,8 +75,11 @@ def _main(asked: Path, answered: Path) -> None:
     from hetero.runtime import layer_choice
 
     # Reference kernels compute in any precision, so that float64 can tell an error from rounding.
-    layer_choice.TRANSFORMER_ENGINE_PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
-    layer_choice.runs_cuda = lambda _: True
+    for name, stand_in in (
+        ("TRANSFORMER_ENGINE_PRECISIONS", ("fp64", "fp32", "bf16", "fp16")),
+        ("runs_cuda", lambda _: True),
+    ):
+        mock.patch.object(layer_choice, name, stand_in).start()
     found = []
     for check in pickle.loads(asked.read_bytes()):
         call = functools.partial(getattr(importlib.import_module(check.module), check.function))

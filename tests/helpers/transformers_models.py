@@ -218,7 +218,9 @@ def float64_model(config: Config) -> transformers.PreTrainedModel:
 
 def _unrounded_rms_norm(norm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """Their RMSNorm without its cast to float32 (arXiv 1910.07467, equation 4)."""
-    return norm.weight * hidden / (hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
+    epsilon = norm.variance_epsilon
+    assert isinstance(epsilon, float)
+    return norm.get_parameter("weight") * hidden / (hidden.square().mean(-1, keepdim=True) + epsilon).sqrt()
 
 
 def loss_of(theirs: transformers.PreTrainedModel, plan: Plan) -> torch.Tensor:

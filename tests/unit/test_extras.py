@@ -29,7 +29,8 @@ ONLY_ASKED_FOR = {
     "transformer-engine",  # megatron-core imports it
     "tensorboard",  # torch imports it
     "mkdocs-material", "mkdocstrings", "pymdown-extensions",  # mkdocs imports them
-    "hypothesis", "import-linter", "mypy", "pytest-timeout", "ruff", "types-pyyaml",  # programs and plugins
+    "hypothesis", "import-linter", "mypy", "pytest-timeout", "ruff",  # programs and plugins
+    "types-psutil", "types-pyyaml",  # mypy reads them
 }  # fmt: skip
 """Distributions that no line of the repository imports by itself, or not in the sources."""
 
