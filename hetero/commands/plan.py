@@ -39,7 +39,7 @@ from hetero.report.tables.certainty import certainty_lines, every_command, utili
 from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.measurement import measurement_lines, measurement_table
 from hetero.report.tables.plan import plan_picture
-from hetero.report.tables.planner_result import comparison_table, result_lines
+from hetero.report.tables.planner_result import comparison_table, result_lines, unusable_lines
 from hetero.report.tables.prediction import prediction_table
 from hetero.report.trace import chrome_trace
 from hetero.serialization import load, to_json
@@ -211,7 +211,7 @@ def _planned(args: argparse.Namespace) -> int:
     if (on_hosts := host_memory_table(result.plan, problem.cluster)) is not None:
         out.print(on_hosts)
     print(f"\n{plan_picture(result.plan, room=out.width)}\n")
-    for line in result_lines(result, certainty, found, commands_of):
+    for line in (*unusable_lines(problem), *result_lines(result, certainty, found, commands_of)):
         print(line)
     if args.out is not None:
         print(f"written to {where}")
