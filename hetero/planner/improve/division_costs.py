@@ -63,7 +63,14 @@ class StageTable(NamedTuple):
 
 
 class _Bytes(NamedTuple):
-    """Of a stage without and with one layer computed again: what stays, works, and is kept per microbatch."""
+    """Bytes of one device of a stage.
+
+    fixed: what stays through the step, such as weights, gradients and optimizer state.
+    working: what a layer works with while it computes.
+    kept: of a microbatch between its forward and its backward.
+    deferred: of a microbatch that waits for its weights' gradients.
+    slack: share that the allocator reserves beyond what comes and goes.
+    """
 
     fixed: float
     working: float
