@@ -1,5 +1,6 @@
 """Layers and samples divided anew: as short as the best of all divisions, by the formula, and within the memory."""
 
+import dataclasses
 import itertools
 import random
 
@@ -9,9 +10,11 @@ import pytest
 from hetero.planner.improve.division import Divider, ReplicaSteps, least_cuts, shared_out
 from hetero.planner.improve.division_costs import DivisionCosts, StageTable
 from hetero.planner.scoring import score_plan
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from tests.helpers.plans import replica, stage
 from tests.unit.planner import few_layers, unlike_devices
-from tests.unit.planner.clusters import GPT_NEO, cluster, problem
+from tests.unit.planner.clusters import GPT_NEO, OPT_350M, cluster, problem
 from tests.unit.planner.line import score_of
 
 
@@ -79,6 +82,48 @@ def test_what_is_divided_anew_fits_with_recomputation() -> None:
         assert changed is not None
         assert score_plan(changed, question) is not None
         assert any(stage.recompute == "full" for stage in changed.replicas[0].stages)
+
+
+def test_what_is_remembered_is_of_the_same_question() -> None:
+    """Depths follow microbatches and what hides a transfer, the cuts the number of microbatches."""
+    question = problem(cluster(("A100-40", 2, 1), ("V100-16", 2, 1)), GPT_NEO, 32)
+    stages = [stage(layers=(s, s + 1), ranks=(s,), device="A100-40" if s < 2 else "V100-16") for s in range(4)]
+    divider, found = Divider(question), set()
+    for samples, per_stage in itertools.product((2, 32), (1, 2)):
+        start = replica(*stages, num_samples=samples)
+        plan = dataclasses.replace(question.plan_of([start]), global_batch_size=samples)
+        again = divider.divided(start, plan, per_stage=per_stage)
+        assert again == Divider(question).divided(start, plan, per_stage=per_stage)
+        assert again is not None
+        found.add(tuple((each.num_layers, each.in_flight) for each in again.stages))
+    assert len(found) > 2, "the questions have other answers"
+
+
+def test_transfers_are_of_as_many_samples() -> None:
+    question = few_layers.question(6, 2)
+    one, two = few_layers.pipeline(question, 3).replicas[0].stages
+    divider = Divider(question)
+    once = divider.transfer(one, two).seconds
+    doubled = [dataclasses.replace(each, micro_batch_size=2) for each in (one, two)]
+    assert divider.transfer(*doubled).seconds == Divider(question).transfer(*doubled).seconds > once
+
+
+def test_who_waits_for_transfers_has_fewer_samples() -> None:
+    """A pipeline of two devices beside a third one alone, with a link between nodes that takes its time."""
+    shares = []
+    for latency_us in (0.0, 5e5):
+        link = Link(bandwidth_gb_per_s=10.0, latency_us=latency_us)
+        node = NodeType(name="node", device="A100-40", gpus_per_node=1, count=3)
+        spec = ClusterSpec(node_types=(node,), links=Links(between_nodes=link))
+        question = problem(spec, OPT_350M, 64)
+        pipeline = [stage(layers=(12 * s, 12 * s + 12), ranks=(s,), device="A100-40") for s in (0, 1)]
+        alone = stage(layers=(0, 24), ranks=(2,), device="A100-40")
+        made = question.plan_of([replica(*pipeline, num_samples=32), replica(alone, num_samples=32)])
+        found = Divider(question).shared(made)
+        assert found is not None
+        shares.append(found.replicas[0].num_samples)
+    fast, slow = shares
+    assert slow < fast
 
 
 def test_seconds_of_tables_are_those_of_stages() -> None:

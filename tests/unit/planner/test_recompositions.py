@@ -8,7 +8,7 @@ from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner.improve.division import Divider
-from hetero.planner.improve.recompositions import Recomposer, Recomposition
+from hetero.planner.improve.recompositions import MOST_ALIKE, Recomposer, Recomposition
 from hetero.planner.improve.step_estimate import StepEstimates
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import score_plan
@@ -49,6 +49,36 @@ def test_nothing_is_drawn_twice_and_the_same_seed_draws_the_same() -> None:
     assert tuple(first) == drawn()
     every = [(each.composition, each.pipelines) for each in (*first, *second)]
     assert len(every) == len(set(every))
+
+
+def test_what_was_found_of_a_composition_tells_of_its_other_pipelines() -> None:
+    """The least by which one of its pipelines was longer than at best."""
+    recomposer = Recomposer(question(), Divider(question()))
+    dice = random.Random(0)
+    told = recomposer.drawn(dice, 120, 30)
+    for each in told:
+        recomposer.tell(each, 9 * each.step_s)
+    for times in (1, 9):
+        recomposer.tell(told[0], times * told[0].step_s)
+    left = [each.composition for each in recomposer.drawn(dice, 0, 1000)]
+    assert left.count(told[0].composition) == MOST_ALIKE
+    others = {each.composition for each in told[1:]}
+    assert left.index(told[0].composition) < min(left.index(each) for each in others if each in left)
+
+
+def test_parts_of_odd_nodes_lie_within_a_node() -> None:
+    """Of five devices two pipelines have two each, and the last one idles."""
+    odd = problem(cluster(("A100-40", 5, 2), ("V100-16", 3, 4)), OPT_350M, 96)
+    recomposer = Recomposer(odd, Divider(odd))
+    sizes = set()
+    for each in recomposer.drawn(random.Random(0), 160, 120):
+        plan = recomposer.plan(each)
+        for _, _, stage in plan.stages() if plan is not None else ():
+            per_node = odd.node_type_of(stage.ranks[0]).gpus_per_node
+            if len(stage.ranks) < per_node:
+                assert len({odd.topology.node(rank) for rank in stage.ranks}) == 1
+                sizes.add((per_node, len(stage.ranks)))
+    assert (5, 2) in sizes
 
 
 def test_most_of_them_make_legal_plans_of_all_samples() -> None:
