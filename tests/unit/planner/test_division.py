@@ -2,14 +2,19 @@
 
 import dataclasses
 import itertools
+import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 
+from hetero.cost.memory import plan_memory
+from hetero.plan.ir import Plan
 from hetero.planner.improve.division import Divider, ReplicaSteps, least_cuts, shared_out
 from hetero.planner.improve.division_costs import DivisionCosts, StageTable
-from hetero.planner.scoring import score_plan
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import bytes_over_capacity, score_plan
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
 from hetero.spec.link import Link
 from tests.helpers.plans import replica, stage
@@ -82,6 +87,57 @@ def test_what_is_divided_anew_fits_with_recomputation() -> None:
         assert changed is not None
         assert score_plan(changed, question) is not None
         assert any(stage.recompute == "full" for stage in changed.replicas[0].stages)
+
+
+def around(question: Problem, layers: tuple[float, float], *, depth: int, size: int, copies: int, again: int) -> Plan:
+    """A stage of these layers on a V100, so many of which are computed again, between two others; in so many alike
+    pipelines."""
+    held = math.ceil(layers[1]) - math.floor(layers[0])
+    middle = stage(
+        layers=layers,
+        ranks=(0,),
+        device="V100-16",
+        mbs=size,
+        depth=depth,
+        recompute="full" if again else "none",
+        recompute_num_layers=again if 0 < again < held else None,
+    )
+    return question.plan_of(
+        replica(
+            stage(layers=(0, layers[0]), ranks=(r,), device="A100-40", mbs=size, depth=16),
+            dataclasses.replace(middle, ranks=(4 + 2 * r,)),
+            stage(layers=(layers[1], 32), ranks=(5 + 2 * r,), device="V100-16", mbs=size, depth=1),
+            num_samples=64 // copies,
+        )
+        for r in range(copies)
+    )
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_no_more_is_computed_again_than_memory_asks_for(distributed_optimizer: bool) -> None:
+    """The least number of layers with which the memory model lets a stage pass, but for rounding."""
+    question = problem(cluster(("A100-40", 4, 1), ("V100-16", 4, 2)), GPT_NEO, 64)
+    question = dataclasses.replace(question, distributed_optimizer=distributed_optimizer)
+    costs, dice = DivisionCosts(question), random.Random(0)
+    pairs = []
+    for _ in range(100):
+        first = dice.randrange(2, 40)
+        cut = first, first + dice.randrange(3, 23)
+        first_layer, end = (float(costs.positions[each]) for each in cut)
+        depth, size, copies = dice.randint(1, 8), dice.choice((1, 2)), dice.choice((1, 2))
+        made = partial(around, question, (first_layer, end), depth=depth, size=size, copies=copies)
+        table = costs.table(costs.kind(made(again=0).replicas[0], 1, copies), depth)
+        found = int(table.recomputed[cut]) if np.isfinite(table.seconds[cut]) else None
+        least = None
+        for again in range(math.ceil(end) - math.floor(first_layer) + 1):
+            plan = made(again=again)
+            if not any(s == 1 for _, s in bytes_over_capacity(plan, question, plan_memory(plan, question.costs))):
+                least = again
+                break
+        pairs.append((found, least))
+    assert all(found in {least, least + 1} for found, least in pairs if found is not None and least is not None)
+    assert sum(found == least for found, least in pairs) > 90
+    assert {found for found, _ in pairs} > {None, 0, 1, 2, 3, 4, 5}
 
 
 def test_what_is_remembered_is_of_the_same_question() -> None:
