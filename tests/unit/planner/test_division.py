@@ -128,6 +128,9 @@ def test_no_more_is_computed_again_than_memory_asks_for(distributed_optimizer: b
         made = partial(around, question, (first_layer, end), depth=depth, size=size, copies=copies)
         table = costs.table(costs.kind(made(again=0).replicas[0], 1, copies), depth)
         found = int(table.recomputed[cut]) if np.isfinite(table.seconds[cut]) else None
+        if found is not None:
+            computing = made(again=found).replicas[0].stages[1]
+            assert table.seconds[cut] == pytest.approx(question.costs.of(computing).microbatch_s, rel=0.02)
         least = None
         for again in range(math.ceil(end) - math.floor(first_layer) + 1):
             plan = made(again=again)
@@ -138,6 +141,19 @@ def test_no_more_is_computed_again_than_memory_asks_for(distributed_optimizer: b
     assert all(found in {least, least + 1} for found, least in pairs if found is not None and least is not None)
     assert sum(found == least for found, least in pairs) > 90
     assert {found for found, _ in pairs} > {None, 0, 1, 2, 3, 4, 5}
+
+
+def test_what_waits_for_its_weights_gradients_takes_memory() -> None:
+    question = problem(cluster(("V100-16", 4, 1)), GPT_NEO, 64)
+    costs = DivisionCosts(question)
+    pipeline = replica(*(stage(layers=(8 * s, 8 * s + 8), ranks=(s,), device="V100-16") for s in range(4)))
+    whole, split = (
+        costs.table(costs.kind(each, 1, 1), 4).recomputed
+        for each in (pipeline, pipeline.with_stage(1, wgrad_delay=3))
+    )
+    fits_both = (costs.table(costs.kind(pipeline, 1, 1), 4).seconds < np.inf) & (split > 0)
+    assert np.all(split >= whole)
+    assert np.any(fits_both & (whole == 0))
 
 
 def test_what_is_remembered_is_of_the_same_question() -> None:

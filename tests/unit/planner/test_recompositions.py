@@ -4,6 +4,8 @@ import random
 from collections import Counter
 from functools import cache
 
+import pytest
+
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
@@ -12,6 +14,9 @@ from hetero.planner.improve.recompositions import MOST_ALIKE, Recomposer, Recomp
 from hetero.planner.improve.step_estimate import StepEstimates
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import score_plan
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
+from tests.helpers.plans import replica, stage
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
 
 
@@ -116,3 +121,21 @@ def test_the_estimate_is_close_to_the_simulated_step() -> None:
     assert len(off) > 6
     assert sorted(map(abs, off))[len(off) // 2] < 0.08
     assert max(off) < 0.15, "a plan that is estimated to be far too long is passed over"
+
+
+def test_the_estimate_has_transfers_that_bound_the_step_and_gradients_that_wait() -> None:
+    """Of a pipeline across a slow link, whose transfers take longer than computes; and of one with delays."""
+    slow = Link(bandwidth_gb_per_s=0.05, latency_us=0.0)
+    fast = Link(bandwidth_gb_per_s=50.0, latency_us=0.0)
+    for link, delays, samples in ((slow, (None, None), 8), (fast, (0, 1), 2)):
+        node = NodeType(name="node", device="A100-40", gpus_per_node=1, count=2)
+        spec = ClusterSpec(node_types=(node,), links=Links(between_nodes=link))
+        asked = problem(spec, OPT_350M, samples)
+        stages = (
+            stage(layers=(8 * s, 8 + 16 * s), ranks=(s,), device="A100-40", depth=2 - s, delay=delays[s])
+            for s in (0, 1)
+        )
+        plan = asked.plan_of([replica(*stages, num_samples=samples)])
+        found = score_plan(plan, asked)
+        assert found is not None
+        assert StepEstimates(asked, Divider(asked)).step_s(plan) == pytest.approx(found.step_s, rel=0.05)
