@@ -148,8 +148,7 @@ def test_what_waits_for_its_weights_gradients_takes_memory() -> None:
     costs = DivisionCosts(question)
     pipeline = replica(*(stage(layers=(8 * s, 8 * s + 8), ranks=(s,), device="V100-16") for s in range(4)))
     whole, split = (
-        costs.table(costs.kind(each, 1, 1), 4).recomputed
-        for each in (pipeline, pipeline.with_stage(1, wgrad_delay=3))
+        costs.table(costs.kind(each, 1, 1), 4).recomputed for each in (pipeline, pipeline.with_stage(1, wgrad_delay=3))
     )
     fits_both = (costs.table(costs.kind(pipeline, 1, 1), 4).seconds < np.inf) & (split > 0)
     assert np.all(split >= whole)

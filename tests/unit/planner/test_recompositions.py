@@ -78,11 +78,11 @@ def test_parts_of_odd_nodes_lie_within_a_node() -> None:
     sizes = set()
     for each in recomposer.drawn(random.Random(0), 160, 120):
         plan = recomposer.plan(each)
-        for _, _, stage in plan.stages() if plan is not None else ():
-            per_node = odd.node_type_of(stage.ranks[0]).gpus_per_node
-            if len(stage.ranks) < per_node:
-                assert len({odd.topology.node(rank) for rank in stage.ranks}) == 1
-                sizes.add((per_node, len(stage.ranks)))
+        for _, _, made_of in plan.stages() if plan is not None else ():
+            per_node = odd.node_type_of(made_of.ranks[0]).gpus_per_node
+            if len(made_of.ranks) < per_node:
+                assert len({odd.topology.node(rank) for rank in made_of.ranks}) == 1
+                sizes.add((per_node, len(made_of.ranks)))
     assert (5, 2) in sizes
 
 

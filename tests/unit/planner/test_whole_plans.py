@@ -104,7 +104,9 @@ def test_stages_that_change_places_take_the_layers_that_were_there() -> None:
     assert found
     for changed in found:
         for before, after in zip(start.replicas, changed.replicas, strict=True):
-            assert [(each.start, each.end) for each in after.stages] == [(each.start, each.end) for each in before.stages]
+            assert [(each.start, each.end) for each in after.stages] == [
+                (each.start, each.end) for each in before.stages
+            ]
 
 
 def test_interleaved_stages_become_one_per_device_group() -> None:
