@@ -463,7 +463,7 @@ def _describe(cls: type[Any], problem: Any) -> str:
         case "missing" | "missing_keyword_only_argument" | "missing_argument":
             return f"missing key {where!r}"
         case "value_error":
-            return f"{where}: {problem['ctx']['error']}"
+            return f"{where}: {problem['ctx']['error']}" if problem["loc"] else str(problem["ctx"]["error"])
         case _:
             return f"{where}: {problem['msg']}, got {_shown(problem['input'])}"
 

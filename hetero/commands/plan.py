@@ -39,7 +39,7 @@ from hetero.report.tables.certainty import certainty_lines, every_command, utili
 from hetero.report.tables.host_memory import host_memory_table
 from hetero.report.tables.measurement import measurement_lines, measurement_table
 from hetero.report.tables.plan import plan_picture
-from hetero.report.tables.planner_result import comparison_table, result_lines
+from hetero.report.tables.planner_result import comparison_table, result_lines, unusable_lines
 from hetero.report.tables.prediction import prediction_table
 from hetero.report.trace import chrome_trace
 from hetero.serialization import load, to_json
@@ -56,7 +56,13 @@ if TYPE_CHECKING:
 def add_plan(commands: Any) -> None:
     """Add the parser of ``hetero plan``."""
     parser = commands.add_parser("plan", help="find the plan with the shortest step for a cluster and a model")
-    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.yaml")
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        required=True,
+        metavar="CLUSTER.yaml",
+        help="devices, nodes and links: written by hand or by hetero discover",
+    )
     parser.add_argument(
         "--model",
         type=Path,
@@ -64,8 +70,10 @@ def add_plan(commands: Any) -> None:
         metavar="MODEL",
         help="model.yaml, or a Hugging Face model: its config.json, its folder, or its name in the local cache",
     )
-    parser.add_argument("--global-batch-size", type=int, required=True, metavar="N")
-    parser.add_argument("--seq-length", type=int, help="tokens of a sample (default: the model's most)")
+    parser.add_argument("--global-batch-size", type=int, required=True, metavar="N", help="samples of a step")
+    parser.add_argument(
+        "--seq-length", type=int, help="tokens of a sample (default: as many as the model has positions)"
+    )
     parser.add_argument(
         "--precision", choices=list(BYTES_OF_PRECISION), help=f"default: what a config.json says, else {PRECISION}"
     )
@@ -73,7 +81,7 @@ def add_plan(commands: Any) -> None:
         "--fp8", action="store_true", help="with bf16: stages on devices that have fp8 multiply in it (an estimate)"
     )
     parser.add_argument(
-        "--out", type=output_file, metavar="PLAN.json", help="write the plan here; - for standard output"
+        "--out", type=output_file, metavar="PLAN.json", help="write the plan into this file; - for standard output"
     )
     parser.add_argument(
         "--time-limit",
@@ -86,7 +94,7 @@ def add_plan(commands: Any) -> None:
         "--objective", choices=["time", "money"], default=GOAL, help="shortest step, or least money per token"
     )
     parser.add_argument("--budget-per-hour", type=float, metavar="X", help="most that the nodes in use may cost")
-    parser.add_argument("--seed", type=int, default=0, help="of the solver")
+    parser.add_argument("--seed", type=int, default=0, help="of all random choices of the planner")
     parser.add_argument(
         "--uniform-out",
         type=output_file,
@@ -117,11 +125,14 @@ def add_plan(commands: Any) -> None:
         "--offload",
         choices=get_args(Offloading),
         default=Problem.offload,
-        help="with --use-distributed-optimizer, auto leaves optimizer state to hosts that the cluster file describes, "
-        "where memory is short (default: %(default)s)",
+        help="with --use-distributed-optimizer, auto leaves optimizer state, gradients, weights and activations to "
+        "hosts that the cluster file describes, where memory is short (default: %(default)s)",
     )
     parser.add_argument(
-        "--host-memory-gib", type=COUNT, metavar="GIB", help="of every host, in place of what the cluster file says"
+        "--host-memory-gib",
+        type=COUNT,
+        metavar="GIB",
+        help="memory of every host that training may use, in place of what the cluster file says",
     )
     parser.add_argument("--compare", action="store_true", help="plan in four other manners as well, and compare")
     add_outputs(parser)
@@ -145,7 +156,12 @@ def add_simulate(commands: Any) -> None:
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--profile", type=Path, action="append", default=[], metavar="P.json", help="beside the shipped ones"
+        "--profile",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="P.json",
+        help="a profile beside the shipped ones; may be repeated",
     )
     parser.add_argument(
         "--data-sheets", action="store_true", help="price devices without any profile by their data sheets"
@@ -211,7 +227,7 @@ def _planned(args: argparse.Namespace) -> int:
     if (on_hosts := host_memory_table(result.plan, problem.cluster)) is not None:
         out.print(on_hosts)
     print(f"\n{plan_picture(result.plan, room=out.width)}\n")
-    for line in result_lines(result, certainty, found, commands_of):
+    for line in (*unusable_lines(problem), *result_lines(result, certainty, found, commands_of)):
         print(line)
     if args.out is not None:
         print(f"written to {where}")

@@ -116,11 +116,6 @@ def least_difference(a: StepRange, b: StepRange) -> float:
     return math.exp(math.hypot(ORDER_ERROR.log, *apart))
 
 
-def can_be_told_apart(a: StepRange, b: StepRange) -> bool:
-    """Whether the predictions differ by more than the error of their ratio."""
-    return max(a.step_s, b.step_s) > least_difference(a, b) * min(a.step_s, b.step_s)
-
-
 def _sources(plan: Plan, cluster: ClusterSpec, costs: CostModel) -> dict[ErrorSource, float]:
     """What may be wrong with a plan's step beside what whole runs are off by, with the logarithm of how far."""
     found: dict[ErrorSource, float] = {}

@@ -72,7 +72,9 @@ class Offload:
             before: where the stage has ended so far. Activations until there are the head's too.
         """
         first, gradients, weights = (
-            max(position, start if start > 0 else -1.0) if position is not None and position < end else None
+            max(position, start if start > 0 else -1.0)
+            if position is not None and (position < end or position == before == end)
+            else None
             for position in (self.optimizer_from, self.gradients_from, self.weights_from)
         )
         return dataclasses.replace(

@@ -213,6 +213,12 @@ class Problem:
             first_rank += node_type.num_devices
         return tuple(node_types)
 
+    @cached_property
+    def usable_node_types(self) -> tuple[PlannerNodeType, ...]:
+        """The node types whose devices have the precision, in file order; the others idle in every plan."""
+        of = self.cluster.device_types.of
+        return tuple(each for each in self.node_types if self.precision in of(each.device).precisions)
+
     def _host_bytes(self, node_type: NodeType) -> int:
         host_gib = node_type.usable_host_memory_gib
         if not (self.offload == "auto" and self.distributed_optimizer and host_gib and can_update(node_type)):

@@ -325,7 +325,6 @@ class HostActivations:
 
     @torch.no_grad()
     def _copy_out(self, block: _Block, computed: Callable[[], None], done_s: float) -> float:
-
         with self._copies.outwards():
             computed()
             for each in block.memory.values():

@@ -53,7 +53,7 @@ class NodeType:
 
     device: the name of a device type that ships (:mod:`hetero.spec.shipped_devices`), or that the cluster describes.
     memory_gib: of one device, where it is not the nominal one.
-    host: what its host has been measured to do for the devices; ``None`` if nobody has. No plan rests on it yet.
+    host: what its host has been measured to do for the devices; ``None`` if nobody has.
     host_memory_gib: of one node, where training is to use less than ``host`` says, or nobody has measured that;
         ``None`` for all of it.
     price_per_hour: of one node, in whatever currency the whole file uses.

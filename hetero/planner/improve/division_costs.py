@@ -63,7 +63,14 @@ class StageTable(NamedTuple):
 
 
 class _Bytes(NamedTuple):
-    """Of a stage without and with one layer computed again: what stays, works, and is kept per microbatch."""
+    """Bytes of one device of a stage.
+
+    fixed: what stays through the step, such as weights, gradients and optimizer state.
+    working: what a layer works with while it computes.
+    kept: of a microbatch between its forward and its backward.
+    deferred: of a microbatch that waits for its weights' gradients.
+    slack: share that the allocator reserves beyond what comes and goes.
+    """
 
     fixed: float
     working: float
@@ -140,9 +147,11 @@ class DivisionCosts:
         short = moving + (recomputing.working - one.working) - room
         # Layers are computed again from the first one on; half a layer counts as one of them, and saves half as much.
         half = (self.positions % 1 > 0)[:, None]
+        layers, of_layers = short / saved, self.positions[None, :] - self.positions[:, None]
         num_layers = np.ceil(self.positions)[None, :] - np.floor(self.positions)[:, None]
-        recomputed = np.where(moving + waiting <= room, 0.0, np.maximum(1.0, np.ceil(short / saved)) + half)
-        fits = recomputed <= num_layers
+        stays = moving + waiting <= room
+        recomputed = np.where(stays, 0.0, np.maximum(1.0, np.ceil(layers + HALF * half)))
+        fits = stays | ((recomputed <= num_layers) & (layers <= of_layers))
         recomputed = np.where(fits, recomputed, 0.0)
         again = np.maximum(0.0, recomputed - HALF * half) * again_s
         return StageTable(np.where(fits, seconds + again, np.inf), recomputed.astype(np.int64))

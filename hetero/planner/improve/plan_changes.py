@@ -120,7 +120,8 @@ def idle_devices(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
     all replicas that are alike."""
     nodes: dict[int, list[int]] = {}
     for rank in plan.idle_ranks:
-        nodes.setdefault(problem.topology.node(rank), []).append(rank)
+        if problem.node_type_of(rank) in problem.usable_node_types:
+            nodes.setdefault(problem.topology.node(rank), []).append(rank)
     alike: dict[tuple[str, int], list[list[int]]] = {}
     for ranks in nodes.values():
         alike.setdefault((problem.node_type_of(ranks[0]).device, len(ranks)), []).append(ranks)

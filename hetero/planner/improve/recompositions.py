@@ -127,9 +127,9 @@ class Recomposer:
     def _drawn(self, dice: random.Random) -> Composition:
         """A composition: some types together in copies, what is left of each type alone."""
         node_types = self._problem.node_types
-        left = {each.index: each.count for each in node_types}
+        left = {each.index: each.count for each in self._problem.usable_node_types}
         made: list[EqualPipelines] = []
-        if len(node_types) > 1:
+        if len(left) > 1:
             if dice.random() < 0.75:
                 together = sorted(dice.sample(sorted(left), dice.choice((2, 2, 3)) if len(left) > 2 else 2))
                 mixed = self._mixed([node_types[t] for t in together], left, dice)

@@ -90,11 +90,18 @@ def one_layer_more_recomputed(replica: Replica, s: int) -> Replica | None:
     return _recomputing(replica, s, "full", count if count < held else None) if count <= held else None
 
 
+def may_split(stage: Stage) -> bool:
+    """Whether the stage has a backward that could be split: what is computed again in full, comes back from the host or
+    adds up there has none."""
+    offload = stage.offload
+    return stage.recompute != "full" and offload.activations_until is None and offload.gradients_from is None
+
+
 def delays(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
     """Another delay of the weights' gradients of one stage, or all of them a little more or less."""
     if not problem.splits_backward or problem.costs.runtime.blocking_transfers or len(replica.stages) == 1:
         return
-    splits = [s for s, stage in enumerate(replica.stages) if stage.recompute != "full"]
+    splits = [s for s, stage in enumerate(replica.stages) if may_split(stage)]
     for s in splits:
         now = replica.stages[s].wgrad_delay
         others: list[int | None] = [None, 0, s] if now is None else [None, 0, now - 1, now + 1, now + 3, 2 * now + 1]

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 
 from hetero.cost.memory import plan_memory
 from hetero.errors import ConfigError
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.local_search import neighbours, search_locally, with_alike_changed
+from hetero.planner.improve.replica_changes import may_split
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, bytes_over_capacity, goal_value, is_better, score_plan
 
@@ -83,15 +84,9 @@ def with_delays(plan: Plan, delay: Delay) -> Plan:
 
 
 def _split_delay(replica: Replica, stage: int, delay: Delay) -> int | None:
-    if not _may_split(replica.stages[stage]):
+    if not may_split(replica.stages[stage]):
         return replica.stages[stage].wgrad_delay
     return min(delay(replica, stage), replica.num_microbatches(stage) - 1)
-
-
-def _may_split(stage: Stage) -> bool:
-    """What is computed again in full, comes back from the host or adds up there has no backward that could be split."""
-    offload = stage.offload
-    return stage.recompute != "full" and offload.activations_until is None and offload.gradients_from is None
 
 
 def _score_split(plan: Plan, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
@@ -129,7 +124,7 @@ def _delay_changes(replica: Replica) -> Iterator[Replica]:
     """Another delay at one stage, or none; the last stages, which have most time for W's at the end, come first."""
     for s in reversed(range(len(replica.stages))):
         stage = replica.stages[s]
-        if not _may_split(stage):
+        if not may_split(stage):
             continue
         others: list[int | None] = [0]
         if (delay := stage.wgrad_delay) is not None:

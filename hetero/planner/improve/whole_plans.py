@@ -187,8 +187,8 @@ class WholePlansSearch:
         return self.best
 
     def _round(self, number: int) -> None:
-        """Tune the best plan or what a leap landed on; every third time what a walk finds, and in two of five
-        another start."""
+        """Tune the best plan or what a leap landed on; every third time what a walk finds, and of the other rounds
+        about one in five another start."""
         if number % 3 == 2 or not (self._landed or self._starts):
             found = self._walk(self.best)
         elif self._starts and (number % 5 == 1 or not self._landed):

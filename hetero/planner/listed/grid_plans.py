@@ -45,7 +45,10 @@ class _Grid:
 
 
 def _grids(problem: Problem, stage_options: StageOptionTable, node_types: Sequence[PlannerNodeType]) -> Iterator[_Grid]:
-    """Every tp and pp that fit, with pipelines across the rank order as in Megatron-LM, and along it."""
+    """Every tp and pp that fit, with pipelines across the rank order as in Megatron-LM, and along it; none on devices
+    that lack the precision."""
+    if not set(node_types) <= set(stage_options.usable_node_types):
+        return
     ranks = [rank for node_type in node_types for rank in node_type.ranks]
     for tp in range(1, min(node_type.gpus_per_node for node_type in node_types) + 1):
         if any(node_type.gpus_per_node % tp for node_type in node_types) or tp not in stage_options.legal_tps(tp):
@@ -80,7 +83,7 @@ def whale_plans(problem: Problem, stage_options: StageOptionTable) -> Listing:
     """List grids whose layers and samples follow the peak FLOPS of the devices."""
     for arithmetic in ("fp32", "tf32") if problem.precision == "fp32" else (problem.precision,):
         flops = {}
-        for node_type in problem.node_types:
+        for node_type in stage_options.usable_node_types:
             sheet = problem.cluster.device_types.of(node_type.device).data_sheet
             if sheet is None:
                 return

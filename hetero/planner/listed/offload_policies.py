@@ -143,9 +143,14 @@ def _counts(num_layers: int, steps: int) -> list[int]:
     return sorted({num_layers * part // steps for part in range(steps + 1)})
 
 
+def _ranks(problem: Problem) -> list[int]:
+    """Those that have a replica each: the ones whose devices have the precision."""
+    return [rank for node_type in problem.usable_node_types for rank in node_type.ranks]
+
+
 def _sizes(problem: Problem) -> Iterator[int]:
     """Samples of a microbatch: powers of two that divide the samples of a device."""
-    num_devices = problem.cluster.num_devices
+    num_devices = len(_ranks(problem))
     size = 1
     while problem.global_batch_size % (size * num_devices) == 0:
         yield size
@@ -183,11 +188,12 @@ def _fewest_listed(problem: Problem, size: int, recomputed: int, on_host: Callab
 
 def _listed(problem: Problem, size: int, recomputed: int, on_host: _OnHost) -> EstimatedPlan:
     """With a lower bound: the slowest device's computes and updates, and its host's, one beside the other."""
-    model, num_devices = problem.model, problem.cluster.num_devices
+    model, num_devices = problem.model, len(_ranks(problem))
     microbatches = problem.global_batch_size // (size * num_devices)
     seconds = 0.0
     left = on_host.layers / model.num_layers
-    for node_type in problem.cluster.node_types:
+    for usable in problem.usable_node_types:
+        node_type = problem.cluster.node_types[usable.index]
         costs = problem.costs.stage(
             StageConfig(
                 node_type.device,
@@ -209,10 +215,10 @@ def _listed(problem: Problem, size: int, recomputed: int, on_host: _OnHost) -> E
 
 
 def _plan(problem: Problem, size: int, recomputed: int, on_host: _OnHost) -> Plan:
-    model, num_devices = problem.model, problem.cluster.num_devices
+    model, ranks = problem.model, _ranks(problem)
     return problem.plan_of(
         Replica(
-            num_samples=problem.global_batch_size // num_devices,
+            num_samples=problem.global_batch_size // len(ranks),
             stages=(
                 Stage(
                     first_layer=0,
@@ -227,5 +233,5 @@ def _plan(problem: Problem, size: int, recomputed: int, on_host: _OnHost) -> Pla
                 ),
             ),
         )
-        for rank in range(num_devices)
+        for rank in ranks
     )

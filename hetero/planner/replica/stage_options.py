@@ -171,14 +171,9 @@ class StageOptionTable:
 
     @cached_property
     def usable_node_types(self) -> tuple[PlannerNodeType, ...]:
-        """The node types whose devices can do the precision, of those to use."""
-        precision, devices = self._problem.precision, self._problem.cluster.device_types
-        return tuple(
-            node_type
-            for node_type in self._problem.node_types
-            if precision in devices.of(node_type.device).precisions
-            and (self._only is None or node_type.index in self._only)
-        )
+        """The node types whose devices have the precision, of those to use."""
+        usable, only = self._problem.usable_node_types, self._only
+        return tuple(node_type for node_type in usable if only is None or node_type.index in only)
 
     def degrees(self, gpus: int) -> tuple[int, ...]:
         """Legal tensor-parallel degrees of ``gpus`` devices, ascending."""

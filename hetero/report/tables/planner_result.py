@@ -7,6 +7,7 @@ from rich.table import Table
 
 from hetero.cost.model_flops import Products, Utilization
 from hetero.planner.certainty import Certainty, Rival
+from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import Yardstick
 from hetero.planner.ring_interfaces import RingsWithOneInterface
 from hetero.report.plan_wording import range_of, shape_of
@@ -14,6 +15,7 @@ from hetero.report.tables.certainty import CommandsOf, certainty_lines, utilizat
 from hetero.report.tables.fitting_table import FittingTable
 from hetero.report.tables.prediction import fullest
 from hetero.spec.cluster import ClusterSpec
+from hetero.units import BYTES_OF_PRECISION
 
 if TYPE_CHECKING:
     from hetero.planner.plan_cluster import PlanResult
@@ -54,6 +56,20 @@ def result_lines(
         yield from rings_lines(result.rings)
     ending = "" if result.finished else "; stopped by the time limit"
     yield f"planned in {result.planning_s:.1f} s{ending}"
+
+
+def unusable_lines(problem: Problem) -> Iterator[str]:
+    """Which node types idle in every plan since their devices lack the precision, and what all have, in words."""
+    precisions_of = {
+        each.device: problem.cluster.device_types.of(each.device).precisions for each in problem.node_types
+    }
+    common = [each for each in BYTES_OF_PRECISION if all(each in those for those in precisions_of.values())]
+    for node_type in problem.node_types:
+        if problem.precision not in precisions_of[node_type.device]:
+            yield (
+                f"warning: node type {node_type.name!r} idles: {node_type.device} has no {problem.precision}; all "
+                f"device types of this cluster have {', '.join(common)} (--precision)"
+            )
 
 
 def rings_lines(rings: RingsWithOneInterface) -> Iterator[str]:

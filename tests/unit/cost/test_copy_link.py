@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.cost.simulation.activation_copies import ActivationCopies, BlockCopy, LaneCopies
-from hetero.cost.simulation.copy_link import CopyLink
+from hetero.cost.simulation.copy_link import KEPT, CopyLink
 from hetero.cost.simulation.simulator import simulate
 from hetero.plan.ir import GradientSyncPlan
 from hetero.plan.offload import Offload
@@ -32,6 +32,13 @@ def test_a_copy_goes_into_the_first_gap_that_has_room() -> None:
     assert link.copy(4.5, 0.5) == 5.0
     assert link.busy == ((0.0, 4.0), (4.5, 8.0))
     assert link.moved(-8.0).busy == ((-8.0, -4.0), (-3.5, 0.0))
+
+
+def test_the_latest_intervals_are_remembered() -> None:
+    link = CopyLink((2.0 * i, 2.0 * i + 1) for i in range(KEPT + 10))
+    assert len(link.busy) == KEPT
+    assert link.busy[-1] == (2.0 * (KEPT + 9), 2.0 * (KEPT + 9) + 1)
+    assert link.copy(2.0 * (KEPT + 9), 1.0) == 2.0 * (KEPT + 10)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=30))

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from hetero.cost.gradient_volume import sync_buckets
 from hetero.cost.host_memory import host_memory
 from hetero.cost.memory import memory_costs, plan_memory
 from hetero.cost.simulation.simulator import simulate
@@ -69,6 +70,18 @@ def test_where_copies_are_slower_they_decide() -> None:
     longer = step_s(one_stage(0), described) - step_s(one_stage(0), cluster(1e-6, copied_s=1e-6))
     # Of the first microbatch: four of six layers begin 5 s after one another instead of 2 s.
     assert longer > SAMPLES * (LAYERS - 2) * (5.0 - BACKWARD_S)
+
+
+def test_what_others_hold_too_goes_out_again_before_the_norm_is_known() -> None:
+    """With half a second for a layer: of the sum of a bucket the half that the rank owns."""
+    alone, shared = one_stage(0), one_stage(0, ranks=(0, 1))
+    described = cluster(1e-6, copied_s=0.5)
+    (node,) = described.node_types
+    both = dataclasses.replace(described, node_types=(dataclasses.replace(node, gpus_per_node=2),))
+    buckets = sync_buckets(shared, bucket_numel=COSTS.runtime.bucket_numel)
+    (numel,) = (bucket.numel for bucket in buckets if bucket.position >= 0)
+    layers = COSTS.gradient_bytes * numel / 2 / (COSTS.element_bytes * elements(alone)[1.0])
+    assert step_s(shared, both) - step_s(alone, described) == pytest.approx(0.5 * layers, rel=1e-3)
 
 
 def test_gradients_that_add_up_on_the_host_are_not_on_the_device() -> None:

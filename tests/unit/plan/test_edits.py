@@ -1,8 +1,12 @@
 """Edits of a plan: each changes what it says, keeps the rest, and leaves the plan that it was made of alone."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from hetero.plan.ir import Plan, Replica
+from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from tests.helpers.models import gpt2_model
 from tests.helpers.plans import plan, replica, stage
@@ -65,6 +69,33 @@ def test_layers_move_and_stages_between_shift(
 def test_a_stage_recomputes_no_more_layers_than_it_has_left() -> None:
     before = pipeline(0, 1, 2).with_stage(0, recompute="full", recompute_num_layers=2)
     assert before.with_layers_moved(0, 1, 1).stages[0].recompute_num_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "moved", "after"),
+    [
+        (0, {"optimizer_from": -1}, (0, 1), {"optimizer_from": -1}),
+        (0, {"optimizer_from": 1, "speculate": True}, (0, 1), {}),
+        (1, {"optimizer_from": 2.5, "gradients_from": 3}, (1, 2), {"optimizer_from": 2.5}),
+        (2, {"optimizer_from": 4.5, "gradients_from": 6}, (2, 0), {"optimizer_from": 5, "gradients_from": 6}),
+        (2, {"optimizer_from": 6, "weights_from": 6, "gradients_from": 6, "activations_until": 6}, (2, 1), None),
+    ],
+    ids=[
+        "the embedding's",
+        "of layers that go",
+        "gradients of layers that go",
+        "of layers that begin later",
+        "the head's",
+    ],
+)
+def test_what_is_on_the_host_stays_there_as_far_as_the_stage_has_it(
+    number: int, before: dict[str, Any], moved: tuple[int, int], after: dict[str, Any] | None
+) -> None:
+    """A layer moves; ``None`` for all as before."""
+    start = pipeline(0, 1, 2).with_stage(number, offload=Offload(**before))
+    changed = start.with_layers_moved(*moved, 1)
+    assert changed.stages[number].offload == Offload(**(before if after is None else after))
+    validate(dataclasses.replace(plan(MODEL, [changed]), distributed_optimizer=True))
 
 
 def test_alike_replicas_change_together_on_their_own_ranks() -> None:

@@ -94,6 +94,18 @@ def test_plan_writes_a_plan_that_simulate_reads(files: Path, capsys: pytest.Capt
     assert json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
 
 
+def test_what_lacks_the_precision_idles_and_is_told(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Yardsticks too have plans of the others alone, and none of all."""
+    assert run(files, "--precision", "bf16", "--out", str(files / "plan.json"), "--compare") == 0
+    printed = capsys.readouterr().out
+    assert "warning: node type 'slow' idles: V100-16 has no bf16" in printed
+    assert "have fp64, fp32, fp16 (--precision)" in printed
+    assert re.search(r"uniform, fast +│ +[0-9.]+", printed)
+    assert re.search(r"uniform +│.*no such plan is possible", printed)
+    assert re.search(r"whale +│ +[0-9.]+", printed)
+    assert load(Plan, files / "plan.json").idle_ranks == (2, 3)
+
+
 def test_plans_say_where_they_come_from(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both plans: the command as it was typed, the cluster with its figures, and what simulate predicts for them."""
     plans = ["--out", str(files / "plan.json"), "--uniform-out", str(files / "uniform.json")]

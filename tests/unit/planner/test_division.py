@@ -1,17 +1,25 @@
 """Layers and samples divided anew: as short as the best of all divisions, by the formula, and within the memory."""
 
+import dataclasses
 import itertools
+import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 
+from hetero.cost.memory import plan_memory
+from hetero.plan.ir import Plan
 from hetero.planner.improve.division import Divider, ReplicaSteps, least_cuts, shared_out
 from hetero.planner.improve.division_costs import DivisionCosts, StageTable
-from hetero.planner.scoring import score_plan
+from hetero.planner.problem import Problem
+from hetero.planner.scoring import bytes_over_capacity, score_plan
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
 from tests.helpers.plans import replica, stage
 from tests.unit.planner import few_layers, unlike_devices
-from tests.unit.planner.clusters import GPT_NEO, cluster, problem
+from tests.unit.planner.clusters import GPT_NEO, OPT_350M, cluster, problem
 from tests.unit.planner.line import score_of
 
 
@@ -79,6 +87,114 @@ def test_what_is_divided_anew_fits_with_recomputation() -> None:
         assert changed is not None
         assert score_plan(changed, question) is not None
         assert any(stage.recompute == "full" for stage in changed.replicas[0].stages)
+
+
+def around(question: Problem, layers: tuple[float, float], *, depth: int, size: int, copies: int, again: int) -> Plan:
+    """A stage of these layers on a V100, so many of which are computed again, between two others; in so many alike
+    pipelines."""
+    held = math.ceil(layers[1]) - math.floor(layers[0])
+    middle = stage(
+        layers=layers,
+        ranks=(0,),
+        device="V100-16",
+        mbs=size,
+        depth=depth,
+        recompute="full" if again else "none",
+        recompute_num_layers=again if 0 < again < held else None,
+    )
+    return question.plan_of(
+        replica(
+            stage(layers=(0, layers[0]), ranks=(r,), device="A100-40", mbs=size, depth=16),
+            dataclasses.replace(middle, ranks=(4 + 2 * r,)),
+            stage(layers=(layers[1], 32), ranks=(5 + 2 * r,), device="V100-16", mbs=size, depth=1),
+            num_samples=64 // copies,
+        )
+        for r in range(copies)
+    )
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_no_more_is_computed_again_than_memory_asks_for(distributed_optimizer: bool) -> None:
+    """The least number of layers with which the memory model lets a stage pass, but for rounding."""
+    question = problem(cluster(("A100-40", 4, 1), ("V100-16", 4, 2)), GPT_NEO, 64)
+    question = dataclasses.replace(question, distributed_optimizer=distributed_optimizer)
+    costs, dice = DivisionCosts(question), random.Random(0)
+    pairs = []
+    for _ in range(100):
+        first = dice.randrange(2, 40)
+        cut = first, first + dice.randrange(3, 23)
+        first_layer, end = (float(costs.positions[each]) for each in cut)
+        depth, size, copies = dice.randint(1, 8), dice.choice((1, 2)), dice.choice((1, 2))
+        made = partial(around, question, (first_layer, end), depth=depth, size=size, copies=copies)
+        table = costs.table(costs.kind(made(again=0).replicas[0], 1, copies), depth)
+        found = int(table.recomputed[cut]) if np.isfinite(table.seconds[cut]) else None
+        if found is not None:
+            computing = made(again=found).replicas[0].stages[1]
+            assert table.seconds[cut] == pytest.approx(question.costs.of(computing).microbatch_s, rel=0.02)
+        least = None
+        for again in range(math.ceil(end) - math.floor(first_layer) + 1):
+            plan = made(again=again)
+            if not any(s == 1 for _, s in bytes_over_capacity(plan, question, plan_memory(plan, question.costs))):
+                least = again
+                break
+        pairs.append((found, least))
+    assert all(found in {least, least + 1} for found, least in pairs if found is not None and least is not None)
+    assert sum(found == least for found, least in pairs) > 90
+    assert {found for found, _ in pairs} > {None, 0, 1, 2, 3, 4, 5}
+
+
+def test_what_waits_for_its_weights_gradients_takes_memory() -> None:
+    question = problem(cluster(("V100-16", 4, 1)), GPT_NEO, 64)
+    costs = DivisionCosts(question)
+    pipeline = replica(*(stage(layers=(8 * s, 8 * s + 8), ranks=(s,), device="V100-16") for s in range(4)))
+    whole, split = (
+        costs.table(costs.kind(each, 1, 1), 4).recomputed for each in (pipeline, pipeline.with_stage(1, wgrad_delay=3))
+    )
+    fits_both = (costs.table(costs.kind(pipeline, 1, 1), 4).seconds < np.inf) & (split > 0)
+    assert np.all(split >= whole)
+    assert np.any(fits_both & (whole == 0))
+
+
+def test_what_is_remembered_is_of_the_same_question() -> None:
+    """Depths follow microbatches and what hides a transfer, the cuts the number of microbatches."""
+    question = problem(cluster(("A100-40", 2, 1), ("V100-16", 2, 1)), GPT_NEO, 32)
+    stages = [stage(layers=(s, s + 1), ranks=(s,), device="A100-40" if s < 2 else "V100-16") for s in range(4)]
+    divider, found = Divider(question), set()
+    for samples, per_stage in itertools.product((2, 32), (1, 2)):
+        start = replica(*stages, num_samples=samples)
+        plan = dataclasses.replace(question.plan_of([start]), global_batch_size=samples)
+        again = divider.divided(start, plan, per_stage=per_stage)
+        assert again == Divider(question).divided(start, plan, per_stage=per_stage)
+        assert again is not None
+        found.add(tuple((each.num_layers, each.in_flight) for each in again.stages))
+    assert len(found) > 2, "the questions have other answers"
+
+
+def test_transfers_are_of_as_many_samples() -> None:
+    question = few_layers.question(6, 2)
+    one, two = few_layers.pipeline(question, 3).replicas[0].stages
+    divider = Divider(question)
+    once = divider.transfer(one, two).seconds
+    doubled = [dataclasses.replace(each, micro_batch_size=2) for each in (one, two)]
+    assert divider.transfer(*doubled).seconds == Divider(question).transfer(*doubled).seconds > once
+
+
+def test_who_waits_for_transfers_has_fewer_samples() -> None:
+    """A pipeline of two devices beside a third one alone, with a link between nodes that takes its time."""
+    shares = []
+    for latency_us in (0.0, 5e5):
+        link = Link(bandwidth_gb_per_s=10.0, latency_us=latency_us)
+        node = NodeType(name="node", device="A100-40", gpus_per_node=1, count=3)
+        spec = ClusterSpec(node_types=(node,), links=Links(between_nodes=link))
+        question = problem(spec, OPT_350M, 64)
+        pipeline = [stage(layers=(12 * s, 12 * s + 12), ranks=(s,), device="A100-40") for s in (0, 1)]
+        alone = stage(layers=(0, 24), ranks=(2,), device="A100-40")
+        made = question.plan_of([replica(*pipeline, num_samples=32), replica(alone, num_samples=32)])
+        found = Divider(question).shared(made)
+        assert found is not None
+        shares.append(found.replicas[0].num_samples)
+    fast, slow = shares
+    assert slow < fast
 
 
 def test_seconds_of_tables_are_those_of_stages() -> None:

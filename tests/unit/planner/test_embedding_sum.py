@@ -21,6 +21,12 @@ def test_as_many_nodes_as_its_samples_take() -> None:
     assert embedding_sum_s([NODE], batch=400, step_s=10.0, tied=True) == pytest.approx(7 / 4)
 
 
+def test_whichever_nodes_send_fastest() -> None:
+    slower = NodeEnds(sum_s=3.0, first_s=0.1, last_s=0.1, whole_s=0.5, received_s=0.0)
+    for nodes in ([NODE, slower], [slower, NODE]):
+        assert embedding_sum_s(nodes, batch=150, step_s=10.0, tied=False) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("received_s", "tied", "least_s"),
     [

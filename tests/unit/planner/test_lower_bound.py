@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hetero.cost.network import RING_SHARE
+from hetero.data.cost_models import model_costs
 from hetero.errors import ConfigError, PlanError, ScheduleError
 from hetero.plan.depths import enough_in_flight
 from hetero.plan.ir import Plan, Replica, Stage
@@ -221,6 +222,19 @@ def test_whole_backwards_end_with_the_sum_of_the_embedding() -> None:
     whole, split = (problem(LARGER, SMALL, 16, splits_backward=splits) for splits in (False, True))
     sum_s = whole.costs.parameter_counts.word_embedding * 4 / (RING_SHARE * 10.0 * GB)
     assert lower_bound_s(whole) - lower_bound_s(split) == pytest.approx(sum_s, rel=0.05)
+
+
+def test_weights_in_half_precision_are_gathered_in_half_the_time_of_gradients() -> None:
+    """With a distributed optimizer it comes before every forward, also where backwards are split."""
+
+    def question(gb_per_s: float) -> Problem:
+        spec = slow(LARGER, gb_per_s)
+        costs = model_costs(SMALL, seq_length=2048, precision="fp16", data_sheets=True, where=spec)
+        return Problem(cluster=spec, costs=costs, global_batch_size=16, distributed_optimizer=True)
+
+    numel = question(1.0).costs.parameter_counts.word_embedding
+    gather_s = numel * 2 / 2 / (RING_SHARE * 1.0 * GB)
+    assert lower_bound_s(question(1.0)) - lower_bound_s(question(1e5)) == pytest.approx(gather_s, rel=0.05)
 
 
 @pytest.mark.parametrize("more", [{"memory_gib": 80}, {"count": 3}, {"nics_per_node": 2}])

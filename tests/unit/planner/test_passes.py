@@ -8,7 +8,7 @@ from hetero.cost.memory import plan_memory
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
-from hetero.planner.improve.passes import PASSES, ImprovementPass, improved
+from hetero.planner.improve.passes import PASSES, Improvement, ImprovementPass, improved
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import EstimatedPlan, ScoredPlan, Shortlist, bytes_over_capacity, goal_value
 from hetero.planner.time_shares import TimeShare
@@ -97,3 +97,31 @@ def test_the_page_has_both_tables() -> None:
         assert f"| {row.name} | {row.changes} | {row.share:.0%} |" in page
     for step in TimeShare:
         assert f"| {step.name.lower().replace('_', ' ')} | {step.purpose} | {step.share:.0%} |" in page
+
+
+def test_passes_that_had_too_little_time_are_run_again_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, shortlist = problems()["unlike devices"]
+    run = []
+
+    def improve(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
+        run.append(deadline.is_over())
+        return shortlist.best
+
+    row = ImprovementPass(name="one that looks at the time", changes="nothing", share=1.0, improve=improve)
+    monkeypatch.setattr("hetero.planner.improve.passes.PASSES", (row,))
+    improvement = Improvement(problem)
+    for limit_s in (0.0, 1.0, 2.0):
+        improvement.improve(shortlist, Deadline(limit_s, CountedWork()))
+    assert run == [True, False]
+    assert improvement.best is shortlist.best
+
+
+def test_the_best_plan_of_all_rungs_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, shortlist = problems()["a line"]
+    better, worse = sorted(shortlist.others, key=lambda each: goal_value(each, problem))
+    monkeypatch.setattr("hetero.planner.improve.passes.PASSES", ())
+    improvement = Improvement(problem)
+    for start in (better, worse):
+        improvement.improve(Shortlist(start), Deadline(1.0, CountedWork()))
+        assert improvement.best is better
+    assert improvement.plans[0] is better

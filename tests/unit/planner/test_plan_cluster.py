@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero.data.cost_models import model_costs
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.communicators import PlanCommunicators
 from hetero.plan.validate import validate
 from hetero.planner.plan_cluster import PlanResult
+from hetero.planner.problem import Problem
 from hetero.planner.reference.yardsticks import yardsticks
 from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.model import ModelSpec
@@ -35,6 +37,18 @@ def check(result: PlanResult, spec: ClusterSpec) -> None:
         assert capacity_gib is not None
         assert parts.total <= capacity_gib * GIB
     assert result.bound_s <= result.score.step_s * (1 + 1e-9)
+
+
+def test_devices_without_the_precision_idle() -> None:
+    """In whatever is dealt, listed or changed: of three types one has no bf16."""
+    spec = cluster(("A100-40", 2, 2), ("V100-16", 2, 1), ("GH200", 1, 2))
+    costs = model_costs(SMALL, seq_length=2048, precision="bf16", data_sheets=True, where=spec)
+    question = Problem(cluster=spec, costs=costs, global_batch_size=16)
+    assert [each.device for each in question.usable_node_types] == ["A100-40", "GH200"]
+    result = planned(question)
+    check(result, spec)
+    assert {4, 5} <= set(result.plan.idle_ranks)
+    assert result.lower_bound_s < result.simulation.step_s
 
 
 @st.composite

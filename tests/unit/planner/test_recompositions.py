@@ -4,14 +4,19 @@ import random
 from collections import Counter
 from functools import cache
 
+import pytest
+
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
 from hetero.planner.improve.division import Divider
-from hetero.planner.improve.recompositions import Recomposer, Recomposition
+from hetero.planner.improve.recompositions import MOST_ALIKE, Recomposer, Recomposition
 from hetero.planner.improve.step_estimate import StepEstimates
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import score_plan
+from hetero.spec.cluster import ClusterSpec, Links, NodeType
+from hetero.spec.link import Link
+from tests.helpers.plans import replica, stage
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
 
 
@@ -51,6 +56,36 @@ def test_nothing_is_drawn_twice_and_the_same_seed_draws_the_same() -> None:
     assert len(every) == len(set(every))
 
 
+def test_what_was_found_of_a_composition_tells_of_its_other_pipelines() -> None:
+    """The least by which one of its pipelines was longer than at best."""
+    recomposer = Recomposer(question(), Divider(question()))
+    dice = random.Random(0)
+    told = recomposer.drawn(dice, 120, 30)
+    for each in told:
+        recomposer.tell(each, 9 * each.step_s)
+    for times in (1, 9):
+        recomposer.tell(told[0], times * told[0].step_s)
+    left = [each.composition for each in recomposer.drawn(dice, 0, 1000)]
+    assert left.count(told[0].composition) == MOST_ALIKE
+    others = {each.composition for each in told[1:]}
+    assert left.index(told[0].composition) < min(left.index(each) for each in others if each in left)
+
+
+def test_parts_of_odd_nodes_lie_within_a_node() -> None:
+    """Of five devices two pipelines have two each, and the last one idles."""
+    odd = problem(cluster(("A100-40", 5, 2), ("V100-16", 3, 4)), OPT_350M, 96)
+    recomposer = Recomposer(odd, Divider(odd))
+    sizes = set()
+    for each in recomposer.drawn(random.Random(0), 160, 120):
+        plan = recomposer.plan(each)
+        for _, _, made_of in plan.stages() if plan is not None else ():
+            per_node = odd.node_type_of(made_of.ranks[0]).gpus_per_node
+            if len(made_of.ranks) < per_node:
+                assert len({odd.topology.node(rank) for rank in made_of.ranks}) == 1
+                sizes.add((per_node, len(made_of.ranks)))
+    assert (5, 2) in sizes
+
+
 def test_most_of_them_make_legal_plans_of_all_samples() -> None:
     assert len(made()) > len(drawn()) / 2
     for plan in made().values():
@@ -86,3 +121,21 @@ def test_the_estimate_is_close_to_the_simulated_step() -> None:
     assert len(off) > 6
     assert sorted(map(abs, off))[len(off) // 2] < 0.08
     assert max(off) < 0.15, "a plan that is estimated to be far too long is passed over"
+
+
+def test_the_estimate_has_transfers_that_bound_the_step_and_gradients_that_wait() -> None:
+    """Of a pipeline across a slow link, whose transfers take longer than computes; and of one with delays."""
+    slow = Link(bandwidth_gb_per_s=0.05, latency_us=0.0)
+    fast = Link(bandwidth_gb_per_s=50.0, latency_us=0.0)
+    for link, delays, samples in ((slow, (None, None), 8), (fast, (0, 1), 2)):
+        node = NodeType(name="node", device="A100-40", gpus_per_node=1, count=2)
+        spec = ClusterSpec(node_types=(node,), links=Links(between_nodes=link))
+        asked = problem(spec, OPT_350M, samples)
+        stages = (
+            stage(layers=(8 * s, 8 + 16 * s), ranks=(s,), device="A100-40", depth=2 - s, delay=delays[s])
+            for s in (0, 1)
+        )
+        plan = asked.plan_of([replica(*stages, num_samples=samples)])
+        found = score_plan(plan, asked)
+        assert found is not None
+        assert StepEstimates(asked, Divider(asked)).step_s(plan) == pytest.approx(found.step_s, rel=0.05)

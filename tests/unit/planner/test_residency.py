@@ -14,6 +14,7 @@ from hetero.cost.stage_memory import memory_of_stage
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Stage
 from hetero.plan.offload import NOTHING_ON_HOST, Offload, OnHost
+from hetero.planner.improve.host_of_replica import HostOfReplica
 from hetero.planner.plan_cluster import PlanResult
 from hetero.planner.problem import Problem
 from hetero.planner.replica.least_memory import LeastMemoryPipeline
@@ -22,6 +23,7 @@ from hetero.planner.scoring import bytes_over_capacity, score_plan
 from hetero.spec.cluster import ClusterSpec, Links
 from hetero.spec.host import UpdateRate
 from hetero.spec.link import Link
+from tests.helpers.plans import replica, stage
 from tests.unit.planner import short_memory
 from tests.unit.planner.clusters import planned
 from tests.unit.planner.short_memory import host, problem
@@ -190,3 +192,23 @@ def test_copies_of_an_option_take_the_time_that_its_computes_do_not_have() -> No
         option = StageOptionTable(asked, hosts=OnHost.WEIGHTS).option(Slot(0, 1, 1), 1, "none", on_host=OnHost.WEIGHTS)
         assert option.backwards_s[0] == pytest.approx(backward_s, rel=0.01)
         assert option.layer_s - option.backwards_s[0] == pytest.approx(forward_s, rel=0.01)
+
+
+def test_cards_are_behind_the_switches_of_their_own_node() -> None:
+    """Two of four behind each, in a node that does not begin at a multiple of four."""
+    (node,) = problem().cluster.node_types
+    first = replace(node, name="first", gpus_per_node=1, host=None)
+    second = replace(node, gpus_per_node=4, host=host(gpus_per_switch=2))
+    link = Link(bandwidth_gb_per_s=12.0, latency_us=20.0)
+    question = problem(cluster=ClusterSpec(node_types=(first, second), links=Links(between_nodes=link)))
+    plan = question.plan_of(
+        [
+            replica(
+                stage(layers=(0, 16), ranks=(1, 2), dp=2, device="A100-40"),
+                stage(layers=(16, 32), ranks=(3, 4), dp=2, device="A100-40"),
+                num_samples=16,
+            )
+        ]
+    )
+    asked = HostOfReplica(plan, 0, question).question((0, 1))
+    assert [each.cards for each in asked.stages] == [(2, 0), (0, 2)]

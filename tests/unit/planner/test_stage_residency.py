@@ -114,6 +114,13 @@ def test_an_exchange_takes_what_has_room(exchange: Exchange, expected: tuple[int
     assert in_words(here.exchanged(exchange, lambda other: num_bytes(other) <= num_bytes(here))) == expected
 
 
+def test_nothing_has_to_leave_where_there_is_room() -> None:
+    held = dataclasses.replace(TEN_LAYERS, offload=Offload(optimizer_from=5.0, gradients_from=9.0))
+    here = StageResidency.of(held, num_layers=20)
+    assert here.exchanged(Exchange("optimizer", True, "gradients"), lambda _: True) is None
+    assert in_words(here.exchanged(Exchange("optimizer", True), lambda _: True)) == (0, 5, 8, 10, 0)
+
+
 def test_everything_is_exchanged_for_everything() -> None:
     listed = list(exchanges(["again", "optimizer", "weights"]))
     assert len(listed) == len(set(listed)) == 2 * 3 * 3

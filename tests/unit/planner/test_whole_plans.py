@@ -7,12 +7,13 @@ import pytest
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
-from hetero.planner.improve.plan_changes import PlanFamily, aligned, families, idle_devices
-from hetero.planner.improve.replica_changes import one_layer_more_recomputed
+from hetero.planner.improve.plan_changes import PlanFamily, aligned, exchanges, families, idle_devices
+from hetero.planner.improve.replica_changes import delays, one_layer_more_recomputed
 from hetero.planner.improve.structure_changes import structures
 from hetero.planner.improve.whole_plans import search_whole_plans
 from hetero.planner.problem import Problem
@@ -95,6 +96,27 @@ def test_a_device_that_begins_to_work_comes_into_a_domain() -> None:
     found = [with_domains_of_working(each, question) for each in at_work]
     assert any(is_legal(each) for each in found)
     assert all(each.gradient_sync.domains == ((0, 1, 2, 3, 4, 5), (6, 7, 8)) for each in found)
+
+
+def test_stages_that_change_places_take_the_layers_that_were_there() -> None:
+    question, start = unlike_replicas()
+    start = start.with_replicas({r: start.replicas[r].with_layers_moved(0, 1, 1 + r) for r in (0, 2)})
+    found = [change() for change in exchanges(start, question)]
+    assert found
+    for changed in found:
+        for before, after in zip(start.replicas, changed.replicas, strict=True):
+            assert [(each.start, each.end) for each in after.stages] == [
+                (each.start, each.end) for each in before.stages
+            ]
+
+
+def test_all_delays_change_beside_a_stage_that_may_have_none() -> None:
+    """One keeps its activations on the host, where nothing may wait for its weights' gradients."""
+    question, start = unlike_replicas()
+    pipeline = start.replicas[0].with_stage(0, offload=Offload(activations_until=1))
+    found = [change() for change in delays(pipeline, question)]
+    assert {stage.wgrad_delay for each in found for stage in each.stages[:1]} == {None}
+    assert {stage.wgrad_delay for each in found for stage in each.stages[1:]} > {None, 0, 1}
 
 
 def test_interleaved_stages_become_one_per_device_group() -> None:
