@@ -244,7 +244,7 @@ def _wait(
     for j, arrive in enumerate(reversed(arrives)):
         norm = np.maximum(norm, arrive * g[:, j])
     norm = norm + question.norm
-    wait = norm + (updates * (1 - o)).sum(-1) - stage.fill
+    wait: Ints = norm + (updates * (1 - o)).sum(-1) - stage.fill
     updated = np.zeros(len(o))
     received = np.zeros(len(o), dtype=np.int64)
     for j, arrive in enumerate(reversed(arrives)):
@@ -287,7 +287,8 @@ def arrays_of(choices: Sequence[OffloadChoice]) -> Iterator[tuple[Ints, Ints, in
 def _patterns(part: Ints, blocks: int) -> Ints:
     """Every assignment of a row of ``part`` to each block: [assignments, blocks, columns]."""
     numbers = np.array(list(itertools.product(range(len(part)), repeat=blocks)))
-    return part[numbers]
+    assigned: Ints = part[numbers]
+    return assigned
 
 
 def _parts(stage: Stage) -> tuple[Ints, Ints]:
@@ -328,7 +329,7 @@ def any_below(question: Question, limit: int) -> bool:
     none = np.zeros((1, n, 5), dtype=np.int64)
     at_rest = costs(question, 0, none, np.zeros(1, dtype=np.int64), threads)
 
-    def padded(part: Ints, columns: slice, others: int = 0) -> Ints:
+    def padded(part: Ints, columns: slice, others: Ints | int = 0) -> Ints:
         whole = np.full((len(part), n, 5), 0, dtype=np.int64)
         whole[:, :, columns] = part
         whole[:, :, 4] |= others
