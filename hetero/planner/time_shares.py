@@ -13,7 +13,7 @@ class TimeShare(Enum):
     """A step of planning, in their order: its share of the time that is left, and what that is for."""
 
     PLANNING = 0.93, "of the time limit, all of planning; a step that has begun then is finished first"
-    GOING_ON = 0.06, "of a rung, the search among whole plans of the rung before: it gains where the limit is near"
+    GOING_ON = 0.03, "of a rung, the search among whole plans of the rung before: it gains where the limit is near"
     INITIAL_PLAN = 0.08, "the initial plan; where nothing is found by then, until something is"
     INITIAL_TEMPLATES = 0.4, "of the initial plan's share, pipelines on one node type"
     FIRST_PIPELINE = 0.5, "at most, until one pipeline on one node type fits"

@@ -139,6 +139,11 @@ class WholePlansSearch:
         self._looks, self._gains = [0] * len(self._families), [0] * len(self._families)
         self._starts: list[ScoredPlan] = []
         self._started: set[Plan] = set()
+        # Where the search is: the turn and the round that come next, the turns in vain until now, and what is left of
+        # the changes of the plan that leaps begin from.
+        self._turn = self._number = self._in_vain = 0
+        self._leapt_from: Plan | None = None
+        self._changes: list[PlanChange] = []
 
     def go_on(self, shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
         """The best plan, or what the search among whole plans makes of it, of another one of the shortlist, or of what
@@ -158,32 +163,31 @@ class WholePlansSearch:
         return self.run()
 
     def run(self) -> ScoredPlan:
-        leapt_from: ScoredPlan | None = None
-        changes: list[PlanChange] = []
-        in_vain = number = 0
-        for turn in itertools.count():
-            if self._deadline.is_over():
-                break
+        """Search on, where the deadline before cut the search off; anew, where it ended by itself."""
+        if self._in_vain >= ROUNDS_IN_VAIN:
+            self._in_vain = 0
+        while not self._deadline.is_over():
             before = self.best
-            if turn % TURNS_BETWEEN_DEALING == 0:
+            if self._turn % TURNS_BETWEEN_DEALING == 0:
                 self._recompose()
-            if in_vain == ROUNDS_IN_VAIN:
+            self._turn += 1
+            if self._in_vain >= ROUNDS_IN_VAIN:
                 self._climb(self.best)
                 if not (is_better(self.best, before, self._problem) or self._starts):
                     break
-                in_vain = 0
-            if leapt_from is not self.best:
-                leapt_from, changes = self.best, self._leaps_from(self.best)
+                self._in_vain = 0
+            if self._leapt_from != self.best.plan:
+                self._leapt_from, self._changes = self.best.plan, self._leaps_from(self.best)
                 # To look at a change of interleaved stages takes many times as long as at another one.
                 interleaved = any(replica.is_interleaved for replica in self.best.plan.replicas)
                 self._landed = [] if interleaved else [self.best]
-            self._landed += self._leaps(self.best, changes[:LEAPS_AT_ONCE])
+            changes, self._changes = self._changes[:LEAPS_AT_ONCE], self._changes[LEAPS_AT_ONCE:]
+            self._landed += self._leaps(self.best, changes)
             self._landed.sort(key=lambda each: goal_value(each, self._problem))
-            changes = changes[LEAPS_AT_ONCE:]
             if goal_value(self.best, self._problem) > (1 - WORTH_LEAPING) * goal_value(before, self._problem):
-                self._round(number)
-                number += 1
-            in_vain = 0 if is_better(self.best, before, self._problem) else in_vain + 1
+                self._round(self._number)
+                self._number += 1
+            self._in_vain = 0 if is_better(self.best, before, self._problem) else self._in_vain + 1
         return self.best
 
     def _round(self, number: int) -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from hetero.errors import PlanError
 from hetero.plan.ir import Plan
-from hetero.planner.scoring import score_plan
+from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.scoring import score_plan, score_with_smaller_depths, scoring_s
 from tests.helpers.plans import plan, replica, stage
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
 
@@ -28,3 +29,9 @@ def test_a_plan_that_does_not_fit_has_no_score() -> None:
 def test_a_plan_that_is_not_legal_is_an_error() -> None:
     with pytest.raises(PlanError, match="needs 2"):
         score_plan(one_node(micro_batch_size=1, tp=2), QUESTION)
+
+
+def test_smaller_depths_that_change_nothing_count_without_a_simulation() -> None:
+    timer, single = CountedWork(), one_node(micro_batch_size=1)
+    assert score_with_smaller_depths(single, QUESTION, Deadline(10.0, timer)) is None
+    assert 0 < timer.now_s() < 0.5 * scoring_s(single)

@@ -12,10 +12,10 @@ from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
-from hetero.planner.improve.plan_changes import PlanFamily, aligned, exchanges, families, idle_devices
+from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, aligned, exchanges, families, idle_devices
 from hetero.planner.improve.replica_changes import delays, one_layer_more_recomputed
 from hetero.planner.improve.structure_changes import structures
-from hetero.planner.improve.whole_plans import search_whole_plans
+from hetero.planner.improve.whole_plans import WholePlansSearch, search_whole_plans
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, goal_value
 from tests.bench.bench_search_over_plans import search
@@ -169,6 +169,24 @@ def test_more_effort_is_never_worse() -> None:
     steps = [goal_value(found_from("unlike devices", effort_s, 1), question) for effort_s in (0.05, 0.1, 0.3, 0.6)]
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] < goal_value(start, question)
+
+
+def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are dealt anew in every fourth turn, also if a limit cuts turns off; and no leap is begun twice."""
+    question, start = start_of("unlike devices")
+    whole_plans, dealt, leapt_from = WholePlansSearch(question), [], []
+    listed = WholePlansSearch._leaps_from
+
+    def noted(search: WholePlansSearch, begun_with: ScoredPlan) -> list[PlanChange]:
+        leapt_from.append(begun_with.plan)
+        return listed(search, begun_with)
+
+    monkeypatch.setattr(WholePlansSearch, "_recompose", lambda search: dealt.append(search.best.plan))
+    monkeypatch.setattr(WholePlansSearch, "_leaps_from", noted)
+    for _ in range(2):
+        start = whole_plans.go_on(Shortlist(start), question, Deadline(0.01, CountedWork()))
+    assert len(dealt) == 1
+    assert leapt_from == list(dict.fromkeys(leapt_from))
 
 
 @pytest.mark.slow
