@@ -27,7 +27,7 @@ DISCOVERY = "hetero/discovery/__main__.py"
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.rotates(every=3, turn=0)
 def test_this_host(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Once written, the file is not written over by accident."""
     out = tmp_path / "cluster.yaml"
