@@ -61,6 +61,7 @@ def test_only_policies_that_stream_weights_train_where_these_do_not_fit() -> Non
     assert stronghold.overlap
 
 
+@pytest.mark.slow
 def test_the_best_plan_by_a_policy_is_an_initial_plan_where_memory_is_short() -> None:
     question = asked(memory_gib=48, batch=1)
     found = published_residency(question, Deadline(20.0, CountedWork()), beside=None)
