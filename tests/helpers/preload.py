@@ -30,7 +30,7 @@ for _record in (Plan, RankAssignment, Epoch, PlanningProblem):
     adapter_of(_record)
 
 # As many documents as megatron-core has are 13 million samples of 16 tokens, whose order takes each rank 0.3 s to draw.
-MockGPTLowLevelDataset.size = 1000
+MockGPTLowLevelDataset.size = 10_000
 
 # The ranks share what was imported here, and need not look through it for garbage.
 gc.collect()
