@@ -45,14 +45,13 @@ tests=("$python" -m pytest "${options[@]}")
 echo "== tests, $workers files at a time"
 rm -rf .pytest_cache
 share="$(mktemp -d)"
-processes=()
-trap 'kill -INT "${processes[@]}" 2>/dev/null || true; rm -rf "$share"' EXIT
-for ((worker = 0; worker < workers; worker++)); do
-    "${tests[@]}" -q -o console_output_style=times --share-files="$share" "${chosen[@]}" &
-    processes+=($!)
-done
-for process in "${processes[@]}"; do noted wait "$process"; done
-processes=()
+run=''
+trap '[ -z "$run" ] || kill -INT "$run" || true; rm -rf "$share"' EXIT
+"$python" -m tests.helpers.workers "$workers" \
+    "${options[@]}" -q -o console_output_style=times --share-files="$share" "${chosen[@]}" &
+run=$!
+noted wait "$run"
+run=''
 if [ "$exit_code" -eq 1 ]; then
     echo "== what a busy machine may have made fail, once more with nothing beside it"
     exit_code=0

@@ -309,6 +309,10 @@ def _tokenizer(recipe: Recipe) -> Tokenizer:
 @functools.cache
 def _indexed_dataset() -> ModuleType:
     """megatron-core's module, which imports torch; workers get it from the process that forks them."""
+    from hetero.runtime import cpu_backend
+
+    # Without what megatron-core compiles and imports for others, which takes longer than all the rest of it.
+    cpu_backend.install()
     with warnings.catch_warnings():
         # It warns of every optional package that is not installed.
         warnings.simplefilter("ignore")

@@ -36,6 +36,12 @@ import torch._dynamo  # noqa: E402  (torch.optim imports it at its first step)
 import torch.distributed as dist  # noqa: E402
 
 import hetero.runtime.trainer  # noqa: E402, F401
+from hetero.elastic.records import RankAssignment  # noqa: E402
+from hetero.plan.ir import Plan  # noqa: E402
+from hetero.serialization import adapter_of  # noqa: E402
+
+for _record in (Plan, RankAssignment):
+    adapter_of(_record)
 
 _PARENT = os.getpid()
 

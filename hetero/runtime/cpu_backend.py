@@ -83,7 +83,7 @@ def _import_megatron_without_compiling() -> None:
     compile_ = torch.compile
     torch.compile = leave_as_it_is  # type: ignore[assignment]  # the same call, but for its overloads
     try:
-        with _without_wandb(), warnings.catch_warnings():
+        with _without(*_FOR_OTHERS), warnings.catch_warnings():
             # Half a dozen modules say that Apex and TransformerEngine are not installed.
             warnings.simplefilter("ignore")
             import megatron.core.models.gpt.gpt_layer_specs
@@ -93,18 +93,22 @@ def _import_megatron_without_compiling() -> None:
         torch.compile = compile_
 
 
-@contextmanager
-def _without_wandb() -> Iterator[None]:
-    """Let megatron-core take wandb for not installed, unless somebody has imported it.
+_FOR_OTHERS = ("wandb", "tensorboard")
+"""What megatron-core imports wherever it is found, for its inference engine (inference/contexts/dynamic_context.py) and
+its timers (timers.py), which nobody here runs: wandb takes as long as all else of megatron-core, in every process."""
 
-    Its inference engine imports it wherever it is found (inference/contexts/dynamic_context.py), which takes as long as
-    all else of megatron-core, in every process. Nobody here runs that engine; who asks for wandb imports it later.
+
+@contextmanager
+def _without(*names: str) -> Iterator[None]:
+    """Let megatron-core take these modules for not installed, unless somebody has imported them.
+
+    Who asks for one imports it later.
     """
-    if "wandb" in sys.modules:
-        yield
-        return
-    sys.modules["wandb"] = None  # type: ignore[assignment]  # how Python says that a module cannot be imported
+    hidden = [name for name in names if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # how Python says that a module cannot be imported
     try:
         yield
     finally:
-        del sys.modules["wandb"]
+        for name in hidden:
+            del sys.modules[name]

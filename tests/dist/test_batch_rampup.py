@@ -133,7 +133,7 @@ def test_a_small_batch_is_a_whole_one_to_who_knows_no_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("plans")
+@pytest.mark.rotates("plans", every=2, turn=0)
 @pytest.mark.parametrize("made", [experts, interleaved, everything_on_hosts])
 def test_what_depends_on_the_batch_follows_it(made: Callable[[], Plan]) -> None:
     """The share of a microbatch in an auxiliary loss; the order of computes of ranks with several stages; how many

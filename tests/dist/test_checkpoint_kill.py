@@ -28,7 +28,7 @@ FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmd
 """What Python tells its audit hooks of. A save with its clean-up is some 25 of them."""
 
 
-@pytest.mark.rotates(every=3, turn=1)
+@pytest.mark.rotates(every=3, turn=2)
 def test_the_last_published_checkpoint_always_loads(tmp_path: Path) -> None:
     context = fork_server()
     receive, send = context.Pipe(duplex=False)

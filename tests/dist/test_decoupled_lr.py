@@ -32,7 +32,7 @@ def alone(plan: Plan, adam: AdamOptions) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("embeddings")
+@pytest.mark.rotates("embeddings", every=2, turn=0)
 @pytest.mark.parametrize(("plan", "own"), [(TIED, {EMBEDDING}), (UNTIED, {EMBEDDING, OUTPUT})], ids=["tied", "untied"])
 def test_who_has_a_rate_of_its_own(plan: Plan, own: set[str]) -> None:
     """Of AdamW's first step every change is in proportion to the rate; all others are the same bit for bit."""
@@ -49,7 +49,7 @@ def test_who_has_a_rate_of_its_own(plan: Plan, own: set[str]) -> None:
             np.testing.assert_array_equal(apart[name], plain[name])
 
 
-@pytest.mark.rotates("layouts")
+@pytest.mark.rotates("layouts", every=2, turn=1)
 @pytest.mark.parametrize(
     "plan",
     [

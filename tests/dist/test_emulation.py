@@ -299,6 +299,7 @@ def test_hosts_take_what_the_simulator_says(described: Plan, seconds: float) -> 
     assert list(ran.losses) == pytest.approx(alone.losses, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_on_hosts_are_summed_while_the_backward_goes_on() -> None:
     """A thread launches these sums, mostly when the small backward that really runs is over."""
     all_ = Offload(optimizer_from=-1, gradients_from=-1)

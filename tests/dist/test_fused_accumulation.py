@@ -60,7 +60,7 @@ def test_a_layout_trains_like_one_process_without_the_kernel(
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("bits")
+@pytest.mark.rotates("bits", every=2, turn=0)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("delays", [(None,), (0, 1, 2, 3)], ids=["whole", "split"])
 def test_bits_are_those_without_the_kernel(precision: Precision, delays: tuple[int | None, ...]) -> None:

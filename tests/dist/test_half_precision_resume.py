@@ -252,7 +252,7 @@ def pairs(draw: st.DrawFn) -> tuple[Leg, Leg]:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=6, turn=2)
+@pytest.mark.rotates(every=6, turn=1)
 @given(pairs())
 @settings(
     max_examples=3,

@@ -80,7 +80,7 @@ def two_stages(weights: float | None, **fields: Any) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("recomputations")
+@pytest.mark.rotates("recomputations", every=2, turn=1)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_bits_are_those_of_the_device_however_late_copies_are(recompute: str) -> None:
     """Also of weights that ranks gather, and of layers that are computed again."""

@@ -58,7 +58,7 @@ def logits_of(rank: int, made: Plan, argv: list[str], tokens_BS: torch.Tensor) -
     return logits.numpy()
 
 
-@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.rotates(every=3, turn=2)
 def test_converted_in_trained_and_converted_out(tmp_path: Path) -> None:
     torch.manual_seed(3)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()

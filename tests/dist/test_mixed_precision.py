@@ -48,11 +48,11 @@ def in_precision(plan: Plan, precision: Precision) -> Plan:
 
 
 def _cases() -> Iterator[Any]:
-    """Each precision with and without a shared optimizer, under one of the layouts each second run."""
+    """Each precision with and without a shared optimizer, one of the four in each run and under one of the layouts."""
     for precision, distributed in itertools.product(("bf16", "fp16"), (False, True)):
         how = f"{precision}-{'distributed' if distributed else 'all-reduce'}"
         for name, plan in CHOSEN:
-            row = pytest.mark.rotates(how, every=2, turn=(precision == "fp16") ^ distributed)
+            row = pytest.mark.rotates(how, every=4, turn=2 * (precision == "fp16") + distributed)
             yield pytest.param(plan, precision, distributed, id=f"{name}-{how}", marks=row)
 
 
@@ -118,7 +118,7 @@ def losses_with(rank: int, plan: Plan, begins_with: list[Weights | None]) -> lis
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("precisions")
+@pytest.mark.rotates("precisions", every=2, turn=1)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_small_updates_are_not_lost(precision: Precision) -> None:
     """An update of a thousandth is below half of bf16's last bit: only master weights can add a hundred of them up."""

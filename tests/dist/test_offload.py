@@ -114,7 +114,9 @@ def beside_the_device() -> Iterator[Any]:
         # No other finds a forward that begins before the old weights are back.
         always = name == "fp16-overflow-right"
         turns = (
-            [] if always else [pytest.mark.rotates("overflows" if overflows else "bits", every=2, turn=int(overflows))]
+            []
+            if always
+            else [pytest.mark.rotates("overflows" if overflows else "bits", every=4, turn=1 if overflows else 2)]
         )
         yield pytest.param(case, id=name, marks=[pytest.mark.slow, *turns])
 
@@ -254,7 +256,7 @@ def failing_update(rank: int, made: Plan) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("precisions")
+@pytest.mark.rotates("precisions", every=2, turn=0)
 @pytest.mark.parametrize("precision", ["bf16", "fp64"])
 def test_what_is_held_is_what_is_predicted(precision: Precision) -> None:
     """On the device and on the host, but for the padding of segments and shards."""

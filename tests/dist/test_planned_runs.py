@@ -68,7 +68,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@pytest.mark.rotates("parts", every=2, turn=1)
+@pytest.mark.rotates("parts", every=3, turn=1)
 @pytest.mark.parametrize("part", range(3))
 def test_every_plan_is_legal_and_trains_like_one_process(part: int) -> None:
     """Of twelve problems, in three parts."""

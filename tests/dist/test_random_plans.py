@@ -35,7 +35,7 @@ IN_EVERY_RUN = 2
 """The number of that plan, which is a small one."""
 
 TURNS = 10
-"""Of so many in a row every third run takes one."""
+"""Of so many in a row every sixth run takes one."""
 
 
 def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) -> None:
@@ -47,7 +47,7 @@ def assert_equals_one_process(made: Plan, data_parallel: DataParallelOptions) ->
 def _cases() -> Iterator[Any]:
     for n in range(IN_THE_SUITE):
         first = n - n % TURNS
-        turns = pytest.mark.rotates(f"from {first}", every=3, turn=first // TURNS % 3)
+        turns = pytest.mark.rotates(f"from {first}", every=6, turn=first // TURNS % 6)
         marks = [] if n == IN_EVERY_RUN else [pytest.mark.slow, turns]
         yield pytest.param(n, marks=marks)
 

@@ -67,9 +67,9 @@ def _cases() -> list[Any]:
     )
     for precision in ("bf16", "fp16"):
         made = dataclasses.replace(everything, precision=precision)
-        marks = [pytest.mark.slow, pytest.mark.rotates("half precision")]
+        marks = [pytest.mark.slow, pytest.mark.rotates("half precision", every=2, turn=0)]
         cases.append(pytest.param(made, SMALL_BUCKETS, id=precision, marks=marks))
-    ways = pytest.mark.rotates("ways of everything")
+    ways = pytest.mark.rotates("ways of everything", every=2, turn=1)
     split = with_delays(layout("everything", "llama-tied"), DELAYS["as-zb-h1"])
     cases.append(pytest.param(split, SMALL_BUCKETS, id="split", marks=[pytest.mark.slow, ways]))
     cases.append(pytest.param(sharded(everything), GATHERS, id="sharded", marks=[pytest.mark.slow, ways]))

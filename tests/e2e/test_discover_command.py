@@ -27,7 +27,7 @@ DISCOVERY = "hetero/discovery/__main__.py"
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.rotates(every=3, turn=2)
 def test_this_host(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Once written, the file is not written over by accident."""
     out = tmp_path / "cluster.yaml"
@@ -79,7 +79,7 @@ def test_ranks_of_one_host_are_its_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=3, turn=1)
+@pytest.mark.rotates(every=3, turn=0)
 def test_tasks_of_a_step_on_unequal_nodes(tmp_path: Path) -> None:
     """Each is bound to a core, and one of them shares its own with a third: 0.5, 0.5 and 1 core, or all alike."""
     cores = sorted(os.sched_getaffinity(0))

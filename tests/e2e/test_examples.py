@@ -42,7 +42,7 @@ def printed(example: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.rotates(every=3, turn=0)
 def test_a_cluster_is_planned(tmp_path: Path) -> None:
     said = printed("plan_a_cluster.py", str(tmp_path / "plan.json"))
     validate(load(Plan, tmp_path / "plan.json"))
@@ -61,7 +61,7 @@ def test_a_plan_is_simulated_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.rotates(every=3, turn=1)
 @pytest.mark.dist
 def test_two_stages_are_trained() -> None:
     *torchrun, script = command_of("train_two_stages.py")

@@ -83,7 +83,7 @@ def shells(lines: list[str], folder: Path) -> Iterator[list["subprocess.Popen[st
             process.wait()
 
 
-@pytest.mark.rotates(every=6, turn=5)
+@pytest.mark.rotates(every=6, turn=3)
 def test_the_printed_lines_train_on_two_hosts_of_unlike_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -482,7 +482,7 @@ def test_every_rank_needs_a_device(num_gpus: int, backend: str, said: list[str])
 # ---- a whole launch
 
 
-@pytest.mark.rotates(every=2, turn=0)
+@pytest.mark.rotates(every=6, turn=5)
 def test_a_launch_that_cannot_work_ends_with_one_message(tmp_path: Path) -> None:
     """The whole way once: rank 0 prints, every rank ends with 2, torchrun says so, and nobody hangs."""
     save(good_plan(), tmp_path / "plan.json")
@@ -510,7 +510,7 @@ runpy.run_path("pretrain_gpt.py", run_name="__main__")
 """
 
 
-@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.rotates(every=6, turn=4)
 def test_a_bug_of_one_rank_is_the_last_that_the_launcher_says(tmp_path: Path) -> None:
     """Whichever rank the launcher takes for the first that failed: that one, or who hears of it."""
     script = tmp_path / "broken.py"

@@ -107,7 +107,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**TEXT, "DATA_PATH": write_corpus(tmp_path_factory.mktemp("text") / "json", documents)}
 
 
-@pytest.mark.rotates("scripts")
+@pytest.mark.rotates("scripts", every=2, turn=0)
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

@@ -120,7 +120,7 @@ def test_a_device_that_nobody_has_heard_of_is_measured_killed_and_planned_for(
             assert predicted.backward_s == min(each.backward_s for each in series)
 
 
-@pytest.mark.rotates(every=3, turn=2)
+@pytest.mark.rotates(every=6, turn=2)
 def test_one_rank_of_a_kind_measures_and_all_measure_their_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

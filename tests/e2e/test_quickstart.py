@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(400)
 def test_quickstart(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", "scripts/quickstart.sh", "20", "3"], cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
+        ["bash", "scripts/quickstart.sh", "10", "2"], cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"^step .*\| loss ([\d.]+) ", done.stdout, re.MULTILINE)]

@@ -226,7 +226,7 @@ def test_a_job_that_loses_a_node_goes_on_from_its_last_checkpoint(slurm: SlurmCl
     job.cancel()
 
 
-@pytest.mark.rotates(every=6, turn=4)
+@pytest.mark.rotates(every=6, turn=0)
 def test_nodes_that_nobody_has_described_are_planned_for(slurm: SlurmCluster, tmp_path: Path) -> None:
     """``discover_and_pretrain.sbatch`` with a model's script at its small size; processors have a made-up profile."""
     (folder := tmp_path / "lines").mkdir()

@@ -84,7 +84,7 @@ def test_the_planner_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=3, turn=2)
+@pytest.mark.rotates(every=6, turn=2)
 def test_training_needs_no_extra_but_its_own() -> None:
     """A launch without agents, as the quick start is, imports nothing that other extras bring."""
     others = {module for extra in EXTRAS if extra != "train" for module in EXTRAS[extra]} - set(EXTRAS["train"])

@@ -223,6 +223,7 @@ def test_no_etcd(cluster: Callable[..., ElasticCluster]) -> None:
         assert "hetero elastic store" in given_up
 
 
+@pytest.mark.slow
 def test_an_agent_waits_for_its_etcd(cluster: Callable[..., ElasticCluster], tmp_path: Path) -> None:
     """An array of jobs may start before the one with etcd does."""
     etcd = EtcdServer(tmp_path / "etcd")

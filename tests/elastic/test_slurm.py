@@ -149,7 +149,7 @@ def test_a_cancelled_task_leaves_comes_back_and_the_others_never_notice(slurm: S
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=2, turn=1)
+@pytest.mark.rotates(every=3, turn=1)
 def test_real_agents_train_on_without_a_cancelled_task_and_with_it_again(
     slurm: SlurmCluster, etcd: EtcdServer, job: str, tmp_path: Path
 ) -> None:

@@ -15,9 +15,10 @@ from tests.faults.elastic_scenarios import NEEDS_ROOT, TAKES_A_NODE, FaultKind, 
 from tests.helpers.commands import ROOT
 from tests.helpers.network_namespaces import can_make_namespaces
 
-SEEDS = (170, 228, 433)
-FAULTS = 17
-"""Of each run."""
+SEEDS = (3067, 4386, 8212)
+"""On two, three and four nodes; a run of the tests takes one. They draw each fault of another kind, as few seeds do."""
+
+FAULTS = 12
 
 SAMPLED = "test_a_run_with_faults_ends_as_without_or_as_documented"
 
@@ -43,7 +44,9 @@ def test_all_kinds_of_faults_are_drawn_and_a_node_is_left() -> None:
 
 def test_the_sample_has_all_kinds_and_options() -> None:
     sample = [scenario(seed, num_faults=FAULTS) for seed in SEEDS]
-    assert {fault.kind for each in sample for fault in each.faults} == set(get_args(FaultKind))
+    drawn = [{fault.kind for fault in each.faults} for each in sample]
+    assert set().union(*drawn) == set(get_args(FaultKind))
+    assert {len(kinds) for kinds in drawn} == {FAULTS}
     assert {len(each.types) for each in sample} == {2, 3, 4}
     assert {each.store for each in sample} == {each.distributed_optimizer for each in sample} == {False, True}
 
@@ -85,7 +88,7 @@ def test_a_campaign_that_was_ended_goes_on(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Run]:
-    """By seed; all run beside one another, as they mostly wait."""
+    """By seed, of those whose turn it is; with ``--all`` all run beside one another, as they mostly wait."""
     is_root = can_make_namespaces()
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     chosen = [cast("int", item.callspec.params["seed"]) for item in items if item.originalname == SAMPLED]
@@ -98,6 +101,6 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.rotates("seeds")) for seed in SEEDS])
 def test_a_run_with_faults_ends_as_without_or_as_documented(seed: int, runs: Mapping[int, Run]) -> None:
     assert not runs[seed].problem, tell(runs[seed])

@@ -1,29 +1,23 @@
 """Agents in the time of a fork: processes of the test's fork server, which has imported what agents import.
 
 An agent imports for two seconds of a core, and its own fork server for seven more; the tests start nearly a hundred.
-Here the fork server of an agent is a fork too, taken before the agent has begun anything, so that it has one thread and
-nothing open. It becomes the server as soon as the agent asks for one. All else is as in ``hetero elastic agent``, with
-which `tests/elastic/test_commands.py` and the tests of Slurm start theirs.
+Here the fork server of an agent is a fork too (:mod:`tests.helpers.early_fork_server`). All else is as in
+``hetero elastic agent``, with which `tests/elastic/test_commands.py` and the tests of Slurm start theirs.
 """
 
 import contextlib
-import multiprocessing.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
-from multiprocessing.reduction import recvfds, sendfds
 from pathlib import Path
 
-from hetero.distributed.helper_processes import end_with_parent
+from tests.helpers.early_fork_server import fork_server_early
 from tests.helpers.network_namespaces import Host
 from tests.helpers.rank_pool import fork_server
 from tests.helpers.sources import ROOT
-
-_MOST_BYTES = 1 << 20
 
 
 class ForkedAgent:
@@ -80,46 +74,7 @@ def _agent_main(words: Sequence[str], output: str, variables: Mapping[str, str],
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["hetero", *words]
     with host.entered() if host is not None else contextlib.nullcontext():
-        _prepare_fork_server()
+        fork_server_early()
         from hetero.cli import main  # noqa: PLC0415  (not before this process is an agent's)
 
         sys.exit(main(list(words)))
-
-
-def _prepare_fork_server() -> None:
-    """Fork what is going to be this agent's fork server, when it asks for the process of one."""
-    agent, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        end_with_parent(agent)
-        code = 1
-        with contextlib.suppress(SystemExit):
-            _become_fork_server(theirs)
-            code = 0
-        os._exit(code)
-    theirs.close()
-    start = multiprocessing.util.spawnv_passfds
-
-    def start_or_hand_over(path: bytes, args: list[str], descriptors: Sequence[int]) -> int:
-        if "forkserver" not in args[-1]:
-            return int(start(path, args, descriptors))
-        # The numbers of the descriptors are others over there.
-        program = args[-1].replace(f"main({descriptors[0]}, {descriptors[1]},", "main(LISTENER, ALIVE,", 1)
-        assert "LISTENER" in program, program
-        ours.sendall(program.encode())
-        sendfds(ours, list(descriptors))
-        ours.close()
-        return pid
-
-    # By its stub the words of a command are numbers.
-    multiprocessing.util.spawnv_passfds = start_or_hand_over  # type: ignore[assignment]
-
-
-def _become_fork_server(asked_by: socket.socket) -> None:
-    program = asked_by.recv(_MOST_BYTES).decode()
-    if not program:
-        return  # the agent has ended without one
-    listener, alive = recvfds(asked_by, 2)
-    asked_by.close()
-    exec(program, {"LISTENER": listener, "ALIVE": alive})

@@ -13,13 +13,24 @@ from hetero.runtime import cpu_backend  # noqa: E402
 cpu_backend.install()
 
 import torch._dynamo  # noqa: E402, F401  (torch.optim imports it at its first step)
+from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset  # noqa: E402
 
 import hetero.commands.elastic  # noqa: E402
 import hetero.elastic.agent  # noqa: E402
 import hetero.runtime.trainer  # noqa: E402, F401
 import megatron.training.training  # noqa: E402, F401
 import tests.helpers.shared_memory_group  # noqa: E402, F401  (torch keeps a list of such groups)
+from hetero.elastic.planning_problem import PlanningProblem  # noqa: E402
+from hetero.elastic.records import Epoch, RankAssignment  # noqa: E402
+from hetero.plan.ir import Plan  # noqa: E402
+from hetero.serialization import adapter_of  # noqa: E402
 from tests.helpers.process_state import state_of_this_process  # noqa: E402
+
+for _record in (Plan, RankAssignment, Epoch, PlanningProblem):
+    adapter_of(_record)
+
+# As many documents as megatron-core has are 13 million samples of 16 tokens, whose order takes each rank 0.3 s to draw.
+MockGPTLowLevelDataset.size = 10_000
 
 # The ranks share what was imported here, and need not look through it for garbage.
 gc.collect()

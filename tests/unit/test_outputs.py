@@ -138,7 +138,7 @@ def test_a_process_of_its_own_gets_both_flags(command: str, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("commands")
+@pytest.mark.rotates("commands", every=2, turn=0)
 @pytest.mark.parametrize("command", ["discover", "doctor", "profile host"])
 def test_a_process_of_its_own_prints_its_document(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*CHILDREN[command].split(), "--json", "--quiet"]) in (0, 1)

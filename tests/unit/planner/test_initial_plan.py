@@ -88,7 +88,7 @@ def outcome(question: Problem, timer: Timer) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("seeds")
+@pytest.mark.rotates("seeds", every=2, turn=1)
 @pytest.mark.parametrize("start", [0, 60, 120, 180])
 def test_every_outcome_is_true_whatever_the_time(start: int) -> None:
     outcomes = [outcome(drawn(seed), CountedWork()) for seed in range(start, start + 60)]
@@ -154,7 +154,9 @@ FAST_EDGES = ("one layer", "fewer samples than devices")
     ("spec", "model", "batch"),
     [
         pytest.param(
-            *edge, id=name, marks=() if name in FAST_EDGES else [pytest.mark.slow, pytest.mark.rotates("edges")]
+            *edge,
+            id=name,
+            marks=() if name in FAST_EDGES else [pytest.mark.slow, pytest.mark.rotates("edges", every=2, turn=0)],
         )
         for name, edge in EDGES.items()
     ],
@@ -169,7 +171,7 @@ def test_edges(spec: ClusterSpec, model: ModelSpec, batch: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("batches")
+@pytest.mark.rotates("batches", every=2, turn=1)
 @pytest.mark.parametrize("batch", LARGE_BATCHES.values(), ids=LARGE_BATCHES)
 def test_large_batches(batch: int, simulated_s: list[float]) -> None:
     """They ended in the same, after four times the limit: each simulation of so many microbatches takes seconds."""

@@ -25,7 +25,7 @@ def with_memory(question: Problem, gib: int) -> Problem:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("memories")
+@pytest.mark.rotates("memories", every=2, turn=0)
 @pytest.mark.parametrize("seed", [0, 2])
 def test_more_memory_never_makes_the_plan_slower(seed: int) -> None:
     question = random_problem(seed, gpus=(2, 1), num_layers=6, batch=8)
@@ -35,7 +35,7 @@ def test_more_memory_never_makes_the_plan_slower(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("more effort")
+@pytest.mark.rotates("more effort", every=2, turn=1)
 @pytest.mark.parametrize(
     ("seed", "options"), [(1, {}), (4, {}), (6, {"distributed_optimizer": True})], ids=["1", "4", "shared state"]
 )

@@ -74,6 +74,7 @@ def test_devices_without_the_precision_have_no_replica(name: str) -> None:
     assert plan.idle_ranks == (0,)
 
 
+@pytest.mark.slow
 def test_the_best_plan_by_a_policy_is_an_initial_plan_where_memory_is_short() -> None:
     question = asked(memory_gib=48, batch=1)
     found = published_residency(question, Deadline(20.0, CountedWork()), beside=None)

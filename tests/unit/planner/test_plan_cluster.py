@@ -106,7 +106,7 @@ def test_slow_gpus_beside_64_fast_ones_do_not_make_the_step_longer() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates("efforts")
+@pytest.mark.rotates("efforts", every=2, turn=1)
 @pytest.mark.parametrize("effort_s", [0.2, 0.5, 2.0])
 def test_the_same_question_has_the_same_answer(effort_s: float) -> None:
     """With counted work also where it cuts enumeration, search or passes short."""
@@ -118,7 +118,7 @@ def test_the_same_question_has_the_same_answer(effort_s: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(every=3, turn=2)
+@pytest.mark.rotates(every=6, turn=2)
 def test_beats_every_yardstick_on_mixed_nodes() -> None:
     question = problem(cluster(("A100-40", 8, 1), ("V100-16", 8, 1)), GPT_NEO, 64)
     result = planned(question, effort_s=5)

@@ -1,4 +1,4 @@
-"""Who loads matplotlib and wandb: those who draw, and those who are asked to; no rank of a training run by itself."""
+"""Who loads matplotlib, wandb and tensorboard: those who draw, and those who are asked to; no rank by itself."""
 
 import ast
 import subprocess
@@ -11,8 +11,8 @@ from hetero.cli import COMMANDS
 
 
 def loaded(*statements: str) -> set[str]:
-    """Which of both a new process has loaded that has run ``statements``."""
-    code = f"import sys; {'; '.join(statements)}; print({{'matplotlib', 'wandb'}} & sys.modules.keys())"
+    """Which of the three a new process has loaded that has run ``statements``."""
+    code = f"import sys; {'; '.join(statements)}; print({{'matplotlib', 'wandb', 'tensorboard'}} & sys.modules.keys())"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     found: set[str] = ast.literal_eval(run.stdout.splitlines()[-1].replace("set()", "[]"))
     return set(found)
@@ -34,15 +34,16 @@ AS_A_RANK = (
         pytest.param((f"import {', '.join(COMMANDS.values())}",), id="commands"),
     ],
 )
-def test_ranks_and_the_command_line_start_without_both(statements: Iterable[str]) -> None:
+def test_ranks_and_the_command_line_start_without_them(statements: Iterable[str]) -> None:
     assert not loaded(*statements)
 
 
 @pytest.mark.slow
 @pytest.mark.rotates(every=3, turn=0)
-def test_a_rank_that_asks_for_wandb_gets_it() -> None:
+def test_a_rank_that_asks_for_wandb_and_tensorboard_gets_them() -> None:
     pytest.importorskip("wandb")
-    assert loaded(*AS_A_RANK, "import wandb, wandb.sdk") == {"wandb"}
+    asks = "import wandb, wandb.sdk; from torch.utils.tensorboard import SummaryWriter"
+    assert loaded(*AS_A_RANK, asks) == {"wandb", "tensorboard"}
 
 
 @pytest.mark.slow
