@@ -76,7 +76,7 @@ def samples(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
     """Samples move between replicas that are alike and others, and between single ones of both kinds."""
     kinds = plan.alike()
     for givers, takers in itertools.permutations(kinds, 2):
-        for a, b in ((givers, takers), (givers[:1], takers[:1]), (givers[:1], takers), (givers, takers[:1])):
+        for a, b in itertools.product(one_or_all(givers), one_or_all(takers)):
             for units in UNITS_MOVED:
                 yield partial(_moved, plan, a, b, units)
     for members in kinds:

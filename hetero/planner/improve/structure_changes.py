@@ -228,7 +228,7 @@ def parted(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
         places = range(len(replica.stages))
         if replica.is_interleaved or len(places) == 1:
             continue
-        for first in (*(tuple(places[:s]) for s in places[1:]), tuple(places[::2])):
+        for first in dict.fromkeys((*(tuple(places[:s]) for s in places[1:]), tuple(places[::2]))):
             for some in one_or_all(members):
                 yield partial(_parted, plan, some, first)
 
