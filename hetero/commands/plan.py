@@ -24,7 +24,7 @@ from hetero.cost.runtime_model import HETERO
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.data.cost_models import model_costs, plan_costs
 from hetero.emulation.timeline import executed
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, PlanError
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import DEFAULT_DROPOUT
 from hetero.planner.certainty import RunnerUp, certainty_of
@@ -172,7 +172,8 @@ def _plan(args: argparse.Namespace) -> int:
     """Plan in the precision that is asked for, else that of the model's file.
 
     Raises:
-        ConfigError: the input is wrong; where a device lacks a precision, it says whether the file asks for that.
+        ConfigError: the input is wrong.
+        PlanError: no plan is possible. Where a precision is why, either says whether the model's file asks for it.
     """
     if args.precision is not None:
         return _planned(args)
@@ -180,10 +181,10 @@ def _plan(args: argparse.Namespace) -> int:
     args.precision = said or PRECISION
     try:
         return _planned(args)
-    except ConfigError as error:
+    except (ConfigError, PlanError) as error:
         if said is None or said not in str(error):
             raise
-        raise ConfigError(f"{error}; {said} is what {args.model} says, --precision chooses another") from None
+        raise type(error)(f"{error}; {said} is what {args.model} says, --precision chooses another") from None
 
 
 def _planned(args: argparse.Namespace) -> int:

@@ -29,8 +29,8 @@ from tests.helpers.process_state import state_of_this_process  # noqa: E402
 for _record in (Plan, RankAssignment, Epoch, PlanningProblem):
     adapter_of(_record)
 
-# As many documents as megatron-core has are 13 million samples of 16 tokens, whose order takes each rank 0.3 s to draw.
-MockGPTLowLevelDataset.size = 10_000
+# megatron-core's 100,000 documents are 13 million samples of 16 tokens, whose order takes each rank 0.3 s to draw.
+MockGPTLowLevelDataset.size = 30_000
 
 # The ranks share what was imported here, and need not look through it for garbage.
 gc.collect()

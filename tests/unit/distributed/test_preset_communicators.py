@@ -26,7 +26,7 @@ AT_MOST = 24
 MODELS = {"a100_v100": (GPT_NEO, 256), "a100_v100_192": (OPT_30B, 512)}
 """Model and batch of a cluster; all others train OPT-350M."""
 
-COUNTED_S = 0.25
+COUNTED_S = 0.5
 """Of planning, in estimated seconds; more where there is no plan after that."""
 
 MORE_COUNTED_S = {"four_types_4096": 1.0}

@@ -71,10 +71,13 @@ def test_precision(keys: dict[str, str], precision: str | None, tmp_path: Path) 
     assert precision_of(tmp_path / "own.json") is None, "no configuration of Hugging Face"
 
 
-def test_a_plan_has_the_precision_of_the_configuration(cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a device has none of it, the message says who asked."""
-    clusters = Path(__file__).parents[3] / "scripts/presets/clusters"
-    flags = ["--cluster", str(clusters / "a100_v100.yaml"), "--model", str(NAME), "--global-batch-size", "8"]
+def test_a_plan_has_the_precision_of_the_configuration(
+    cached: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no device has it, the message says who asked."""
+    old = tmp_path / "v100.yaml"
+    old.write_text("node_types: [{name: v100, device: V100-16, gpus_per_node: 1}]\n")
+    flags = ["--cluster", str(old), "--model", str(NAME), "--global-batch-size", "8"]
     assert main(["plan", *flags]) == 2
     said = capsys.readouterr().err
     assert said.endswith(f"; bf16 is what {NAME} says, --precision chooses another\n")
