@@ -69,15 +69,15 @@ def _measured(seconds: float) -> HostProfile:
     budget = TimeBudget(seconds, num_calls=num_calls)
     updates = []
     for each in rates.measure_updates(cores, budget):
-        repeated = f"{each.repetitions.count} repetitions, spread {each.repetitions.spread:.1%}"
-        _say(f"AdamW, {_counted(each.threads, 'thread')}: {each.elements_per_s / 1e6:.0f}e6 parameters/s ({repeated})")
-        updates.append(
-            UpdateRate(
-                threads=each.threads,
-                elements_per_s=rounded(each.elements_per_s),
-                spread=rounded(each.repetitions.spread),
-            )
+        found = UpdateRate(
+            threads=each.threads,
+            elements_per_s=rounded(each.elements_per_s),
+            spread=rounded(each.repetitions.spread),
         )
+        rate = f"{found.elements_per_s / 1e6:.0f}e6 parameters/s"
+        repeated = f"{each.repetitions.count} repetitions, spread {found.spread:.1%}"
+        _say(f"AdamW, {_counted(found.threads, 'thread')}: {rate} ({repeated})")
+        updates.append(found)
     copy = rates.measure_memory_copy(cores, budget)
     copy_gb_per_s = rates.COPY_BYTES / copy.median_s / GB
     _say(f"copies in memory, {_counted(len(cores), 'thread')}: {copy_gb_per_s:.1f} GB/s (spread {copy.spread:.1%})")

@@ -1,6 +1,7 @@
 """Trainings that leave something to their hosts, whose workers are late at random, and previews that are wrong."""
 
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -129,6 +130,9 @@ def train_on_host(
     Args:
         previews_always: as if nothing were ever clipped.
         late_by_s: every copy and update of the host begins up to so much later, at random.
+
+    Every other step, from the first, waits for all previews before it says the update. In the others these race with
+    it, as they do in use, and a busy machine may let none be in time.
     """
 
     def prepare(trainer: Trainer, rank: int) -> None:
@@ -139,6 +143,7 @@ def train_on_host(
             host.__class__ = _AlwaysTrusting
         if late_by_s:
             _make_late(host, random.Random(rank), late_by_s)
+        _wait_for_previews_in_turns(host)
 
     return train(
         rank,
@@ -150,6 +155,20 @@ def train_on_host(
         adam=adam,
         prepare=prepare,
     )
+
+
+def _wait_for_previews_in_turns(host: Any) -> None:
+    update, waits = host.update, itertools.cycle((True, False))
+
+    def update_in_turns(updates: Any) -> None:
+        if next(waits):
+            copied = [bucket.copied.result() for bucket in host._buckets.values() if bucket.copied is not None]
+            for each in copied:
+                if each.previewed is not None:
+                    each.previewed.result()
+        update(updates)
+
+    host.update = update_in_turns
 
 
 def _make_late(host: Any, lateness: random.Random, late_by_s: float) -> None:
