@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -238,12 +237,7 @@ def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], h
         for host in hosts
     ]
     print(f"logs of {len(hosts)} host{'s' * (len(hosts) > 1)} in {logs}", flush=True)
-    # Like Ctrl-C, so that no host is left running.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        exit_code = run_on_hosts(commands, logs=logs, say=partial(print, flush=True))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    exit_code = run_on_hosts(commands, logs=logs, say=partial(print, flush=True))
     answer(args, lambda: {"logs": logs, "exit_code": exit_code})
     return exit_code
 

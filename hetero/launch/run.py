@@ -3,11 +3,13 @@
 import collections
 import contextlib
 import queue
+import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from hetero.errors import ConfigError, MembershipError
 from hetero.launch.hosts import NodeHost
@@ -36,7 +38,12 @@ class _Watched:
     """A host's process, and a thread that copies what it says into its log."""
 
     def __init__(
-        self, command: HostCommand, log: Path, *, say: Callable[[str], None], ended: "queue.Queue[_Watched]"
+        self,
+        command: HostCommand,
+        log: Path,
+        *,
+        say: Callable[[str], None],
+        ended: "queue.SimpleQueue[_Watched | None]",
     ) -> None:
         self.host, self.log = command.host, log
         self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
@@ -101,29 +108,51 @@ def run_on_hosts(commands: Sequence[HostCommand], *, logs: Path, say: Callable[[
         MembershipError: a host has failed, after which the others were ended; the message has the last lines of its
             log.
     """
-    ended: queue.Queue[_Watched] = queue.Queue()
+    # None stands for a signal.
+    ended: queue.SimpleQueue[_Watched | None] = queue.SimpleQueue()
     running: list[_Watched] = []
-    try:
-        for command in commands:
-            name = command.host.name
-            prefix = f"{name}: " if len(commands) > 1 else ""
-            log = logs / f"{name}.log"
-            running.append(_Watched(command, log, say=_prefixed(say, prefix), ended=ended))
-        left, failed = len(running), None
-        while left and failed is None:
+    with _signals_into(ended):
+        try:
+            for command in commands:
+                name = command.host.name
+                prefix = f"{name}: " if len(commands) > 1 else ""
+                log = logs / f"{name}.log"
+                running.append(_Watched(command, log, say=_prefixed(say, prefix), ended=ended))
+        except ConfigError:
+            _end(running)
+            raise
+        for _ in commands:
             done = ended.get()
-            left -= 1
-            failed = done if done.process.returncode else None
-    except KeyboardInterrupt:
-        _end(running)
-        return INTERRUPTED
-    except ConfigError:
-        _end(running)
-        raise
-    if failed is None:
-        return 0
-    _end(running)
-    raise MembershipError(_message(failed, others=len(running) - 1))
+            if done is None:
+                _end(running)
+                return INTERRUPTED
+            if done.process.returncode:
+                _end(running)
+                raise MembershipError(_message(done, others=len(running) - 1))
+    return 0
+
+
+@contextlib.contextmanager
+def _signals_into(ended: "queue.SimpleQueue[_Watched | None]") -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM be read from ``ended``: one that interrupted the start of a host would leave it running.
+
+    A second one interrupts, so that nobody has to wait for hosts that do not end.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        for each in numbers:
+            signal.signal(each, signal.default_int_handler)
+        # This queue's put may be called while its get waits.
+        ended.put(None)
+
+    before = {each: signal.signal(each, note) for each in numbers}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _prefixed(say: Callable[[str], None], prefix: str) -> Callable[[str], None]:

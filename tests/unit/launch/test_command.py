@@ -3,10 +3,12 @@
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -248,6 +250,23 @@ def test_a_signal_ends_all_hosts(hosts: Hosts) -> None:
         assert process.wait() == 130
     for name in ("far", "127.0.0.1"):
         assert (hosts.folder / "logs" / f"{name}.log").read_text().splitlines()[-1] == "ended"
+
+
+def test_a_signal_while_a_host_is_started_leaves_none_running(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAITS", "yes")
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if options.get("start_new_session"):
+                started.append(self)
+            if len(started) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    assert hosts.run("far", "127.0.0.1") == 130
+    assert [process.returncode is not None for process in started] == [True, True]
 
 
 def test_hosts_are_asked_first(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
