@@ -43,6 +43,9 @@ GRADIENT_GROUPS = (3, 8, 24)
 """Sets of ranks with which a device is assumed to sum gradients: one number after the other, until a plan fits the
 memory model itself. A heuristic."""
 
+EARLY_RUNGS = 3
+"""Better covers are found in these, most of all. A heuristic."""
+
 ProgressReport = Callable[[SearchProgress], None]
 
 ScoredCovers = tuple[tuple[Cover, CoverScore], ...]
@@ -161,6 +164,7 @@ class Construction:
         check_devices(problem, self._stage_options)
         self._covers: dict[tuple[int, OnHost, frozenset[int] | None], Covers] = {}
         self._fits = self._has_every_initial = False
+        self._rungs = 0
         self._has_domains: ScoredPlan | None = None
         self.first = InitialPlans(None, None)
         self.published: ScoredPlan | None = None
@@ -183,6 +187,7 @@ class Construction:
         Raises:
             PlanError: no plan fits, and the message says what is short by how much and what would help.
         """
+        self._rungs += 1
         if not self.is_through:
             step = rung.part(1.0)
             try:
@@ -224,13 +229,17 @@ class Construction:
         problem, hosts = self._problem, left_to_hosts(self.initial, self._problem)
         for num_gradient_groups in GRADIENT_GROUPS:
             # As long as there is nothing to improve, all of the time is for finding a plan.
-            covering = rung if self.initial is None else TimeShare.COVERS.of(rung)
-            self.found = self._covers_by(num_gradient_groups, hosts).go_on(covering, self._report)
+            covers = self._covers_by(num_gradient_groups, hosts)
+            is_later = self._rungs > EARLY_RUNGS and covers.found.plans
+            share = TimeShare.LATER_COVERS if is_later else TimeShare.COVERS
+            covering = rung if self.initial is None else share.of(rung)
+            self.found = covers.go_on(covering, self._report)
             if self.found.plans or not self.found.covers or rung.is_over():
                 break
         kept = _kept_node_types(self.plans[0] if self.plans else None, problem)
         if problem.goal == "time" and 0 < len(kept) < len(self._stage_options.usable_node_types):
-            without = self._covers_by(num_gradient_groups, hosts, only=kept).go_on(TimeShare.KEPT_NODE_TYPES.of(rung))
+            share = TimeShare.LATER_KEPT_NODE_TYPES if is_later else TimeShare.KEPT_NODE_TYPES
+            without = self._covers_by(num_gradient_groups, hosts, only=kept).go_on(share.of(rung))
             self.found = self.found.beside(without, problem)
 
     def _covers_by(self, num_gradient_groups: int, hosts: OnHost, only: frozenset[int] | None = None) -> Covers:

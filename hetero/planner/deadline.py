@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-LOOK_S = 1e-3
+LOOK_S = 3e-4
 """What lies between two looks at a deadline, about: a template that is built, a cover that is scored. A heuristic, of
 which only :class:`CountedWork` takes notice."""
 

@@ -21,6 +21,9 @@ from hetero.planner.replica.templates import Template, milli_price
 EFFORT = 1.0
 """Deterministic time of one question, about a second: the same on a fast and on a busy machine."""
 
+UNIT_S = 2.0
+"""Seconds that a unit of deterministic time takes, about, with what making the model takes. An estimate."""
+
 LEAST_S = 0.05
 """Seconds that a question gets however little time is left."""
 
@@ -80,11 +83,11 @@ def find_cover(
     solver.parameters.max_deterministic_time = EFFORT
     if deadline.timer.is_deterministic:
         # A limit of the whole would change the answer, and is looked at next.
-        solver.parameters.max_deterministic_time = min(EFFORT, max(LEAST_S, deadline.left_s))
+        solver.parameters.max_deterministic_time = min(EFFORT, max(LEAST_S, deadline.left_s) / UNIT_S)
     else:
         solver.parameters.max_time_in_seconds = max(LEAST_S, deadline.left_of_all_s)
     status = solver.solve(model)
-    deadline.timer.spend(solver.response_proto.deterministic_time)
+    deadline.timer.spend(UNIT_S * solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:
         return Answer("none")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -53,7 +53,7 @@ SHARE_BISECTIONS = 24
 MOST_SHARED = 1 << 16
 """Larger batches are not shared out anew: a bit for each sample. A heuristic."""
 
-DIVIDING_S = 4e-3
+DIVIDING_S = 2e-3
 """Seconds of dividing a plan anew, about, for the count of work; an estimate."""
 
 MOST_KNOWN = 256

@@ -117,7 +117,7 @@ class Improvement:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._going_on: list[Improve] = []
+        self._going_on = [row.going_on(problem) for row in PASSES if row.going_on is not None]
         self._been_through: set[tuple[Plan, ...]] = set()
         # What the passes made, by the plan that they began with.
         self._improved: dict[Plan, ScoredPlan] = {}
@@ -150,8 +150,6 @@ class Improvement:
         self.best = better_of(self.best, start, problem) or start
         if first not in self._improved or is_better(start, self._improved[first], problem):
             self._improved[first] = start
-            self._going_on = [row.going_on(problem) for row in PASSES if row.going_on is not None]
-            self._search(start, shortlist.others, step)
         self._search(self.best, shortlist.others, step)
         self.is_through = not step.ran_out
 

@@ -7,8 +7,8 @@ a node type in pipelines of that type alone, all in pieces as even as can be. A 
 
 * an order of its node types, where the devices of one of them may be at both ends: the first stage and the last one
   share the tied embedding, which the types between need not sum then;
-* a tp on each type, nodes, halves of nodes or several nodes as its stages, and about as many samples per microbatch on
-  all of them.
+* a tp on each type, or on each size of stage; nodes, several nodes, halves or unlike pieces of nodes as its stages; and
+  about as many samples per microbatch on all of them.
 
 Both are drawn at random, the second with an eye to what is fast. Whether a composition could be worth it is told by how
 fast its devices are at best: with layers and samples divided evenly by speed, in the copies f,
@@ -31,23 +31,35 @@ from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.improve.division import DIVIDING_S, Divider, ReplicaSteps
 from hetero.planner.problem import PlannerNodeType, Problem
 
-MOST_SAMPLES = 64
-"""Samples of a microbatch, at most. A heuristic."""
+MOST_SAMPLES, MOST_PER_DEVICE = 64, 4
+"""Samples of a microbatch, at most; more where so many for each device of a type are more. Heuristics."""
 
-PER_STAGE = (2, 2, 1)
+PER_STAGE = (1, 2, 2, 3)
 """Microbatches more in flight than on the stage behind, one of which is drawn. A heuristic."""
 
 TRIES = 4
 """Pipelines that are drawn for each composition. A heuristic."""
 
-MOST_ALIKE = 3
-"""Pipelines of a composition that was tried before, among those that are tried at once. A heuristic."""
+MOST_ALIKE = 6
+"""Pipelines of a composition that was tried before, among those that are tried at once, unless there are few
+compositions. A heuristic."""
+
+CUT_SHARE, HALVES_SHARE = 0.4, 0.75
+"""So often the devices of a piece make several stages; and so often of an even number two alike. Heuristics."""
+
+FUSED_SHARES, FUSED_CUTS = (0.0, 0.3, 1.0), (0, 0, 1, 2)
+"""Of the types of a pipeline such a share, which is drawn, have nodes together in stages, and these are cut so many
+times. Heuristics."""
+
+QUANTILE = 0.1
+"""What is known of so many compositions is expected of others. A heuristic: expecting the best of those that nobody has
+looked at would look at each once, and at none twice."""
 
 MOST_LONGER = 10.0
 """By how many times at most a step may be found to be longer than estimated."""
 
-FASTEST = 3
-"""Among so many of the fastest tensor-parallel degrees one is drawn. A heuristic."""
+FASTEST, FASTEST_SHARE = 3, 0.6
+"""So often the fastest tensor-parallel degree is taken, else one of so many of the fastest ones. Heuristics."""
 
 STAGE_S = 1e-4
 """Seconds of making a stage, about, for the count of work; an estimate."""
@@ -82,12 +94,30 @@ class _Block(NamedTuple):
     devices: int
     tp: int
 
+    @property
+    def dp(self) -> int:
+        return self.devices // self.tp
+
+    def micro_batch_size(self, samples: int) -> int:
+        """Of each of its data-parallel ranks, where a microbatch has about so many samples."""
+        return max(1, samples // self.dp)
+
+    def samples(self, samples: int) -> int:
+        """Of its microbatch, where that has about so many samples."""
+        return self.dp * self.micro_batch_size(samples)
+
 
 class _Pipeline(NamedTuple):
     """The stages of a copy in their order, and samples of a microbatch."""
 
     blocks: tuple[_Block, ...]
     samples: int
+
+    @property
+    def divides(self) -> bool:
+        """Whether the samples of a microbatch of any stage are a multiple of those of any with fewer."""
+        samples = sorted(block.samples(self.samples) for block in self.blocks)
+        return all(more % fewer == 0 for fewer, more in itertools.pairwise(samples))
 
 
 class Recomposition(NamedTuple):
@@ -121,8 +151,8 @@ class Recomposer:
         self._seen: set[tuple[Composition, tuple[_Pipeline, ...]]] = set()
 
     def _compositions(self, dice: random.Random, most: int) -> list[Composition]:
-        """Different ones, of so many pipelines each."""
-        return list(dict.fromkeys(drawn for _ in range(most // TRIES) if (drawn := self._drawn(dice))))
+        """So many that each has several pipelines; where there are few, the same again."""
+        return [drawn for _ in range(most // TRIES) if (drawn := self._drawn(dice))]
 
     def _drawn(self, dice: random.Random) -> Composition:
         """A composition: some types together in copies, what is left of each type alone."""
@@ -186,22 +216,30 @@ class Recomposer:
         for composition in self._compositions(dice, more):
             for _ in range(TRIES):
                 pipelines = tuple(self._pipeline(copies, dice) for copies in composition)
-                if (composition, pipelines) not in self._seen:
+                if (composition, pipelines) not in self._seen and all(each.divides for each in pipelines):
                     self._seen.add((composition, pipelines))
                     step_s = self._step_s(composition, [self._steps(each) for each in pipelines])
                     self._left.append(Recomposition(step_s, composition, pipelines, dice.choice(PER_STAGE)))
         found: list[Recomposition] = []
         taken: Counter[Composition] = Counter()
         left = []
-        for each in sorted(self._left, key=lambda each: each.step_s * self._longer.get(each.composition, 1.0)):
-            others = MOST_ALIKE if each.composition in self._longer else 1
-            if len(found) < most and taken[each.composition] < others:
+        # Where there are few compositions, more of each.
+        others = max(MOST_ALIKE, most // max(1, len({each.composition for each in self._left})))
+        unknown = self._typical()
+        for each in sorted(self._left, key=lambda each: each.step_s * self._longer.get(each.composition, unknown)):
+            if len(found) < most and taken[each.composition] < (others if each.composition in self._longer else 1):
                 found.append(each)
                 taken[each.composition] += 1
             else:
                 left.append(each)
         self._left = left
         return found
+
+    def _typical(self) -> float:
+        """By how many times a step is longer than at best of which nothing is known yet: as of those that turned out to
+        be rather good."""
+        known = sorted(self._longer.values())
+        return known[int(QUANTILE * len(known))] if known else 1.0
 
     def tell(self, drawn: Recomposition, step_s: float) -> None:
         """Take notice of how long the step is with sums of gradients and under memory: another one of this composition
@@ -226,8 +264,7 @@ class Recomposer:
 
     def _seconds_of_layer(self, block: _Block, samples: int) -> float:
         """Forward and backward of a microbatch of so many samples."""
-        problem, dp = self._problem, block.devices // block.tp
-        size = max(1, samples // dp)
+        problem, size = self._problem, block.micro_batch_size(samples)
         device = problem.node_types[block.node_type].device
         cost = problem.costs.layer(
             "block",
@@ -237,7 +274,7 @@ class Recomposer:
             sequence_parallel=problem.splits_sequence(block.tp),
             fp8=problem.computes_in_fp8(device, tp=block.tp, micro_batch_size=size),
         )
-        return (cost.forward_s + cost.backward_s) * samples / (size * dp)
+        return (cost.forward_s + cost.backward_s) * samples / block.samples(samples)
 
     def _fastest_tps(self, node_type: int, devices: int, samples: int) -> list[int]:
         groups = self._problem.model.num_query_groups
@@ -245,33 +282,46 @@ class Recomposer:
         legal = [tp for tp in legal if devices // tp <= samples] or legal[-1:]
         return sorted(legal, key=lambda tp: self._layer_s(_Block(node_type, 0, devices, tp), samples))[:FASTEST]
 
+    def _some_tp(self, node_type: int, devices: int, samples: int, dice: random.Random) -> int:
+        fastest = self._fastest(node_type, devices, samples)
+        return fastest[0] if dice.random() < FASTEST_SHARE else dice.choice(fastest)
+
     def _pipeline(self, copies: EqualPipelines, dice: random.Random) -> _Pipeline:
-        samples = 2 ** dice.randint(0, int(math.log2(max(1, min(MOST_SAMPLES, self._most_samples(copies))))))
-        pieces = list(copies.pieces)
+        samples = 2 ** dice.randint(0, int(math.log2(self._most_samples(copies))))
+        pieces, fused = list(copies.pieces), dice.choice(FUSED_SHARES)
+        if sum(piece.parts for piece in pieces) > self._problem.model.num_layers / 2:
+            fused = 1.0  # Hardly more than a layer on a stage.
         dice.shuffle(pieces)
-        blocks = [self._blocks(piece, samples, dice) for piece in pieces]
+        blocks = [self._blocks(piece, samples, fused, dice) for piece in pieces]
         # The devices of one type at both ends of the others.
         if len(pieces) > 1 and len(blocks[0]) > 1 and dice.random() < 0.5:
-            half = len(blocks[0]) // 2
-            blocks = [blocks[0][:half], *blocks[1:], blocks[0][half:]]
+            before = dice.randint(1, len(blocks[0]) - 1)
+            blocks = [blocks[0][:before], *blocks[1:], blocks[0][before:]]
         return _Pipeline(tuple(itertools.chain.from_iterable(blocks)), samples)
 
     def _most_samples(self, copies: EqualPipelines) -> int:
-        return max(1, self._problem.global_batch_size // copies.number)
+        devices = max(piece.devices * piece.parts for piece in copies.pieces)
+        most = max(MOST_SAMPLES, MOST_PER_DEVICE * devices)
+        return max(1, min(most, self._problem.global_batch_size // copies.number))
 
-    def _blocks(self, piece: NodeParts, samples: int, dice: random.Random) -> list[_Block]:
-        """The stages of one node type: its parts of nodes, halves of these, or several of them together."""
+    def _blocks(self, piece: NodeParts, samples: int, fused: float, dice: random.Random) -> list[_Block]:
+        """The stages of one node type: its parts of nodes, several of them together as often as ``fused`` says, or
+        pieces of each."""
         sizes = [piece.devices] * piece.parts
-        tp_within = piece.devices
-        if piece.parts > 1 and dice.random() < 0.3:
-            ends = sorted(dice.sample(range(1, piece.parts), dice.randint(0, min(2, piece.parts - 1))))
-            sizes = [(end - start) * piece.devices for start, end in itertools.pairwise([0, *ends, piece.parts])]
-        elif piece.devices % 2 == 0 and dice.random() < 0.4:
-            tp_within //= 2
-            sizes = [tp_within] * (2 * piece.parts)
-        tp = dice.choice(self._fastest(piece.node_type, tp_within, samples))
+        within = [piece.devices] * piece.parts
+        if piece.parts > 1 and dice.random() < fused:
+            sizes = [nodes * piece.devices for nodes in _cut(piece.parts, dice.choice(FUSED_CUTS), dice)]
+            within = [piece.devices] * len(sizes)
+        elif piece.devices > 1 and dice.random() < CUT_SHARE:
+            halves = piece.devices % 2 == 0 and dice.random() < HALVES_SHARE
+            parts = [piece.devices // 2] * 2 if halves else _cut(piece.devices, dice.randint(1, 2), dice)
+            within = sizes = parts * piece.parts
+        tps = {devices: self._some_tp(piece.node_type, devices, samples, dice) for devices in sorted(set(within))}
         firsts = itertools.accumulate(sizes, initial=0)
-        return [_Block(piece.node_type, first, size, tp) for first, size in zip(firsts, sizes, strict=False)]
+        return [
+            _Block(piece.node_type, first, size, tps[devices])
+            for first, size, devices in zip(firsts, sizes, within, strict=False)
+        ]
 
     def plan(self, drawn: Recomposition) -> Plan | None:
         """The plan of these pipelines, with layers and samples divided; ``None`` if nothing fits.
@@ -306,8 +356,7 @@ class Recomposer:
         problem = self._problem
         stages = []
         for s, block in enumerate(pipeline.blocks):
-            device, dp = problem.node_types[block.node_type].device, block.devices // block.tp
-            size = max(1, pipeline.samples // dp)
+            device, size = problem.node_types[block.node_type].device, block.micro_batch_size(pipeline.samples)
             start = first[block.node_type] + block.first
             stages.append(
                 Stage(
@@ -316,7 +365,7 @@ class Recomposer:
                     ranks=tuple(range(start, start + block.devices)),
                     device=device,
                     tp=block.tp,
-                    dp=dp,
+                    dp=block.dp,
                     sequence_parallel=problem.splits_sequence(block.tp),
                     micro_batch_size=size,
                     in_flight=1,
@@ -325,3 +374,9 @@ class Recomposer:
             )
         coarsest = max(stage.samples_per_microbatch for stage in stages)
         return Replica(num_samples=-(-share // coarsest) * coarsest, stages=tuple(stages))
+
+
+def _cut(whole: int, times: int, dice: random.Random) -> list[int]:
+    """Random parts of a number, that is cut so many times at most."""
+    ends = sorted(dice.sample(range(1, whole), min(times, whole - 1)))
+    return [end - start for start, end in itertools.pairwise([0, *ends, whole])]

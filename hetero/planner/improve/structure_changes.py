@@ -6,6 +6,7 @@ changes divided anew (:mod:`.division`).
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +58,8 @@ def structures(divider: Divider) -> tuple[PlanFamily, ...]:
         moved_devices,
         joined,
         parted,
+        side_by_side,
+        apart,
         straightened,
     )
     return (partial(divided, divider), *(partial(_settled, divider, family) for family in changed))
@@ -243,3 +246,65 @@ def _parted(plan: Plan, members: Sequence[int], first: Sequence[int]) -> Plan:
         changed[r] = _with_stages(replica, here, replica.num_samples // 2)
         more.append(_with_stages(replica, there, replica.num_samples - replica.num_samples // 2))
     return _with_left(plan, changed, more)
+
+
+def side_by_side(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """Replicas that are alike become one whose stages have the data-parallel ranks of all: two of them, two and two, or
+    all."""
+    for members in plan.alike():
+        if len(members) == 1 or plan.replicas[members[0]].is_interleaved:
+            continue
+        pairs = [members[i : i + 2] for i in range(0, len(members) - 1, 2)]
+        ways = ([members[:2]], pairs, [members])
+        for sets in dict.fromkeys(tuple(tuple(each) for each in way) for way in ways):
+            yield partial(_side_by_side, plan, sets)
+
+
+def _side_by_side(plan: Plan, sets: Sequence[Sequence[int]]) -> Plan:
+    changed: dict[int, Replica | None] = {}
+    for members in sets:
+        replicas = [plan.replicas[r] for r in members]
+        stages = [
+            dataclasses.replace(
+                alike[0],
+                ranks=tuple(itertools.chain.from_iterable(sorted(stage.ranks for stage in alike))),
+                dp=sum(stage.dp for stage in alike),
+            )
+            for alike in zip(*(replica.stages for replica in replicas), strict=True)
+        ]
+        samples = sum(replica.num_samples for replica in replicas)
+        changed |= dict.fromkeys(members[1:])
+        changed[members[0]] = _with_stages(replicas[0], stages, samples)
+    return _with_left(plan, changed)
+
+
+def apart(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """The data-parallel ranks of a replica's stages become those of two replicas, or of as many as all stages have
+    parts."""
+    for members in plan.alike():
+        replica = plan.replicas[members[0]]
+        most = math.gcd(*(stage.dp for stage in replica.stages))
+        if replica.is_interleaved or most == 1:
+            continue
+        for parts in {most} | ({2} if most % 2 == 0 else set()):
+            for some in one_or_all(members):
+                yield partial(_apart, plan, some, parts)
+
+
+def _apart(plan: Plan, members: Sequence[int], parts: int) -> Plan:
+    changed: dict[int, Replica | None] = {}
+    more = []
+    for r in members:
+        replica = plan.replicas[r]
+        share = replica.num_samples // parts
+        pieces = [
+            _with_stages(replica, [_part(stage, i, parts) for stage in replica.stages], share) for i in range(parts)
+        ]
+        changed[r], *others = pieces
+        more += others
+    return _with_left(plan, changed, more)
+
+
+def _part(stage: Stage, i: int, parts: int) -> Stage:
+    size = len(stage.ranks) // parts
+    return dataclasses.replace(stage, ranks=stage.ranks[i * size : (i + 1) * size], dp=stage.dp // parts)

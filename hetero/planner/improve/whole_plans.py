@@ -24,7 +24,6 @@ simulated, and a simulation ends when it cannot be accepted any more (:mod:`hete
 is counted in plans that are looked at, so that the same seed and limit give the same plan.
 """
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +35,9 @@ from hetero.cost.simulation.step_limit import StepTooLong
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.depths import deadlocks
 from hetero.plan.ir import Plan, Replica
+from hetero.plan.validate import validate
 from hetero.planner.deadline import Deadline
+from hetero.planner.improve.climbs import ChangeOrder, Climbs
 from hetero.planner.improve.division import DIVIDING_S, Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.plan_changes import PlanChange, delay_rules, families
@@ -47,7 +48,6 @@ from hetero.planner.improve.step_estimate import ESTIMATING_S, StepEstimates
 from hetero.planner.improve.structure_changes import structures
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import (
-    LEAST_GAIN,
     ScoredPlan,
     Shortlist,
     bytes_over_capacity,
@@ -57,25 +57,30 @@ from hetero.planner.scoring import (
     price_per_hour,
     score_plan,
     score_with_smaller_depths,
-    scoring_s,
 )
 
 MOST_STARTS = 4
 """Plans of the shortlist that walks start from, beside the best one so far. A heuristic."""
 
-WALK = 250
+WALK = 120
 """Changes that a walk looks at. A heuristic."""
 
 WORSE = 0.01
 """By how much worse than before a walk accepts a plan at its beginning. A heuristic."""
 
 FAR = 1.15
-"""A start whose goal is above so many times the best one's is left out. A heuristic."""
+"""A plan whose goal is above so many times the best one's is no start, and leaps do not begin there. A heuristic."""
 
-ROUNDS_IN_VAIN = 16
+ROUNDS_IN_VAIN = 40
 """So many walks and leaps without a better plan, one after the other, end the search. A heuristic."""
 
-TURNS_BETWEEN_DEALING = 4
+TURNS_BETWEEN_WALKS = 3
+"""A walk begins once in so many turns. A heuristic."""
+
+SLICES = 3
+"""Slices of climbs in a turn. A heuristic."""
+
+TURNS_BETWEEN_DEALING = 3
 """All nodes are dealt anew first of all, and once in so many turns. A heuristic."""
 
 WORTH_LEAPING = 5e-3
@@ -91,28 +96,20 @@ heuristic."""
 ESTIMATE = 1.05
 """An estimate may be above what is looked for by so much. A heuristic: most are within 5 %."""
 
-DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE, NEW_AT_ONCE = 160, 30, 4
+DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE, NEW_AT_ONCE = 400, 30, 4
 """So many plans that deal all nodes anew are drawn more, so many of all are divided, and so many simulated.
 Heuristics."""
 
-NEW_START = 1.06
-"""What deals all nodes anew may be so many times as long as the best plan, to be tuned. A heuristic."""
+MOST_DEALS, DEALING_S = 20, 0.3
+"""All nodes are dealt anew again, so many times at most, until that took so many seconds: on a small cluster one deal
+takes a few milliseconds. Heuristics."""
 
-FIRST_LOOKS = 10
-"""A kind of changes that was not looked at yet counts as if one in so many helped. A heuristic."""
-
-PATIENCE = 120
-"""So many changes in vain, one after the other, end the climb from a plan that is not the best. A heuristic."""
-
-CHANGED_SHARE = 0.3
-"""Of the time of scoring a plan, for one that has most parts in common with those before. A heuristic."""
+NEW_START, NEW_CLIMB = 1.25, 1.1
+"""What deals all nodes anew may be so many times as long as the best plan to be simulated, and after a slice
+of a climb to be climbed on from. Heuristics."""
 
 DRY_RUN_S = 2e-2
 """Seconds in which an interleaved replica is run dry, about; an estimate."""
-
-NOT_LEGAL_SHARE, TOO_LONG_SHARE = 0.9, 0.4
-"""Of these seconds, what is not spent where a plan is not legal or does not fit, and where its replay is left early.
-Estimates."""
 
 MOST_RECOMPUTED_MORE = 4
 """Layers at most that are recomputed more where a change lacks memory. A heuristic."""
@@ -129,36 +126,34 @@ class WholePlansSearch:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._dice = random.Random(problem.seed)
-        self._families = list(families())
         divider = Divider(problem)
         self._structures = structures(divider)
         self._recomposer, self._estimates = Recomposer(problem, divider), StepEstimates(problem, divider)
-        # The best plan and what leaps from there landed on, as far as nobody has tuned it yet.
-        self._landed: list[ScoredPlan] = []
-        # Of each kind of changes, how many were looked at in climbs, and how many of them helped.
-        self._looks, self._gains = [0] * len(self._families), [0] * len(self._families)
-        self._starts: list[ScoredPlan] = []
+        self._order = ChangeOrder(problem, families(), self._dice)
+        self._climbs = Climbs(self._order, problem)
         self._started: set[Plan] = set()
-        # Where the search is: the turn and the round that come next, the turns in vain until now, and what is left of
-        # the changes of the plan that leaps begin from.
-        self._turn = self._number = self._in_vain = 0
-        self._leapt_from: Plan | None = None
+        # Where the search is: the turn that comes next, the turns in vain until now, and what is left of the changes of
+        # the plan that leaps begin from.
+        self._turn = self._in_vain = 0
+        self._base: ScoredPlan | None = None
+        self._led_s = math.inf
         self._changes: list[PlanChange] = []
 
     def go_on(self, shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
         """The best plan, or what the search among whole plans makes of it, of another one of the shortlist, or of what
         it found before."""
         self.best, self._deadline = shortlist.best, deadline
+        # To look at a change of interleaved stages takes many times as long, and few changes have any: another leads.
+        plain = (each for each in (shortlist.best, *shortlist.starts(MOST_STARTS)) if not _is_interleaved(each))
+        self._lead = next(plain, shortlist.best)
         if deadline.is_over():
             return self.best
         # Where nothing is left to hosts, nothing is asked about it.
-        if problem.offloads and residencies not in self._families and memory_is_short(self.best):
-            self._families.append(residencies)
-            self._looks.append(0)
-            self._gains.append(0)
-        for start in shortlist.starts(MOST_STARTS)[1:]:
+        if problem.offloads and residencies not in self._order.families and memory_is_short(self.best):
+            self._order.add(residencies)
+        for start in (self._lead, *shortlist.starts(MOST_STARTS)):
             if start.plan not in self._started and goal_value(start, problem) < FAR * goal_value(self.best, problem):
-                self._starts.append(start)
+                self._climbs.add(self._climbs.begun(start))
                 self._started.add(start.plan)
         return self.run()
 
@@ -172,68 +167,51 @@ class WholePlansSearch:
                 self._recompose()
             self._turn += 1
             if self._in_vain >= ROUNDS_IN_VAIN:
-                self._climb(self.best)
-                if not (is_better(self.best, before, self._problem) or self._starts):
+                self._climb_to_the_end()
+                if not is_better(self.best, before, self._problem):
                     break
                 self._in_vain = 0
-            if self._leapt_from != self.best.plan:
-                self._leapt_from, self._changes = self.best.plan, self._leaps_from(self.best)
-                # To look at a change of interleaved stages takes many times as long as at another one.
-                interleaved = any(replica.is_interleaved for replica in self.best.plan.replicas)
-                self._landed = [] if interleaved else [self.best]
-            changes, self._changes = self._changes[:LEAPS_AT_ONCE], self._changes[LEAPS_AT_ONCE:]
-            self._landed += self._leaps(self.best, changes)
-            self._landed.sort(key=lambda each: goal_value(each, self._problem))
+            self._leap()
             if goal_value(self.best, self._problem) > (1 - WORTH_LEAPING) * goal_value(before, self._problem):
-                self._round(self._number)
-                self._number += 1
+                self._tune()
             self._in_vain = 0 if is_better(self.best, before, self._problem) else self._in_vain + 1
         return self.best
 
-    def _round(self, number: int) -> None:
-        """Tune the best plan or what a leap landed on; every third time what a walk finds, and of the other rounds
-        about one in five another start."""
-        if number % 3 == 2 or not (self._landed or self._starts):
-            found = self._walk(self.best)
-        elif self._starts and (number % 5 == 1 or not self._landed):
-            start = self._climb(self._starts.pop(0), PATIENCE)
-            landed = self._leaps(start, self._leaps_from(start)[:LEAPS_AT_ONCE])
-            found = min((start, *landed), key=lambda each: goal_value(each, self._problem))
-        else:
-            found = self._landed.pop(0)
-        self._climb(found, PATIENCE)
+    def _leap(self) -> None:
+        """Leap from the plan that leads; where nothing is left of its changes, from the next best one."""
+        led_s, self._led_s = self._led_s, goal_value(self._lead, self._problem)
+        if not self._changes or self._led_s < led_s:
+            base = self._climbs.next_base(self._lead, FAR)
+            if base is not None:
+                self._base, self._changes = base, self._leaps_from(base)
+        if self._base is not None:
+            changes, self._changes = self._changes[:LEAPS_AT_ONCE], self._changes[LEAPS_AT_ONCE:]
+            for landed in self._leaps(self._base, changes):
+                self._climbs.add(self._climbs.begun(landed))
 
-    def _climb(self, current: ScoredPlan, patience: int | None = None) -> ScoredPlan:
-        """Take changes that help until none does, or until so many in a row did not."""
-        improved = True
-        while improved:
-            improved = False
-            for kind, change in itertools.islice(self._in_turns(current.plan), patience):
-                if self._deadline.is_over():
-                    return current
-                most = (1 - LEAST_GAIN) * goal_value(current, self._problem)
-                found = self._changed(change, current, most)
-                helps = found is not None and goal_value(found, self._problem) < most
-                self._looks[kind] += 1
-                self._gains[kind] += helps
-                if found is not None and helps:
-                    current, improved = self._noted(found), True
-                    break
-        return current
+    def _tune(self) -> None:
+        """Go on with the climbs whose turn it is, and now and then with a walk from the plan that leads."""
+        if self._climbs.of(self._lead.plan) is None:
+            self._climbs.add(self._climbs.begun(self._lead))
+        if self._turn % TURNS_BETWEEN_WALKS == 0 and (found := self._walk(self._lead)) is not None:
+            self._climbs.add(self._climbs.begun(found))
+        for _ in range(SLICES):
+            if self._deadline.is_over() or (climb := self._climbs.take()) is None:
+                break
+            climb.go_on(self._judged, self._deadline.is_over)
+            self._climbs.add(climb)
 
-    def _in_turns(self, plan: Plan) -> Iterator[tuple[int, PlanChange]]:
-        """All changes of ``plan`` with the number of their kind, at random; kinds that helped more often come first."""
-        left = {}
-        for kind, family in enumerate(self._families):
-            left[kind] = list(family(plan, self._problem))
-            self._dice.shuffle(left[kind])
-        while left := {kind: changes for kind, changes in left.items() if changes}:
-            weights = [
-                len(changes) * (1 + self._gains[kind]) / (FIRST_LOOKS + self._looks[kind])
-                for kind, changes in left.items()
-            ]
-            kind = self._dice.choices(list(left), weights)[0]
-            yield kind, left[kind].pop()
+    def _climb_to_the_end(self) -> None:
+        """Look at all changes of the plan that leads."""
+        if (climb := self._climbs.of(self._lead.plan)) is None:
+            climb = self._climbs.begun(self._lead)
+        while not (climb.is_over or self._deadline.is_over()):
+            climb.go_on(self._judged, self._deadline.is_over)
+
+    def _judged(self, change: PlanChange, current: ScoredPlan, most: float) -> ScoredPlan | None:
+        """As :meth:`_changed`, and noted if it is a better plan."""
+        found = self._changed(change, current, most)
+        return None if found is None else self._noted(found)
 
     def _leaps_from(self, start: ScoredPlan) -> list[PlanChange]:
         """Changes of what the replicas of ``start`` are made of, at random."""
@@ -249,7 +227,9 @@ class WholePlansSearch:
             if self._deadline.is_over() or not self._deadline.has(DIVIDING_S):
                 break
             plan = self._made(change)
-            if plan is None or plan in seen or self._least_goal(plan) > most:
+            if plan is None or plan in seen or self._climbs.knows(plan):
+                continue
+            if self._least_goal(plan) > most:
                 continue
             if (about := self._estimated_goal(plan)) <= ESTIMATE * most:
                 divided.append((about, len(seen), plan))
@@ -262,23 +242,29 @@ class WholePlansSearch:
 
     def _recompose(self) -> None:
         """Deal all nodes anew, some times; what is not much longer than the best plan is another start."""
-        made = []
-        drawn = self._recomposer.drawn(self._dice, DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE)
+        made: list[tuple[float, int, Plan]] = []
         most = NEW_START * goal_value(self.best, self._problem)
-        for number, each in enumerate(drawn):
-            if self._deadline.is_over() or not self._deadline.has(each.making_s):
+        begun_s = self._deadline.elapsed_s
+        for _ in range(MOST_DEALS):
+            drawn = self._recomposer.drawn(self._dice, DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE)
+            for each in drawn:
+                if self._deadline.is_over() or not self._deadline.has(each.making_s):
+                    break
+                plan = self._made(partial(self._recomposer.plan, each))
+                about = math.inf if plan is None else self._estimated_goal(plan)
+                if self._problem.goal == "time":
+                    self._recomposer.tell(each, about)
+                if plan is not None and about <= most and not self._climbs.knows(plan):
+                    made.append((about, len(made), plan))
+            if self._deadline.is_over() or not drawn or self._deadline.elapsed_s > begun_s + DEALING_S:
                 break
-            plan = self._made(partial(self._recomposer.plan, each))
-            about = math.inf if plan is None else self._estimated_goal(plan)
-            if self._problem.goal == "time":
-                self._recomposer.tell(each, about)
-            if plan is not None and about <= most:
-                made.append((about, number, plan))
         for _, _, plan in sorted(made)[:NEW_AT_ONCE]:
-            found = self._scored(plan, most, share=1.0)
+            found = self._scored(plan, most)
             if found is not None:
-                self._starts.append(self._with_delays(found))
-        self._starts.sort(key=lambda each: goal_value(each, self._problem))
+                climb = self._climbs.begun(self._with_delays(found))
+                climb.go_on(self._judged, self._deadline.is_over)
+                if climb.goal < NEW_CLIMB * goal_value(self._lead, self._problem):
+                    self._climbs.add(climb)
 
     def _with_delays(self, start: ScoredPlan) -> ScoredPlan:
         """The same plan, or the better one with delays of the weights' gradients by a rule."""
@@ -290,8 +276,8 @@ class WholePlansSearch:
                 found = self._noted(split)
         return found
 
-    def _walk(self, start: ScoredPlan) -> ScoredPlan:
-        """The best plan but ``start`` of a walk from there, or ``start`` if there is none."""
+    def _walk(self, start: ScoredPlan) -> ScoredPlan | None:
+        """The best plan but ``start`` of a walk from there; ``None`` if there is none."""
         current, best = start, None
         for step in range(WALK):
             if self._deadline.is_over():
@@ -304,14 +290,14 @@ class WholePlansSearch:
             current = self._noted(found)
             if best is None or goal_value(current, self._problem) < goal_value(best, self._problem):
                 best = current
-        return start if best is None else best
+        return best
 
     def _some_change(self, plan: Plan) -> PlanChange | None:
         """A random change of a random kind, or two of them, one upon the other."""
-        first = self._one_of(self._dice.choice(self._families)(plan, self._problem))
+        first = self._one_of(self._dice.choice(self._order.families)(plan, self._problem))
         if first is None or self._dice.random() < 0.5:
             return first
-        family = self._dice.choice(self._families)
+        family = self._dice.choice(self._order.families)
 
         def both() -> Plan:
             changed = first()
@@ -327,6 +313,9 @@ class WholePlansSearch:
     def _noted(self, found: ScoredPlan) -> ScoredPlan:
         if goal_value(found, self._problem) < goal_value(self.best, self._problem):
             self.best = found
+        leads = _is_interleaved(self._lead) or goal_value(found, self._problem) < goal_value(self._lead, self._problem)
+        if leads and not _is_interleaved(found):
+            self._lead = found
         return found
 
     def _made(self, change: Callable[[], Plan | None]) -> Plan | None:
@@ -341,31 +330,19 @@ class WholePlansSearch:
         plan = self._made(change)
         return None if plan is None or plan == current.plan else self._scored(plan, most)
 
-    def _scored(self, plan: Plan, most: float, share: float = CHANGED_SHARE) -> ScoredPlan | None:
-        """Score ``plan``; ``None`` if it is not legal, does not fit, or is above ``most`` before all is known.
-
-        share: of the time of scoring a plan of which nothing is known.
-        """
-        seconds = 0.0
+    def _scored(self, plan: Plan, most: float) -> ScoredPlan | None:
+        """Score ``plan``; ``None`` if it is not legal, does not fit, or is above ``most`` before all is known."""
         try:
-            if self._least_goal(plan) > most:
+            if self._least_goal(plan) > most or self._deadlocks(plan):
                 return None
-            seconds = share * scoring_s(plan)
-            if not self._deadline.has(seconds) or self._deadlocks(plan):
-                return None
-            problem, within_s = self._problem, self._step_s(plan, most)
-            found = score_plan(plan, problem, within_s=within_s)
-            found = found or score_with_smaller_depths(plan, problem, self._deadline, within_s=within_s)
+            problem, deadline, within_s = self._problem, self._deadline, self._step_s(plan, most)
+            found = score_plan(plan, problem, deadline, within_s=within_s)
+            found = found or score_with_smaller_depths(plan, problem, deadline, within_s=within_s)
             if found is None and (more := self._recomputing_more(plan)) is not None and more != plan:
                 could_be = self._least_goal(more) <= most
-                found = score_plan(more, problem, self._deadline, within_s=within_s) if could_be else None
-        except (PlanError, ConfigError, ZeroDivisionError):
-            found = None
-        except StepTooLong:
-            self._deadline.give_back(TOO_LONG_SHARE * seconds)
+                found = score_plan(more, problem, deadline, within_s=within_s) if could_be else None
+        except (PlanError, ConfigError, ZeroDivisionError, StepTooLong):
             return None
-        if found is None:
-            self._deadline.give_back(NOT_LEGAL_SHARE * seconds)
         return found
 
     def _deadlocks(self, plan: Plan) -> bool:
@@ -401,7 +378,12 @@ class WholePlansSearch:
         return 3600 * goal / price if (price := price_per_hour(plan, self._problem)) else math.inf
 
     def _recomputing_more(self, plan: Plan) -> Plan | None:
-        """``plan`` with as many layers more recomputed as memory asks for, where a few are enough."""
+        """``plan`` with as many layers more recomputed as memory asks for, where a few are enough.
+
+        Raises:
+            PlanError: the plan is not legal; there may have been no time to see that before.
+        """
+        validate(plan)
         for _ in range(MOST_RECOMPUTED_MORE):
             over = bytes_over_capacity(plan, self._problem, plan_memory(plan, self._problem.costs))
             if not over or self._deadline.is_over():
@@ -414,3 +396,7 @@ class WholePlansSearch:
                 changed[r] = more
             plan = plan.with_replicas(changed)
         return None
+
+
+def _is_interleaved(scored: ScoredPlan) -> bool:
+    return any(replica.is_interleaved for replica in scored.plan.replicas)

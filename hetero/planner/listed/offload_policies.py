@@ -75,7 +75,7 @@ def stronghold_plans(problem: Problem) -> Listing:
             yield None
             continue
         for on_host in {fewest, *(count for count in _counts(num_layers, STEPS_OF_A_COUNT) if count > fewest)}:
-            for speculate in (False, True):
+            for speculate in (False, True)[: 1 + problem.previews]:
                 yield _listed(
                     problem, size, recomputed, _OnHost(on_host, gradients=True, weights=on_host, speculate=speculate)
                 )

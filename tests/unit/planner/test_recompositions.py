@@ -66,7 +66,7 @@ def test_what_was_found_of_a_composition_tells_of_its_other_pipelines() -> None:
     for times in (1, 9):
         recomposer.tell(told[0], times * told[0].step_s)
     left = [each.composition for each in recomposer.drawn(dice, 0, 1000)]
-    assert left.count(told[0].composition) == MOST_ALIKE
+    assert 1 < left.count(told[0].composition) <= MOST_ALIKE
     others = {each.composition for each in told[1:]}
     assert left.index(told[0].composition) < min(left.index(each) for each in others if each in left)
 

@@ -76,7 +76,7 @@ def test_a_host_saves_computing_again() -> None:
 @pytest.mark.slow
 def test_previews_are_chosen_where_they_are_allowed() -> None:
     slow = host(updates=(UpdateRate(threads=16, elements_per_s=5e8),))
-    found, elastic = (planned(problem(described=slow, previews=previews), effort_s=1.0) for previews in (True, False))
+    found, elastic = (planned(problem(described=slow, previews=previews), effort_s=2.0) for previews in (True, False))
     assert any(stage.offload.speculate for _, _, stage in found.plan.stages())
     assert not any(stage.offload.speculate for _, _, stage in elastic.plan.stages())
     assert found.simulation.step_s < elastic.simulation.step_s
