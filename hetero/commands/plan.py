@@ -96,6 +96,14 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--budget-per-hour", type=float, metavar="X", help="most that the nodes in use may cost")
     parser.add_argument("--seed", type=int, default=0, help="of all random choices of the planner")
     parser.add_argument(
+        "--processes",
+        type=COUNT,
+        default=1,
+        metavar="N",
+        help="search in so many at once, each with a seed of its own, as many as there are cores to spare: what one "
+        "finds in a time limit is partly luck (default: %(default)s)",
+    )
+    parser.add_argument(
         "--uniform-out",
         type=output_file,
         metavar="UNIFORM.json",
@@ -218,7 +226,7 @@ def _planned(args: argparse.Namespace) -> int:
         interleaves=not args.no_interleave,
         offload=args.offload,
     )
-    result = _with_progress(problem)
+    result = _with_progress(problem, args.processes)
     out = console()
     certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
     if args.out is not None:
@@ -315,14 +323,14 @@ def _uniform(problem: Problem, result: "PlanResult", args: argparse.Namespace) -
     return f"best uniform plan ({found.name}): {found.best.step_s:.4g} s per step, {ratio:.2f}x; written to {where}"
 
 
-def _with_progress(problem: Problem) -> "PlanResult":
+def _with_progress(problem: Problem, processes: int) -> "PlanResult":
     """Plan, with best and bound on stderr while it runs if somebody watches."""
     # OR-Tools takes a second to load; what is wrong with the question is told before.
     from hetero.planner.plan_cluster import plan_cluster
 
     watched = console(stderr=True)
     if not watched.is_terminal:
-        return plan_cluster(problem)
+        return plan_cluster(problem, processes=processes)
     with Status("looking at replica templates ...", console=watched) as status:
 
         def report(progress: "SearchProgress") -> None:
@@ -331,7 +339,7 @@ def _with_progress(problem: Problem) -> "PlanResult":
                 f"none below {progress.bound_s:.4g} s"
             )
 
-        return plan_cluster(problem, report=report)
+        return plan_cluster(problem, report=report, processes=processes)
 
 
 def _simulate(args: argparse.Namespace) -> int:

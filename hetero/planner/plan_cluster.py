@@ -20,6 +20,7 @@ from hetero.planner.replica.feasibility import check_links, nothing_found
 from hetero.planner.ring_interfaces import RingsWithOneInterface, good_with_either
 from hetero.planner.rungs import rungs
 from hetero.planner.scoring import ScoredPlan, goal_value
+from hetero.planner.siblings import siblings
 from hetero.planner.time_shares import TimeShare
 
 
@@ -75,22 +76,52 @@ def plan_cluster(
     report: ProgressReport | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
+    processes: int = 1,
 ) -> PlanResult:
     """Find the best plan for ``problem`` within its time limit.
 
     tolerance: relative; covers that are better by less are not looked for.
     deadline: in place of the problem's time limit, such as one that counts work instead of seconds.
+    processes: that search at once, each with a seed of its own; what else is known of the plan is by the first one.
 
     Raises:
         PlanError: no plan fits, and the message says what is short by how much and what would help; or time ran out
             before there was any plan, of which nobody knows then whether it exists.
-        ConfigError: a device has no profile, or a link is missing.
+        ConfigError: a device has no profile, a link is missing, or ``processes`` are none or too many.
     """
     deadline = deadline or TimeShare.PLANNING.of_seconds(problem.time_limit_s)
     check_links(problem)
-    construction = Construction(problem, tolerance=tolerance, report=_with_all_seconds(report, deadline))
-    improvement = Improvement(problem)
     planning = deadline.part(1 - TimeShare.RINGS.share) if problem.cluster.leaves_rings_open else deadline
+
+    def search(problem: Problem) -> Sequence[ScoredPlan]:
+        return _search(problem, planning, tolerance)[1].plans
+
+    with siblings(problem, search, number=processes - 1) as others:
+        progress = _with_all_seconds(report, deadline)
+        construction, improvement = _search(problem, planning, tolerance, progress)
+        improved = sorted([*improvement.plans, *others.plans()], key=lambda each: goal_value(each, problem))
+    if not improved:
+        raise nothing_found(problem, construction.found.templates, complete=False)
+    best, rings = good_with_either(improved[0], (*improved, *construction.found.plans), problem, deadline)
+    listed = {
+        "the next best plan of other stages": (*construction.plans, construction.published),
+        "a uniform plan": (construction.first.uniform,),
+    }
+    runners_up = _runners_up(best, listed, problem)
+    result = _result(best, construction.found, runners_up, lower_bound_s(problem), deadline)
+    return dataclasses.replace(result, rings=rings)
+
+
+def _search(
+    problem: Problem, planning: Deadline, tolerance: float, report: ProgressReport | None = None
+) -> tuple[Construction, Improvement]:
+    """Rung after rung until the time is over, or nothing is left to look at.
+
+    Raises:
+        PlanError: as :func:`plan_cluster`.
+    """
+    construction = Construction(problem, tolerance=tolerance, report=report)
+    improvement = Improvement(problem)
     for rung in rungs(planning):
         improvement.go_on(TimeShare.GOING_ON.of(rung))
         shortlist = construction.go_on(rung)
@@ -98,17 +129,7 @@ def plan_cluster(
             improvement.improve(shortlist, rung)
         if construction.is_through and improvement.is_through:
             break
-    if improvement.best is None:
-        raise nothing_found(problem, construction.found.templates, complete=False)
-    finished = (*improvement.plans, *construction.found.plans)
-    best, rings = good_with_either(improvement.best, finished, problem, deadline)
-    others = {
-        "the next best plan of other stages": (*construction.plans, construction.published),
-        "a uniform plan": (construction.first.uniform,),
-    }
-    runners_up = _runners_up(best, others, problem)
-    result = _result(best, construction.found, runners_up, lower_bound_s(problem), deadline)
-    return dataclasses.replace(result, rings=rings)
+    return construction, improvement
 
 
 def _with_all_seconds(report: ProgressReport | None, deadline: Deadline) -> ProgressReport | None:

@@ -10,10 +10,13 @@ are tried on the best plans, as far as their memory allows, which is a heuristic
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
+from functools import partial
 
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.deadline import Deadline
+from hetero.planner.improve.plan_changes import PlanChange
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, better_of, goal_value, is_better, score_plan
 from hetero.spec.parameters import HALF
@@ -52,6 +55,18 @@ def interleave(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> Sc
     return best
 
 
+def interleavings(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """All pipelines with several stages per device group, in the depths that are usual, or those that hold least."""
+    if problem.interleaves and not problem.costs.runtime.blocking_transfers:
+        for v, apart in itertools.product(STAGES_PER_GROUP[:2], (USUAL, SHALLOW)):
+            yield partial(_all_interleaved, plan, v, apart)
+
+
+def _all_interleaved(plan: Plan, v: int, apart: int) -> Plan:
+    pipelines = ((r, interleaved(replica, v, apart=apart)) for r, replica in enumerate(plan.replicas))
+    return plan.with_replicas({r: pipeline for r, pipeline in pipelines if pipeline is not None})
+
+
 def _divides_evenly(plan: Plan, v: int) -> bool:
     """Whether ``v`` stages per device group would have equally many layers, or halves of one where there are halves."""
     unit = HALF if any(stage.ends_with_attention for _, _, stage in plan.stages()) else 1
@@ -78,12 +93,11 @@ def _goal_if_idle_less(start: ScoredPlan, problem: Problem, v: int) -> float:
 def _score_interleaved(plan: Plan, v: int, apart: int, problem: Problem, deadline: Deadline) -> ScoredPlan | None:
     """Score ``plan`` with ``v`` stages per device group in every pipeline that can have them; ``None`` if there is no
     such pipeline, if that does not fit, or if ``deadline`` is over."""
-    pipelines = ((r, interleaved(replica, v, apart=apart)) for r, replica in enumerate(plan.replicas))
-    changed = {r: pipeline for r, pipeline in pipelines if pipeline is not None}
-    if not changed or deadline.is_over():
+    changed = _all_interleaved(plan, v, apart)
+    if changed == plan or deadline.is_over():
         return None
     try:
-        return score_plan(plan.with_replicas(changed), problem, deadline)
+        return score_plan(changed, problem, deadline)
     except (PlanError, ConfigError):
         return None  # Depths of unlike microbatches that deadlock, or a part of a layer that nobody measured.
 

@@ -111,8 +111,8 @@ class Improvement:
     """The passes of one problem, asked again and again with more time and other plans.
 
     Each time the best plan of the construction goes through the passes that begin anew, unless it has been through all
-    of them already. Where that makes a plan of it that was not there, the passes that go on begin with this one; the
-    best plan so far is another of their starts. So they do not stay near what they found first.
+    of them already. What they make of it is one of the plans that the passes that go on begin with, beside the best one
+    so far.
     """
 
     def __init__(self, problem: Problem) -> None:

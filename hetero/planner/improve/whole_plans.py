@@ -7,17 +7,16 @@ the problem's seed decides, by four means that take turns:
 * All nodes are **dealt anew** among replicas of few kinds (:mod:`.recompositions`).
 * A **leap** changes what replicas are made of: stages and devices go elsewhere, replicas become one or two, degrees and
   microbatches change (:mod:`.structure_changes`). Layers and samples are divided anew with it (:mod:`.division`). Of
-  many such plans those with the least estimates (:mod:`.step_estimate`) are simulated, and the best are tuned, also if
-  they are a little worse.
-* A **walk** makes small changes (:mod:`.replica_changes`, :mod:`.plan_changes`) one upon the other and accepts what is
-  a little worse, less and less of that (threshold accepting, Dueck and Scheuer 1990), since a layer that moves together
-  with a recomputation can help where neither alone does. Where memory is short, what stages keep on their devices is
-  exchanged as well (:mod:`.residency_exchanges`).
-* A **climb** takes every small change that helps. It tunes what leaps and walks find, and ends when many changes in a
-  row did not help; the last one of all when none does. Kinds of changes that helped more often are tried first.
+  many such plans those with the least estimates (:mod:`.step_estimate`) are simulated, and the best are climbed from,
+  also if they are a little worse.
+* A **climb** takes every small change that helps (:mod:`.replica_changes`, :mod:`.plan_changes`). Where memory is
+  short, what stages keep on their devices is exchanged as well (:mod:`.residency_exchanges`). Many climbs share the
+  time (:mod:`.climbs`).
+* A **walk** makes such changes one upon the other and accepts what is a little worse, less and less of that (threshold
+  accepting, Dueck and Scheuer 1990), since a layer that moves together with a recomputation can help where neither
+  alone does.
 
-They start from the best plan, and in turns from the best different ones of the shortlist, or dealt anew. All of it is a
-heuristic, without a bound.
+They start from the best plan, and from others of the shortlist. All of it is a heuristic, without a bound.
 
 A change whose step is above what would be accepted by a bound already (:mod:`hetero.cost.simulation.step_bound`) is not
 simulated, and a simulation ends when it cannot be accepted any more (:mod:`hetero.cost.simulation.step_limit`). Effort
@@ -72,7 +71,7 @@ FAR = 1.15
 """A plan whose goal is above so many times the best one's is no start, and leaps do not begin there. A heuristic."""
 
 ROUNDS_IN_VAIN = 40
-"""So many walks and leaps without a better plan, one after the other, end the search. A heuristic."""
+"""So many turns without a better plan, one after the other, end the search. A heuristic."""
 
 TURNS_BETWEEN_WALKS = 3
 """A walk begins once in so many turns. A heuristic."""

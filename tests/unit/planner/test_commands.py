@@ -53,13 +53,14 @@ ANSWERS: dict[str, PlanResult] = {}
 def _counted_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches end after so much work, however busy the machine is, and nothing is searched twice."""
 
-    def planned(problem: Problem) -> PlanResult:
+    def planned(problem: Problem, *, processes: int = 1) -> PlanResult:
         costs = problem.costs
         assert costs.runtime == HETERO.with_dropout(hidden=problem.hidden_dropout, attention=problem.attention_dropout)
         others = (getattr(problem, each.name) for each in dataclasses.fields(problem) if each.name != "costs")
-        asked = repr((costs.model, costs.seq_length, costs.precision, *others))
+        asked = repr((costs.model, costs.seq_length, costs.precision, processes, *others))
         if asked not in ANSWERS:
-            ANSWERS[asked] = plan_cluster(problem, deadline=Deadline(2.0, CountedWork()))
+            deadline = Deadline(2.0, CountedWork())
+            ANSWERS[asked] = plan_cluster(problem, deadline=deadline, processes=processes)
         return ANSWERS[asked]
 
     monkeypatch.setattr("hetero.planner.plan_cluster.plan_cluster", planned)

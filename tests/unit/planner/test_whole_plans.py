@@ -14,7 +14,7 @@ from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, aligned, exchanges, families, idle_devices
 from hetero.planner.improve.replica_changes import delays, one_layer_more_recomputed
-from hetero.planner.improve.structure_changes import structures
+from hetero.planner.improve.structure_changes import apart, side_by_side, structures
 from hetero.planner.improve.whole_plans import WholePlansSearch, search_whole_plans
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, goal_value
@@ -80,6 +80,19 @@ def test_replicas_on_equal_devices_become_alike() -> None:
     found = {change() for change in aligned(other, question)}
     assert start in found
     assert all(is_legal(each) and len(each.alike()) == 2 for each in found)
+
+
+def test_alike_replicas_become_one_with_the_ranks_of_all_and_apart_again() -> None:
+    question, start = unlike_replicas()
+    (together,) = {change() for change in side_by_side(start, question)}
+    assert [[stage.ranks for stage in each.stages] for each in together.replicas] == [
+        [(0, 2), (1, 3)],
+        [(6, 7), (4, 5)],
+    ]
+    assert [(each.stages[0].dp, each.num_samples) for each in together.replicas] == [(2, 4), (2, 4)]
+    found = {change() for change in apart(together, question)}
+    assert all(is_legal(each) for each in (together, *found))
+    assert any({each.stages for each in back.replicas} == {each.stages for each in start.replicas} for back in found)
 
 
 def test_a_device_that_begins_to_work_comes_into_a_domain() -> None:
