@@ -26,7 +26,7 @@ SEEDS = 1 << 31
 MOST_PROCESSES = 256
 """A heuristic: each takes a core and some hundred MB."""
 
-Search = Callable[[Problem], Sequence[ScoredPlan]]
+PlanSearch = Callable[[Problem], Sequence[ScoredPlan]]
 
 
 class Siblings:
@@ -36,7 +36,7 @@ class Siblings:
         self._problem = problem
         self._running: list[tuple[multiprocessing.context.ForkProcess, Connection]] = []
 
-    def start(self, search: Search, *, number: int) -> None:
+    def start(self, search: PlanSearch, *, number: int) -> None:
         """Fork so many, each of which calls ``search`` with a seed of its own."""
         context = multiprocessing.get_context("fork")
         for i in range(number):
@@ -78,7 +78,7 @@ class Siblings:
 
 
 @contextlib.contextmanager
-def siblings(problem: Problem, search: Search, *, number: int) -> Iterator[Siblings]:
+def siblings(problem: Problem, search: PlanSearch, *, number: int) -> Iterator[Siblings]:
     """So many siblings, of which none is left afterwards.
 
     Raises:
@@ -96,7 +96,7 @@ def siblings(problem: Problem, search: Search, *, number: int) -> Iterator[Sibli
         forked.end()
 
 
-def _hand_over(search: Search, problem: Problem, sender: Connection) -> None:
+def _hand_over(search: PlanSearch, problem: Problem, sender: Connection) -> None:
     try:
         sender.send([each.plan for each in search(problem)[:MOST_PLANS]])
     except PlanError:
