@@ -172,8 +172,8 @@ def test_unlike_nodes_share_layers_samples_and_the_optimizer(
         assert first is not None
         (pipeline,) = first.plan.replicas
         assert first.plan.distributed_optimizer
-        assert len({stage.end_layer - stage.first_layer for stage in pipeline.stages}) == 2
-        assert len({stage.micro_batch_size for stage in pipeline.stages}) == 2
+        assert len({stage.end_layer - stage.first_layer for stage in pipeline.stages}) > 1
+        assert len({stage.micro_batch_size for stage in pipeline.stages}) > 1
 
         nodes.kill_rank(2)
         nodes.allow(9)

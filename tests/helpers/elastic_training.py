@@ -66,14 +66,14 @@ def elastic_words(folder: Path, *, steps: int, switches: tuple[str, ...] = (), *
 def unlike_words(folder: Path, *, steps: int, switches: tuple[str, ...] = (), **changes: str | None) -> list[str]:
     """As :func:`elastic_words`, where nodes are ``twin``, of two fast ranks, and ``slow``, of one.
 
-    On one twin and two slow nodes the best plan has stages of three layers and of one, and microbatches of two samples
-    and of one: between nodes whole replicas would have too much to sum.
+    On one twin and two slow nodes a plan has stages of unlike lengths in one pipeline, since between nodes whole replicas
+    would have too much to sum; and microbatches of two samples and of one, as fast ranks were measured with two alone.
     """
     words = elastic_words(folder, steps=steps, switches=switches, hetero_profile=None, **changes)
     (folder / "cluster.yaml").write_text(_UNLIKE)
     paths = [folder / "fast.json", folder / "slow.json"]
     head_s = (0.0, 3.0)
-    save(profile(MODEL, device="cpu", micro_batch_sizes=(1, 2), ends_s=head_s), paths[0])
+    save(profile(MODEL, device="cpu", micro_batch_sizes=(2,), ends_s=head_s), paths[0])
     save(profile(MODEL, device="slow-cpu", micro_batch_sizes=(1,), block_s=(2.0, 4.0), ends_s=head_s), paths[1])
     return [*words, "--hetero-profile", *map(str, paths)]
 
