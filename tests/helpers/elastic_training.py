@@ -66,8 +66,9 @@ def elastic_words(folder: Path, *, steps: int, switches: tuple[str, ...] = (), *
 def unlike_words(folder: Path, *, steps: int, switches: tuple[str, ...] = (), **changes: str | None) -> list[str]:
     """As :func:`elastic_words`, where nodes are ``twin``, of two fast ranks, and ``slow``, of one.
 
-    On one twin and two slow nodes a plan has stages of unlike lengths in one pipeline, since between nodes whole replicas
-    would have too much to sum; and microbatches of two samples and of one, as fast ranks were measured with two alone.
+    On one twin and two slow nodes a plan has stages of unlike lengths in one pipeline, since between nodes whole
+    replicas would have too much to sum; and microbatches of two samples and of one, as fast ranks were measured with
+    two alone.
     """
     words = elastic_words(folder, steps=steps, switches=switches, hetero_profile=None, **changes)
     (folder / "cluster.yaml").write_text(_UNLIKE)

@@ -59,7 +59,7 @@ from hetero.planner.scoring import (
 )
 
 MOST_STARTS = 4
-"""Plans of the shortlist that walks start from, beside the best one so far. A heuristic."""
+"""Plans of the shortlist that are climbed from, the best one so far among them. A heuristic."""
 
 WALK = 120
 """Changes that a walk looks at. A heuristic."""
@@ -70,7 +70,7 @@ WORSE = 0.01
 FAR = 1.15
 """A plan whose goal is above so many times the best one's is no start, and leaps do not begin there. A heuristic."""
 
-ROUNDS_IN_VAIN = 40
+TURNS_IN_VAIN = 40
 """So many turns without a better plan, one after the other, end the search. A heuristic."""
 
 TURNS_BETWEEN_WALKS = 3
@@ -158,14 +158,14 @@ class WholePlansSearch:
 
     def run(self) -> ScoredPlan:
         """Search on, where the deadline before cut the search off; anew, where it ended by itself."""
-        if self._in_vain >= ROUNDS_IN_VAIN:
+        if self._in_vain >= TURNS_IN_VAIN:
             self._in_vain = 0
         while not self._deadline.is_over():
             before = self.best
             if self._turn % TURNS_BETWEEN_DEALING == 0:
                 self._recompose()
             self._turn += 1
-            if self._in_vain >= ROUNDS_IN_VAIN:
+            if self._in_vain >= TURNS_IN_VAIN:
                 self._climb_to_the_end()
                 if not is_better(self.best, before, self._problem):
                     break
