@@ -134,4 +134,12 @@ TRAINING_FAULTS = (
         replace="wd_incr_steps=decay_samples,",
         hints=("tests/unit/training/test_optimizer_settings.py",),
     ),
+    Fault(
+        name="a signal interrupts the start of a host",
+        kind="missing check",
+        file="hetero/launch/run.py",
+        find="before = {each: signal.signal(each, note) for each in numbers}",
+        replace="before = {each: signal.signal(each, signal.default_int_handler) for each in numbers}",
+        hints=("tests/unit/launch/test_command.py",),
+    ),
 )
