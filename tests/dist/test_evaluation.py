@@ -13,6 +13,7 @@ from hetero.runtime.trainer import Trainer, reads_data
 from tests.helpers.layouts import layouts
 from tests.helpers.plans import sharded
 from tests.helpers.ranks import run_alone, run_ranks
+from tests.helpers.shared_memory_group import with_shared_memory
 from tests.helpers.training import ADAM, SMALL_BUCKETS, microbatches, one_process, one_process_plan, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -26,8 +27,11 @@ CHOSEN = [
 
 
 def losses_around_a_step(rank: int, plan: Plan) -> tuple[list[tuple[float, int]], dict[str, np.ndarray]]:
-    """Evaluate the second step's batch before and after a step on the first; then take that second step."""
-    context = create_groups(plan, device=torch.device("cpu"))
+    """Evaluate the second step's batch before and after a step on the first; then take that second step.
+
+    Tensor-parallel ranks sum over what :func:`train` sums over, as four of them do it in another order over gloo.
+    """
+    context = with_shared_memory(create_groups(plan, device=torch.device("cpu")))
     dropout = StageOptions(init_method_std=0.1, hidden_dropout=0.0)
     trainer = Trainer(context, options=dropout, adam=ADAM, seed=7, data_parallel=SHARDED)
     first, second = (microbatches(plan, rank, step=step) if reads_data(context) else None for step in (0, 1))
