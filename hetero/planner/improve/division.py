@@ -35,7 +35,7 @@ from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.offload import NOTHING_ON_HOST
 from hetero.plan.reshard import transfers
 from hetero.planner.improve.division_costs import DivisionCosts, StageTable
-from hetero.planner.improve.replica_changes import deep_enough
+from hetero.planner.improve.replica_changes import deep_enough, depths_of
 from hetero.planner.problem import Problem
 
 Found = TypeVar("Found")
@@ -88,7 +88,7 @@ class Divider:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._costs = DivisionCosts(problem)
+        self.costs = DivisionCosts(problem)
         self._known: Recent[_Division | None] = Recent(MOST_KNOWN)
         self._transfers: Recent[TransferCost] = Recent(16 * MOST_KNOWN)
 
@@ -113,12 +113,12 @@ class Divider:
 
     def divided(self, replica: Replica, plan: Plan, *, per_stage: int) -> Replica | None:
         """``replica`` with other layers, recomputation and depths; ``None`` if nothing fits."""
-        if replica.is_interleaved or not self._costs.can_divide:
+        if replica.is_interleaved or not self.costs.can_divide:
             return None
         if any(stage.offload != NOTHING_ON_HOST for stage in replica.stages):
             return None
         ways = sum(each.stages[0].dp for each in plan.replicas)
-        kinds = tuple(self._costs.kind(replica, s, ways) for s in range(len(replica.stages)))
+        kinds = tuple(self.costs.kind(replica, s, ways) for s in range(len(replica.stages)))
         key = kinds, replica.microbatch_counts, tuple(stage.dp for stage in replica.stages), per_stage
         found = self._known.of(key, lambda: self._divided(replica, ways, per_stage))
         return None if found is None else _with(replica, found)
@@ -128,11 +128,11 @@ class Divider:
         if not all(counts):
             return None
         depths = depths_of(stages, counts, per_stage)
-        tables = [self._costs.table(self._costs.kind(replica, s, ways), depth) for s, depth in enumerate(depths)]
+        tables = [self.costs.table(self.costs.kind(replica, s, ways), depth) for s, depth in enumerate(depths)]
         cuts = least_cuts(tables, counts)
         if cuts is None:
             return None
-        positions = [float(each) for each in self._costs.positions]
+        positions = [float(each) for each in self.costs.positions]
         return _Division(
             tuple((positions[i], positions[k]) for i, k in cuts),
             tuple(int(table.recomputed[cut]) for table, cut in zip(tables, cuts, strict=True)),
@@ -190,15 +190,6 @@ class Divider:
             (each.ranks, each.tp, each.dp, each.micro_batch_size, each.splits_sequence) for each in (sender, receiver)
         )
         return self._transfers.of(key, cost)
-
-
-def depths_of(stages: Sequence[Stage], counts: Sequence[int], per_stage: int) -> list[int]:
-    """In-flight depths, ``per_stage`` microbatches of the coarsest stage more than on the stage behind."""
-    coarsest = max(stage.samples_per_microbatch for stage in stages)
-    return [
-        min(count, -(-coarsest * (per_stage * (len(stages) - 1 - s) + 1) // stage.samples_per_microbatch))
-        for s, (stage, count) in enumerate(zip(stages, counts, strict=True))
-    ]
 
 
 def _with(replica: Replica, division: _Division) -> Replica:

@@ -28,7 +28,7 @@ MOST_HALVED = 64
 MOST_LAYERS = 256
 """Models of more layers are not divided here at all. A heuristic."""
 
-MOST_TABLES = 512
+MOST_TABLES = 2048
 """Tables that are kept, of kinds of stages and their depths. A heuristic."""
 
 

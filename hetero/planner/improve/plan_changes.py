@@ -12,9 +12,10 @@ from hetero.planner.improve.replica_changes import (
     ReplicaChange,
     ReplicaFamily,
     deep_enough,
+    evenly_deep,
     laid_out,
 )
-from hetero.planner.improve.split_backward import DELAY_RULES, with_delays
+from hetero.planner.improve.split_backward import DELAY_RULES, Delay, with_delays
 from hetero.planner.problem import Problem
 
 PlanChange = Callable[[], Plan]
@@ -23,10 +24,13 @@ PlanFamily = Callable[[Plan, Problem], Iterator[PlanChange]]
 UNITS_MOVED = (1, 2, 4)
 """So many of the fewest samples that two replicas can exchange move at once. A heuristic."""
 
+PER_STAGE = (1, 2, 3)
+"""Microbatches more in flight than on the stage behind, by the rules. Heuristics: with two a transfer is hidden."""
+
 
 def families() -> tuple[PlanFamily, ...]:
     """All kinds of changes of a plan."""
-    of_plans = samples, exchanges, idle_devices, buckets, domains, delay_rules, aligned
+    of_plans = samples, exchanges, idle_devices, buckets, domains, rules, aligned
     return (*(partial(of_replicas, family) for family in REPLICA_FAMILIES), *of_plans)
 
 
@@ -181,11 +185,18 @@ def buckets(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
             yield partial(_with_sync, plan, dataclasses.replace(plan.gradient_sync, bucket_numel=numel))
 
 
-def delay_rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
-    """Delays of the weights' gradients by one rule in all replicas."""
-    if problem.splits_backward and not problem.costs.runtime.blocking_transfers:
-        for rule in DELAY_RULES:
-            yield partial(with_delays, plan, rule)
+def rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """Depths and delays of the weights' gradients by a rule each in all replicas, or one of the two as it is."""
+    splits = problem.splits_backward and not problem.costs.runtime.blocking_transfers
+    for per_stage, delay in itertools.product((None, *PER_STAGE), (None, *DELAY_RULES) if splits else (None,)):
+        if per_stage is not None or delay is not None:
+            yield partial(_by_rules, plan, per_stage, delay)
+
+
+def _by_rules(plan: Plan, per_stage: int | None, delay: Delay | None) -> Plan:
+    if per_stage is not None:
+        plan = plan.with_replicas({r: evenly_deep(replica, per_stage) for r, replica in enumerate(plan.replicas)})
+    return plan if delay is None else with_delays(plan, delay)
 
 
 def aligned(plan: Plan, problem: Problem) -> Iterator[PlanChange]:

@@ -58,6 +58,23 @@ def deep_enough(replica: Replica) -> Replica:
     return replica
 
 
+def depths_of(stages: Sequence[Stage], counts: Sequence[int], per_stage: int) -> list[int]:
+    """In-flight depths, ``per_stage`` microbatches of the coarsest stage more than on the stage behind."""
+    coarsest = max(stage.samples_per_microbatch for stage in stages)
+    return [
+        min(count, -(-coarsest * (per_stage * (len(stages) - 1 - s) + 1) // stage.samples_per_microbatch))
+        for s, (stage, count) in enumerate(zip(stages, counts, strict=True))
+    ]
+
+
+def evenly_deep(replica: Replica, per_stage: int) -> Replica:
+    """The same with such depths."""
+    if replica.is_interleaved:
+        return replica
+    depths = depths_of(replica.stages, replica.microbatch_counts, per_stage)
+    return deep_enough(replica.with_each_stage(in_flight=depths))
+
+
 def recomputation(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
     """Another recomputation of one stage: of none, some or all of its layers."""
     for s, stage in enumerate(replica.stages):

@@ -26,7 +26,6 @@ is counted in plans that are looked at, so that the same seed and limit give the
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.step_bound import least_step_s
@@ -37,9 +36,10 @@ from hetero.plan.ir import Plan, Replica
 from hetero.plan.validate import validate
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.climbs import ChangeOrder, Climbs
+from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
 from hetero.planner.improve.division import DIVIDING_S, Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
-from hetero.planner.improve.plan_changes import PlanChange, delay_rules, families
+from hetero.planner.improve.plan_changes import PlanChange, families, rules
 from hetero.planner.improve.recompositions import Recomposer
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
 from hetero.planner.improve.residency_exchanges import residencies
@@ -79,8 +79,9 @@ TURNS_BETWEEN_WALKS = 3
 SLICES = 3
 """Slices of climbs in a turn. A heuristic."""
 
-TURNS_BETWEEN_DEALING = 3
-"""All nodes are dealt anew first of all, and once in so many turns. A heuristic."""
+DEALING_SHARE, NOTHING_NEW = 0.4, 3
+"""Of the time such a share is for dealing all nodes anew; what was spent on it counts so many times where it made
+nothing new. Heuristics."""
 
 WORTH_LEAPING = 5e-3
 """Relative: a leap that gains so much is followed by others before anything is tuned. A heuristic."""
@@ -95,15 +96,10 @@ heuristic."""
 ESTIMATE = 1.05
 """An estimate may be above what is looked for by so much. A heuristic: most are within 5 %."""
 
-DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE, NEW_AT_ONCE = 400, 30, 4
-"""So many plans that deal all nodes anew are drawn more, so many of all are divided, and so many simulated.
-Heuristics."""
+NEW_AT_ONCE = 4
+"""So many plans that deal all nodes anew are simulated at a time. A heuristic."""
 
-MOST_DEALS, DEALING_S = 20, 0.3
-"""All nodes are dealt anew again, so many times at most, until that took so many seconds: on a small cluster one deal
-takes a few milliseconds. Heuristics."""
-
-NEW_START, NEW_CLIMB = 1.25, 1.1
+NEW_START, NEW_CLIMB = 1.4, 1.2
 """What deals all nodes anew may be so many times as long as the best plan to be simulated, and after a slice
 of a climb to be climbed on from. Heuristics."""
 
@@ -127,13 +123,22 @@ class WholePlansSearch:
         self._dice = random.Random(problem.seed)
         divider = Divider(problem)
         self._structures = structures(divider)
-        self._recomposer, self._estimates = Recomposer(problem, divider), StepEstimates(problem, divider)
+        self._estimates = StepEstimates(problem, divider)
+        self._dealt = DealtPlans(
+            Recomposer(problem, divider),
+            self._dice,
+            made=self._made,
+            estimated=self._estimated_goal,
+            learns=problem.goal == "time",
+        )
         self._order = ChangeOrder(problem, families(), self._dice)
         self._climbs = Climbs(self._order, problem)
         self._started: set[Plan] = set()
         # Where the search is: the turn that comes next, the turns in vain until now, and what is left of the changes of
         # the plan that leaps begin from.
         self._turn = self._in_vain = 0
+        # Seconds of all turns, and of dealing in them.
+        self._taken_s = self._dealing_s = 0.0
         self._base: ScoredPlan | None = None
         self._led_s = math.inf
         self._changes: list[PlanChange] = []
@@ -161,9 +166,9 @@ class WholePlansSearch:
         if self._in_vain >= TURNS_IN_VAIN:
             self._in_vain = 0
         while not self._deadline.is_over():
-            before = self.best
-            if self._turn % TURNS_BETWEEN_DEALING == 0:
-                self._recompose()
+            before, begun_s = self.best, self._deadline.elapsed_s
+            if self._dealing_s <= DEALING_SHARE * self._taken_s:
+                self._deal()
             self._turn += 1
             if self._in_vain >= TURNS_IN_VAIN:
                 self._climb_to_the_end()
@@ -174,6 +179,7 @@ class WholePlansSearch:
             if goal_value(self.best, self._problem) > (1 - WORTH_LEAPING) * goal_value(before, self._problem):
                 self._tune()
             self._in_vain = 0 if is_better(self.best, before, self._problem) else self._in_vain + 1
+            self._taken_s += self._deadline.elapsed_s - begun_s
         return self.best
 
     def _leap(self) -> None:
@@ -239,41 +245,41 @@ class WholePlansSearch:
                 landed.append(self._noted(found))
         return landed
 
-    def _recompose(self) -> None:
-        """Deal all nodes anew, some times; what is not much longer than the best plan is another start."""
-        made: list[tuple[float, int, Plan]] = []
-        most = NEW_START * goal_value(self.best, self._problem)
+    def _deal(self) -> None:
+        """Deal all nodes anew; what is not much longer than the best plan is another start."""
         begun_s = self._deadline.elapsed_s
-        for _ in range(MOST_DEALS):
-            drawn = self._recomposer.drawn(self._dice, DRAWN_AT_ONCE, RECOMPOSED_AT_ONCE)
-            for each in drawn:
-                if self._deadline.is_over() or not self._deadline.has(each.making_s):
-                    break
-                plan = self._made(partial(self._recomposer.plan, each))
-                about = math.inf if plan is None else self._estimated_goal(plan)
-                if self._problem.goal == "time":
-                    self._recomposer.tell(each, about)
-                if plan is not None and about <= most and not self._climbs.knows(plan):
-                    made.append((about, len(made), plan))
-            if self._deadline.is_over() or not drawn or self._deadline.elapsed_s > begun_s + DEALING_S:
+        made_some = self._dealt.make_more(self._deadline)
+        most = NEW_START * goal_value(self.best, self._problem)
+        for _ in range(NEW_AT_ONCE):
+            if self._deadline.is_over() or (dealt := self._dealt.take(most)) is None:
                 break
-        for _, _, plan in sorted(made)[:NEW_AT_ONCE]:
-            found = self._scored(plan, most)
-            if found is not None:
-                climb = self._climbs.begun(self._with_delays(found))
-                climb.go_on(self._judged, self._deadline.is_over)
-                if climb.goal < NEW_CLIMB * goal_value(self._lead, self._problem):
-                    self._climbs.add(climb)
+            self._start_from(dealt, most)
+        taken_s = self._deadline.elapsed_s - begun_s
+        self._dealing_s += taken_s if made_some else NOTHING_NEW * taken_s
 
-    def _with_delays(self, start: ScoredPlan) -> ScoredPlan:
-        """The same plan, or the better one with delays of the weights' gradients by a rule."""
-        found = self._noted(start)
-        for change in delay_rules(start.plan, self._problem):
-            most = goal_value(found, self._problem)
-            split = self._changed(change, start, most)
-            if split is not None and goal_value(split, self._problem) < most:
-                found = self._noted(split)
-        return found
+    def _start_from(self, dealt: DealtPlan, most: float) -> None:
+        """Climb from a plan that deals all nodes anew."""
+        if self._climbs.knows(dealt.plan):
+            return
+        found = self._scored(dealt.plan, most)
+        if found is None:
+            if self._deadline.left_something_out:
+                self._dealt.put_back(dealt)
+            return
+        climb = self._climbs.begun(self._with_rules(found))
+        climb.go_on(self._judged, self._deadline.is_over)
+        if climb.goal < NEW_CLIMB * goal_value(self._lead, self._problem):
+            self._climbs.add(climb)
+
+    def _with_rules(self, start: ScoredPlan) -> ScoredPlan:
+        """The same plan, or the best one with depths and delays of the weights' gradients by rules."""
+        best = self._noted(start)
+        for change in rules(start.plan, self._problem):
+            most = goal_value(best, self._problem)
+            found = self._changed(change, start, most)
+            if found is not None and goal_value(found, self._problem) < most:
+                best = self._noted(found)
+        return best
 
     def _walk(self, start: ScoredPlan) -> ScoredPlan | None:
         """The best plan but ``start`` of a walk from there; ``None`` if there is none."""

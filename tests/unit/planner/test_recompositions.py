@@ -26,9 +26,14 @@ def question() -> Problem:
     return problem(cluster(("A100-40", 4, 2), ("V100-16", 4, 4)), OPT_350M, 96)
 
 
+def taken(recomposer: Recomposer, dice: random.Random, *, more: int, most: int) -> list[Recomposition]:
+    recomposer.draw(dice, more)
+    return recomposer.taken(recomposer.drawn, most)
+
+
 @cache
 def drawn() -> tuple[Recomposition, ...]:
-    return tuple(Recomposer(question(), Divider(question())).drawn(random.Random(0), 120, 80))
+    return tuple(taken(Recomposer(question(), Divider(question())), random.Random(0), more=160, most=80))
 
 
 @cache
@@ -50,7 +55,7 @@ def made() -> dict[Recomposition, Plan]:
 def test_nothing_is_drawn_twice_and_the_same_seed_draws_the_same() -> None:
     recomposer = Recomposer(question(), Divider(question()))
     dice = random.Random(0)
-    first, second = recomposer.drawn(dice, 120, 80), recomposer.drawn(dice, 120, 80)
+    first, second = (taken(recomposer, dice, more=160, most=80) for _ in range(2))
     assert tuple(first) == drawn()
     every = [(each.composition, each.pipelines) for each in (*first, *second)]
     assert len(every) == len(set(every))
@@ -60,12 +65,12 @@ def test_what_was_found_of_a_composition_tells_of_its_other_pipelines() -> None:
     """The least by which one of its pipelines was longer than at best."""
     recomposer = Recomposer(question(), Divider(question()))
     dice = random.Random(0)
-    told = recomposer.drawn(dice, 120, 30)
+    told = taken(recomposer, dice, more=120, most=30)
     for each in told:
         recomposer.tell(each, 9 * each.step_s)
     for times in (1, 9):
         recomposer.tell(told[0], times * told[0].step_s)
-    left = [each.composition for each in recomposer.drawn(dice, 0, 1000)]
+    left = [each.composition for each in taken(recomposer, dice, more=0, most=1000)]
     assert 1 < left.count(told[0].composition) <= MOST_ALIKE
     others = {each.composition for each in told[1:]}
     assert left.index(told[0].composition) < min(left.index(each) for each in others if each in left)
@@ -76,7 +81,7 @@ def test_parts_of_odd_nodes_lie_within_a_node() -> None:
     odd = problem(cluster(("A100-40", 5, 2), ("V100-16", 3, 4)), OPT_350M, 96)
     recomposer = Recomposer(odd, Divider(odd))
     sizes = set()
-    for each in recomposer.drawn(random.Random(0), 160, 120):
+    for each in taken(recomposer, random.Random(0), more=800, most=800):
         plan = recomposer.plan(each)
         for _, _, made_of in plan.stages() if plan is not None else ():
             per_node = odd.node_type_of(made_of.ranks[0]).gpus_per_node
@@ -105,7 +110,7 @@ def test_a_plan_has_the_replicas_of_its_composition() -> None:
 
 
 def test_devices_of_one_type_may_be_at_both_ends_of_another() -> None:
-    orders = [[stage.device for stage in replica.stages] for plan in made().values() for replica in plan.replicas]
+    orders = [[stage.node_type for stage in shape.stages] for each in drawn() for shape in each.pipelines]
     assert any(order[0] == order[-1] != order[len(order) // 2] for order in orders)
 
 

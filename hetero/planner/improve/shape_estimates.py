@@ -1,0 +1,269 @@
+"""Estimates the step of a pipeline of which nothing but its shape is known, in less than a tenth of a millisecond, so
+that thousands of shapes can be looked at.
+
+With M_s microbatches on stage s, t_s(i, k) the seconds of a forward and a backward of layers i to k there with the
+recomputation that memory asks for (:mod:`.division_costs`), x_s those of both transfers to the stage behind, and T the
+longest stage under the best cuts,
+
+    T = min over cuts of  max over s of  M_s t_s
+
+    step = max(T, samples x busiest interface) + sum_{s < last} (T / M_s + x_s) + tail
+
+as if every stage took T in all. Behind that come the sums of gradients: of all copies of a stage and some devices of
+each other replica, of its share of the layers, and behind all the tied embedding's on both ends. Those of one node take
+turns, and they begin with the last backward of its first stage:
+
+    tail = max over nodes of  sum of its sums - 2/3 sum_{i <= its first stage} T / M_i
+
+A heuristic: the division that follows has the fill in what it minimises, and what else is on the interfaces is not in
+it.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from hetero.cost.network import all_reduce_cost
+from hetero.errors import ConfigError
+from hetero.plan.ir import Stage
+from hetero.planner.improve.compositions import PlacedCopies
+from hetero.planner.improve.division import Divider, ReplicaSteps
+from hetero.planner.improve.division_costs import Matrix, StageKind
+from hetero.planner.improve.pipeline_shapes import PipelineShape, StageShape
+from hetero.planner.problem import Problem
+
+PER_STAGE = 2
+"""Microbatches in flight more than on the stage behind, for memory. A heuristic: with two a transfer is hidden."""
+
+BACKWARD_SHARE = 2 / 3
+"""Of the seconds of a microbatch, those of its backward. A heuristic."""
+
+Node = tuple[int, tuple[int, ...]]
+"""Type and numbers of the nodes that a stage is on."""
+
+
+Placeless = tuple[int, int, int, int]
+"""A stage, wherever it is: node type, devices, tp, samples of a microbatch per rank."""
+
+
+class Boundary(NamedTuple):
+    """The two transfers across a boundary.
+
+    seconds: of both, for a slice.
+    there_s, back_s: for which an interface is busy with a sample.
+    """
+
+    seconds: float
+    there_s: float
+    back_s: float
+
+
+class ShapeTimes:
+    """What stages and boundaries take, whatever pipeline they belong to; it is remembered."""
+
+    def __init__(self, problem: Problem, divider: Divider) -> None:
+        self.problem, self._divider = problem, divider
+        self._kind = cache(self._kind_of)
+        self._boundary = cache(self._boundary_of)
+        self.layer_s = cache(self._seconds_of_layer)
+
+    def table(self, stage: StageShape, size: int, *, neighbours: int, ways: int, depth: int) -> Matrix:
+        """Seconds of a microbatch of so many samples per rank, by the positions where the stage begins and ends.
+
+        ways: ranks that hold the same layers.
+        """
+        kind = self._kind(stage.node_type, stage.tp, size, neighbours, ways)
+        return self._divider.costs.table(kind, depth).seconds
+
+    def _kind_of(self, node_type: int, tp: int, size: int, neighbours: int, ways: int) -> StageKind:
+        problem, of_type = self.problem, self.problem.node_types[node_type]
+        return StageKind(
+            device=of_type.device,
+            tp=tp,
+            samples=size,
+            sequence_parallel=problem.splits_sequence(tp),
+            fp8=problem.computes_in_fp8(of_type.device, tp=tp, micro_batch_size=size),
+            wgrad_delay=None,
+            capacity_bytes=of_type.memory_bytes,
+            neighbours=neighbours,
+            shares_gradients=ways > 1,
+            ways=ways if problem.distributed_optimizer else 1,
+        )
+
+    def boundary(self, sender: StageShape, size: int, receiver: StageShape, receiver_size: int) -> Boundary:
+        """What is between these stages. Nodes of one type are alike."""
+        same_node = sender[:2] == receiver[:2]
+        here, there = (sender.node_type, *sender[2:], size), (receiver.node_type, *receiver[2:], receiver_size)
+        return self._boundary(here, there, same_node)
+
+    def _boundary_of(self, sender: Placeless, receiver: Placeless, same_node: bool) -> Boundary:
+        here, behind = self._stage(sender, first=0), 0
+        if same_node:
+            behind = len(here.ranks)
+        elif sender[0] == receiver[0]:
+            per_node = self.problem.node_types[sender[0]].gpus_per_node
+            behind = -(-len(here.ranks) // per_node) * per_node
+        there = self._stage(receiver, first=behind)
+        forward, backward = self._divider.transfer(here, there), self._divider.transfer(there, here)
+        samples = min(here.samples_per_microbatch, there.samples_per_microbatch)
+        there_s, back_s = (max((busy for _, busy in cost.ports), default=0.0) for cost in (forward, backward))
+        return Boundary(forward.seconds + backward.seconds, there_s / samples, back_s / samples)
+
+    def _stage(self, stage: Placeless, *, first: int) -> Stage:
+        node_type, devices, tp, size = stage
+        problem, of_type = self.problem, self.problem.node_types[node_type]
+        start = of_type.first_rank + first
+        return Stage(
+            first_layer=0,
+            end_layer=1,
+            ranks=tuple(range(start, start + devices)),
+            device=of_type.device,
+            tp=tp,
+            dp=devices // tp,
+            sequence_parallel=problem.splits_sequence(tp),
+            micro_batch_size=size,
+            in_flight=1,
+            fp8=problem.computes_in_fp8(of_type.device, tp=tp, micro_batch_size=size),
+        )
+
+    def _seconds_of_layer(self, node_type: int, tp: int, size: int) -> float:
+        """Forward and backward of a microbatch of so many samples per rank."""
+        problem, device = self.problem, self.problem.node_types[node_type].device
+        cost = problem.costs.layer(
+            "block",
+            device=device,
+            tp=tp,
+            micro_batch_size=size,
+            sequence_parallel=problem.splits_sequence(tp),
+            fp8=problem.computes_in_fp8(device, tp=tp, micro_batch_size=size),
+        )
+        return cost.forward_s + cost.backward_s
+
+
+class ShapeEstimates:
+    """Estimates steps of the copies of one pipeline of a composition."""
+
+    def __init__(self, times: ShapeTimes, copies: PlacedCopies) -> None:
+        self._times, self._copies = times, copies
+        self._layer_sum_s = cache(self._seconds_of_layer_sum)
+        self._tied_sum_s = cache(self._seconds_of_tied_sum)
+
+    def steps(self, shape: PipelineShape, samples: float) -> ReplicaSteps | None:
+        """What so many samples take on each copy; ``None`` if nothing fits, if they cannot have as many as there are,
+        or if two that talk to one another have no link, or a device no profile."""
+        if not shape.divides or not self._adds_up(shape, samples):
+            return None
+        try:
+            return self._steps(shape, samples)
+        except ConfigError:
+            return None
+
+    def _steps(self, shape: PipelineShape, samples: float) -> ReplicaSteps | None:
+        stages = shape.stages
+        sizes = [stage.micro_batch_size(shape.samples) for stage in stages]
+        counts = [samples / (size * stage.dp) for size, stage in zip(sizes, stages, strict=True)]
+        longest_s = self._longest_s(stages, sizes, counts)
+        if longest_s == math.inf:
+            return None
+        fill_s, wires_s = self._between(stages, sizes, [longest_s / count for count in counts])
+        tail_s = self._tail_s(shape, sizes, counts, longest_s)
+        return ReplicaSteps(1, fill_s + tail_s, max(longest_s / samples, wires_s))
+
+    def _adds_up(self, shape: PipelineShape, samples: float) -> bool:
+        """Whether a copy has a whole microbatch of every stage, and the batch could be so many of these, if there are
+        no other pipelines."""
+        unit = math.lcm(*(stage.samples(shape.samples) for stage in shape.stages))
+        if unit > max(1.0, samples):
+            return False
+        return bool(self._copies.others) or self._times.problem.global_batch_size % unit == 0
+
+    def _longest_s(self, stages: Sequence[StageShape], sizes: Sequence[int], counts: Sequence[float]) -> float:
+        """T: what the longest stage computes in all."""
+        samples = [stage.dp * size for stage, size in zip(stages, sizes, strict=True)]
+        coarsest, last = max(samples), len(stages) - 1
+        ways = len(self._copies.firsts) * stages[0].dp
+        reached = None
+        for s, (stage, size, count) in enumerate(zip(stages, sizes, counts, strict=True)):
+            depth = min(max(1, int(count)), _about(-(-coarsest * (PER_STAGE * (last - s) + 1) // samples[s])))
+            table = self._times.table(stage, size, neighbours=(s > 0) + (s < last), ways=ways, depth=depth)
+            seconds = count * table
+            reached = seconds[0] if reached is None else np.maximum(reached[:, None], seconds).min(axis=0)
+        return math.inf if reached is None else float(reached[-1])
+
+    def _between(
+        self, stages: Sequence[StageShape], sizes: Sequence[int], microbatch_s: Sequence[float]
+    ) -> tuple[float, float]:
+        """Seconds in which the pipeline fills, and for which the busiest interface is busy with a sample."""
+        fill_s = 0.0
+        sends: defaultdict[Node, float] = defaultdict(float)
+        receives: defaultdict[Node, float] = defaultdict(float)
+        for s, (here, there) in enumerate(itertools.pairwise(stages)):
+            boundary = self._times.boundary(here, sizes[s], there, sizes[s + 1])
+            fill_s += microbatch_s[s] + boundary.seconds
+            sends[here[:2]] += boundary.there_s
+            receives[there[:2]] += boundary.there_s
+            sends[there[:2]] += boundary.back_s
+            receives[here[:2]] += boundary.back_s
+        return fill_s, max((*sends.values(), *receives.values()), default=0.0)
+
+    def _tail_s(self, shape: PipelineShape, sizes: Sequence[int], counts: Sequence[float], longest_s: float) -> float:
+        """Sums of gradients behind the last backward."""
+        stages, firsts = shape.stages, shape.firsts(self._copies.pieces)
+        model = self._times.problem.model
+        layers = [
+            longest_s / count / self._times.layer_s(stage.node_type, stage.tp, size)
+            for stage, size, count in zip(stages, sizes, counts, strict=True)
+        ]
+        share = min(1.0, model.num_layers / sum(layers))
+        summing: dict[Node, float] = {}
+        before_s = 0.0
+        for stage, first, held, count in zip(stages, firsts, layers, counts, strict=True):
+            first %= self._copies.pieces[stage.node_type]
+            # Nodes of one type are alike.
+            seconds = share * held * self._layer_sum_s(stage.node_type, stage.devices, stage.tp, first)
+            last_backward_s = BACKWARD_SHARE * longest_s / count
+            summing[stage[:2]] = summing.get(stage[:2], -before_s - last_backward_s) + seconds
+            before_s += last_backward_s
+        tied_s = 0.0
+        if len(stages) > 1 and model.tied_embeddings:
+            tied_s = self._tied_sum_s(stages[0], firsts[0], stages[-1], firsts[-1])
+        return max(0.0, *summing.values()) + tied_s
+
+    def _seconds_of_layer_sum(self, node_type: int, devices: int, tp: int, first: int) -> float:
+        """The sum of the gradients of a layer."""
+        problem = self._times.problem
+        device = problem.node_types[node_type].device
+        numel = problem.costs.parameters_per_rank(device=device, first_layer=1, end_layer=2, tp=tp)
+        return self._sum_s(numel, (*self._ranks(node_type, devices, tp, first), *self._copies.others), rings=tp)
+
+    def _seconds_of_tied_sum(self, stage: StageShape, first: int, last_stage: StageShape, last_first: int) -> float:
+        """The sum of the word embedding's gradients of the first and the last stage."""
+        model, tp = self._times.problem.model, max(stage.tp, last_stage.tp)
+        both = (stage, first), (last_stage, last_first)
+        ranks = [rank for each, at in both for rank in self._ranks(each.node_type, each.devices, each.tp, at)]
+        return self._sum_s(model.padded_vocab_size * model.hidden_size // tp, ranks, rings=tp)
+
+    def _sum_s(self, numel: int, ranks: Sequence[int], *, rings: int) -> float:
+        """Seconds of so many sums at once, one on each tensor-parallel rank. Between nodes they share an interface."""
+        if len(ranks) == 1:
+            return 0.0
+        problem = self._times.problem
+        (ring,) = all_reduce_cost(numel * problem.costs.gradient_bytes, ranks, (), problem.topology).phases
+        return ring.seconds * (rings if ring.ports else 1)
+
+    def _ranks(self, node_type: int, devices: int, tp: int, first: int) -> list[int]:
+        """The first tensor-parallel rank of each data-parallel one, of all copies."""
+        starts = [firsts[node_type] + first for firsts in self._copies.firsts]
+        return [rank for start in starts for rank in range(start, start + devices, tp)]
+
+
+@cache
+def _about(depth: int) -> int:
+    """A depth that is no smaller, of few, as a table is made for each."""
+    power = 1 << (depth - 1).bit_length()
+    return 3 * power // 4 if power > 2 and depth <= 3 * power // 4 else power

@@ -1,0 +1,72 @@
+"""Looks for the shape with which a pipeline is the shortest by its estimate: random changes, one upon the other, of
+which what is a little longer is accepted, less and less of that (threshold accepting, Dueck and Scheuer 1990)."""
+
+import random
+from typing import NamedTuple
+
+from hetero.planner.improve.compositions import EqualPipelines, PlacedCopies
+from hetero.planner.improve.division import ReplicaSteps
+from hetero.planner.improve.pipeline_shapes import PipelineShape, ShapeDice
+from hetero.planner.improve.shape_estimates import ShapeEstimates, ShapeTimes
+
+CHANGES_PER_DEVICE, MOST_CHANGES = 40, 800
+"""Changes that a search tries for each device of a pipeline, and at most. Heuristics."""
+
+WORSE = 0.03
+"""By how much longer than before a pipeline may become at first. A heuristic."""
+
+SHAPING_S = 5e-5
+"""Seconds of trying a change, about, for the count of work; an estimate."""
+
+LEAST_CHANGES = 40
+"""Changes that a short search tries at least. A heuristic."""
+
+
+class EstimatedShape(NamedTuple):
+    """A shape, with what its samples take."""
+
+    shape: PipelineShape
+    steps: ReplicaSteps
+
+
+class ShapeSearch:
+    """Searches for shapes of the pipelines ``copies``, which are ``placed``."""
+
+    def __init__(self, times: ShapeTimes, copies: EqualPipelines, placed: PlacedCopies) -> None:
+        self._problem, self._copies = times.problem, copies
+        self._estimates = ShapeEstimates(times, placed)
+        self.changes = min(MOST_CHANGES, CHANGES_PER_DEVICE * sum(each.devices * each.parts for each in copies.pieces))
+
+    def steps(self, shape: PipelineShape, samples: float) -> ReplicaSteps | None:
+        """What so many samples take on each copy; ``None`` if nothing fits."""
+        return self._estimates.steps(shape, samples)
+
+    def shortest(
+        self, start: PipelineShape, samples: float, dice: random.Random, *, share: float = 1.0
+    ) -> EstimatedShape | None:
+        """The shortest shape that changes of ``start`` lead to, where each copy has so many samples; ``None`` if
+        nothing fits.
+
+        share: of the changes that are tried.
+        """
+        most = max(LEAST_CHANGES, int(share * self.changes))
+        shapes = ShapeDice(self._problem, self._copies, dice)
+        shape, step_s, best, best_s = start, float("inf"), None, float("inf")
+        if (steps := self._estimates.steps(start, samples)) is not None:
+            step_s = best_s = steps.fill_s + samples * steps.period_s
+            best = EstimatedShape(start, steps)
+        for i in range(most):
+            changed = shapes.changed(shape)
+            if changed is None or changed == shape:
+                continue
+            steps = self._estimates.steps(changed, samples)
+            if steps is None:
+                # From what does not fit every way may lead out.
+                shape = changed if best is None else shape
+                continue
+            changed_s = steps.fill_s + samples * steps.period_s
+            if changed_s <= step_s * (1 + WORSE * (1 - i / most) * dice.random()):
+                shape, step_s = changed, changed_s
+            if changed_s < best_s:
+                best, best_s = EstimatedShape(changed, steps), changed_s
+        return best
