@@ -10,6 +10,7 @@ from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.improve.dealt_plans import DealtPlans
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, aligned, exchanges, families, idle_devices
@@ -186,20 +187,26 @@ def test_more_effort_is_never_worse() -> None:
 
 
 def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes are dealt anew in every fourth turn, also if a limit cuts turns off; and no leap is begun twice."""
+    """Dealing nodes anew has its share of the time, also if limits cut turns off; and no leap is begun twice."""
     question, start = start_of("unlike devices")
-    whole_plans, dealt, leapt_from = WholePlansSearch(question), [], []
-    listed = WholePlansSearch._leaps_from
+    whole_plans, dealing_s, leapt_from = WholePlansSearch(question), [], []
+    listed, dealt = WholePlansSearch._leaps_from, DealtPlans.make_more
 
     def noted(search: WholePlansSearch, begun_with: ScoredPlan) -> list[PlanChange]:
         leapt_from.append(begun_with.plan)
         return listed(search, begun_with)
 
-    monkeypatch.setattr(WholePlansSearch, "_recompose", lambda search: dealt.append(search.best.plan))
+    def timed(plans: DealtPlans, deadline: Deadline) -> bool:
+        begun_s = deadline.elapsed_s
+        made_some = dealt(plans, deadline)
+        dealing_s.append(deadline.elapsed_s - begun_s)
+        return made_some
+
+    monkeypatch.setattr(DealtPlans, "make_more", timed)
     monkeypatch.setattr(WholePlansSearch, "_leaps_from", noted)
-    for _ in range(2):
-        start = whole_plans.go_on(Shortlist(start), question, Deadline(0.01, CountedWork()))
-    assert len(dealt) == 1
+    for _ in range(20):
+        start = whole_plans.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
+    assert 0.05 < sum(dealing_s) / 4.0 < 0.6
     assert leapt_from == list(dict.fromkeys(leapt_from))
 
 
