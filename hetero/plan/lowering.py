@@ -30,6 +30,9 @@ RECEIVES_AHEAD = 2
 MOST_REMEMBERED = 4096
 """Rows of so many microbatches at most are remembered. A heuristic: longer ones take too much memory."""
 
+MOST_ROWS = 1024
+"""Rows that are remembered. A heuristic."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveOptions:
@@ -369,7 +372,7 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     if not replica.is_interleaved:
         row_of = _row_of_stage if max(counts) <= MOST_REMEMBERED else _row_of_stage.__wrapped__
         return [
-            row_of(replica.schedule, counts, s, stage.in_flight, stage.wgrad_delay, receives_ahead)
+            row_of(replica.schedule, _as_seen_from(s, counts), s, stage.in_flight, stage.wgrad_delay, receives_ahead)
             for s, stage in enumerate(replica.stages)
         ]
     rows = ORDERS[replica.schedule](
@@ -380,11 +383,17 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     return _issued(rows, counts, [stage.wgrad_delay for stage in replica.stages], receives_ahead)
 
 
-@lru_cache(maxsize=512)
+def _as_seen_from(s: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The counts of a pipeline for which stage ``s`` does the same, whatever lies beyond its neighbours."""
+    return counts[s - 1 : s] * s + counts[s : s + 2]
+
+
+@lru_cache(maxsize=MOST_ROWS)
 def _row_of_stage(
     schedule: str, counts: tuple[int, ...], s: int, in_flight: int, wgrad_delay: int | None, receives_ahead: int
 ) -> Row:
-    """The row of a stage that has its ranks to itself, which only its own depth and delay and all counts decide.
+    """The row of a stage that has its ranks to itself, which its own depth, delay and count and its neighbours' counts
+    decide.
 
     Remembered, as a planner that changes one stage asks for the rows of all; nobody changes a row.
     """
