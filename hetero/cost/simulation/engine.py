@@ -12,9 +12,9 @@ in which they became known, and what a compute ends is first come first served o
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ from hetero.cost.simulation.resolved_rows import (
     ResolvedRow,
     Takes,
     TransferSeries,
-    nodes_of_slices,
     resolve_row,
 )
 from hetero.cost.simulation.step_limit import StepTooLong, latest_ends
@@ -240,26 +239,20 @@ class Replay:
 
     def _add(self, replica: int, pipeline: Pipeline) -> list[list[Lane]]:
         """Resolve every action of ``pipeline`` to what it does."""
-        edges, first_node, first_series = boundaries(pipeline.num_microbatches), len(self.end_s), len(self.transfers)
+        edges, first_series = boundaries(pipeline.num_microbatches), len(self.transfers)
         for b, edge in enumerate(edges):
             self._add_transfers(replica, ActionKind.SEND_F, (b, b + 1), pipeline.forward[b], edge.num_slices)
             self._add_transfers(replica, ActionKind.SEND_B, (b + 1, b), pipeline.backward[b], edge.num_slices)
         starts = pipeline.lanes or ((LaneStart(),),) * len(pipeline.rows)
-        series = self.transfers[first_series:]
-        structure = (
-            first_node,
-            pipeline.num_microbatches,
-            tuple((each.lane, each.receiving_lane, each.phase, each.step, each.num_slices) for each in series),
-        )
-        slice_nodes = cache(lambda: nodes_of_slices(edges, series))
-        resolved = []
-        for row, of_row in zip(pipeline.rows, starts, strict=True):
-            resolve = partial(resolve_row, len(of_row), row, pipeline.num_microbatches, slice_nodes)
-            resolved.append(self._resolved.of((id(row), len(of_row), structure), resolve).lanes)
         seconds, back_s = _seconds(pipeline), _ways_back(pipeline)
         lanes = []
-        for of_row, resolved_row in zip(starts, resolved, strict=True):
-            own = [Lane(start, each, seconds) for start, each in zip(of_row, resolved_row, strict=True)]
+        for row, stages, of_row in zip(pipeline.rows, _stages_of_rows(pipeline), starts, strict=True):
+            series = [each for each in self.transfers[first_series:] if each.stage in stages or each.receiver in stages]
+            resolved = self._resolved.of(
+                (id(row), len(of_row), len(edges), tuple(each.nodes_of_lanes for each in series)),
+                partial(resolve_row, len(of_row), row, stages, edges, series),
+            )
+            own = [Lane(start, each, seconds) for start, each in zip(of_row, resolved.lanes, strict=True)]
             for lane in own:
                 lane.first = len(self.end_s)
                 self._nodes(len(lane.computes), None)
@@ -267,7 +260,7 @@ class Replay:
                     lane.copies = ActivationCopies(lane.start.copies, lane.computes)
                 lane.weight_waits = {lane.computes.index(action): wait for action, wait in lane.start.weight_waits}
                 lane.is_delayed = bool(lane.weight_waits) or lane.copies is not None
-                lane.latest_s = latest_ends(lane.computes, lane.seconds, back_s, self._within_s)
+                lane.latest_s = latest_ends(lane.computes, lane.seconds, stages, back_s, self._within_s)
             lanes.append(own)
         return lanes
 
@@ -411,6 +404,13 @@ class Replay:
             free_s[wire] = start_s + busy_s
             last[wire] = n
         self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + seconds, cause
+
+
+def _stages_of_rows(pipeline: Pipeline) -> Iterator[Set[int]]:
+    """The stages of each row; where there are as many rows as stages, each has its own, in their order."""
+    if len(pipeline.rows) == len(pipeline.num_microbatches):
+        return ({s} for s in range(len(pipeline.rows)))
+    return ({action.stage for action in row} for row in pipeline.rows)
 
 
 def _seconds(pipeline: Pipeline) -> list[float]:
