@@ -11,7 +11,7 @@ which most would stand still: whoever executes one has connected its ranks befor
 (:func:`hetero.distributed.process_groups.connect`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol, TypeVar
@@ -421,6 +421,18 @@ def evaluation_rows(replica: Replica) -> Schedule:
     return post_receives_early(add_communication(rows, num_microbatches=counts), computes_ahead=RECEIVES_AHEAD)
 
 
+def _first_of_each(stages: Iterable[int], kinds: Set[ActionKind], row: Iterable[Action]) -> dict[int, Action]:
+    """The first action of these kinds of each stage; ``row`` is not looked at any further."""
+    missing, found = set(stages), {}
+    for action in row if missing else ():
+        if action.kind in kinds and action.stage in missing:
+            found[action.stage] = action
+            missing.remove(action.stage)
+            if not missing:
+                break
+    return found
+
+
 class CollectivePoints:
     """Finds the points of a device group's row from which a bucket can be summed and by which it must be gathered.
 
@@ -433,9 +445,10 @@ class CollectivePoints:
         self._stages = [(s, replica.stages[s]) for s in stages]
         self._options = options
         self._first_compute = next(action for action in row if action.kind in COMPUTE)
-        self._first_forward = {a.stage: a for a in reversed(row) if a.kind == ActionKind.F}
-        self._last_backward = {a.stage: a for a in row if a.kind in BACKWARD}
-        self._last_weights = {a.stage: a for a in row if a.kind == ActionKind.W}
+        splitting = [s for s, stage in self._stages if stage.wgrad_delay is not None]
+        self._first_forward = _first_of_each(stages, {ActionKind.F}, row)
+        self._last_backward = _first_of_each(stages, BACKWARD, reversed(row))
+        self._last_weights = _first_of_each(splitting, {ActionKind.W}, reversed(row))
         self._row = row
 
     @cached_property

@@ -326,17 +326,26 @@ class Replay:
         """Events are the ends of computes, and the starts of lanes."""
         events = [(lane.clock_s, i, lane) for i, lane in enumerate(sorted(lanes, key=lambda lane: lane.clock_s))]
         created = len(events)
-        posted_once, end_s = bytearray(len(self.end_s)), self.end_s
+        posted_once, ends_s = bytearray(len(self.end_s)), self.end_s
         awaited: dict[int, Lane] = {}
-        compute, post = self._compute, self._post
+        start, compute = self._start, self._compute
         while events:
             now_s, _, lane = heappop(events)
-            position = lane.position
-            ready = post(lane.posts[position], now_s, lane.last, posted_once, awaited) if lane.posts[position] else []
+            position, ready = lane.position, []
+            for n in lane.posts[position]:
+                if not posted_once[n]:
+                    posted_once[n] = True
+                    continue
+                start(n, now_s, lane.last)
+                if n in awaited:
+                    waiting = awaited.pop(n)
+                    waiting.missing -= 1
+                    if not waiting.missing:
+                        ready.append(waiting)
             if position < lane.num_computes:
                 lane.clock_s = now_s
                 for n in lane.needs[position]:
-                    if end_s[n] < 0.0:
+                    if ends_s[n] < 0.0:
                         awaited[n] = lane
                         lane.missing += 1
                 if not lane.missing:
@@ -344,23 +353,6 @@ class Replay:
             for each in ready:
                 created += 1
                 heappush(events, (compute(each), created, each))
-
-    def _post(
-        self, posts: Sequence[int], now_s: float, cause: int, posted_once: bytearray, awaited: dict[int, Lane]
-    ) -> list[Lane]:
-        """Start those of ``posts`` that the other side has posted too; the lanes that waited for nothing else."""
-        ready = []
-        for n in posts:
-            if not posted_once[n]:
-                posted_once[n] = True
-                continue
-            self._start(n, now_s, cause)
-            if n in awaited:
-                waiting = awaited.pop(n)
-                waiting.missing -= 1
-                if not waiting.missing:
-                    ready.append(waiting)
-        return ready
 
     def _compute(self, lane: Lane) -> float:
         """Begin the next compute, all of whose transfers have started; when it ends."""

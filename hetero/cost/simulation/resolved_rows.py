@@ -161,5 +161,7 @@ def _resolve(number: int, row: Row, edges: Sequence[StageBoundary], slice_nodes:
 
 def _by_microbatch(slices: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
     """The transfers of each of ``count`` microbatches."""
+    if len(slices) == count:
+        return list(slices)
     every = iter(slices)
     return [tuple(chain(*each)) for each in zip(*[every] * (len(slices) // count), strict=True)]
