@@ -30,9 +30,6 @@ RECEIVES_AHEAD = 2
 MOST_REMEMBERED = 4096
 """Rows of so many microbatches at most are remembered. A heuristic: longer ones take too much memory."""
 
-MOST_ROWS = 1024
-"""Rows that are remembered. A heuristic."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveOptions:
@@ -388,7 +385,7 @@ def _as_seen_from(s: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     return counts[s - 1 : s] * s + counts[s : s + 2]
 
 
-@lru_cache(maxsize=MOST_ROWS)
+@lru_cache(maxsize=512)
 def _row_of_stage(
     schedule: str, counts: tuple[int, ...], s: int, in_flight: int, wgrad_delay: int | None, receives_ahead: int
 ) -> Row:
