@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ from hetero.plan.sync_domains import Domains
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import HALF
 from hetero.spec.profile import ModuleKind
+
+MOST_KEPT = 1 << 12
+"""Runs of parameters whose sums are kept: plans that are looked at one after the other have most of theirs in common. A
+heuristic."""
 
 RunningSums = tuple[tuple[float, tuple[int, ...]], ...]
 """(position, running sums of the elements of its parameters), from the head to the embedding."""
@@ -255,23 +260,28 @@ def _by_device_groups(plan: Plan) -> Iterator[tuple[list[Stage], Mapping[TpShard
 
 def _runs(plan: Plan) -> Iterator[tuple[list[PlacedStage], Mapping[TpSharding, RunningSums]]]:
     """Runs of consecutive parameters that the same stages hold, with these stages."""
-    model = plan.model
-    table = ParameterCounts(model).running_sums()
+    model, is_tied = plan.model, False
     for run in holder_runs(plan):
-        holders = list(run.holders)
         if run.is_tied_embedding:
-            word_embedding = ((-1, table["sharded"]["embedding"]),)
-            table["sharded"]["embedding"], table["all"]["embedding"] = (), table["replicated"]["embedding"]
-            yield holders, {"sharded": word_embedding, "replicated": (), "all": word_embedding}
+            is_tied = True
+            word_embedding = _sums_between(model, run.first, run.end)["sharded"]
+            yield list(run.holders), {"sharded": word_embedding, "replicated": (), "all": word_embedding}
             continue
-        modules = [(position, kind) for position, kind in _module_positions(model) if run.first <= position < run.end]
-        yield (
-            holders,
-            {
-                key: tuple((position, sums[kind]) for position, kind in modules if sums[kind])
-                for key, sums in table.items()
-            },
-        )
+        yield list(run.holders), _sums_between(model, run.first, run.end, with_word_embedding=not is_tied)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _sums_between(
+    model: ModelSpec, first: float, end: float, *, with_word_embedding: bool = True
+) -> Mapping[TpSharding, RunningSums]:
+    """Of the parameters in ``[first, end)``."""
+    table = ParameterCounts(model).running_sums()
+    if not with_word_embedding:
+        table["sharded"]["embedding"], table["all"]["embedding"] = (), table["replicated"]["embedding"]
+    modules = [(position, kind) for position, kind in _module_positions(model) if first <= position < end]
+    return {
+        key: tuple((position, sums[kind]) for position, kind in modules if sums[kind]) for key, sums in table.items()
+    }
 
 
 def _module_positions(model: ModelSpec) -> Iterator[tuple[float, ModuleKind]]:

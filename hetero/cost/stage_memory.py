@@ -6,6 +6,7 @@ go with the microbatches.
 
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class MemoryBreakdown:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+        return sum(_PARTS(self))
 
     @property
     def required(self) -> int:
@@ -103,6 +104,9 @@ class MemoryBreakdown:
         """Field by field, what ``every`` one takes together."""
         named = [each.named() for each in every]
         return cls(**{field.name: sum(each[field.name] for each in named) for field in dataclasses.fields(cls)})
+
+
+_PARTS = operator.attrgetter(*(field.name for field in dataclasses.fields(MemoryBreakdown)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,8 @@ Whoever edits a plan does so by the methods ``with_...`` here: each returns a ne
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -156,6 +157,9 @@ class Stage:
         return self.sequence_parallel and self.tp > 1
 
 
+_BESIDE_RANKS = operator.attrgetter(*(field.name for field in dataclasses.fields(Stage) if field.name != "ranks"))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replica:
     """One pipeline: stages in layer order, and ``num_samples`` of every global batch.
@@ -189,7 +193,7 @@ class Replica:
 
     @property
     def shape(self) -> "Replica":
-        """The same on the ranks 0, 1, ...: what replicas have in common that differ in their ranks only."""
+        """The same on the ranks 0, 1, ..."""
         first: dict[tuple[int, ...], int] = {}
         for stage in self.stages:
             first.setdefault(stage.ranks, sum(map(len, first)))
@@ -198,6 +202,16 @@ class Replica:
             for stage in self.stages
         )
         return dataclasses.replace(self, stages=tuple(stages))
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for replicas that differ in their ranks only."""
+        groups: dict[tuple[int, ...], int] = {}
+        stages = [
+            (groups.setdefault(stage.ranks, len(groups)), len(stage.ranks), _BESIDE_RANKS(stage))
+            for stage in self.stages
+        ]
+        return self.num_samples, self.schedule, tuple(stages)
 
     def num_microbatches(self, stage: int) -> int:
         """Microbatches that ``stage`` counts in one step."""
@@ -385,9 +399,9 @@ class Plan:
 
     def alike(self) -> list[list[int]]:
         """The replicas, those that differ in their ranks only together."""
-        found: dict[Replica, list[int]] = {}
+        found: dict[Hashable, list[int]] = {}
         for r, replica in enumerate(self.replicas):
-            found.setdefault(replica.shape, []).append(r)
+            found.setdefault(replica.kind, []).append(r)
         return list(found.values())
 
     def first_sample(self, replica: int) -> int:

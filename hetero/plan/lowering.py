@@ -11,7 +11,7 @@ which most would stand still: whoever executes one has connected its ranks befor
 (:func:`hetero.distributed.process_groups.connect`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol, TypeVar
@@ -369,7 +369,7 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     if not replica.is_interleaved:
         row_of = _row_of_stage if max(counts) <= MOST_REMEMBERED else _row_of_stage.__wrapped__
         return [
-            row_of(replica.schedule, counts, s, stage.in_flight, stage.wgrad_delay, receives_ahead)
+            row_of(replica.schedule, _as_seen_from(s, counts), s, stage.in_flight, stage.wgrad_delay, receives_ahead)
             for s, stage in enumerate(replica.stages)
         ]
     rows = ORDERS[replica.schedule](
@@ -380,11 +380,17 @@ def step_rows(replica: Replica, *, receives_ahead: int = RECEIVES_AHEAD) -> Sche
     return _issued(rows, counts, [stage.wgrad_delay for stage in replica.stages], receives_ahead)
 
 
+def _as_seen_from(s: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The counts of a pipeline for which stage ``s`` does the same, whatever lies beyond its neighbours."""
+    return counts[s - 1 : s] * s + counts[s : s + 2]
+
+
 @lru_cache(maxsize=512)
 def _row_of_stage(
     schedule: str, counts: tuple[int, ...], s: int, in_flight: int, wgrad_delay: int | None, receives_ahead: int
 ) -> Row:
-    """The row of a stage that has its ranks to itself, which only its own depth and delay and all counts decide.
+    """The row of a stage that has its ranks to itself, which its own depth, delay and count and its neighbours' counts
+    decide.
 
     Remembered, as a planner that changes one stage asks for the rows of all; nobody changes a row.
     """
@@ -412,6 +418,18 @@ def evaluation_rows(replica: Replica) -> Schedule:
     return post_receives_early(add_communication(rows, num_microbatches=counts), computes_ahead=RECEIVES_AHEAD)
 
 
+def _first_of_each(stages: Iterable[int], kinds: Set[ActionKind], row: Iterable[Action]) -> dict[int, Action]:
+    """The first action of these kinds of each stage; ``row`` is not looked at any further."""
+    missing, found = set(stages), {}
+    for action in row if missing else ():
+        if action.kind in kinds and action.stage in missing:
+            found[action.stage] = action
+            missing.remove(action.stage)
+            if not missing:
+                break
+    return found
+
+
 class CollectivePoints:
     """Finds the points of a device group's row from which a bucket can be summed and by which it must be gathered.
 
@@ -424,9 +442,10 @@ class CollectivePoints:
         self._stages = [(s, replica.stages[s]) for s in stages]
         self._options = options
         self._first_compute = next(action for action in row if action.kind in COMPUTE)
-        self._first_forward = {a.stage: a for a in reversed(row) if a.kind == ActionKind.F}
-        self._last_backward = {a.stage: a for a in row if a.kind in BACKWARD}
-        self._last_weights = {a.stage: a for a in row if a.kind == ActionKind.W}
+        splitting = [s for s, stage in self._stages if stage.wgrad_delay is not None]
+        self._first_forward = _first_of_each(stages, {ActionKind.F}, row)
+        self._last_backward = _first_of_each(stages, BACKWARD, reversed(row))
+        self._last_weights = _first_of_each(splitting, {ActionKind.W}, reversed(row))
         self._row = row
 
     @cached_property

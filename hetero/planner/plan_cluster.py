@@ -14,6 +14,7 @@ from hetero.planner.cover.cover import CoverScore
 from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.cover.search import TOLERANCE
 from hetero.planner.deadline import Deadline
+from hetero.planner.garbage_collection import rare_garbage_collection
 from hetero.planner.improve.passes import Improvement
 from hetero.planner.problem import Problem
 from hetero.planner.replica.feasibility import check_links, nothing_found
@@ -112,6 +113,7 @@ def plan_cluster(
     return dataclasses.replace(result, rings=rings)
 
 
+@rare_garbage_collection()
 def _search(
     problem: Problem, planning: Deadline, tolerance: float, report: ProgressReport | None = None
 ) -> tuple[Construction, Improvement]:

@@ -11,6 +11,7 @@ microbatches, so that one microbatch of the coarser stage is several slices.
 import re
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -140,6 +141,33 @@ class Action(NamedTuple):
 
 UPDATE = Action(NO_STAGE, ActionKind.UPDATE, 0)
 
+MOST_KEPT = 4096
+"""Actions of so small numbers are kept. A heuristic: longer rows are rare, and take too much memory."""
+
+
+def actions_of(stage: int, kind: ActionKind, numbers: range) -> Sequence[Action]:
+    """The actions of a kind on ``stage`` with these numbers.
+
+    They are the same objects in all rows: a planner has thousands of rows, which consist of the same actions.
+    """
+    if numbers.stop > MOST_KEPT:
+        return [Action(stage, kind, n) for n in numbers]
+    return _first_actions(stage, kind, (numbers.stop - 1).bit_length())[numbers.start : numbers.stop]
+
+
+def action_of(stage: int, kind: ActionKind, number: int) -> Action:
+    """As :func:`actions_of`, one of them."""
+    if number >= MOST_KEPT:
+        return Action(stage, kind, number)
+    return _first_actions(stage, kind, number.bit_length())[number]
+
+
+@lru_cache(maxsize=1024)
+def _first_actions(stage: int, kind: ActionKind, num_bits: int) -> Sequence[Action]:
+    """Those whose numbers have so many bits at most."""
+    return tuple(Action(stage, kind, n) for n in range(1 << num_bits))
+
+
 Row = list[Action]
 """What the ranks of one device group do, in order."""
 
@@ -208,21 +236,21 @@ def boundaries(num_microbatches: Sequence[int]) -> list[StageBoundary]:
     return [StageBoundary.between(before, after) for before, after in pairwise(num_microbatches)]
 
 
-def received_by(compute: Action, edges: Sequence[StageBoundary]) -> list[Action]:
+def received_by(compute: Action, edges: Sequence[StageBoundary]) -> Sequence[Action]:
     """The RECVs of the slices that a compute needs from its neighbour; ``edges`` are those of :func:`boundaries`."""
     s, kind, m = compute
     if kind == ActionKind.F and s > 0:
-        return [Action(s, ActionKind.RECV_F, i) for i in edges[s - 1].slices_after(m)]
+        return actions_of(s, ActionKind.RECV_F, edges[s - 1].slices_after(m))
     if kind in BACKWARD and s < len(edges):
-        return [Action(s, ActionKind.RECV_B, i) for i in edges[s].slices_before(m)]
-    return []
+        return actions_of(s, ActionKind.RECV_B, edges[s].slices_before(m))
+    return ()
 
 
-def sent_by(compute: Action, edges: Sequence[StageBoundary]) -> list[Action]:
+def sent_by(compute: Action, edges: Sequence[StageBoundary]) -> Sequence[Action]:
     """The SENDs of the slices that a compute produces for its neighbour; ``edges`` are those of :func:`boundaries`."""
     s, kind, m = compute
     if kind == ActionKind.F and s < len(edges):
-        return [Action(s, ActionKind.SEND_F, i) for i in edges[s].slices_before(m)]
+        return actions_of(s, ActionKind.SEND_F, edges[s].slices_before(m))
     if kind in BACKWARD and s > 0:
-        return [Action(s, ActionKind.SEND_B, i) for i in edges[s - 1].slices_after(m)]
-    return []
+        return actions_of(s, ActionKind.SEND_B, edges[s - 1].slices_after(m))
+    return ()

@@ -25,7 +25,7 @@ of two stages and the depths 3 2 and 2 1:
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero.errors import ScheduleError
-from hetero.schedule.actions import Action, ActionKind, Row, Schedule
+from hetero.schedule.actions import ActionKind, Row, Schedule, actions_of
 
 Groups = Sequence[Sequence[int]]
 """The stages of each device group, in ascending order; groups in the order of their first stages."""
@@ -92,10 +92,10 @@ def _checked(num_microbatches: Sequence[int], in_flight: Sequence[int], groups: 
 def _in_rounds(kind: ActionKind, stages: Sequence[int], num_microbatches: int, in_round: int) -> Row:
     """``in_round`` microbatches through one stage after the other, then the next ones."""
     return [
-        Action(stage, kind, m)
+        action
         for first in range(0, num_microbatches, in_round)
         for stage in stages
-        for m in range(first, min(first + in_round, num_microbatches))
+        for action in actions_of(stage, kind, range(first, min(first + in_round, num_microbatches)))
     ]
 
 

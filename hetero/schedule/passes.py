@@ -1,5 +1,6 @@
 """Transforms schedules, pass by pass: splits backwards, adds communication, posts receives early."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from hetero.errors import ScheduleError
@@ -10,6 +11,7 @@ from hetero.schedule.actions import (
     ActionKind,
     Row,
     Schedule,
+    action_of,
     boundaries,
     received_by,
     sent_by,
@@ -55,12 +57,13 @@ def _with_weights(row: Row, wgrad_delay: Sequence[int | None]) -> Row:
     out: Row = []
     waiting: Row = []
     for action in row:
-        delay = wgrad_delay[action.stage]
-        if action.kind != ActionKind.B or delay is None:
+        stage, kind, m = action
+        delay = wgrad_delay[stage]
+        if kind != ActionKind.B or delay is None:
             out.append(action)
             continue
-        out.append(action._replace(kind=ActionKind.I))
-        waiting.append(action._replace(kind=ActionKind.W))
+        out.append(action_of(stage, ActionKind.I, m))
+        waiting.append(action_of(stage, ActionKind.W, m))
         own = [later for later in waiting if later.stage == action.stage]
         if len(own) > delay:
             out.append(own[0])
@@ -92,22 +95,23 @@ def post_receives_early(schedule: Schedule, *, computes_ahead: int) -> Schedule:
 
 
 def _hoist_receives(row: Row, computes_ahead: int) -> Row:
-    num_computes = sum(action.kind in COMMUNICATING for action in row)
-    receives_before: list[Row] = [[] for _ in range(num_computes + 1)]
+    receives_before: defaultdict[int, Row] = defaultdict(list)
     position = 0
     for action in row:
         if action.kind in RECEIVE:
             receives_before[max(0, position - computes_ahead)].append(action)
-        position += action.kind in COMMUNICATING
+        elif action.kind in COMMUNICATING:
+            position += 1
 
     out: Row = []
     position = 0
     for action in row:
-        if action.kind in COMPUTE:
+        kind = action.kind
+        if kind in RECEIVE:
+            continue
+        if kind in COMPUTE:
             # A W in between does not hold them up.
-            out += receives_before[position]
-            receives_before[position] = []
-            position += action.kind in COMMUNICATING
-        if action.kind not in RECEIVE:
-            out.append(action)
+            out += receives_before.pop(position, ())
+            position += kind in COMMUNICATING
+        out.append(action)
     return out

@@ -76,12 +76,14 @@ def run_collectives(
     for at_s, _, bucket in sorted(ready, key=lambda item: item[:2]):
         phases = cost_of(bucket).phases
         own = classes[bucket.ranks]
-        start_s = end_s = interfaces.free_s(phases[0].ports, max([at_s, *(free[c] for c in own)]))
+        end_s = max([at_s, *(free[c] for c in own)])
+        starts_s = []
         for phase in phases:
-            end_s = interfaces.use(phase.ports, phase.seconds, end_s)
+            start_s, end_s = interfaces.use(phase.ports, phase.seconds, end_s)
+            starts_s.append(start_s)
         for c in own:
             free[c] = end_s
-        spans.append(CollectiveSpan(bucket, start_s, end_s))
+        spans.append(CollectiveSpan(bucket, starts_s[0], end_s))
     return CollectiveRun(tuple(spans), interfaces.free)
 
 
@@ -121,16 +123,12 @@ class _Interfaces:
         self._taken = {port: _merged(intervals) for port, intervals in transfers.items()}
         self._ends = {port: [end for _, end in taken] for port, taken in self._taken.items()}
 
-    def free_s(self, ports: Sequence[tuple[Port, float]], at_s: float) -> float:
-        """When, from ``at_s`` on, no earlier collective uses any of ``ports``."""
-        free = self.free
+    def use(self, ports: Sequence[tuple[Port, float]], seconds: float, at_s: float) -> TimeInterval:
+        """When something of ``seconds`` starts and ends that uses interfaces for so long each, from ``at_s`` on, or
+        from when no earlier collective uses any of them."""
         for port, _ in ports:
-            at_s = max(at_s, free.get(port, 0.0))
-        return at_s
-
-    def use(self, ports: Sequence[tuple[Port, float]], seconds: float, at_s: float) -> float:
-        """When something of ``seconds`` ends that uses interfaces for so long each, from ``at_s`` on."""
-        at_s = self.free_s(ports, at_s)
+            if (free_s := self.free.get(port, 0.0)) > at_s:
+                at_s = free_s
         late_s = 0.0
         for port, busy_s in ports:
             end_s = at_s + busy_s
@@ -138,7 +136,7 @@ class _Interfaces:
                 alone_s, end_s = end_s, self._end(port, at_s, busy_s)
                 late_s = max(late_s, end_s - alone_s)
             self.free[port] = end_s
-        return at_s + seconds + late_s
+        return at_s, at_s + seconds + late_s
 
     def _end(self, port: Port, at_s: float, busy_s: float) -> float:
         """When ``port`` has had ``busy_s`` seconds from ``at_s`` on beside its transfers."""

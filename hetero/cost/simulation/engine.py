@@ -12,9 +12,9 @@ in which they became known, and what a compute ends is first come first served o
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ from hetero.cost.simulation.resolved_rows import (
     ResolvedRow,
     Takes,
     TransferSeries,
-    nodes_of_slices,
     resolve_row,
 )
 from hetero.cost.simulation.step_limit import StepTooLong, latest_ends
@@ -240,26 +239,20 @@ class Replay:
 
     def _add(self, replica: int, pipeline: Pipeline) -> list[list[Lane]]:
         """Resolve every action of ``pipeline`` to what it does."""
-        edges, first_node, first_series = boundaries(pipeline.num_microbatches), len(self.end_s), len(self.transfers)
+        edges, first_series = boundaries(pipeline.num_microbatches), len(self.transfers)
         for b, edge in enumerate(edges):
             self._add_transfers(replica, ActionKind.SEND_F, (b, b + 1), pipeline.forward[b], edge.num_slices)
             self._add_transfers(replica, ActionKind.SEND_B, (b + 1, b), pipeline.backward[b], edge.num_slices)
         starts = pipeline.lanes or ((LaneStart(),),) * len(pipeline.rows)
-        series = self.transfers[first_series:]
-        structure = (
-            first_node,
-            pipeline.num_microbatches,
-            tuple((each.lane, each.receiving_lane, each.phase, each.step, each.num_slices) for each in series),
-        )
-        slice_nodes = cache(lambda: nodes_of_slices(edges, series))
-        resolved = []
-        for row, of_row in zip(pipeline.rows, starts, strict=True):
-            resolve = partial(resolve_row, len(of_row), row, pipeline.num_microbatches, slice_nodes)
-            resolved.append(self._resolved.of((id(row), len(of_row), structure), resolve).lanes)
         seconds, back_s = _seconds(pipeline), _ways_back(pipeline)
         lanes = []
-        for of_row, resolved_row in zip(starts, resolved, strict=True):
-            own = [Lane(start, each, seconds) for start, each in zip(of_row, resolved_row, strict=True)]
+        for row, stages, of_row in zip(pipeline.rows, _stages_of_rows(pipeline), starts, strict=True):
+            series = [each for each in self.transfers[first_series:] if each.stage in stages or each.receiver in stages]
+            resolved = self._resolved.of(
+                (id(row), len(of_row), len(edges), tuple(each.nodes_of_lanes for each in series)),
+                partial(resolve_row, len(of_row), row, stages, edges, series),
+            )
+            own = [Lane(start, each, seconds) for start, each in zip(of_row, resolved.lanes, strict=True)]
             for lane in own:
                 lane.first = len(self.end_s)
                 self._nodes(len(lane.computes), None)
@@ -267,7 +260,7 @@ class Replay:
                     lane.copies = ActivationCopies(lane.start.copies, lane.computes)
                 lane.weight_waits = {lane.computes.index(action): wait for action, wait in lane.start.weight_waits}
                 lane.is_delayed = bool(lane.weight_waits) or lane.copies is not None
-                lane.latest_s = latest_ends(lane.computes, lane.seconds, back_s, self._within_s)
+                lane.latest_s = latest_ends(lane.computes, lane.seconds, stages, back_s, self._within_s)
             lanes.append(own)
         return lanes
 
@@ -333,17 +326,26 @@ class Replay:
         """Events are the ends of computes, and the starts of lanes."""
         events = [(lane.clock_s, i, lane) for i, lane in enumerate(sorted(lanes, key=lambda lane: lane.clock_s))]
         created = len(events)
-        posted_once, end_s = bytearray(len(self.end_s)), self.end_s
+        posted_once, ends_s = bytearray(len(self.end_s)), self.end_s
         awaited: dict[int, Lane] = {}
-        compute, post = self._compute, self._post
+        start, compute = self._start, self._compute
         while events:
             now_s, _, lane = heappop(events)
-            position = lane.position
-            ready = post(lane.posts[position], now_s, lane.last, posted_once, awaited) if lane.posts[position] else []
+            position, ready = lane.position, []
+            for n in lane.posts[position]:
+                if not posted_once[n]:
+                    posted_once[n] = True
+                    continue
+                start(n, now_s, lane.last)
+                if n in awaited:
+                    waiting = awaited.pop(n)
+                    waiting.missing -= 1
+                    if not waiting.missing:
+                        ready.append(waiting)
             if position < lane.num_computes:
                 lane.clock_s = now_s
                 for n in lane.needs[position]:
-                    if end_s[n] < 0.0:
+                    if ends_s[n] < 0.0:
                         awaited[n] = lane
                         lane.missing += 1
                 if not lane.missing:
@@ -351,23 +353,6 @@ class Replay:
             for each in ready:
                 created += 1
                 heappush(events, (compute(each), created, each))
-
-    def _post(
-        self, posts: Sequence[int], now_s: float, cause: int, posted_once: bytearray, awaited: dict[int, Lane]
-    ) -> list[Lane]:
-        """Start those of ``posts`` that the other side has posted too; the lanes that waited for nothing else."""
-        ready = []
-        for n in posts:
-            if not posted_once[n]:
-                posted_once[n] = True
-                continue
-            self._start(n, now_s, cause)
-            if n in awaited:
-                waiting = awaited.pop(n)
-                waiting.missing -= 1
-                if not waiting.missing:
-                    ready.append(waiting)
-        return ready
 
     def _compute(self, lane: Lane) -> float:
         """Begin the next compute, all of whose transfers have started; when it ends."""
@@ -411,6 +396,13 @@ class Replay:
             free_s[wire] = start_s + busy_s
             last[wire] = n
         self.start_s[n], self.end_s[n], self.cause[n] = start_s, start_s + seconds, cause
+
+
+def _stages_of_rows(pipeline: Pipeline) -> Iterator[Set[int]]:
+    """The stages of each row; where there are as many rows as stages, each has its own, in their order."""
+    if len(pipeline.rows) == len(pipeline.num_microbatches):
+        return ({s} for s in range(len(pipeline.rows)))
+    return ({action.stage for action in row} for row in pipeline.rows)
 
 
 def _seconds(pipeline: Pipeline) -> list[float]:

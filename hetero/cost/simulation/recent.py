@@ -2,9 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
+
+_MISSING: Any = object()
 
 
 class Recent(Generic[Value]):
@@ -19,12 +21,11 @@ class Recent(Generic[Value]):
 
     def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of ``key``, which ``make`` makes if it is not there."""
-        if key in self._values:
-            self._values.move_to_end(key)
-            return self._values[key]
-        value = make()
-        if self._most:
-            self._values[key] = value
+        # Keys are large: each look takes as long as to hash all of one.
+        value: Value = self._values.pop(key, _MISSING)
+        if value is _MISSING:
+            value = make()
+        self._values[key] = value
         if len(self._values) > self._most:
             self._values.popitem(last=False)
         return value

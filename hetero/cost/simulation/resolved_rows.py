@@ -4,12 +4,12 @@ Nothing of it depends on how long anything takes, so that pipelines which differ
 in common.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from hetero.cost.network import TransferCost
-from hetero.schedule.actions import Action, ActionKind, Row, StageBoundary
+from hetero.schedule.actions import RECEIVE, SEND, Action, ActionKind, Row, StageBoundary
 
 SECONDS_OF = (ActionKind.F, ActionKind.R, ActionKind.B, ActionKind.I, ActionKind.W)
 """The kinds of computes, in the order in which their seconds are listed."""
@@ -76,64 +76,67 @@ class TransferSeries(NamedTuple):
     def nodes(self) -> range:
         return range(self.first, self.first + self.num_slices)
 
+    @property
+    def nodes_of_lanes(self) -> tuple[object, ...]:
+        """All of it that says which node is which slice between which lanes."""
+        return self.kind, self.lane, self.receiving_lane, self.phase, self.step, self.first, self.num_slices
 
-SliceNodes = dict[int, list[tuple[int, ...]]]
-"""By lane, the nodes of the transfers of each slice that it sends, or those that it receives."""
+
+SliceNodes = dict[ActionKind, dict[int, dict[int, list[tuple[int, ...]]]]]
+"""By what sends or receives them, stage and lane, the nodes of the transfers of each slice."""
 
 
-def nodes_of_slices(
-    edges: Sequence[StageBoundary], transfers: Sequence[TransferSeries]
-) -> Mapping[ActionKind, Mapping[int, SliceNodes]]:
-    """The nodes of all transfers of a pipeline, by what sends or receives them and by stage."""
-    slice_nodes: dict[ActionKind, dict[int, SliceNodes]] = {
-        ActionKind.SEND_F: {},
-        ActionKind.RECV_F: {},
-        ActionKind.SEND_B: {},
-        ActionKind.RECV_B: {},
-    }
+def resolve_row(
+    num_lanes: int,
+    row: Row,
+    stages: Container[int],
+    edges: Sequence[StageBoundary],
+    transfers: Sequence[TransferSeries],
+) -> ResolvedRow:
+    """What all lanes of ``row`` do.
+
+    Args:
+        stages: of the row.
+        edges: of all stages of the pipeline.
+        transfers: that the row sends and receives; others do not matter.
+    """
+    slice_nodes = _nodes_of_slices(stages, edges, transfers)
+    return ResolvedRow(row, [_resolve(number, row, edges, slice_nodes) for number in range(num_lanes)])
+
+
+def _nodes_of_slices(
+    stages: Container[int], edges: Sequence[StageBoundary], transfers: Sequence[TransferSeries]
+) -> SliceNodes:
+    found: SliceNodes = {kind: {} for kind in SEND | RECEIVE}
     for series in transfers:
         received = ActionKind.RECV_F if series.kind == ActionKind.SEND_F else ActionKind.RECV_B
         for kind, stage, lane in (
             (series.kind, series.stage, series.lane),
             (received, series.receiver, series.receiving_lane),
         ):
+            if stage not in stages:
+                continue
             num_slices = edges[min(series.stage, series.receiver)].num_slices
-            nodes = slice_nodes[kind].setdefault(stage, {}).setdefault(lane, [()] * num_slices)
-            for n, number in zip(series.nodes, range(series.phase, num_slices, series.step), strict=True):
-                nodes[number] += (n,)
-    return slice_nodes
+            nodes = found[kind].setdefault(stage, {}).setdefault(lane, [()] * num_slices)
+            own = slice(series.phase, num_slices, series.step)
+            nodes[own] = [(*before, n) for before, n in zip(nodes[own], series.nodes, strict=True)]
+    return found
 
 
-def resolve_row(
-    num_lanes: int,
-    row: Row,
-    counts: Sequence[int],
-    slice_nodes: Callable[[], Mapping[ActionKind, Mapping[int, SliceNodes]]],
-) -> ResolvedRow:
-    """What all lanes of ``row`` do.
-
-    Args:
-        counts: microbatches of each stage.
-        slice_nodes: asked once anything is missing, as :func:`nodes_of_slices` makes it.
-    """
-    return ResolvedRow(row, [_resolve(number, row, counts, slice_nodes()) for number in range(num_lanes)])
-
-
-def _resolve(
-    number: int, row: Row, counts: Sequence[int], slice_nodes: Mapping[ActionKind, Mapping[int, SliceNodes]]
-) -> ResolvedLane:
+def _resolve(number: int, row: Row, edges: Sequence[StageBoundary], slice_nodes: SliceNodes) -> ResolvedLane:
     """What the lane of this number computes, what each compute needs, and what the lane posts in between."""
     own = {
         kind: {stage: lanes[number] for stage, lanes in of_stages.items() if number in lanes}
         for kind, of_stages in slice_nodes.items()
     }
-    stages = {action.stage for action in row}
-    inputs, gradients = (
-        {s: _by_microbatch(slices, counts[s]) for s, slices in own[kind].items() if s in stages}
-        for kind in (ActionKind.RECV_F, ActionKind.RECV_B)
-    )
+    inputs = {
+        s: _by_microbatch(slices, edges[s - 1].microbatches_after) for s, slices in own[ActionKind.RECV_F].items()
+    }
+    gradients = {
+        s: _by_microbatch(slices, edges[s].microbatches_before) for s, slices in own[ActionKind.RECV_B].items()
+    }
     wanted = {ActionKind.F: inputs, ActionKind.B: gradients, ActionKind.I: gradients}
-    first_of = {kind: k * len(counts) for k, kind in enumerate(SECONDS_OF)}
+    first_of = {kind: k * (len(edges) + 1) for k, kind in enumerate(SECONDS_OF)}
     computes: list[Action] = []
     durations: list[int] = []
     needs: list[tuple[int, ...]] = []
@@ -158,5 +161,7 @@ def _resolve(
 
 def _by_microbatch(slices: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
     """The transfers of each of ``count`` microbatches."""
-    per = len(slices) // count
-    return [tuple(chain.from_iterable(slices[m * per : (m + 1) * per])) for m in range(count)]
+    if len(slices) == count:
+        return list(slices)
+    every = iter(slices)
+    return [tuple(chain(*each)) for each in zip(*[every] * (len(slices) // count), strict=True)]

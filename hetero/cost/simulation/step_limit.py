@@ -11,7 +11,7 @@ ended later.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import accumulate
 
 from hetero.schedule.actions import BACKWARD, Action
@@ -25,13 +25,14 @@ class StepTooLong(Exception):
 
 
 def latest_ends(
-    computes: Sequence[Action], seconds: Sequence[float], back_s: Sequence[float], within_s: float
+    computes: Sequence[Action], seconds: Sequence[float], stages: Set[int], back_s: Sequence[float], within_s: float
 ) -> list[float]:
     """When each compute of a lane has to have ended, for a replay that ends ``within_s``.
 
     Args:
         computes: of the lane, in their order.
         seconds: of each.
+        stages: of the lane.
         back_s: of each stage of the pipeline, its way back.
     """
     if within_s == math.inf:
@@ -39,7 +40,6 @@ def latest_ends(
     end_s = within_s * (1 + ROUNDING)
     left = [*accumulate(reversed(seconds), initial=0.0)]
     found = [end_s - after for after in reversed(left[:-1])]
-    stages = {action.stage for action in computes}
     last = next((i for i in range(len(computes) - 1, -1, -1) if computes[i].kind in BACKWARD), None)
     if len(stages) == 1 and last is not None:
         after_s = left[len(computes) - 1 - last]

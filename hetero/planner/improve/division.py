@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from hetero.cost.simulation.recent import Recent
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.offload import NOTHING_ON_HOST
 from hetero.plan.reshard import transfers
-from hetero.planner.improve.division_costs import DivisionCosts, StageTable
+from hetero.planner.improve.division_costs import DivisionCosts, Matrix, StageTable
 from hetero.planner.improve.replica_changes import deep_enough, depths_of
 from hetero.planner.problem import Problem
 
@@ -195,14 +195,12 @@ class Divider:
 def _with(replica: Replica, division: _Division) -> Replica:
     stages = []
     for stage, edges, count, depth in zip(replica.stages, *division, strict=True):
-        # A count that was for other layers would be cut to what there is.
-        bare = dataclasses.replace(stage, recompute="none", recompute_num_layers=None).with_layers(*edges)
+        moved = stage.with_layers(*edges)
+        again: dict[str, Any] = {"recompute": "none", "recompute_num_layers": None}
         if count:
-            held = len(bare.layer_numbers)
-            bare = dataclasses.replace(
-                bare, recompute="full", recompute_num_layers=count if count < held else None, wgrad_delay=None
-            )
-        stages.append(dataclasses.replace(bare, in_flight=depth))
+            some = count if count < len(moved.layer_numbers) else None
+            again = {"recompute": "full", "recompute_num_layers": some, "wgrad_delay": None}
+        stages.append(dataclasses.replace(moved, in_flight=depth, **again))
     return deep_enough(replica.with_stages(stages))
 
 
@@ -212,16 +210,19 @@ def least_cuts(tables: Sequence[StageTable], counts: Sequence[int]) -> list[tupl
 
     counts: M_s of every stage.
     """
-    longest = np.full(len(tables[0].seconds), np.inf)
+    # Transposed: the least is looked for among all places at which a stage may begin, which then lie side by side.
+    each_s = [np.ascontiguousarray(table.seconds.T) for table in tables]
+    all_s = [count * seconds for seconds, count in zip(each_s, counts, strict=True)]
+    longest = np.full(len(each_s[0]), np.inf)
     longest[0] = 0.0
-    for table, count in zip(tables, counts, strict=True):
-        longest = np.maximum(longest[:, None], count * table.seconds).min(axis=0)
+    for of_all in all_s:
+        longest = np.maximum(longest, of_all).min(axis=1)
     low = float(longest[-1])
     if not math.isfinite(low):
         return None
     # Where no stage takes more than ``low`` in all, those before one take no more than this.
     high = low * (1 + sum(1 / count for count in counts)) * (1 + ROUNDING)
-    return _shortest(lambda step_s: _cuts_within(tables, counts, step_s), low, high, BISECTIONS)
+    return _shortest(lambda step_s: _cuts_within(each_s, all_s, step_s), low, high, BISECTIONS)
 
 
 def _shortest(within: Callable[[float], Found | None], low: float, high: float, bisections: int) -> Found | None:
@@ -238,16 +239,19 @@ def _shortest(within: Callable[[float], Found | None], low: float, high: float, 
     return found
 
 
-def _cuts_within(tables: Sequence[StageTable], counts: Sequence[int], step_s: float) -> list[tuple[int, int]] | None:
-    """Cuts with which no stage ends later than ``step_s``, of those with the least fill."""
-    filled = np.full(len(tables[0].seconds), np.inf)
+def _cuts_within(each_s: Sequence[Matrix], all_s: Sequence[Matrix], step_s: float) -> list[tuple[int, int]] | None:
+    """Cuts with which no stage ends later than ``step_s``, of those with the least fill.
+
+    each_s, all_s: of a microbatch and of all of a stage, by where it ends and where it begins.
+    """
+    filled = np.full(len(each_s[0]), np.inf)
     filled[0] = 0.0
+    positions = np.arange(len(filled))
     before = []
-    for table, count in zip(tables, counts, strict=True):
-        way = filled[:, None] + table.seconds
-        way[filled[:, None] + count * table.seconds > step_s] = np.inf
-        before.append(way.argmin(axis=0))
-        filled = way.min(axis=0)
+    for of_each, of_all in zip(each_s, all_s, strict=True):
+        way = np.where(filled + of_all > step_s, np.inf, filled + of_each)
+        before.append(way.argmin(axis=1))
+        filled = way[positions, before[-1]]
     if not math.isfinite(filled[-1]):
         return None
     cuts, end = [], len(filled) - 1

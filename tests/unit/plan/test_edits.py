@@ -107,6 +107,13 @@ def test_alike_replicas_change_together_on_their_own_ranks() -> None:
     validate(after)
 
 
+def test_replicas_are_alike_but_for_their_ranks() -> None:
+    first, other = pipeline(0, 1, 2), pipeline(3, 4, 5)
+    in_turns = first.with_each_stage(ranks=[(0,), (1,), (0,)])
+    unlike = [first.with_stage(1, in_flight=7), in_turns, first.with_stage(0, recompute="full")]
+    assert plan(MODEL, [first, *unlike, other]).alike() == [[0, 4], [1], [2], [3]]
+
+
 def test_replicas_take_the_places_of_others() -> None:
     before = plan(MODEL, [pipeline(0, 1, 2), pipeline(3, 4, 5)])
     deeper = before.replicas[1].with_stage(0, in_flight=4)

@@ -466,3 +466,17 @@ def test_a_transfer_is_in_the_queue_of_its_stage_and_direction() -> None:
             if name != "compute":
                 assert before.action.number < after.action.number
         assert name == "compute" or {queued.action.kind for queued in queue} <= SEND | RECEIVE
+
+
+def test_a_row_depends_on_the_counts_of_its_neighbours_and_on_no_others() -> None:
+    def rows(*sizes: int) -> list[list[Action]]:
+        stages = tuple(
+            Stage(first_layer=s, end_layer=s + 1, ranks=(s,), device="V100-16", micro_batch_size=size, in_flight=4)
+            for s, size in enumerate(sizes)
+        )
+        return step_rows(Replica(num_samples=12, stages=stages))
+
+    assert rows(1, 2, 4, 2)[0] == rows(1, 2, 1, 1)[0]
+    assert rows(1, 2, 4, 2)[1] == rows(1, 2, 4, 4)[1]
+    assert rows(1, 2, 4, 2)[2] == rows(2, 2, 4, 2)[2]
+    assert rows(1, 2, 4, 2)[2] != rows(1, 2, 4, 4)[2]

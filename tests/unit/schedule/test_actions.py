@@ -5,6 +5,7 @@ import pytest
 from hetero.errors import ScheduleError
 from hetero.schedule.actions import (
     COMPUTE,
+    MOST_KEPT,
     NO_STAGE,
     OF_BUCKETS,
     OF_MICROBATCHES,
@@ -14,6 +15,8 @@ from hetero.schedule.actions import (
     Action,
     ActionKind,
     StageBoundary,
+    action_of,
+    actions_of,
     boundaries,
     format_schedule,
     parse_row,
@@ -97,3 +100,14 @@ def test_counts_that_do_not_divide_are_refused() -> None:
 def test_boundaries_lie_between_stages() -> None:
     assert boundaries([4, 2, 8]) == [StageBoundary(4, 4, 2), StageBoundary(8, 2, 8)]
     assert boundaries([4]) == []
+
+
+@pytest.mark.parametrize("numbers", [range(0), range(1), range(3, 9), range(4, 8), range(MOST_KEPT - 1, MOST_KEPT + 2)])
+def test_actions_by_their_numbers(numbers: range) -> None:
+    made = actions_of(2, ActionKind.F, numbers)
+    assert list(made) == [Action(2, ActionKind.F, n) for n in numbers]
+    assert [action_of(2, ActionKind.F, n) for n in numbers] == list(made)
+
+
+def test_actions_with_small_numbers_are_the_same_objects_in_all_rows() -> None:
+    assert actions_of(1, ActionKind.B, range(2, 4))[0] is actions_of(1, ActionKind.B, range(4))[2]
