@@ -33,9 +33,9 @@ STAGE_S = 4e-4
 CHECK_S = 3e-5
 """Seconds of what comes before the simulation, for one stage: is the plan legal, does it fit? An estimate."""
 
-SIMULATED_S, SIMULATED_STAGE_S, SIMULATED_REPLAY_SHARE = 2e-3, 1e-4, 0.25
+SIMULATED_S, SIMULATED_STAGE_S, SIMULATED_REPLAY_SHARE = 1.5e-3, 7.5e-5, 0.2
 """What a simulation has taken in the mean: seconds, those for each stage, and of its replays this share, as most parts
-are known from other plans. Estimates: on nine clusters 0.6 to 1.4 times what it was (2026-11-25)."""
+are known from other plans. Estimates: on five clusters 0.8 to 1.1 times what it was (2026-11-26)."""
 
 TOO_LONG_SHARE = 0.5
 """Of that, what one has taken that was left early. An estimate."""

@@ -50,7 +50,7 @@ MOST_LONGER = 10.0
 MOST_WAITING = 2000
 """That wait for their turn, the best ones. A heuristic."""
 
-DRAWING_S = 2e-4
+DRAWING_S = 1.5e-4
 """Seconds of drawing one, about, for the count of work; an estimate."""
 
 UNFIT = 1.3

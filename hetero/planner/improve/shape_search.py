@@ -15,7 +15,7 @@ CHANGES_PER_DEVICE, MOST_CHANGES = 40, 800
 WORSE = 0.03
 """By how much longer than before a pipeline may become at first. A heuristic."""
 
-SHAPING_S = 5e-5
+SHAPING_S = 3e-5
 """Seconds of trying a change, about, for the count of work; an estimate."""
 
 LEAST_CHANGES = 40

@@ -32,7 +32,7 @@ from hetero.schedule.actions import ActionKind
 LARGER_BUCKETS = 4
 """So many times as large buckets as those of the plan: there are fewer to look at. A heuristic."""
 
-ESTIMATING_S = 1e-4
+ESTIMATING_S = 5e-5
 """Seconds of an estimate for one stage, about, for the count of work."""
 
 

@@ -47,11 +47,11 @@ from hetero.planner.improve.step_estimate import ESTIMATING_S, StepEstimates
 from hetero.planner.improve.structure_changes import structures
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import (
+    LEAST_GAIN,
     ScoredPlan,
     Shortlist,
     bytes_over_capacity,
     goal_value,
-    is_better,
     memory_is_short,
     price_per_hour,
     score_plan,
@@ -71,7 +71,11 @@ FAR = 1.15
 """A plan whose goal is above so many times the best one's is no start, and leaps do not begin there. A heuristic."""
 
 TURNS_IN_VAIN = 40
-"""So many turns without a better plan, one after the other, end the search. A heuristic."""
+"""After so many turns without a better plan, one after the other, the search begins anew, with other dice. A
+heuristic."""
+
+MOST_RESTARTS = 3
+"""So many searches in a row that found no better plan end all of it. A heuristic: one with other dice may."""
 
 TURNS_BETWEEN_WALKS = 3
 """A walk begins once in so many turns. A heuristic."""
@@ -116,24 +120,38 @@ def search_whole_plans(shortlist: Shortlist, problem: Problem, deadline: Deadlin
 
 
 class WholePlansSearch:
-    """One search, and the best plan that it has found; it can be gone on with, also from more plans."""
+    """One search, and the best plan that it has found; it can be gone on with, also from more plans.
+
+    best: of all.
+    """
+
+    best: ScoredPlan
+    # The best plan since the search began anew that is not interleaved: to look at a change of interleaved stages takes
+    # many times as long, and few changes have any.
+    _lead: ScoredPlan
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._dice = random.Random(problem.seed)
-        divider = Divider(problem)
-        self._structures = structures(divider)
-        self._estimates = StepEstimates(problem, divider)
+        self._divider = Divider(problem)
+        self._structures = structures(self._divider)
+        self._estimates = StepEstimates(problem, self._divider)
+        self._order = ChangeOrder(problem, families(), self._dice)
+        self._started: dict[Plan, ScoredPlan] = {}
+        self._restarts_in_vain = 0
+
+    def _begin_from(self, start: ScoredPlan) -> None:
+        """Nothing is known of what leads where."""
         self._dealt = DealtPlans(
-            Recomposer(problem, divider),
+            Recomposer(self._problem, self._divider),
             self._dice,
             made=self._made,
             estimated=self._estimated_goal,
-            learns=problem.goal == "time",
+            learns=self._problem.goal == "time",
         )
-        self._order = ChangeOrder(problem, families(), self._dice)
-        self._climbs = Climbs(self._order, problem)
-        self._started: set[Plan] = set()
+        self._climbs = Climbs(self._order, self._problem)
+        self._lead = start
+        self._climbs.add(self._climbs.begun(start))
         # Where the search is: the turn that comes next, the turns in vain until now, and what is left of the changes of
         # the plan that leaps begin from.
         self._turn = self._in_vain = 0
@@ -147,44 +165,60 @@ class WholePlansSearch:
         """The best plan, or what the search among whole plans makes of it, of another one of the shortlist, or of what
         it found before."""
         self.best, self._deadline = shortlist.best, deadline
-        # To look at a change of interleaved stages takes many times as long, and few changes have any: another leads.
-        plain = (each for each in (shortlist.best, *shortlist.starts(MOST_STARTS)) if not _is_interleaved(each))
-        self._lead = next(plain, shortlist.best)
         if deadline.is_over():
             return self.best
         # Where nothing is left to hosts, nothing is asked about it.
         if problem.offloads and residencies not in self._order.families and memory_is_short(self.best):
             self._order.add(residencies)
-        for start in (self._lead, *shortlist.starts(MOST_STARTS)):
-            if start.plan not in self._started and goal_value(start, problem) < FAR * goal_value(self.best, problem):
+        starts = (shortlist.best, *shortlist.starts(MOST_STARTS))
+        first = next((each for each in starts if not _is_interleaved(each)), shortlist.best)
+        if not self._started:
+            self._begin_from(first)
+        for start in (first, *starts):
+            near = start is first or self._goal(start) < FAR * self._goal(self.best)
+            if near and start.plan not in self._started:
                 self._climbs.add(self._climbs.begun(start))
-                self._started.add(start.plan)
+                self._started[start.plan] = start
+                self._led_by(start)
         return self.run()
 
     def run(self) -> ScoredPlan:
         """Search on, where the deadline before cut the search off; anew, where it ended by itself."""
-        if self._in_vain >= TURNS_IN_VAIN:
-            self._in_vain = 0
+        if self._restarts_in_vain > MOST_RESTARTS:
+            self._restarts_in_vain = 0
         while not self._deadline.is_over():
-            before, begun_s = self.best, self._deadline.elapsed_s
+            best_s, lead_s, begun_s = self._goal(self.best), self._lead_s, self._deadline.elapsed_s
             if self._dealing_s <= DEALING_SHARE * self._taken_s:
                 self._deal()
             self._turn += 1
             if self._in_vain >= TURNS_IN_VAIN:
                 self._climb_to_the_end()
-                if not is_better(self.best, before, self._problem):
-                    break
+                if self._lead_s > (1 - LEAST_GAIN) * lead_s:
+                    self._restarts_in_vain += 1
+                    if self._restarts_in_vain > MOST_RESTARTS:
+                        break
+                    self._begin_from(next(iter(self._started.values())))
+                    continue
                 self._in_vain = 0
             self._leap()
-            if goal_value(self.best, self._problem) > (1 - WORTH_LEAPING) * goal_value(before, self._problem):
+            if self._lead_s > (1 - WORTH_LEAPING) * lead_s:
                 self._tune()
-            self._in_vain = 0 if is_better(self.best, before, self._problem) else self._in_vain + 1
+            self._in_vain = 0 if self._lead_s < (1 - LEAST_GAIN) * lead_s else self._in_vain + 1
+            if self._goal(self.best) < (1 - LEAST_GAIN) * best_s:
+                self._restarts_in_vain = 0
             self._taken_s += self._deadline.elapsed_s - begun_s
         return self.best
 
+    def _goal(self, scored: ScoredPlan) -> float:
+        return goal_value(scored, self._problem)
+
+    @property
+    def _lead_s(self) -> float:
+        return self._goal(self._lead)
+
     def _leap(self) -> None:
         """Leap from the plan that leads; where nothing is left of its changes, from the next best one."""
-        led_s, self._led_s = self._led_s, goal_value(self._lead, self._problem)
+        led_s, self._led_s = self._led_s, self._lead_s
         if not self._changes or self._led_s < led_s:
             base = self._climbs.next_base(self._lead, FAR)
             if base is not None:
@@ -253,11 +287,11 @@ class WholePlansSearch:
         for _ in range(NEW_AT_ONCE):
             if self._deadline.is_over() or (dealt := self._dealt.take(most)) is None:
                 break
-            self._start_from(dealt, most)
+            self._climb_from(dealt, most)
         taken_s = self._deadline.elapsed_s - begun_s
         self._dealing_s += taken_s if made_some else NOTHING_NEW * taken_s
 
-    def _start_from(self, dealt: DealtPlan, most: float) -> None:
+    def _climb_from(self, dealt: DealtPlan, most: float) -> None:
         """Climb from a plan that deals all nodes anew."""
         if self._climbs.knows(dealt.plan):
             return
@@ -268,7 +302,7 @@ class WholePlansSearch:
             return
         climb = self._climbs.begun(self._with_rules(found))
         climb.go_on(self._judged, self._deadline.is_over)
-        if climb.goal < NEW_CLIMB * goal_value(self._lead, self._problem):
+        if climb.goal < NEW_CLIMB * self._lead_s:
             self._climbs.add(climb)
 
     def _with_rules(self, start: ScoredPlan) -> ScoredPlan:
@@ -316,12 +350,16 @@ class WholePlansSearch:
         return self._dice.choice(listed) if listed else None
 
     def _noted(self, found: ScoredPlan) -> ScoredPlan:
-        if goal_value(found, self._problem) < goal_value(self.best, self._problem):
+        if self._goal(found) < self._goal(self.best):
             self.best = found
-        leads = _is_interleaved(self._lead) or goal_value(found, self._problem) < goal_value(self._lead, self._problem)
-        if leads and not _is_interleaved(found):
-            self._lead = found
+        self._led_by(found)
         return found
+
+    def _led_by(self, found: ScoredPlan) -> None:
+        """It leads if it is better than what does, and not interleaved."""
+        better = _is_interleaved(self._lead) or self._goal(found) < self._lead_s
+        if better and not _is_interleaved(found):
+            self._lead = found
 
     def _made(self, change: Callable[[], Plan | None]) -> Plan | None:
         try:
