@@ -2,7 +2,7 @@
 has simulated.
 
 Three steps narrow down what is looked at, each of which takes about ten times as long as the one before: of 400 that
-are drawn at a time the 30 best ones are searched for a little while, of those and of what is left over the 10 best ones
+are drawn at a time the 30 best ones are searched for a little while, of those and of what is left over the 12 best ones
 to the end, and these are divided and estimated. A few of all are simulated.
 """
 
@@ -16,7 +16,7 @@ from hetero.plan.ir import Plan
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.recompositions import Pool, Recomposer, Recomposition
 
-DRAWN_AT_ONCE, BEGUN_AT_ONCE, MADE_AT_ONCE = 400, 30, 10
+DRAWN_AT_ONCE, BEGUN_AT_ONCE, MADE_AT_ONCE = 400, 30, 12
 """So many are drawn at a time, so many searched for a little while, and so many to the end. Heuristics."""
 
 BEGUN_SHARE = 0.1

@@ -44,6 +44,10 @@ QUANTILE = 0.1
 """What is known of so many compositions is expected of others. A heuristic: expecting the best of those that nobody has
 looked at would look at each once, and at none twice."""
 
+AGAIN = 1.01
+"""With each search of a composition the next one is expected to find so many times as long a pipeline. A heuristic: it
+leaves time to others."""
+
 MOST_LONGER = 10.0
 """By how many times at most a step may be found to be longer than estimated."""
 
@@ -135,6 +139,9 @@ class Recomposer:
         self._layer_s = cache(self._seconds_of_layer)
         self._times = ShapeTimes(problem, divider)
         self._searches = cache(self._searches_of)
+        # Of compositions whose shapes were searched for to the end: what to expect of another search, and by how many
+        # times the plan then is longer.
+        self._searched_s: dict[Composition, float] = {}
         self._longer: dict[Composition, float] = {}
 
     def _searches_of(self, composition: Composition) -> list[ShapeSearch]:
@@ -173,9 +180,12 @@ class Recomposer:
         known = sorted(self._longer.values())
         # What nothing is known of is expected to be as those that turned out to be rather good.
         unknown = known[int(QUANTILE * len(known))] if known else 1.0
-        return pool.taken(
-            most, lambda each: each.step_s * self._longer.get(each.composition, unknown), self._longer.keys()
-        )
+
+        def expected_s(each: Recomposition) -> float:
+            longer = self._longer.get(each.composition, unknown)
+            return longer * min(each.step_s, self._searched_s.get(each.composition, math.inf))
+
+        return pool.taken(most, expected_s, self._longer.keys())
 
     def begin(self, drawn: Recomposition, dice: random.Random, share: float) -> None:
         """Look for better shapes of it with a share of a search."""
@@ -186,7 +196,12 @@ class Recomposer:
         """The same composition with the best shapes that are found from those of ``begun``; ``None`` if nothing fits,
         or if they have been found before."""
         found = self._shaped(begun, dice, 1.0)
-        return found if found is not None and self._made.add(found) else None
+        if found is None:
+            return None
+        # From another start a search is likely to find as good a shape, and less and less likely a better one.
+        searched_s = self._searched_s.get(found.composition, math.inf)
+        self._searched_s[found.composition] = AGAIN * min(searched_s, found.step_s)
+        return found if self._made.add(found) else None
 
     def _shaped(self, drawn: Recomposition, dice: random.Random, share: float) -> Recomposition | None:
         pipelines, steps = [], []

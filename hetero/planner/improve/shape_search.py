@@ -28,6 +28,10 @@ class EstimatedShape(NamedTuple):
     shape: PipelineShape
     steps: ReplicaSteps
 
+    def seconds(self, samples: float) -> float:
+        """Of a step with so many samples."""
+        return self.steps.fill_s + samples * self.steps.period_s
+
 
 class ShapeSearch:
     """Searches for shapes of the pipelines ``copies``, which are ``placed``."""
@@ -51,22 +55,30 @@ class ShapeSearch:
         """
         most = max(LEAST_CHANGES, int(share * self.changes))
         shapes = ShapeDice(self._problem, self._copies, dice)
-        shape, step_s, best, best_s = start, float("inf"), None, float("inf")
-        if (steps := self._estimates.steps(start, samples)) is not None:
-            step_s = best_s = steps.fill_s + samples * steps.period_s
-            best = EstimatedShape(start, steps)
+        best = self._estimated(start, samples) or self._first_that_fits(start, samples, shapes)
+        if best is None:
+            return None
+        shape, step_s = best.shape, best.seconds(samples)
         for i in range(most):
             changed = shapes.changed(shape)
-            if changed is None or changed == shape:
+            found = None if changed is None or changed == shape else self._estimated(changed, samples)
+            if found is None:
                 continue
-            steps = self._estimates.steps(changed, samples)
-            if steps is None:
-                # From what does not fit every way may lead out.
-                shape = changed if best is None else shape
-                continue
-            changed_s = steps.fill_s + samples * steps.period_s
+            changed_s = found.seconds(samples)
             if changed_s <= step_s * (1 + WORSE * (1 - i / most) * dice.random()):
-                shape, step_s = changed, changed_s
-            if changed_s < best_s:
-                best, best_s = EstimatedShape(changed, steps), changed_s
+                shape, step_s = found.shape, changed_s
+            if changed_s < best.seconds(samples):
+                best = found
         return best
+
+    def _estimated(self, shape: PipelineShape, samples: float) -> EstimatedShape | None:
+        steps = self._estimates.steps(shape, samples)
+        return None if steps is None else EstimatedShape(shape, steps)
+
+    def _first_that_fits(self, shape: PipelineShape, samples: float, shapes: ShapeDice) -> EstimatedShape | None:
+        """From what does not fit every way may lead out."""
+        for _ in range(MOST_CHANGES):
+            shape = shapes.changed(shape) or shape
+            if (found := self._estimated(shape, samples)) is not None:
+                return found
+        return None
