@@ -39,23 +39,28 @@ Composition = tuple[EqualPipelines, ...]
 class PlacedCopies(NamedTuple):
     """The copies of one pipeline of a composition, with the ranks that they have.
 
+    number: of the copies.
     pieces: devices of a part of a node, by node type.
-    firsts: of each copy, by node type its first rank.
+    firsts: of each copy that was asked for, by node type its first rank.
     others: of each replica of the composition's other pipelines the ranks of one part of a node.
     """
 
+    number: int
     pieces: dict[int, int]
     firsts: tuple[dict[int, int], ...]
     others: tuple[int, ...]
 
 
-def placed(composition: Composition, problem: Problem) -> list[PlacedCopies]:
-    """Hand out the ranks. Where a node has too few devices for another part, the rest of it idles."""
+def placed(composition: Composition, problem: Problem, *, most: int | None = None) -> list[PlacedCopies]:
+    """Hand out the ranks. Where a node has too few devices for another part, the rest of it idles.
+
+    most: copies of each pipeline that get some; all by default.
+    """
     free = {each.index: each.first_rank for each in problem.node_types}
     every = []
     for copies in composition:
         firsts = []
-        for _ in range(copies.number):
+        for _ in range(copies.number if most is None else min(copies.number, most)):
             first = {}
             for piece in copies.pieces:
                 node_type = problem.node_types[piece.node_type]
@@ -68,6 +73,7 @@ def placed(composition: Composition, problem: Problem) -> list[PlacedCopies]:
         every.append(tuple(firsts))
     return [
         PlacedCopies(
+            copies.number,
             {piece.node_type: piece.devices for piece in copies.pieces},
             own,
             tuple(

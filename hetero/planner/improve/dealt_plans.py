@@ -8,7 +8,7 @@ to the end, and these are divided and estimated. A few of all are simulated.
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -58,11 +58,12 @@ class DealtPlans:
     def make_more(self, deadline: Deadline) -> bool:
         """Deal all nodes anew, many times. Returns whether that made a plan that nobody had made before."""
         before = self._num_made
-        if deadline.has(self._recomposer.drawing_s(DRAWN_AT_ONCE)):
-            self._recomposer.draw(self._dice, DRAWN_AT_ONCE)
         recomposer = self._recomposer
-        self._search(recomposer.drawn, self._begin, BEGUN_AT_ONCE, BEGUN_SHARE, deadline)
-        self._search(recomposer.begun, partial(self._make, deadline), MADE_AT_ONCE, 1.0, deadline)
+        recomposer.draw(self._dice, DRAWN_AT_ONCE, deadline)
+        for each in self._taken(recomposer.drawn, BEGUN_AT_ONCE, deadline, self._beginning_s):
+            recomposer.begin(each, self._dice, BEGUN_SHARE)
+        for each in self._taken(recomposer.begun, MADE_AT_ONCE, deadline, self._making_s):
+            self._make(each)
         return self._num_made > before
 
     def take(self, most: float) -> DealtPlan | None:
@@ -79,21 +80,24 @@ class DealtPlans:
         """Keep a plan again for which there was no time."""
         self._plans.append(dealt)
 
-    def _search(
-        self, pool: Pool, search: Callable[[Recomposition], None], most: int, share: float, deadline: Deadline
-    ) -> None:
-        """Search for the shapes of so many of those that could be the shortest, as long as there is time."""
+    def _taken(
+        self, pool: Pool, most: int, deadline: Deadline, seconds: Callable[[Recomposition], float]
+    ) -> Iterator[Recomposition]:
+        """So many of a pool that could be the shortest, as long as there is time for what is done with them."""
         left = self._recomposer.taken(pool, most)
-        while left and not deadline.is_over() and deadline.has(self._recomposer.shaping_s(left[0], share)):
-            search(left.pop(0))
+        while left and not deadline.is_over() and deadline.has(seconds(left[0])):
+            yield left.pop(0)
         pool.put_back(left)
 
-    def _begin(self, drawn: Recomposition) -> None:
-        self._recomposer.begin(drawn, self._dice, BEGUN_SHARE)
+    def _beginning_s(self, drawn: Recomposition) -> float:
+        return self._recomposer.shaping_s(drawn, BEGUN_SHARE)
 
-    def _make(self, deadline: Deadline, begun: Recomposition) -> None:
+    def _making_s(self, begun: Recomposition) -> float:
+        return self._recomposer.shaping_s(begun, 1.0) + begun.making_s
+
+    def _make(self, begun: Recomposition) -> None:
         shaped = self._recomposer.shaped(begun, self._dice)
-        if shaped is None or not deadline.has(shaped.making_s):
+        if shaped is None:
             return
         plan = self._made(partial(self._recomposer.plan, shaped))
         about = math.inf if plan is None else self._estimated(plan)

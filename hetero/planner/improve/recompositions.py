@@ -23,6 +23,7 @@ from functools import cache
 from typing import NamedTuple
 
 from hetero.plan.ir import Plan, Replica, Stage
+from hetero.planner.deadline import Deadline
 from hetero.planner.improve.compositions import Composition, drawn_composition, placed
 from hetero.planner.improve.division import DIVIDING_S, Divider, ReplicaSteps
 from hetero.planner.improve.pipeline_shapes import PipelineShape, ShapeDice, StageShape
@@ -47,6 +48,9 @@ looked at would look at each once, and at none twice."""
 AGAIN = 1.01
 """With each search of a composition the next one is expected to find so many times as long a pipeline. A heuristic: it
 leaves time to others."""
+
+MOST_SUMMED = 24
+"""Copies that sums of gradients are estimated for, at most. A heuristic: a ring of more takes hardly longer."""
 
 MOST_LONGER = 10.0
 """By how many times at most a step may be found to be longer than estimated."""
@@ -146,20 +150,18 @@ class Recomposer:
 
     def _searches_of(self, composition: Composition) -> list[ShapeSearch]:
         """Of each of its pipelines."""
-        ranks = placed(composition, self._problem)
+        ranks = placed(composition, self._problem, most=MOST_SUMMED)
         return [ShapeSearch(self._times, *each) for each in zip(composition, ranks, strict=True)]
-
-    def drawing_s(self, more: int) -> float:
-        """Seconds of drawing so many, about, for the count of work."""
-        return more * DRAWING_S
 
     def shaping_s(self, each: Recomposition, share: float) -> float:
         """Seconds of looking for its best shapes, about, for the count of work."""
         return SHAPING_S * share * sum(search.changes for search in self._searches(each.composition))
 
-    def draw(self, dice: random.Random, more: int) -> None:
-        """Draw so many more."""
+    def draw(self, dice: random.Random, more: int, deadline: Deadline) -> None:
+        """Draw so many more, as long as there is time."""
         for _ in range(more // TRIES):
+            if deadline.is_over() or not deadline.has(TRIES * DRAWING_S):
+                break
             composition = drawn_composition(self._problem, dice)
             for _ in range(TRIES if composition else 0):
                 pipelines = tuple(ShapeDice(self._problem, copies, dice).drawn() for copies in composition)

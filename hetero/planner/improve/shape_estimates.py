@@ -186,7 +186,7 @@ class ShapeEstimates:
         """T: what the longest stage computes in all."""
         samples = [stage.dp * size for stage, size in zip(stages, sizes, strict=True)]
         coarsest, last = max(samples), len(stages) - 1
-        ways = len(self._copies.firsts) * stages[0].dp
+        ways = self._copies.number * stages[0].dp
         reached = None
         for s, (stage, size, count) in enumerate(zip(stages, sizes, counts, strict=True)):
             depth = min(max(1, int(count)), _about(-(-coarsest * (PER_STAGE * (last - s) + 1) // samples[s])))

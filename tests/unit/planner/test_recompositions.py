@@ -9,6 +9,7 @@ import pytest
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import Plan
 from hetero.plan.validate import validate
+from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.recompositions import MOST_ALIKE, Recomposer, Recomposition
 from hetero.planner.improve.step_estimate import StepEstimates
@@ -27,7 +28,7 @@ def question() -> Problem:
 
 
 def taken(recomposer: Recomposer, dice: random.Random, *, more: int, most: int) -> list[Recomposition]:
-    recomposer.draw(dice, more)
+    recomposer.draw(dice, more, Deadline(1e9, CountedWork()))
     return recomposer.taken(recomposer.drawn, most)
 
 

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.compositions import Composition, EqualPipelines, NodeParts, placed
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.pipeline_shapes import PipelineShape, ShapeDice, StageShape
@@ -42,7 +43,7 @@ def test_it_is_close_to_what_is_estimated_of_the_divided_plan() -> None:
     question = problem(cluster(("A100-40", 4, 2), ("V100-16", 4, 4)), OPT_350M, 96)
     divider = Divider(question)
     recomposer, estimates, dice = Recomposer(question, divider), StepEstimates(question, divider), random.Random(0)
-    recomposer.draw(dice, 2000)
+    recomposer.draw(dice, 2000, Deadline(1e9, CountedWork()))
     off = []
     for each in recomposer.taken(recomposer.drawn, 2000):
         shaped = recomposer.shaped(each, dice) if len(each.composition) == 1 else None
@@ -165,7 +166,7 @@ def test_nothing_that_was_found_is_found_again() -> None:
     recomposer, dice = Recomposer(question, Divider(question)), random.Random(0)
     seen: set[tuple[object, ...]] = set()
     for _ in range(4):
-        recomposer.draw(dice, 100)
+        recomposer.draw(dice, 100, Deadline(1e9, CountedWork()))
         for each in recomposer.taken(recomposer.drawn, 20):
             shaped: Recomposition | None = recomposer.shaped(each, dice)
             if shaped is not None:

@@ -10,6 +10,7 @@ from hetero.plan.ir import GradientSyncPlan, Plan
 from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
+from hetero.planner.improve import whole_plans
 from hetero.planner.improve.dealt_plans import DealtPlans
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
@@ -189,7 +190,7 @@ def test_more_effort_is_never_worse() -> None:
 def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dealing nodes anew has its share of the time, also if limits cut turns off; and no leap is begun twice."""
     question, start = start_of("unlike devices")
-    whole_plans, dealing_s, leapt_from = WholePlansSearch(question), [], []
+    going_on, dealing_s, leapt_from = WholePlansSearch(question), [], []
     listed, dealt = WholePlansSearch._leaps_from, DealtPlans.make_more
 
     def noted(search: WholePlansSearch, begun_with: ScoredPlan) -> list[PlanChange]:
@@ -205,9 +206,28 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
     monkeypatch.setattr(DealtPlans, "make_more", timed)
     monkeypatch.setattr(WholePlansSearch, "_leaps_from", noted)
     for _ in range(20):
-        start = whole_plans.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
+        start = going_on.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
     assert 0.05 < sum(dealing_s) / 4.0 < 0.6
     assert leapt_from == list(dict.fromkeys(leapt_from))
+
+
+def test_a_search_in_vain_begins_anew_and_ends_where_that_is_in_vain_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    question, start = start_of("six layers on four devices")
+    begun_from, begin = [], WholePlansSearch._begin_from
+
+    def noted(search: WholePlansSearch, first: ScoredPlan) -> None:
+        begun_from.append(first.plan)
+        begin(search, first)
+
+    monkeypatch.setattr(WholePlansSearch, "_begin_from", noted)
+    monkeypatch.setattr(whole_plans, "TURNS_IN_VAIN", 3)
+    monkeypatch.setattr(whole_plans, "MOST_RESTARTS", 2)
+    deadline = Deadline(60.0, CountedWork())
+    found = WholePlansSearch(question).go_on(Shortlist(start), question, deadline)
+    assert not deadline.is_over()
+    assert len(begun_from) >= 3
+    assert set(begun_from) == {start.plan}, "it leads elsewhere by other dice alone"
+    assert goal_value(found, question) <= goal_value(found_from("six layers on four devices", 1.0, 0), question)
 
 
 @pytest.mark.slow
