@@ -37,6 +37,9 @@ SIMULATED_S, SIMULATED_STAGE_S, SIMULATED_REPLAY_SHARE = 1.5e-3, 7.5e-5, 0.2
 """What a simulation has taken in the mean: seconds, those for each stage, and of its replays this share, as most parts
 are known from other plans. Estimates: on five clusters 0.8 to 1.1 times what it was (2026-11-26)."""
 
+DRY_RUN_S = 2e-5
+"""Seconds in which an interleaved replica is run dry, for one stage and one microbatch; an estimate (16 to 28 us)."""
+
 TOO_LONG_SHARE = 0.5
 """Of that, what one has taken that was left early. An estimate."""
 
@@ -157,6 +160,11 @@ def usual_s(plan: Plan) -> float:
     same work would be counted otherwise a second time."""
     alone_s = SIMULATED_S + SIMULATED_STAGE_S * _num_stages(plan) + SIMULATED_REPLAY_SHARE * _replays_s(plan)
     return min(alone_s * _times_for_hosts(plan), scoring_s(plan))
+
+
+def dry_run_s(replica: Replica) -> float:
+    """Estimate the seconds of finding out whether the replica stands still, as only interleaved ones may."""
+    return DRY_RUN_S * sum(replica.microbatch_counts) if replica.is_interleaved else 0.0
 
 
 def _replays_s(plan: Plan) -> float:

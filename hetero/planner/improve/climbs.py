@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from hetero.plan.ir import Plan
 from hetero.planner.improve.plan_changes import PlanChange, PlanFamily
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, goal_value
+from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, dry_run_s, goal_value, usual_s
 
 Structure = tuple[tuple[tuple[str, int, int, int], ...], ...]
 """Of each replica, device, tp, dp and micro_batch_size of each stage."""
@@ -34,9 +34,6 @@ IN_VAIN_PRICE = 4e-4
 
 SLICE = 40
 """Changes that a climb looks at before another one may go on. A heuristic."""
-
-INTERLEAVED = 8
-"""So many times as long as others it takes to look at a change of interleaved stages, and as so many it counts."""
 
 MOST_CLIMBS = 40
 """Climbs that are kept. A heuristic."""
@@ -116,7 +113,10 @@ class Climb:
 
     @property
     def _weight(self) -> int:
-        return INTERLEAVED if any(replica.is_interleaved for replica in self.current.plan.replicas) else 1
+        """As so many a change counts: to look at one of interleaved stages takes that many times as long."""
+        plan = self.current.plan
+        dry_s = sum(dry_run_s(plan.replicas[first]) for first, *_ in plan.alike())
+        return 1 + round(dry_s / usual_s(plan))
 
     @property
     def goal(self) -> float:

@@ -19,6 +19,9 @@ from hetero.planner.improve.recompositions import Pool, Recomposer, Recompositio
 DRAWN_AT_ONCE, BEGUN_AT_ONCE, MADE_AT_ONCE = 400, 30, 12
 """So many are drawn at a time, so many searched for a little while, and so many to the end. Heuristics."""
 
+DRAWN_PER_DEVICE = 20
+"""So many are drawn at most for each device: few devices have few shapes. A heuristic."""
+
 BEGUN_SHARE = 0.1
 """A little while is such a share of a search. A heuristic."""
 
@@ -59,7 +62,7 @@ class DealtPlans:
         """Deal all nodes anew, many times. Returns whether that made a plan that nobody had made before."""
         before = self._num_made
         recomposer = self._recomposer
-        recomposer.draw(self._dice, DRAWN_AT_ONCE, deadline)
+        recomposer.draw(self._dice, min(DRAWN_AT_ONCE, DRAWN_PER_DEVICE * recomposer.num_devices), deadline)
         for each in self._taken(recomposer.drawn, BEGUN_AT_ONCE, deadline, self._beginning_s):
             recomposer.begin(each, self._dice, BEGUN_SHARE)
         for each in self._taken(recomposer.begun, MADE_AT_ONCE, deadline, self._making_s):

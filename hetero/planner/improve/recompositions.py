@@ -148,6 +148,10 @@ class Recomposer:
         self._searched_s: dict[Composition, float] = {}
         self._longer: dict[Composition, float] = {}
 
+    @property
+    def num_devices(self) -> int:
+        return self._problem.cluster.num_devices
+
     def _searches_of(self, composition: Composition) -> list[ShapeSearch]:
         """Of each of its pipelines."""
         ranks = placed(composition, self._problem, most=MOST_SUMMED)

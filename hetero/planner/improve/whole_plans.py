@@ -51,6 +51,7 @@ from hetero.planner.scoring import (
     ScoredPlan,
     Shortlist,
     bytes_over_capacity,
+    dry_run_s,
     goal_value,
     memory_is_short,
     price_per_hour,
@@ -107,9 +108,6 @@ WORTH_STARTING, NEW_START, NEW_CLIMB = 1.15, 1.4, 1.2
 """What deals all nodes anew may be so many times as long as the best plan by its estimate, simulated, and after a slice
 of a climb, to be simulated and to be climbed on from. Heuristics: depths and delays that nobody has chosen yet make a
 plan up to a third longer than its estimate, and after a climb it is a tenth above or below."""
-
-DRY_RUN_S = 2e-2
-"""Seconds in which an interleaved replica is run dry, about; an estimate."""
 
 MOST_RECOMPUTED_MORE = 4
 """Layers at most that are recomputed more where a change lacks memory. A heuristic."""
@@ -189,7 +187,7 @@ class WholePlansSearch:
             self._restarts_in_vain = 0
         while not self._deadline.is_over():
             best_s, lead_s, begun_s = self._goal(self.best), self._lead_s, self._deadline.elapsed_s
-            if self._dealing_s <= DEALING_SHARE * self._taken_s:
+            if self._dealing_s < DEALING_SHARE * self._taken_s:
                 self._deal()
             self._turn += 1
             if self._in_vain >= TURNS_IN_VAIN:
@@ -392,7 +390,7 @@ class WholePlansSearch:
     def _deadlocks(self, plan: Plan) -> bool:
         """Whether an interleaved replica stands still; the validator would look for depths with which it does not."""
         interleaved = dict.fromkeys(replica for replica in plan.replicas if replica.is_interleaved)
-        return any(self._deadline.has(DRY_RUN_S) and deadlocks(replica) for replica in interleaved)
+        return any(self._deadline.has(dry_run_s(replica)) and deadlocks(replica) for replica in interleaved)
 
     def _least_goal(self, plan: Plan) -> float:
         """What the goal of ``plan`` is not below; infinite where it is beyond the budget, or has no price."""

@@ -28,8 +28,9 @@ def with_memory(question: Problem, gib: int) -> Problem:
 @pytest.mark.rotates("memories", every=2, turn=0)
 @pytest.mark.parametrize("seed", [0, 2])
 def test_more_memory_never_makes_the_plan_slower(seed: int) -> None:
-    question = random_problem(seed, gpus=(2, 1), num_layers=6, batch=8)
-    steps = [planned(with_memory(question, gib), effort_s=1.0).simulation.step_s for gib in (4, 6, 12)]
+    """Where the search has the time to find what there is; in less, which of three plans it finds first is luck."""
+    question = random_problem(seed, gpus=(2, 1), num_layers=4, batch=4)
+    steps = [planned(with_memory(question, gib), effort_s=4.0).simulation.step_s for gib in (4, 6, 12)]
     assert steps[1] <= steps[0] * ALIKE
     assert steps[2] <= steps[1] * ALIKE
 
