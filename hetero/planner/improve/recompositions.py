@@ -96,6 +96,9 @@ class Pool:
         self._waiting: list[Recomposition] = []
         self._seen: set[tuple[Composition, tuple[PipelineShape, ...]]] = set()
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def add(self, each: Recomposition) -> bool:
         """Let it wait; ``False`` if it was there before."""
         key = each.composition, each.pipelines

@@ -68,6 +68,17 @@ def test_what_there_was_no_time_for_comes_next() -> None:
     assert by_parts[0].about <= 1.02 * whole[0].about
 
 
+def test_none_is_lost_where_the_time_ends_with_drawing() -> None:
+    """All that were drawn wait for their turn."""
+    asked = question()
+    drawn, dealing = (Recomposer(asked, Divider(asked)) for _ in range(2))
+    drawn.draw(random.Random(0), 320, Deadline(0.05, CountedWork()))
+    plans = DealtPlans(dealing, random.Random(0), made=lambda make: None, estimated=lambda plan: 1.0, learns=True)
+    assert not plans.make_more(Deadline(0.05, CountedWork()))
+    assert len(drawn.drawn) > 30
+    assert len(dealing.drawn) == len(drawn.drawn)
+
+
 def test_in_no_time_nothing_is_made() -> None:
     plans = dealt()
     assert not plans.make_more(Deadline(1e-9, CountedWork()))

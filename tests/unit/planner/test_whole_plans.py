@@ -205,6 +205,7 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(DealtPlans, "make_more", timed)
     monkeypatch.setattr(WholePlansSearch, "_leaps_from", noted)
+    monkeypatch.setattr(whole_plans, "TURNS_IN_VAIN", 10**9)
     for _ in range(20):
         start = going_on.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
     assert 0.05 < sum(dealing_s) / 4.0 < 0.6
