@@ -75,6 +75,10 @@ TURNS_IN_VAIN = 40
 """After so many turns without a better plan, one after the other, the search begins anew, with other dice. A
 heuristic."""
 
+TUNING_SHARE = 0.3
+"""Of the time of a search such a share, the last one, is for the plan that leads alone: what begins then has no time to
+become better. A heuristic."""
+
 MOST_RESTARTS = 3
 """So many searches in a row that found no better plan end all of it. A heuristic: one with other dice may."""
 
@@ -186,6 +190,9 @@ class WholePlansSearch:
         if self._restarts_in_vain > MOST_RESTARTS:
             self._restarts_in_vain = 0
         while not self._deadline.is_over():
+            if self._deadline.left_s < TUNING_SHARE * self._deadline.limit_s:
+                self._tune_lead()
+                continue
             best_s, lead_s, begun_s = self._goal(self.best), self._lead_s, self._deadline.elapsed_s
             if self._dealing_s < DEALING_SHARE * self._taken_s:
                 self._deal()
@@ -238,6 +245,16 @@ class WholePlansSearch:
                 break
             climb.go_on(self._judged, self._deadline.is_over)
             self._climbs.add(climb)
+
+    def _tune_lead(self) -> None:
+        """Climb on from the plan that leads; where no change helps, walk from there."""
+        if (climb := self._climbs.of(self._lead.plan)) is None:
+            climb = self._climbs.begun(self._lead)
+            self._climbs.add(climb)
+        if climb.is_over:
+            self._walk(self._lead)
+        else:
+            climb.go_on(self._judged, self._deadline.is_over)
 
     def _climb_to_the_end(self) -> None:
         """Look at all changes of the plan that leads."""
