@@ -228,7 +228,8 @@ def test_a_search_in_vain_begins_anew_and_ends_where_that_is_in_vain_too(monkeyp
     assert not deadline.is_over()
     assert len(begun_from) >= 3
     assert set(begun_from) == {start.plan}, "it leads elsewhere by other dice alone"
-    assert goal_value(found, question) <= goal_value(found_from("six layers on four devices", 1.0, 0), question)
+    short_s = goal_value(found_from("six layers on four devices", 1.0, 0), question)
+    assert goal_value(found, question) <= short_s * (1 + 1e-9)
 
 
 @pytest.mark.slow
