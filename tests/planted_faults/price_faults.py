@@ -133,10 +133,10 @@ PRICE_FAULTS = (
     Fault(
         name="stages of one node have the same devices",
         kind="offset",
-        file="hetero/planner/improve/pipeline_shapes.py",
+        file="hetero/planner/improve/replica_shapes.py",
         find="pieces[stage.node_type] + used.get(place, 0))",
         replace="pieces[stage.node_type])",
-        hints=("tests/unit/planner/test_pipeline_shapes.py",),
+        hints=("tests/unit/planner/test_replica_shapes.py",),
     ),
     Fault(
         name="the sum of the tied embedding costs a shape nothing",

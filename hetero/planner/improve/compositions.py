@@ -36,7 +36,7 @@ class EqualPipelines(NamedTuple):
 Composition = tuple[EqualPipelines, ...]
 
 
-class PlacedCopies(NamedTuple):
+class RanksOfCopies(NamedTuple):
     """The copies of one pipeline of a composition, with the ranks that they have.
 
     number: of the copies.
@@ -51,7 +51,7 @@ class PlacedCopies(NamedTuple):
     others: tuple[int, ...]
 
 
-def placed(composition: Composition, problem: Problem, *, most: int | None = None) -> list[PlacedCopies]:
+def placed(composition: Composition, problem: Problem, *, most: int | None = None) -> list[RanksOfCopies]:
     """Hand out the ranks. Where a node has too few devices for another part, the rest of it idles.
 
     most: copies of each pipeline that get some; all by default.
@@ -72,7 +72,7 @@ def placed(composition: Composition, problem: Problem, *, most: int | None = Non
             firsts.append(first)
         every.append(tuple(firsts))
     return [
-        PlacedCopies(
+        RanksOfCopies(
             copies.number,
             {piece.node_type: piece.devices for piece in copies.pieces},
             own,

@@ -2,7 +2,7 @@
 
 A change of one replica among eight equal ones gains nothing, since the step is that of the longest, and a change of all
 of them may lead through plans that are worse. So here all replicas are made at once: what they are made of is drawn at
-random (:mod:`.compositions`), as is a first shape of each pipeline (:mod:`.pipeline_shapes`).
+random (:mod:`.compositions`), as is a first shape of each pipeline (:mod:`.replica_shapes`).
 
 Whether that could be worth it is told by how fast its devices are at best: with layers and samples divided evenly by
 speed, in the copies f,
@@ -26,7 +26,7 @@ from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.compositions import Composition, drawn_composition, placed
 from hetero.planner.improve.division import DIVIDING_S, Divider, ReplicaSteps
-from hetero.planner.improve.pipeline_shapes import PipelineShape, ShapeDice, StageShape
+from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice, StageShape
 from hetero.planner.improve.shape_estimates import ShapeTimes
 from hetero.planner.improve.shape_search import SHAPING_S, ShapeSearch
 from hetero.planner.problem import Problem
@@ -78,7 +78,7 @@ class Recomposition(NamedTuple):
 
     step_s: float
     composition: Composition
-    pipelines: tuple[PipelineShape, ...]
+    pipelines: tuple[ReplicaShape, ...]
     samples: tuple[float, ...]
     per_stage: int
 
@@ -94,7 +94,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._waiting: list[Recomposition] = []
-        self._seen: set[tuple[Composition, tuple[PipelineShape, ...]]] = set()
+        self._seen: set[tuple[Composition, tuple[ReplicaShape, ...]]] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -236,7 +236,7 @@ class Recomposer:
         behind = sum(number * each.fill_s / each.period_s for number, each in zip(numbers, steps, strict=True))
         return (self._problem.global_batch_size + behind) / rate
 
-    def _steps(self, pipeline: PipelineShape) -> ReplicaSteps:
+    def _steps(self, pipeline: ReplicaShape) -> ReplicaSteps:
         """Seconds per sample and before the first one, with layers by speed and without a look at memory."""
         num_layers = self._problem.model.num_layers
         seconds = [self._layer_s(stage, pipeline.samples) for stage in pipeline.stages]
@@ -276,7 +276,7 @@ class Recomposer:
                 starts = [firsts[each.node_type] + more for each, more in zip(pipeline.stages, behind, strict=True)]
                 yield self._replica(pipeline, starts, share)
 
-    def _replica(self, pipeline: PipelineShape, starts: Sequence[int], share: int) -> Replica:
+    def _replica(self, pipeline: ReplicaShape, starts: Sequence[int], share: int) -> Replica:
         """The replica whose stages begin at these ranks, with about so many samples."""
         problem = self._problem
         stages = []

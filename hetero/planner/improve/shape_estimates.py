@@ -31,10 +31,10 @@ import numpy as np
 from hetero.cost.network import all_reduce_cost
 from hetero.errors import ConfigError
 from hetero.plan.ir import Stage
-from hetero.planner.improve.compositions import PlacedCopies
+from hetero.planner.improve.compositions import RanksOfCopies
 from hetero.planner.improve.division import Divider, ReplicaSteps
 from hetero.planner.improve.division_costs import Matrix, StageKind
-from hetero.planner.improve.pipeline_shapes import PipelineShape, StageShape
+from hetero.planner.improve.replica_shapes import ReplicaShape, StageShape
 from hetero.planner.problem import Problem
 
 PER_STAGE = 2
@@ -43,7 +43,7 @@ PER_STAGE = 2
 BACKWARD_SHARE = 2 / 3
 """Of the seconds of a microbatch, those of its backward. A heuristic."""
 
-Node = tuple[int, tuple[int, ...]]
+NodesOfStage = tuple[int, tuple[int, ...]]
 """Type and numbers of the nodes that a stage is on."""
 
 
@@ -148,12 +148,12 @@ class ShapeTimes:
 class ShapeEstimates:
     """Estimates steps of the copies of one pipeline of a composition."""
 
-    def __init__(self, times: ShapeTimes, copies: PlacedCopies) -> None:
+    def __init__(self, times: ShapeTimes, copies: RanksOfCopies) -> None:
         self._times, self._copies = times, copies
         self._layer_sum_s = cache(self._seconds_of_layer_sum)
         self._tied_sum_s = cache(self._seconds_of_tied_sum)
 
-    def steps(self, shape: PipelineShape, samples: float) -> ReplicaSteps | None:
+    def steps(self, shape: ReplicaShape, samples: float) -> ReplicaSteps | None:
         """What so many samples take on each copy; ``None`` if nothing fits, if they cannot have as many as there are,
         or if two that talk to one another have no link, or a device no profile."""
         if not shape.divides or not self._adds_up(shape, samples):
@@ -163,7 +163,7 @@ class ShapeEstimates:
         except ConfigError:
             return None
 
-    def _steps(self, shape: PipelineShape, samples: float) -> ReplicaSteps | None:
+    def _steps(self, shape: ReplicaShape, samples: float) -> ReplicaSteps | None:
         stages = shape.stages
         sizes = [stage.micro_batch_size(shape.samples) for stage in stages]
         counts = [samples / (size * stage.dp) for size, stage in zip(sizes, stages, strict=True)]
@@ -174,7 +174,7 @@ class ShapeEstimates:
         tail_s = self._tail_s(shape, sizes, counts, longest_s)
         return ReplicaSteps(1, fill_s + tail_s, max(longest_s / samples, wires_s))
 
-    def _adds_up(self, shape: PipelineShape, samples: float) -> bool:
+    def _adds_up(self, shape: ReplicaShape, samples: float) -> bool:
         """Whether a copy has a whole microbatch of every stage, and the batch could be so many of these, if there are
         no other pipelines."""
         unit = math.lcm(*(stage.samples(shape.samples) for stage in shape.stages))
@@ -200,8 +200,8 @@ class ShapeEstimates:
     ) -> tuple[float, float]:
         """Seconds in which the pipeline fills, and for which the busiest interface is busy with a sample."""
         fill_s = 0.0
-        sends: defaultdict[Node, float] = defaultdict(float)
-        receives: defaultdict[Node, float] = defaultdict(float)
+        sends: defaultdict[NodesOfStage, float] = defaultdict(float)
+        receives: defaultdict[NodesOfStage, float] = defaultdict(float)
         for s, (here, there) in enumerate(itertools.pairwise(stages)):
             boundary = self._times.boundary(here, sizes[s], there, sizes[s + 1])
             fill_s += microbatch_s[s] + boundary.seconds
@@ -211,7 +211,7 @@ class ShapeEstimates:
             receives[here[:2]] += boundary.back_s
         return fill_s, max((*sends.values(), *receives.values()), default=0.0)
 
-    def _tail_s(self, shape: PipelineShape, sizes: Sequence[int], counts: Sequence[float], longest_s: float) -> float:
+    def _tail_s(self, shape: ReplicaShape, sizes: Sequence[int], counts: Sequence[float], longest_s: float) -> float:
         """Sums of gradients behind the last backward."""
         stages, firsts = shape.stages, shape.firsts(self._copies.pieces)
         model = self._times.problem.model
@@ -220,7 +220,7 @@ class ShapeEstimates:
             for stage, size, count in zip(stages, sizes, counts, strict=True)
         ]
         share = min(1.0, model.num_layers / sum(layers))
-        summing: dict[Node, float] = {}
+        summing: dict[NodesOfStage, float] = {}
         before_s = 0.0
         for stage, first, held, count in zip(stages, firsts, layers, counts, strict=True):
             first %= self._copies.pieces[stage.node_type]

@@ -4,9 +4,9 @@ which what is a little longer is accepted, less and less of that (threshold acce
 import random
 from typing import NamedTuple
 
-from hetero.planner.improve.compositions import EqualPipelines, PlacedCopies
+from hetero.planner.improve.compositions import EqualPipelines, RanksOfCopies
 from hetero.planner.improve.division import ReplicaSteps
-from hetero.planner.improve.pipeline_shapes import PipelineShape, ShapeDice
+from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice
 from hetero.planner.improve.shape_estimates import ShapeEstimates, ShapeTimes
 
 CHANGES_PER_DEVICE, MOST_CHANGES = 40, 800
@@ -25,7 +25,7 @@ LEAST_CHANGES = 40
 class EstimatedShape(NamedTuple):
     """A shape, with what its samples take."""
 
-    shape: PipelineShape
+    shape: ReplicaShape
     steps: ReplicaSteps
 
     def seconds(self, samples: float) -> float:
@@ -36,17 +36,17 @@ class EstimatedShape(NamedTuple):
 class ShapeSearch:
     """Searches for shapes of the pipelines ``copies``, which are ``placed``."""
 
-    def __init__(self, times: ShapeTimes, copies: EqualPipelines, placed: PlacedCopies) -> None:
+    def __init__(self, times: ShapeTimes, copies: EqualPipelines, placed: RanksOfCopies) -> None:
         self._problem, self._copies = times.problem, copies
         self._estimates = ShapeEstimates(times, placed)
         self.changes = min(MOST_CHANGES, CHANGES_PER_DEVICE * sum(each.devices * each.parts for each in copies.pieces))
 
-    def steps(self, shape: PipelineShape, samples: float) -> ReplicaSteps | None:
+    def steps(self, shape: ReplicaShape, samples: float) -> ReplicaSteps | None:
         """What so many samples take on each copy; ``None`` if nothing fits."""
         return self._estimates.steps(shape, samples)
 
     def shortest(
-        self, start: PipelineShape, samples: float, dice: random.Random, *, share: float = 1.0
+        self, start: ReplicaShape, samples: float, dice: random.Random, *, share: float = 1.0
     ) -> EstimatedShape | None:
         """The shortest shape that changes of ``start`` lead to, where each copy has so many samples; ``None`` if
         nothing fits.
@@ -71,11 +71,11 @@ class ShapeSearch:
                 best = found
         return best
 
-    def _estimated(self, shape: PipelineShape, samples: float) -> EstimatedShape | None:
+    def _estimated(self, shape: ReplicaShape, samples: float) -> EstimatedShape | None:
         steps = self._estimates.steps(shape, samples)
         return None if steps is None else EstimatedShape(shape, steps)
 
-    def _first_that_fits(self, shape: PipelineShape, samples: float, shapes: ShapeDice) -> EstimatedShape | None:
+    def _first_that_fits(self, shape: ReplicaShape, samples: float, shapes: ShapeDice) -> EstimatedShape | None:
         """From what does not fit every way may lead out."""
         for _ in range(MOST_CHANGES):
             shape = shapes.changed(shape) or shape

@@ -10,8 +10,8 @@ import pytest
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.compositions import Composition, EqualPipelines, NodeParts, placed
 from hetero.planner.improve.division import Divider
-from hetero.planner.improve.pipeline_shapes import PipelineShape, ShapeDice, StageShape
 from hetero.planner.improve.recompositions import Recomposer, Recomposition
+from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice, StageShape
 from hetero.planner.improve.shape_estimates import ShapeEstimates, ShapeTimes
 from hetero.planner.improve.shape_search import ShapeSearch
 from hetero.planner.improve.step_estimate import StepEstimates
@@ -27,7 +27,7 @@ def estimates_of(question: Problem, composition: Composition) -> ShapeEstimates:
     return ShapeEstimates(ShapeTimes(question, Divider(question)), places)
 
 
-def step_s(question: Problem, shape: PipelineShape, pieces: tuple[NodeParts, ...], number: int = 1) -> float | None:
+def step_s(question: Problem, shape: ReplicaShape, pieces: tuple[NodeParts, ...], number: int = 1) -> float | None:
     steps = estimates_of(question, (EqualPipelines(number, pieces),)).steps(shape, question.global_batch_size / number)
     return None if steps is None else steps.fill_s + question.global_batch_size / number * steps.period_s
 
@@ -58,7 +58,7 @@ def test_it_is_close_to_what_is_estimated_of_the_divided_plan() -> None:
 def test_a_slow_link_bounds_the_step() -> None:
     """Of two nodes one behind the other, whose transfers take longer than the computes."""
     slow, fast = (Link(bandwidth_gb_per_s=bandwidth, latency_us=0.0) for bandwidth in (0.05, 50.0))
-    shape = PipelineShape((StageShape(0, (0,), 1, 1), StageShape(0, (1,), 1, 1)), 1)
+    shape = ReplicaShape((StageShape(0, (0,), 1, 1), StageShape(0, (1,), 1, 1)), 1)
     pieces = (NodeParts(0, 1, 2),)
     over = {link.bandwidth_gb_per_s: step_s(linked(link, gpus=1, count=2), shape, pieces) for link in (slow, fast)}
     bytes_there = 48 * 2048 * 1024 * 4
@@ -71,8 +71,8 @@ def test_gradients_that_cross_a_slow_link_count() -> None:
     """Two nodes as one stage sum all gradients between them; one behind the other they sum the embedding's alone."""
     question = linked(Link(bandwidth_gb_per_s=0.5, latency_us=0.0), gpus=2, count=2)
     pieces = (NodeParts(0, 2, 2),)
-    fused = step_s(question, PipelineShape((StageShape(0, (0, 1), 4, 1),), 4), pieces)
-    behind = step_s(question, PipelineShape(tuple(StageShape(0, (n,), 2, 1) for n in (0, 1)), 4), pieces)
+    fused = step_s(question, ReplicaShape((StageShape(0, (0, 1), 4, 1),), 4), pieces)
+    behind = step_s(question, ReplicaShape(tuple(StageShape(0, (n,), 2, 1) for n in (0, 1)), 4), pieces)
     assert fused is not None
     assert behind is not None
     layers = 24 * 12 * 1024**2 * 4
@@ -84,8 +84,8 @@ def test_the_tied_embedding_is_summed_faster_where_both_ends_are_on_one_node() -
     pieces = (NodeParts(0, 2, 2),)
     one, other = StageShape(0, (0,), 1, 1), StageShape(0, (1,), 2, 1)
     apart = (one._replace(devices=2), *(StageShape(0, (1,), 1, 1) for _ in range(2)))
-    together_s = step_s(question, PipelineShape((one, other, one), 2), pieces)
-    apart_s = step_s(question, PipelineShape(apart, 2), pieces)
+    together_s = step_s(question, ReplicaShape((one, other, one), 2), pieces)
+    apart_s = step_s(question, ReplicaShape(apart, 2), pieces)
     assert together_s is not None
     assert apart_s is not None
     assert apart_s - together_s > 0.5 * 50304 * 1024 * 4 / 0.5e9
@@ -94,7 +94,7 @@ def test_the_tied_embedding_is_summed_faster_where_both_ends_are_on_one_node() -
 def test_microbatches_that_do_not_make_up_the_batch_are_none() -> None:
     """Seven ways divide no batch of 48, unless other pipelines take the rest."""
     question = problem(cluster(("A100-40", 7, 1), ("V100-16", 1, 1)), OPT_350M, 48)
-    shape, copies = PipelineShape((StageShape(0, (0,), 7, 1),), 1), EqualPipelines(1, (NodeParts(0, 7, 1),))
+    shape, copies = ReplicaShape((StageShape(0, (0,), 7, 1),), 1), EqualPipelines(1, (NodeParts(0, 7, 1),))
     assert estimates_of(question, (copies,)).steps(shape, 48) is None
     both = (copies, EqualPipelines(1, (NodeParts(1, 1, 1),)))
     times = ShapeTimes(question, Divider(question))
@@ -104,7 +104,7 @@ def test_microbatches_that_do_not_make_up_the_batch_are_none() -> None:
 def test_what_does_not_fit_is_none() -> None:
     """A model of 30 billion parameters on two devices."""
     question = problem(cluster(("A100-40", 2, 1)), OPT_30B, 8)
-    shape = PipelineShape((StageShape(0, (0,), 2, 1),), 2)
+    shape = ReplicaShape((StageShape(0, (0,), 2, 1),), 2)
     assert step_s(question, shape, (NodeParts(0, 2, 1),)) is None
 
 
@@ -115,7 +115,7 @@ def small() -> tuple[Problem, EqualPipelines]:
     return question, EqualPipelines(1, (NodeParts(0, 3, 1), NodeParts(1, 2, 1)))
 
 
-def every_shape(question: Problem, copies: EqualPipelines) -> Iterator[PipelineShape]:
+def every_shape(question: Problem, copies: EqualPipelines) -> Iterator[ReplicaShape]:
     """All of them, by the partitions of the devices of each node."""
     partitions = {2: [(2,), (1, 1)], 3: [(3,), (1, 2), (1, 1, 1)]}
     for sizes in itertools.product(*(partitions[piece.devices] for piece in copies.pieces)):
@@ -125,7 +125,7 @@ def every_shape(question: Problem, copies: EqualPipelines) -> Iterator[PipelineS
             for tps in itertools.product(*degrees):
                 stages = tuple(StageShape(t, (0,), size, tp) for (t, size), tp in zip(order, tps, strict=True))
                 for samples in (1, 2, 4, 8, 16):
-                    yield PipelineShape(stages, samples)
+                    yield ReplicaShape(stages, samples)
 
 
 def test_the_search_finds_the_shortest_of_all() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hetero.planner.improve.compositions import EqualPipelines, NodeParts
-from hetero.planner.improve.pipeline_shapes import PipelineShape, ShapeDice, StageShape
+from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice, StageShape
 from hetero.planner.problem import Problem
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
 
@@ -19,7 +19,7 @@ def question() -> Problem:
     return problem(cluster(("A100-40", 5, 2), ("V100-16", 4, 3)), OPT_350M, 96)
 
 
-def check(shape: PipelineShape, copies: EqualPipelines) -> None:
+def check(shape: ReplicaShape, copies: EqualPipelines) -> None:
     """Every device of the copy has one stage, which is within a node or has whole nodes."""
     per_node = {piece.node_type: piece.devices for piece in copies.pieces}
     held: Counter[tuple[int, int]] = Counter()
@@ -73,12 +73,12 @@ def test_every_shape_leads_to_every_other() -> None:
 
 def test_nodes_are_numbered_in_the_order_of_the_stages() -> None:
     first, second, both = StageShape(0, (1,), 2, 1), StageShape(0, (0,), 5, 1), StageShape(1, (2, 0), 8, 1)
-    shape = PipelineShape((first, second, first._replace(devices=3), both, both._replace(nodes=(1,), devices=4)), 4)
+    shape = ReplicaShape((first, second, first._replace(devices=3), both, both._replace(nodes=(1,), devices=4)), 4)
     assert [stage.nodes for stage in shape.numbered().stages] == [(0,), (1,), (0,), (0, 1), (2,)]
     check(shape.numbered(), WHOLE)
 
 
 def test_microbatches_of_neighbours_divide_one_another() -> None:
     stages = [StageShape(0, (0,), devices, 1) for devices in (4, 1, 6)]
-    assert PipelineShape(tuple(stages), 1).divides
-    assert not PipelineShape((stages[0], stages[2]), 1).divides
+    assert ReplicaShape(tuple(stages), 1).divides
+    assert not ReplicaShape((stages[0], stages[2]), 1).divides

@@ -50,7 +50,7 @@ class StageShape(NamedTuple):
         return self.dp * self.micro_batch_size(samples)
 
 
-class PipelineShape(NamedTuple):
+class ReplicaShape(NamedTuple):
     """The stages of a replica in their order, and about how many samples a microbatch has on each."""
 
     stages: tuple[StageShape, ...]
@@ -75,7 +75,7 @@ class PipelineShape(NamedTuple):
             used[place] = used.get(place, 0) + stage.devices
         return found
 
-    def numbered(self) -> "PipelineShape":
+    def numbered(self) -> "ReplicaShape":
         """The same with nodes numbered in the order of the stages; those of one stage follow one another."""
         numbers: dict[tuple[int, int], int] = {}
         seen: dict[int, int] = {}
@@ -86,7 +86,7 @@ class PipelineShape(NamedTuple):
                     numbers[stage.node_type, node] = seen.get(stage.node_type, 0)
                     seen[stage.node_type] = seen.get(stage.node_type, 0) + 1
             stages.append(stage._replace(nodes=tuple(numbers[stage.node_type, node] for node in stage.nodes)))
-        return PipelineShape(tuple(stages), self.samples)
+        return ReplicaShape(tuple(stages), self.samples)
 
 
 Stages = list[StageShape]
@@ -108,7 +108,7 @@ class ShapeDice:
             self._with_devices_moved,
         )
 
-    def drawn(self) -> PipelineShape:
+    def drawn(self) -> ReplicaShape:
         """A random shape."""
         dice, pieces = self._dice, list(self._copies.pieces)
         samples = 2 ** dice.randint(0, int(math.log2(self.most_samples)))
@@ -121,7 +121,7 @@ class ShapeDice:
         if len(pieces) > 1 and len(stages[0]) > 1 and dice.random() < 0.5:
             before = dice.randint(1, len(stages[0]) - 1)
             stages = [stages[0][:before], *stages[1:], stages[0][before:]]
-        return PipelineShape(tuple(itertools.chain.from_iterable(stages)), samples).numbered()
+        return ReplicaShape(tuple(itertools.chain.from_iterable(stages)), samples).numbered()
 
     @property
     def most_samples(self) -> int:
@@ -156,14 +156,14 @@ class ShapeDice:
         groups = self._problem.model.num_query_groups
         return [tp for tp in range(1, devices + 1) if devices % tp == 0 and groups % tp == 0]
 
-    def changed(self, shape: PipelineShape) -> PipelineShape | None:
+    def changed(self, shape: ReplicaShape) -> ReplicaShape | None:
         """``shape`` with one random change; ``None`` where the one that was drawn is not possible."""
         if self._dice.random() < 1 / (len(self._changes) + 1):
             samples = shape.samples * 2 if self._dice.random() < 0.5 else shape.samples // 2
             return shape._replace(samples=samples) if 1 <= samples <= self.most_samples else None
         stages = list(shape.stages)
         changed = self._dice.choice(self._changes)(stages, self._dice.randrange(len(stages)))
-        return None if changed is None else PipelineShape(tuple(changed), shape.samples).numbered()
+        return None if changed is None else ReplicaShape(tuple(changed), shape.samples).numbered()
 
     def _with_two_swapped(self, stages: Stages, s: int) -> Stages:
         other = self._dice.randrange(len(stages))
