@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import NamedTuple
 
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.compositions import Composition, drawn_composition, placed
 from hetero.planner.improve.division import DIVIDING_S, Divider, ReplicaSteps
@@ -143,7 +143,6 @@ class Recomposer:
         self._problem, self._divider = problem, divider
         self.drawn, self.begun = Pool(), Pool()
         self._made = Pool()
-        self._layer_s = cache(self._seconds_of_layer)
         self._times = ShapeTimes(problem, divider)
         self._searches = cache(self._searches_of)
         # Of compositions whose shapes were searched for to the end: what to expect of another search, and by how many
@@ -244,19 +243,10 @@ class Recomposer:
         period_s = num_layers * together / pipeline.samples
         return ReplicaSteps(1, (len(seconds) - 1) * period_s * pipeline.samples, period_s)
 
-    def _seconds_of_layer(self, stage: StageShape, samples: int) -> float:
-        """Forward and backward of a microbatch of so many samples."""
-        problem, size = self._problem, stage.micro_batch_size(samples)
-        device = problem.node_types[stage.node_type].device
-        cost = problem.costs.layer(
-            "block",
-            device=device,
-            tp=stage.tp,
-            micro_batch_size=size,
-            sequence_parallel=problem.splits_sequence(stage.tp),
-            fp8=problem.computes_in_fp8(device, tp=stage.tp, micro_batch_size=size),
-        )
-        return (cost.forward_s + cost.backward_s) * samples / stage.samples(samples)
+    def _layer_s(self, stage: StageShape, samples: int) -> float:
+        """Forward and backward of a layer for so many samples."""
+        microbatch_s = self._times.layer_s(stage.node_type, stage.tp, stage.micro_batch_size(samples))
+        return microbatch_s * samples / stage.samples(samples)
 
     def plan(self, drawn: Recomposition) -> Plan | None:
         """The plan of these pipelines, with layers and samples divided; ``None`` if nothing fits.
@@ -278,23 +268,9 @@ class Recomposer:
 
     def _replica(self, pipeline: ReplicaShape, starts: Sequence[int], share: int) -> Replica:
         """The replica whose stages begin at these ranks, with about so many samples."""
-        problem = self._problem
-        stages = []
-        for s, (shape, start) in enumerate(zip(pipeline.stages, starts, strict=True)):
-            device, size = problem.node_types[shape.node_type].device, shape.micro_batch_size(pipeline.samples)
-            stages.append(
-                Stage(
-                    first_layer=s,
-                    end_layer=s + 1,
-                    ranks=tuple(range(start, start + shape.devices)),
-                    device=device,
-                    tp=shape.tp,
-                    dp=shape.dp,
-                    sequence_parallel=problem.splits_sequence(shape.tp),
-                    micro_batch_size=size,
-                    in_flight=1,
-                    fp8=problem.computes_in_fp8(device, tp=shape.tp, micro_batch_size=size),
-                )
-            )
+        stages = [
+            self._times.stage(shape, shape.micro_batch_size(pipeline.samples), start).with_layers(s, s + 1)
+            for s, (shape, start) in enumerate(zip(pipeline.stages, starts, strict=True))
+        ]
         unit = math.lcm(*(stage.samples_per_microbatch for stage in stages))
         return Replica(num_samples=-(-share // unit) * unit, stages=tuple(stages))

@@ -46,7 +46,6 @@ BACKWARD_SHARE = 2 / 3
 NodesOfStage = tuple[int, tuple[int, ...]]
 """Type and numbers of the nodes that a stage is on."""
 
-
 Placeless = tuple[int, int, int, int]
 """A stage, wherever it is: node type, devices, tp, samples of a microbatch per rank."""
 
@@ -102,33 +101,37 @@ class ShapeTimes:
         return self._boundary(here, there, same_node)
 
     def _boundary_of(self, sender: Placeless, receiver: Placeless, same_node: bool) -> Boundary:
-        here, behind = self._stage(sender, first=0), 0
+        of_type, next_type = (self.problem.node_types[each[0]] for each in (sender, receiver))
+        here, behind = self._placed(sender, of_type.first_rank), 0
         if same_node:
             behind = len(here.ranks)
-        elif sender[0] == receiver[0]:
-            per_node = self.problem.node_types[sender[0]].gpus_per_node
-            behind = -(-len(here.ranks) // per_node) * per_node
-        there = self._stage(receiver, first=behind)
+        elif of_type is next_type:
+            behind = -(-len(here.ranks) // of_type.gpus_per_node) * of_type.gpus_per_node
+        there = self._placed(receiver, next_type.first_rank + behind)
         forward, backward = self._divider.transfer(here, there), self._divider.transfer(there, here)
         samples = min(here.samples_per_microbatch, there.samples_per_microbatch)
         there_s, back_s = (max((busy for _, busy in cost.ports), default=0.0) for cost in (forward, backward))
         return Boundary(forward.seconds + backward.seconds, there_s / samples, back_s / samples)
 
-    def _stage(self, stage: Placeless, *, first: int) -> Stage:
+    def stage(self, shape: StageShape, size: int, start: int) -> Stage:
+        """A stage of this shape from rank ``start`` on, with so many samples of a microbatch per rank; layers and depth
+        are settled later."""
+        return self._placed((shape.node_type, *shape[2:], size), start)
+
+    def _placed(self, stage: Placeless, start: int) -> Stage:
         node_type, devices, tp, size = stage
-        problem, of_type = self.problem, self.problem.node_types[node_type]
-        start = of_type.first_rank + first
+        problem, device = self.problem, self.problem.node_types[node_type].device
         return Stage(
             first_layer=0,
             end_layer=1,
             ranks=tuple(range(start, start + devices)),
-            device=of_type.device,
+            device=device,
             tp=tp,
             dp=devices // tp,
             sequence_parallel=problem.splits_sequence(tp),
             micro_batch_size=size,
             in_flight=1,
-            fp8=problem.computes_in_fp8(of_type.device, tp=tp, micro_batch_size=size),
+            fp8=problem.computes_in_fp8(device, tp=tp, micro_batch_size=size),
         )
 
     def _seconds_of_layer(self, node_type: int, tp: int, size: int) -> float:
