@@ -19,7 +19,8 @@ from hetero.elastic.membership import JobState, JobStore
 from hetero.elastic.records import NodeReport, Notice, RankReport, UploadSchedule
 from tests.helpers.commands import ROOT
 from tests.helpers.elastic_epochs import epoch_of, node_info
-from tests.helpers.etcd import EtcdServer, free_port
+from tests.helpers.etcd import EtcdServer
+from tests.helpers.ports import free_ports
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 
@@ -82,7 +83,7 @@ def test_a_job_on_one_machine(tmp_path: Path, job: str, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_a_store_for_jobs(tmp_path: Path, job: str) -> None:
     """It listens where it is told to, and keeps its data over a restart."""
-    port = free_port()
+    (port,) = free_ports(1)
     address = EtcdAddress(urls=(f"http://127.0.0.1:{port}",))
     words = [sys.executable, "-m", "hetero", "elastic", "store", "--data", str(tmp_path / "data"), "--port", str(port)]
     for start in (1, 2):

@@ -26,7 +26,8 @@ from hetero.elastic.records import (
 from hetero.elastic.stragglers import StragglerSettings
 from hetero.errors import ConfigError, MembershipStoreError
 from tests.helpers.commands import good_plan
-from tests.helpers.etcd import EtcdServer, free_port
+from tests.helpers.etcd import EtcdServer
+from tests.helpers.ports import free_ports
 
 SETTINGS = JobSettings(program="pretrain_gpt.py", flags=("--lr", "0.1"), versions={"torch": "2.13.0"})
 
@@ -220,7 +221,7 @@ def test_settings_of_a_job_that_never_began_give_way(etcd: EtcdServer, job: str)
 
 
 def test_etcd_that_is_not_there(job: str) -> None:
-    address = EtcdAddress(urls=(f"http://127.0.0.1:{free_port()}",))
+    address = EtcdAddress(urls=(f"http://127.0.0.1:{free_ports(1)[0]}",))
     with pytest.raises(MembershipStoreError, match=r"etcd at http://\S+ does not answer .*hetero elastic store"):
         Membership(address, job, lease_s=2, on_change=lambda: None).start()
 
@@ -232,7 +233,7 @@ def test_etcd_goes_away_and_comes_back(join: Callable[..., Membership], tmp_path
     server = EtcdServer(tmp_path / "data")
     server.start()
     try:
-        address = EtcdAddress(urls=(f"http://127.0.0.1:{free_port()}", server.url))
+        address = EtcdAddress(urls=(f"http://127.0.0.1:{free_ports(1)[0]}", server.url))
         first, second = join("a", address=address), join("b", address=address)
         wait_until(lambda: set(first.state.nodes) == {"a", "b"})
         server.stop()

@@ -16,7 +16,6 @@ import itertools
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from unittest import mock
 import psutil
 
 from tests.helpers.forked_launch import run_script, say_into_files
+from tests.helpers.ports import free_ports
 from tests.helpers.rank_pool import fork_server
 
 WORLD_SIZE = 4
@@ -209,7 +209,8 @@ def _launcher_main(case: Case, base: Path, answer: Connection) -> None:
             process.start()
         store = None if case.store_in_rank_0 else _serve_store(folder)
         if case.store_in_rank_0:
-            _publish_port(folder, _free_port())
+            (port,) = free_ports(1)
+            _publish_port(folder, port)
         ended_at = _wait(ranks, case)
         for process in ranks:
             if process.is_alive():
@@ -250,12 +251,6 @@ def _publish_port(folder: Path, port: int) -> None:
     partial = folder / "port.partial"
     partial.write_text(str(port))
     partial.replace(folder / "port")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _wait(ranks: list[Any], case: Case) -> dict[int, float]:

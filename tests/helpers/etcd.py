@@ -1,19 +1,11 @@
 """An etcd of a test's own, on loopback, with a data folder of the test's."""
 
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 from hetero.elastic.etcd import EtcdAddress, wait_until_it_answers
-
-
-def free_port() -> int:
-    """One that nobody has just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+from tests.helpers.ports import free_ports
 
 
 class EtcdServer:
@@ -27,7 +19,7 @@ class EtcdServer:
     def __init__(self, folder: Path, *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None) -> None:
         self._folder = folder
         self._tls = tls
-        self._port, self._peer_port = free_port(), free_port()
+        self._port, self._peer_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"{'http' if tls is None else 'https'}://{host}:{self._port}"
         self.address = EtcdAddress(urls=(self.url,))
