@@ -12,6 +12,8 @@ from hetero.planner.improve.replica_changes import (
     ReplicaChange,
     ReplicaFamily,
     deep_enough,
+    delays,
+    depths,
     evenly_deep,
     laid_out,
 )
@@ -32,6 +34,11 @@ def families() -> tuple[PlanFamily, ...]:
     """All kinds of changes of a plan."""
     of_plans = samples, exchanges, idle_devices, buckets, domains, rules, aligned
     return (*(partial(of_replicas, family) for family in REPLICA_FAMILIES), *of_plans)
+
+
+def timings() -> tuple[PlanFamily, ...]:
+    """The kinds that change only when a stage computes what: depths, and delays of the weights' gradients."""
+    return partial(of_replicas, depths), partial(of_replicas, delays)
 
 
 def of_replicas(family: ReplicaFamily, plan: Plan, problem: Problem) -> Iterator[PlanChange]:

@@ -29,6 +29,7 @@ from hetero.planner.improve.division import DIVIDING_S, Divider, ReplicaSteps
 from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice, StageShape
 from hetero.planner.improve.shape_estimates import ShapeTimes
 from hetero.planner.improve.shape_search import SHAPING_S, ShapeSearch
+from hetero.planner.improve.step_estimate import ESTIMATING_S
 from hetero.planner.problem import Problem
 
 PER_STAGE = (1, 2, 2, 3)
@@ -84,9 +85,10 @@ class Recomposition(NamedTuple):
 
     @property
     def making_s(self) -> float:
-        """Seconds of making its plan, about, for the count of work."""
+        """Seconds of making its plan and estimating it, about, for the count of work."""
         each = zip(self.composition, self.pipelines, strict=True)
-        return DIVIDING_S + STAGE_S * sum(copies.number * len(pipeline.stages) for copies, pipeline in each)
+        num_stages = sum(copies.number * len(pipeline.stages) for copies, pipeline in each)
+        return DIVIDING_S + (STAGE_S + ESTIMATING_S) * num_stages
 
 
 class Pool:

@@ -34,17 +34,23 @@ def layers(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
 
 
 def depths(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
-    """Another depth of one stage, of all up to one, or of all from one on."""
+    """Another depth of one stage, or so many samples more or less in flight on all stages up to one, or from one on."""
     places = range(len(replica.stages))
-    chosen = dict.fromkeys(
-        [*((s,) for s in places), *(tuple(places[: s + 1]) for s in places), *(tuple(places[s:]) for s in places)]
-    )
-    for stages, more in itertools.product(chosen, DEPTHS):
-        yield partial(_deeper, replica, stages, more)
+    runs = dict.fromkeys([*(tuple(places[: s + 1]) for s in places), *(tuple(places[s:]) for s in places)])
+    sizes = [stage.samples_per_microbatch for stage in replica.stages]
+    for s, more in itertools.product(places, DEPTHS):
+        yield partial(_deeper, replica, (s,), more * sizes[s])
+    for stages, unit, more in itertools.product(runs, dict.fromkeys((min(sizes), max(sizes))), DEPTHS):
+        if len(stages) > 1:
+            yield partial(_deeper, replica, stages, more * unit)
 
 
-def _deeper(replica: Replica, stages: Sequence[int], more: int) -> Replica:
-    depths = [max(1, stage.in_flight + more * (s in stages)) for s, stage in enumerate(replica.stages)]
+def _deeper(replica: Replica, stages: Sequence[int], samples: int) -> Replica:
+    """So many samples more in flight, rounded to whole microbatches."""
+    depths = [
+        max(1, stage.in_flight + round(samples / stage.samples_per_microbatch * (s in stages)))
+        for s, stage in enumerate(replica.stages)
+    ]
     return deep_enough(replica.with_each_stage(in_flight=depths))
 
 

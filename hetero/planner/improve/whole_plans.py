@@ -39,7 +39,7 @@ from hetero.planner.improve.climbs import ChangeOrder, Climbs
 from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
 from hetero.planner.improve.division import DIVIDING_S, Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
-from hetero.planner.improve.plan_changes import PlanChange, families, rules
+from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, families, rules, timings
 from hetero.planner.improve.recompositions import Recomposer
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
 from hetero.planner.improve.residency_exchanges import residencies
@@ -62,7 +62,7 @@ from hetero.planner.scoring import (
 MOST_STARTS = 4
 """Plans of the shortlist that are climbed from, the best one so far among them. A heuristic."""
 
-WALK = 120
+WALK = 60
 """Changes that a walk looks at. A heuristic."""
 
 WORSE = 0.01
@@ -140,6 +140,7 @@ class WholePlansSearch:
         self._structures = structures(self._divider)
         self._estimates = StepEstimates(problem, self._divider)
         self._order = ChangeOrder(problem, families(), self._dice)
+        self._timings = timings()
         self._started: dict[Plan, ScoredPlan] = {}
         self._restarts_in_vain = 0
 
@@ -160,6 +161,8 @@ class WholePlansSearch:
         self._turn = self._in_vain = 0
         # Seconds of all turns, and of dealing in them.
         self._taken_s = self._dealing_s = 0.0
+        # Of tuning the plan that leads, since each gained the last time.
+        self._climbing_in_vain_s = self._walking_in_vain_s = 0.0
         self._base: ScoredPlan | None = None
         self._led_s = math.inf
         self._changes: list[PlanChange] = []
@@ -238,7 +241,7 @@ class WholePlansSearch:
         """Go on with the climbs whose turn it is, and now and then with a walk from the plan that leads."""
         if self._climbs.of(self._lead.plan) is None:
             self._climbs.add(self._climbs.begun(self._lead))
-        if self._turn % TURNS_BETWEEN_WALKS == 0 and (found := self._walk(self._lead)) is not None:
+        if self._turn % TURNS_BETWEEN_WALKS == 0 and (found := self._walk(self._lead, self._dice.choice((self._timings, self._order.families)))) is not None:
             self._climbs.add(self._climbs.begun(found))
         for _ in range(SLICES):
             if self._deadline.is_over() or (climb := self._climbs.take()) is None:
@@ -247,14 +250,24 @@ class WholePlansSearch:
             self._climbs.add(climb)
 
     def _tune_lead(self) -> None:
-        """Climb on from the plan that leads; where no change helps, walk from there."""
+        """Climb on from the plan that leads, or walk through its depths and delays: what has gained nothing for less
+        time. Where no change helps any more, walk through all kinds of changes."""
         if (climb := self._climbs.of(self._lead.plan)) is None:
             climb = self._climbs.begun(self._lead)
             self._climbs.add(climb)
-        if climb.is_over:
-            self._walk(self._lead)
+        lead_s, begun_s = self._lead_s, self._deadline.elapsed_s
+        climbs = self._climbing_in_vain_s <= self._walking_in_vain_s
+        if not climbs:
+            self._walk(self._lead, self._timings)
+        elif climb.is_over:
+            self._walk(self._lead, self._order.families)
         else:
             climb.go_on(self._judged, self._deadline.is_over)
+        gains, taken_s = self._lead_s < lead_s, self._deadline.elapsed_s - begun_s
+        if climbs:
+            self._climbing_in_vain_s = 0.0 if gains else self._climbing_in_vain_s + taken_s
+        else:
+            self._walking_in_vain_s = 0.0 if gains else self._walking_in_vain_s + taken_s
 
     def _climb_to_the_end(self) -> None:
         """Look at all changes of the plan that leads."""
@@ -286,6 +299,8 @@ class WholePlansSearch:
                 continue
             if self._least_goal(plan) > most:
                 continue
+            if not self._deadline.has(ESTIMATING_S * sum(len(replica.stages) for replica in plan.replicas)):
+                break
             if (about := self._estimated_goal(plan)) <= ESTIMATE * most:
                 divided.append((about, len(seen), plan))
             seen.add(plan)
@@ -318,7 +333,8 @@ class WholePlansSearch:
             return
         climb = self._climbs.begun(self._with_rules(found))
         climb.go_on(self._judged, self._deadline.is_over)
-        if climb.goal < NEW_CLIMB * self._lead_s:
+        # One that there was no time for may still become better.
+        if climb.goal < NEW_CLIMB * self._lead_s or self._deadline.ran_out:
             self._climbs.add(climb)
 
     def _with_rules(self, start: ScoredPlan) -> ScoredPlan:
@@ -331,13 +347,13 @@ class WholePlansSearch:
                 best = self._noted(found)
         return best
 
-    def _walk(self, start: ScoredPlan) -> ScoredPlan | None:
-        """The best plan but ``start`` of a walk from there; ``None`` if there is none."""
+    def _walk(self, start: ScoredPlan, kinds: Sequence[PlanFamily]) -> ScoredPlan | None:
+        """The best plan but ``start`` of a walk from there by changes of these ``kinds``; ``None`` if there is none."""
         current, best = start, None
         for step in range(WALK):
             if self._deadline.is_over():
                 break
-            change = self._some_change(current.plan)
+            change = self._some_change(current.plan, kinds)
             most = (1 + WORSE * (1 - step / WALK) * self._dice.random()) * goal_value(current, self._problem)
             found = self._changed(change, current, most) if change is not None else None
             if found is None or goal_value(found, self._problem) > most:
@@ -347,12 +363,12 @@ class WholePlansSearch:
                 best = current
         return best
 
-    def _some_change(self, plan: Plan) -> PlanChange | None:
-        """A random change of a random kind, or two of them, one upon the other."""
-        first = self._one_of(self._dice.choice(self._order.families)(plan, self._problem))
+    def _some_change(self, plan: Plan, kinds: Sequence[PlanFamily]) -> PlanChange | None:
+        """A random change of a random one of these kinds, or two of them, one upon the other."""
+        first = self._one_of(self._dice.choice(kinds)(plan, self._problem))
         if first is None or self._dice.random() < 0.5:
             return first
-        family = self._dice.choice(self._order.families)
+        family = self._dice.choice(kinds)
 
         def both() -> Plan:
             changed = first()
@@ -421,9 +437,7 @@ class WholePlansSearch:
         return least if problem.goal == "time" else least * price_per_hour(plan, problem) / 3600
 
     def _estimated_goal(self, plan: Plan) -> float:
-        """What the goal of ``plan`` is about; infinite where there is no time left to tell."""
-        if not self._deadline.has(ESTIMATING_S * sum(len(replica.stages) for replica in plan.replicas)):
-            return math.inf
+        """What the goal of ``plan`` is about; infinite where it has none."""
         try:
             about = self._estimates.step_s(plan)
         except (PlanError, ConfigError):
