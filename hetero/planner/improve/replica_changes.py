@@ -21,6 +21,9 @@ LAYERS_MOVED = (1.0, HALF, 2.0)
 DEPTHS = (1, -1, 2, -2, 4, -4)
 """By how much layers and depths change at once. Heuristics."""
 
+PER_STAGE_BEHIND = 2
+"""Microbatches in flight for each stage behind, if nothing else is said. A heuristic: with two a transfer is hidden."""
+
 MICRO_BATCH_SIZES = (1, 2, 4)
 """That a stage with other degrees may have, beside as many samples in all as before. A heuristic."""
 
@@ -65,11 +68,18 @@ def deep_enough(replica: Replica) -> Replica:
 
 
 def depths_of(stages: Sequence[Stage], counts: Sequence[int], per_stage: int) -> list[int]:
-    """In-flight depths, ``per_stage`` microbatches of the coarsest stage more than on the stage behind."""
-    coarsest = max(stage.samples_per_microbatch for stage in stages)
+    """In-flight depths: with u_i samples in a microbatch of stage i, so many samples on stage s:
+
+        u_s + per_stage x sum over i >= s of max(u_i, u_i+1)
+
+    Stages that are equally fast take as long for a microbatch as the step has samples in it, and of two neighbours the
+    one with smaller microbatches does several while the other one waits: so with one per stage all that is on the way
+    there and back is in flight, and with more of them transfers and waits are hidden.
+    """
+    sizes = [stage.samples_per_microbatch for stage in stages]
     return [
-        min(count, -(-coarsest * (per_stage * (len(stages) - 1 - s) + 1) // stage.samples_per_microbatch))
-        for s, (stage, count) in enumerate(zip(stages, counts, strict=True))
+        min(count, 1 + -(-per_stage * sum(map(max, sizes[s:], sizes[s + 1 :])) // size))
+        for s, (size, count) in enumerate(zip(sizes, counts, strict=True))
     ]
 
 
@@ -247,16 +257,12 @@ def _rebuilt(replica: Replica, first: int, count: int, stages: Sequence[Stage]) 
 
 
 def laid_out(replica: Replica, stages: Sequence[Stage]) -> Replica:
-    """These stages one behind the other, with as many layers as each has, and depths that hide a transfer: two
-    microbatches more, of the largest, than the stage behind."""
+    """These stages one behind the other, with as many layers as each has, and depths that hide a transfer."""
     start, laid = 0.0, []
-    coarsest = max(stage.samples_per_microbatch for stage in stages)
-    for s, stage in enumerate(stages):
-        end = start + stage.num_layers
-        depth = -(-coarsest * (2 * (len(stages) - s) - 1) // stage.samples_per_microbatch)
-        laid.append(dataclasses.replace(stage.with_layers(start, end), in_flight=depth))
-        start = end
-    return deep_enough(replica.with_stages(laid))
+    for stage in stages:
+        laid.append(stage.with_layers(start, start + stage.num_layers))
+        start += stage.num_layers
+    return evenly_deep(replica.with_stages(laid), PER_STAGE_BEHIND)
 
 
 REPLICA_FAMILIES: tuple[ReplicaFamily, ...] = (

@@ -1,5 +1,5 @@
 """Says which devices of a replica make which stage, and changes that: the order of stages, their devices and tp, and
-the samples of a microbatch. Layers are none of it.
+the samples of a microbatch on each. Layers are none of it.
 
 Nodes of one type are alike, so that only their number within the replica matters, and of a node how many devices go to
 each stage.
@@ -30,12 +30,14 @@ class StageShape(NamedTuple):
     """Devices that make a stage: some of one node, or all of several.
 
     nodes: which of the nodes that the replica has something of, of this type.
+    halved: how often a microbatch of the replica's is halved on this stage.
     """
 
     node_type: int
     nodes: tuple[int, ...]
     devices: int
     tp: int
+    halved: int = 0
 
     @property
     def dp(self) -> int:
@@ -43,7 +45,7 @@ class StageShape(NamedTuple):
 
     def micro_batch_size(self, samples: int) -> int:
         """Of each of its data-parallel ranks, where a microbatch has about so many samples."""
-        return max(1, samples // self.dp)
+        return max(1, (samples >> self.halved) // self.dp)
 
     def samples(self, samples: int) -> int:
         """Of its microbatch, where that has about so many samples."""
@@ -158,12 +160,23 @@ class ShapeDice:
 
     def changed(self, shape: ReplicaShape) -> ReplicaShape | None:
         """``shape`` with one random change; ``None`` where the one that was drawn is not possible."""
-        if self._dice.random() < 1 / (len(self._changes) + 1):
-            samples = shape.samples * 2 if self._dice.random() < 0.5 else shape.samples // 2
+        stages, dice = list(shape.stages), self._dice
+        kind, s = dice.randrange(len(self._changes) + 2), dice.randrange(len(stages))
+        if kind == len(self._changes):
+            samples = shape.samples * 2 if dice.random() < 0.5 else shape.samples // 2
             return shape._replace(samples=samples) if 1 <= samples <= self.most_samples else None
-        stages = list(shape.stages)
-        changed = self._dice.choice(self._changes)(stages, self._dice.randrange(len(stages)))
+        if kind > len(self._changes):
+            return self._with_other_microbatch(shape, s)
+        changed = self._changes[kind](stages, s)
         return None if changed is None else ReplicaShape(tuple(changed), shape.samples).numbered()
+
+    def _with_other_microbatch(self, shape: ReplicaShape, s: int) -> ReplicaShape | None:
+        """Half as many samples in the microbatches of one stage, or twice as many, but no more than elsewhere."""
+        stage = shape.stages[s]
+        halved = stage.halved + self._dice.choice((-1, 1))
+        if halved < 0 or (halved > stage.halved and stage.micro_batch_size(shape.samples) == 1):
+            return None
+        return shape._replace(stages=(*shape.stages[:s], stage._replace(halved=halved), *shape.stages[s + 1 :]))
 
     def _with_two_swapped(self, stages: Stages, s: int) -> Stages:
         other = self._dice.randrange(len(stages))
@@ -236,7 +249,7 @@ class ShapeDice:
         nodes = nodes or stage.nodes
         devices = devices or len(nodes) * self._per_node[stage.node_type]
         tps = self._tps(devices // len(nodes))
-        return StageShape(stage.node_type, nodes, devices, stage.tp if stage.tp in tps else tps[0])
+        return stage._replace(nodes=nodes, devices=devices, tp=stage.tp if stage.tp in tps else tps[0])
 
 
 def _cut(whole: int, times: int, dice: random.Random) -> Sequence[int]:

@@ -7,11 +7,12 @@ longest stage under the best cuts,
 
     T = min over cuts of  max over s of  M_s t_s
 
-    step = max(T, samples x busiest interface) + sum_{s < last} (T / M_s + x_s) + tail
+    step = max(T, samples x busiest interface) + sum_{s < last} (T / min(M_s, M_s+1) + x_s) + tail
 
-as if every stage took T in all. Behind that come the sums of gradients: of all copies of a stage and some devices of
-each other replica, of its share of the layers, and behind all the tied embedding's on both ends. Those of one node take
-turns, and they begin with the last backward of its first stage:
+as if every stage took T in all; of two neighbours the one with more microbatches has to do several before the other
+one can begin, or after it has ended. Behind that come the sums of gradients: of all copies of a stage and some devices
+of each other replica, of its share of the layers, and behind all the tied embedding's on both ends. Those of one node
+take turns, and they begin with the last backward of its first stage:
 
     tail = max over nodes of  sum of its sums - 2/3 sum_{i <= its first stage} T / M_i
 
@@ -34,11 +35,9 @@ from hetero.plan.ir import Stage
 from hetero.planner.improve.compositions import RanksOfCopies
 from hetero.planner.improve.division import Divider, ReplicaSteps
 from hetero.planner.improve.division_costs import Matrix, StageKind
+from hetero.planner.improve.replica_changes import PER_STAGE_BEHIND
 from hetero.planner.improve.replica_shapes import ReplicaShape, StageShape
 from hetero.planner.problem import Problem
-
-PER_STAGE = 2
-"""Microbatches in flight more than on the stage behind, for memory. A heuristic: with two a transfer is hidden."""
 
 BACKWARD_SHARE = 2 / 3
 """Of the seconds of a microbatch, those of its backward. A heuristic."""
@@ -97,7 +96,7 @@ class ShapeTimes:
     def boundary(self, sender: StageShape, size: int, receiver: StageShape, receiver_size: int) -> Boundary:
         """What is between these stages. Nodes of one type are alike."""
         same_node = sender[:2] == receiver[:2]
-        here, there = (sender.node_type, *sender[2:], size), (receiver.node_type, *receiver[2:], receiver_size)
+        here, there = _placeless(sender, size), _placeless(receiver, receiver_size)
         return self._boundary(here, there, same_node)
 
     def _boundary_of(self, sender: Placeless, receiver: Placeless, same_node: bool) -> Boundary:
@@ -116,7 +115,7 @@ class ShapeTimes:
     def stage(self, shape: StageShape, size: int, start: int) -> Stage:
         """A stage of this shape from rank ``start`` on, with so many samples of a microbatch per rank; layers and depth
         are settled later."""
-        return self._placed((shape.node_type, *shape[2:], size), start)
+        return self._placed(_placeless(shape, size), start)
 
     def _placed(self, stage: Placeless, start: int) -> Stage:
         node_type, devices, tp, size = stage
@@ -188,11 +187,12 @@ class ShapeEstimates:
     def _longest_s(self, stages: Sequence[StageShape], sizes: Sequence[int], counts: Sequence[float]) -> float:
         """T: what the longest stage computes in all."""
         samples = [stage.dp * size for stage, size in zip(stages, sizes, strict=True)]
-        coarsest, last = max(samples), len(stages) - 1
+        last = len(stages) - 1
         ways = self._copies.number * stages[0].dp
         reached = None
         for s, (stage, size, count) in enumerate(zip(stages, sizes, counts, strict=True)):
-            depth = min(max(1, int(count)), _about(-(-coarsest * (PER_STAGE * (last - s) + 1) // samples[s])))
+            behind = PER_STAGE_BEHIND * sum(map(max, samples[s:], samples[s + 1 :]))
+            depth = min(max(1, int(count)), _about(1 + -(-behind // samples[s])))
             table = self._times.table(stage, size, neighbours=(s > 0) + (s < last), ways=ways, depth=depth)
             seconds = count * table
             reached = seconds[0] if reached is None else np.maximum(reached[:, None], seconds).min(axis=0)
@@ -207,7 +207,7 @@ class ShapeEstimates:
         receives: defaultdict[NodesOfStage, float] = defaultdict(float)
         for s, (here, there) in enumerate(itertools.pairwise(stages)):
             boundary = self._times.boundary(here, sizes[s], there, sizes[s + 1])
-            fill_s += microbatch_s[s] + boundary.seconds
+            fill_s += max(microbatch_s[s : s + 2]) + boundary.seconds
             sends[here[:2]] += boundary.there_s
             receives[there[:2]] += boundary.there_s
             sends[there[:2]] += boundary.back_s
@@ -263,6 +263,10 @@ class ShapeEstimates:
         """The first tensor-parallel rank of each data-parallel one, of all copies."""
         starts = [firsts[node_type] + first for firsts in self._copies.firsts]
         return [rank for start in starts for rank in range(start, start + devices, tp)]
+
+
+def _placeless(stage: StageShape, size: int) -> Placeless:
+    return stage.node_type, stage.devices, stage.tp, size
 
 
 @cache

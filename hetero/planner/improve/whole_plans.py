@@ -35,7 +35,7 @@ from hetero.plan.depths import deadlocks
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.validate import validate
 from hetero.planner.deadline import Deadline
-from hetero.planner.improve.climbs import ChangeOrder, Climbs
+from hetero.planner.improve.climbs import ChangeOrder, Climb, Climbs
 from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
 from hetero.planner.improve.division import DIVIDING_S, Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
@@ -78,6 +78,9 @@ heuristic."""
 TUNING_SHARE = 0.3
 """Of the time of a search such a share, the last one, is for the plan that leads alone: what begins then has no time to
 become better. A heuristic."""
+
+WALKS_IN_VAIN = 15
+"""After so many walks in vain, one after the other, the plan that leads is as good as it gets. A heuristic."""
 
 MOST_RESTARTS = 3
 """So many searches in a row that found no better plan end all of it. A heuristic: one with other dice may."""
@@ -161,8 +164,9 @@ class WholePlansSearch:
         self._turn = self._in_vain = 0
         # Seconds of all turns, and of dealing in them.
         self._taken_s = self._dealing_s = 0.0
-        # Of tuning the plan that leads, since each gained the last time.
-        self._climbing_in_vain_s = self._walking_in_vain_s = 0.0
+        # Of tuning the plan that leads: the seconds since each means gained the last time, and the walks since any did.
+        self._in_vain_s = {"climb": 0.0, "walk": 0.0}
+        self._walks_in_vain = 0
         self._base: ScoredPlan | None = None
         self._led_s = math.inf
         self._changes: list[PlanChange] = []
@@ -193,7 +197,7 @@ class WholePlansSearch:
         if self._restarts_in_vain > MOST_RESTARTS:
             self._restarts_in_vain = 0
         while not self._deadline.is_over():
-            if self._deadline.left_s < TUNING_SHARE * self._deadline.limit_s:
+            if self._deadline.left_s < TUNING_SHARE * self._deadline.limit_s and not self._lead_is_tuned():
                 self._tune_lead()
                 continue
             best_s, lead_s, begun_s = self._goal(self.best), self._lead_s, self._deadline.elapsed_s
@@ -239,10 +243,11 @@ class WholePlansSearch:
 
     def _tune(self) -> None:
         """Go on with the climbs whose turn it is, and now and then with a walk from the plan that leads."""
-        if self._climbs.of(self._lead.plan) is None:
-            self._climbs.add(self._climbs.begun(self._lead))
-        if self._turn % TURNS_BETWEEN_WALKS == 0 and (found := self._walk(self._lead, self._dice.choice((self._timings, self._order.families)))) is not None:
-            self._climbs.add(self._climbs.begun(found))
+        self._climb_of_lead()
+        if self._turn % TURNS_BETWEEN_WALKS == 0:
+            kinds = self._dice.choice((self._timings, self._order.families))
+            if (found := self._walk(self._lead, kinds)) is not None:
+                self._climbs.add(self._climbs.begun(found))
         for _ in range(SLICES):
             if self._deadline.is_over() or (climb := self._climbs.take()) is None:
                 break
@@ -250,29 +255,35 @@ class WholePlansSearch:
             self._climbs.add(climb)
 
     def _tune_lead(self) -> None:
-        """Climb on from the plan that leads, or walk through its depths and delays: what has gained nothing for less
-        time. Where no change helps any more, walk through all kinds of changes."""
+        """Climb on from the plan that leads, or walk through its depths and delays: whichever has gained nothing for
+        less time. Where no change helps any more, walk."""
+        climb, lead_s, begun_s = self._climb_of_lead(), self._lead_s, self._deadline.elapsed_s
+        walks = climb.is_over or self._in_vain_s["walk"] < self._in_vain_s["climb"]
+        if walks:
+            # Where climbing is over, now and then through all kinds of changes.
+            all_kinds = climb.is_over and self._dice.random() < 0.5
+            self._walk(self._lead, self._order.families if all_kinds else self._timings)
+        else:
+            climb.go_on(self._judged, self._deadline.is_over)
+        means = "walk" if walks else "climb"
+        gains = self._lead_s < lead_s
+        self._in_vain_s[means] = 0.0 if gains else self._in_vain_s[means] + self._deadline.elapsed_s - begun_s
+        self._walks_in_vain += walks and not gains
+
+    def _lead_is_tuned(self) -> bool:
+        """Whether nothing gained for so long that another plan is more likely to."""
+        return self._walks_in_vain >= WALKS_IN_VAIN and self._climb_of_lead().is_over
+
+    def _climb_of_lead(self) -> Climb:
+        """The climb that is at the plan that leads; a new one, if there is none."""
         if (climb := self._climbs.of(self._lead.plan)) is None:
             climb = self._climbs.begun(self._lead)
             self._climbs.add(climb)
-        lead_s, begun_s = self._lead_s, self._deadline.elapsed_s
-        climbs = self._climbing_in_vain_s <= self._walking_in_vain_s
-        if not climbs:
-            self._walk(self._lead, self._timings)
-        elif climb.is_over:
-            self._walk(self._lead, self._order.families)
-        else:
-            climb.go_on(self._judged, self._deadline.is_over)
-        gains, taken_s = self._lead_s < lead_s, self._deadline.elapsed_s - begun_s
-        if climbs:
-            self._climbing_in_vain_s = 0.0 if gains else self._climbing_in_vain_s + taken_s
-        else:
-            self._walking_in_vain_s = 0.0 if gains else self._walking_in_vain_s + taken_s
+        return climb
 
     def _climb_to_the_end(self) -> None:
         """Look at all changes of the plan that leads."""
-        if (climb := self._climbs.of(self._lead.plan)) is None:
-            climb = self._climbs.begun(self._lead)
+        climb = self._climb_of_lead()
         while not (climb.is_over or self._deadline.is_over()):
             climb.go_on(self._judged, self._deadline.is_over)
 
@@ -391,7 +402,7 @@ class WholePlansSearch:
         """It leads if it is better than what does, and not interleaved."""
         better = _is_interleaved(self._lead) or self._goal(found) < self._lead_s
         if better and not _is_interleaved(found):
-            self._lead = found
+            self._lead, self._walks_in_vain = found, 0
 
     def _made(self, change: Callable[[], Plan | None]) -> Plan | None:
         try:

@@ -60,15 +60,17 @@ def test_every_shape_leads_to_every_other() -> None:
     """Of two devices of one node and one of another, all shapes are reached from the first one."""
     copies = EqualPipelines(1, (NodeParts(0, 2, 1), NodeParts(1, 1, 1)))
     shapes = ShapeDice(question(), copies, random.Random(0))
-    shape, reached = shapes.drawn(), set()
+    shape, reached, halved = shapes.drawn(), set(), set()
     for _ in range(4000):
         shape = shapes.changed(shape) or shape
-        reached.add(shape.stages)
+        reached.add(tuple(stage._replace(halved=0) for stage in shape.stages))
+        halved.add(tuple(stage.halved for stage in shape.stages if len(shape.stages) == 3))
     a, one, other = (StageShape(0, (0,), 2, tp) for tp in (1, 2, 1))
     half, v = StageShape(0, (0,), 1, 1), StageShape(1, (0,), 1, 1)
     orders = [order for each in (a, one) for order in itertools.permutations([each, v])]
     assert other == a
     assert reached == {*orders, *itertools.permutations([half, half, v])}
+    assert halved >= set(itertools.product((0, 1), repeat=3))
 
 
 def test_nodes_are_numbered_in_the_order_of_the_stages() -> None:
@@ -76,6 +78,29 @@ def test_nodes_are_numbered_in_the_order_of_the_stages() -> None:
     shape = ReplicaShape((first, second, first._replace(devices=3), both, both._replace(nodes=(1,), devices=4)), 4)
     assert [stage.nodes for stage in shape.numbered().stages] == [(0,), (1,), (0,), (0, 1), (2,)]
     check(shape.numbered(), WHOLE)
+
+
+def test_a_stage_has_microbatches_of_its_own() -> None:
+    """Halved so often as that says, but never less than one sample on each data-parallel rank."""
+    stage = StageShape(0, (0,), 4, 2)
+    sizes = [stage._replace(halved=halved).micro_batch_size(16) for halved in range(5)]
+    assert sizes == [8, 4, 2, 1, 1]
+    assert stage._replace(halved=1).samples(16) == 8
+
+
+def test_no_microbatch_is_halved_in_vain() -> None:
+    """What cannot become smaller stays: other names of the same shape would be looked at again and again."""
+    shapes = ShapeDice(question(), WHOLE, random.Random(0))
+    shape, seen = shapes.drawn(), 0
+    for _ in range(3000):
+        changed = shapes.changed(shape) or shape
+        pairs = zip(shape.stages, changed.stages, strict=False)
+        other = [(before, after) for before, after in pairs if before != after]
+        if len(other) == 1 and other[0][1] == other[0][0]._replace(halved=other[0][0].halved + 1):
+            seen += 1
+            assert other[0][0].micro_batch_size(shape.samples) > 1
+        shape = changed
+    assert seen > 20
 
 
 def test_microbatches_of_neighbours_divide_one_another() -> None:

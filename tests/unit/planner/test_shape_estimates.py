@@ -124,8 +124,19 @@ def every_shape(question: Problem, copies: EqualPipelines) -> Iterator[ReplicaSh
             degrees = [[tp for tp in (1, 2) if size % tp == 0] for _, size in order]
             for tps in itertools.product(*degrees):
                 stages = tuple(StageShape(t, (0,), size, tp) for (t, size), tp in zip(order, tps, strict=True))
-                for samples in (1, 2, 4, 8, 16):
-                    yield ReplicaShape(stages, samples)
+                for samples in (1, 2, 4, 8):
+                    yield from every_microbatch(ReplicaShape(stages, samples))
+
+
+def every_microbatch(shape: ReplicaShape) -> Iterator[ReplicaShape]:
+    """With microbatches that are halved on some stages, and whole on one."""
+    by_stage = [
+        [halved for halved in range(4) if halved == 0 or shape.samples >> halved >= stage.dp] for stage in shape.stages
+    ]
+    for halved in itertools.product(*by_stage):
+        if min(halved) == 0:
+            stages = (each._replace(halved=h) for each, h in zip(shape.stages, halved, strict=True))
+            yield ReplicaShape(tuple(stages), shape.samples)
 
 
 def test_the_search_finds_the_shortest_of_all() -> None:

@@ -2,20 +2,22 @@
 
 import dataclasses
 from functools import cache, partial
+from typing import Any
 
 import pytest
 
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.ir import GradientSyncPlan, Plan
+from hetero.plan.ir import GradientSyncPlan, Plan, Replica
 from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve import whole_plans
+from hetero.planner.improve.climbs import Climb
 from hetero.planner.improve.dealt_plans import DealtPlans
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, aligned, exchanges, families, idle_devices
-from hetero.planner.improve.replica_changes import delays, one_layer_more_recomputed
+from hetero.planner.improve.replica_changes import delays, depths, evenly_deep, one_layer_more_recomputed
 from hetero.planner.improve.structure_changes import apart, side_by_side, structures
 from hetero.planner.improve.whole_plans import WholePlansSearch, search_whole_plans
 from hetero.planner.problem import Problem
@@ -134,6 +136,34 @@ def test_all_delays_change_beside_a_stage_that_may_have_none() -> None:
     assert {stage.wgrad_delay for each in found for stage in each.stages[1:]} > {None, 0, 1}
 
 
+def unlike_microbatches(num_samples: int = 48) -> Replica:
+    """Stages with four, one and two samples in a microbatch."""
+    return replica(
+        stage(layers=(0, 4), ranks=(0,), mbs=4, depth=2, device="A100-40"),
+        stage(layers=(4, 6), ranks=(1,), depth=4, device="A100-40"),
+        stage(layers=(6, 8), ranks=(2, 3), dp=2, device="A100-40"),
+        num_samples=num_samples,
+    )
+
+
+def test_depths_by_rule_count_what_the_stages_behind_hold() -> None:
+    """By hand: u = 4, 1, 2, and max(u_i, u_i+1) = 4, 2. So with one per stage 4 + 6, 1 + 2 and 2 samples."""
+    assert [each.in_flight for each in evenly_deep(unlike_microbatches(), 1).stages] == [3, 3, 1]
+    assert [each.in_flight for each in evenly_deep(unlike_microbatches(), 2).stages] == [4, 5, 1]
+    few = evenly_deep(unlike_microbatches(8), 3)
+    assert [each.in_flight for each in few.stages] == [2, 7, 1], "no more than there are"
+
+
+def test_depths_of_several_stages_change_by_as_many_samples() -> None:
+    """Two more microbatches of the coarsest stage are eight samples, and so two, eight and four of each stage's own."""
+    question, _ = unlike_replicas()
+    start = unlike_microbatches().with_each_stage(in_flight=[5, 12, 2])
+    found = {tuple(each.in_flight for each in change().stages) for change in depths(start, question)}
+    assert (5 + 2, 12 + 8, 2 + 4) in found
+    assert (5 - 1, 12 - 4, 2) in found, "of all up to one stage"
+    assert (5, 12, 2 + 1) in found, "of one stage alone by its own microbatches"
+
+
 def test_interleaved_stages_become_one_per_device_group() -> None:
     question, start = unlike_replicas()
     chunks = [
@@ -210,6 +240,45 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         start = going_on.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
     assert 0.05 < sum(dealing_s) / 4.0 < 0.6
     assert leapt_from == list(dict.fromkeys(leapt_from))
+
+
+def test_a_time_that_ends_makes_no_estimate_infinite() -> None:
+    """What is told of a composition stays: one that the time ended with would wait for ever."""
+    question, start = start_of("unlike devices")
+    search = WholePlansSearch(question)
+    search.go_on(Shortlist(start), question, Deadline(0.05, CountedWork()))
+    assert search._deadline.is_over()
+    assert search._estimated_goal(start.plan) < 2 * goal_value(start, question)
+
+
+def test_the_plan_that_leads_is_tuned_by_both_means_and_then_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Climbs and walks through depths and delays take turns; where both are in vain, the search looks elsewhere."""
+    question, start = start_of("unlike devices")
+    search, did = WholePlansSearch(question), []
+    walk, leap, go_on = WholePlansSearch._walk, WholePlansSearch._leap, Climb.go_on
+
+    def walked(search: WholePlansSearch, *args: Any) -> ScoredPlan | None:
+        did.append("walk" if args[1] is search._timings else "walk through all")
+        return walk(search, *args)
+
+    def leapt(search: WholePlansSearch) -> None:
+        did.append("leap")
+        assert search._lead_is_tuned()
+        leap(search)
+
+    def climbed(climb: Climb, *args: Any) -> None:
+        did.append("climb")
+        go_on(climb, *args)
+
+    monkeypatch.setattr(WholePlansSearch, "_walk", walked)
+    monkeypatch.setattr(WholePlansSearch, "_leap", leapt)
+    monkeypatch.setattr(Climb, "go_on", climbed)
+    monkeypatch.setattr(whole_plans, "TUNING_SHARE", 1.0)
+    monkeypatch.setattr(whole_plans, "WALKS_IN_VAIN", 3)
+    search.go_on(Shortlist(start), question, Deadline(4.0, CountedWork()))
+    first = did[: did.index("leap")]
+    assert {"walk", "climb", "walk through all"} <= set(first)
+    assert first.index("walk") < first.index("walk through all"), "of all kinds only where climbing is over"
 
 
 def test_a_search_in_vain_begins_anew_and_ends_where_that_is_in_vain_too(monkeypatch: pytest.MonkeyPatch) -> None:
