@@ -147,9 +147,10 @@ class Recomposer:
         self._made = Pool()
         self._times = ShapeTimes(problem, divider)
         self._searches = cache(self._searches_of)
-        # Of compositions whose shapes were searched for to the end: what to expect of another search, and by how many
+        # Of compositions whose shapes were searched for to the end: how often, with what best step, and by how many
         # times the plan then is longer.
-        self._searched_s: dict[Composition, float] = {}
+        self._times_searched: Counter[Composition] = Counter()
+        self._least_s: dict[Composition, float] = {}
         self._longer: dict[Composition, float] = {}
 
     @property
@@ -192,8 +193,9 @@ class Recomposer:
         unknown = known[int(QUANTILE * len(known))] if known else 1.0
 
         def expected_s(each: Recomposition) -> float:
-            longer = self._longer.get(each.composition, unknown)
-            return longer * min(each.step_s, self._searched_s.get(each.composition, math.inf))
+            # From another start a search is likely to find as good a shape, and less and less likely a better one.
+            again_s = self._least_s.get(each.composition, math.inf) * AGAIN ** self._times_searched[each.composition]
+            return self._longer.get(each.composition, unknown) * min(each.step_s, again_s)
 
         return pool.taken(most, expected_s, self._longer.keys())
 
@@ -208,9 +210,9 @@ class Recomposer:
         found = self._shaped(begun, dice, 1.0)
         if found is None:
             return None
-        # From another start a search is likely to find as good a shape, and less and less likely a better one.
-        searched_s = self._searched_s.get(found.composition, math.inf)
-        self._searched_s[found.composition] = AGAIN * min(searched_s, found.step_s)
+        least_s = self._least_s.get(found.composition, math.inf)
+        self._least_s[found.composition] = min(least_s, found.step_s)
+        self._times_searched[found.composition] += 1
         return found if self._made.add(found) else None
 
     def _shaped(self, drawn: Recomposition, dice: random.Random, share: float) -> Recomposition | None:

@@ -77,6 +77,24 @@ def test_what_was_found_of_a_composition_tells_of_its_other_pipelines() -> None:
     assert left.index(told[0].composition) < min(left.index(each) for each in others if each in left)
 
 
+def test_a_composition_that_was_searched_often_lets_others_come_first() -> None:
+    """However good its best shape is, from where nothing better is found any more."""
+    recomposer = Recomposer(question(), Divider(question()))
+    dice = random.Random(0)
+    told = [(each, recomposer.shaped(each, dice)) for each in taken(recomposer, dice, more=160, most=20)]
+    shaped = [(each, found) for each, found in told if found is not None]
+    for _, found in shaped:
+        recomposer.tell(found, found.step_s)
+    best, _ = min(shaped, key=lambda pair: pair[1].step_s)
+    before = taken(recomposer, dice, more=400, most=1000)
+    recomposer.drawn.put_back(before)
+    for _ in range(60):
+        recomposer.shaped(best, dice)
+    after = taken(recomposer, dice, more=0, most=1000)
+    first, later = ([each.composition for each in every].index(best.composition) for every in (before, after))
+    assert later > first + 3
+
+
 def test_parts_of_odd_nodes_lie_within_a_node() -> None:
     """Of five devices two pipelines have two each, and the last one idles."""
     odd = problem(cluster(("A100-40", 5, 2), ("V100-16", 3, 4)), OPT_350M, 96)
