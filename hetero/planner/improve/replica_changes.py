@@ -68,11 +68,13 @@ def deep_enough(replica: Replica) -> Replica:
 
 
 def depths_of(stages: Sequence[Stage], counts: Sequence[int], per_stage: int) -> list[int]:
-    """In-flight depths: with u_i samples in a microbatch of stage i, so many samples on stage s:
+    """In-flight depths by rule, ``per_stage`` microbatches for each boundary behind.
+
+    With u_i samples in a microbatch of stage i, they are in samples on stage s
 
         u_s + per_stage x sum over i >= s of max(u_i, u_i+1)
 
-    Stages that are equally fast take as long for a microbatch as the step has samples in it, and of two neighbours the
+    in whole microbatches. Stages that are equally fast take as long for a microbatch as the step has samples in it, and of two neighbours the
     one with smaller microbatches does several while the other one waits: so with one per stage all that is on the way
     there and back is in flight, and with more of them transfers and waits are hidden.
     """

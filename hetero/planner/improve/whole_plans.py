@@ -12,9 +12,9 @@ the problem's seed decides, by four means that take turns:
 * A **climb** takes every small change that helps (:mod:`.replica_changes`, :mod:`.plan_changes`). Where memory is
   short, what stages keep on their devices is exchanged as well (:mod:`.residency_exchanges`). Many climbs share the
   time (:mod:`.climbs`).
-* A **walk** makes such changes one upon the other and accepts what is a little worse, less and less of that (threshold
-  accepting, Dueck and Scheuer 1990), since a layer that moves together with a recomputation can help where neither
-  alone does.
+* A **walk** makes such changes one upon the other, all kinds of them or depths and delays alone, and accepts what is a
+  little worse, less and less of that (threshold accepting, Dueck and Scheuer 1990), since a layer that moves together
+  with a recomputation can help where neither alone does.
 
 They start from the best plan, and from others of the shortlist. All of it is a heuristic, without a bound.
 
