@@ -74,9 +74,9 @@ def depths_of(stages: Sequence[Stage], counts: Sequence[int], per_stage: int) ->
 
         u_s + per_stage x sum over i >= s of max(u_i, u_i+1)
 
-    in whole microbatches. Stages that are equally fast take as long for a microbatch as the step has samples in it, and of two neighbours the
-    one with smaller microbatches does several while the other one waits: so with one per stage all that is on the way
-    there and back is in flight, and with more of them transfers and waits are hidden.
+    in whole microbatches. Stages that are equally fast take as long for a microbatch as the step has samples in it, and
+    of two neighbours the one with smaller microbatches does several while the other one waits: so with one per stage
+    all that is on the way there and back is in flight, and with more of them transfers and waits are hidden.
     """
     sizes = [stage.samples_per_microbatch for stage in stages]
     return [
