@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from hetero.errors import PlanError
 from hetero.plan.communicators import check_communicators
-from hetero.plan.depths import enough_in_flight
+from hetero.plan.depths import deadlocks, enough_in_flight
 from hetero.plan.device_rules import check_devices_are_known, check_devices_can_do_the_precision, check_fp8
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.plan.offload_rules import check_offload
@@ -214,9 +214,33 @@ def check_microbatches_can_be_listed(plan: Plan) -> None:
                 )
 
 
+class DeadlockError(PlanError):
+    """The in-flight depths of a replica deadlock. Which would not takes many dry runs to find, so that is done when the
+    message is read: a planner, which only goes on without such a plan, never reads it.
+
+    Args:
+        replica: the replica.
+        r: its number.
+    """
+
+    def __init__(self, replica: Replica, r: int) -> None:
+        super().__init__(replica, r)
+
+    def __str__(self) -> str:
+        replica, r = self.args
+        enough, given = enough_in_flight(replica), [stage.in_flight for stage in replica.stages]
+        if enough is None:
+            return (
+                f"replica {r}: its stages deadlock at any in_flight; let the ranks "
+                f"{[list(replica.stages[group[0]].ranks) for group in replica.device_groups]} take turns in one order"
+            )
+        kind = "interleaved stages" if replica.is_interleaved else "stages"
+        return f"replica {r}: in_flight {given} of its {kind} would deadlock; set it to {enough}"
+
+
 def check_in_flight_is_deep_enough(plan: Plan) -> None:
     """No replica's depths deadlock: by formula for plain 1F1B, else by dry runs."""
-    known: dict[object, list[int] | None] = {}
+    known: dict[object, bool] = {}
     for r, replica in enumerate(plan.replicas):
         if replica.is_interleaved or replica.schedule != BY_DEPTHS:
             _check_depths_by_dry_run(replica, r, known)
@@ -230,21 +254,14 @@ def check_in_flight_is_deep_enough(plan: Plan) -> None:
                 )
 
 
-def _check_depths_by_dry_run(replica: Replica, r: int, known: dict[object, list[int] | None]) -> None:
-    """``known`` are the depths of replicas that ran before: in a plan of many, most are alike."""
-    given = [stage.in_flight for stage in replica.stages]
-    key = (replica.schedule, replica.device_groups, replica.microbatch_counts, tuple(given))
+def _check_depths_by_dry_run(replica: Replica, r: int, known: dict[object, bool]) -> None:
+    """``known`` are the replicas that ran before: in a plan of many, most are alike."""
+    given = tuple(stage.in_flight for stage in replica.stages)
+    key = (replica.schedule, replica.device_groups, replica.microbatch_counts, given)
     if key not in known:
-        known[key] = enough_in_flight(replica)
-    enough = known[key]
-    if enough is None:
-        raise PlanError(
-            f"replica {r}: its stages deadlock at any in_flight; let the ranks "
-            f"{[list(replica.stages[group[0]].ranks) for group in replica.device_groups]} take turns in one order"
-        )
-    if enough != given:
-        kind = "interleaved stages" if replica.is_interleaved else "stages"
-        raise PlanError(f"replica {r}: in_flight {given} of its {kind} would deadlock; set it to {enough}")
+        known[key] = deadlocks(replica)
+    if known[key]:
+        raise DeadlockError(replica, r)
 
 
 def least_in_flight(replica: Replica, stage: int) -> int:

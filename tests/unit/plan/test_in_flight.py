@@ -1,12 +1,13 @@
 """How deep a stage has to be: the closed form is held against a dry run of the schedule."""
 
+import pickle
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.errors import ScheduleError
+from hetero.errors import PlanError, ScheduleError
 from hetero.plan import validate as rules
 from hetero.plan.ir import Replica
 from hetero.plan.validate import least_in_flight
@@ -45,8 +46,33 @@ def test_the_least_depths(sizes: tuple[int, ...], in_flight: tuple[int, ...]) ->
     assert tuple(each.in_flight for each in deepened.stages) == in_flight
 
 
+def taking_turns(first: int, depth: int) -> Replica:
+    """Two ranks from ``first`` on that hold two stages each."""
+    ranks = (first, first + 1, first, first + 1)
+    cuts = pairwise((0, 1, 3, 4, 6))
+    stages = (stage(layers=c, ranks=(r,), depth=depth) for c, r in zip(cuts, ranks, strict=True))
+    return replica(*stages, num_samples=4)
+
+
 def test_replicas_that_run_alike_are_dry_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a plan of many, most are."""
+    asked: list[Replica] = []
+    deadlocks = rules.deadlocks
+
+    def counted(each: Replica) -> bool:
+        asked.append(each)
+        return deadlocks(each)
+
+    many = plan(gpt2_model(), [taking_turns(0, 2), taking_turns(2, 2), taking_turns(4, 3), taking_turns(6, 2)])
+    monkeypatch.setattr(rules, "deadlocks", counted)
+    rules.check_in_flight_is_deep_enough(many)
+    assert asked == [many.replicas[0], many.replicas[2]]
+
+
+def test_depths_that_would_not_deadlock_are_looked_for_when_somebody_reads_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes a dry run for each, and a planner drops such plans by the hundred."""
     asked: list[Replica] = []
     enough = rules.enough_in_flight
 
@@ -54,16 +80,13 @@ def test_replicas_that_run_alike_are_dry_run_once(monkeypatch: pytest.MonkeyPatc
         asked.append(each)
         return enough(each)
 
-    def turns(first: int, depth: int) -> Replica:
-        ranks = (first, first + 1, first, first + 1)
-        cuts = pairwise((0, 1, 3, 4, 6))
-        stages = (stage(layers=c, ranks=(r,), depth=depth) for c, r in zip(cuts, ranks, strict=True))
-        return replica(*stages, num_samples=4)
-
-    many = plan(gpt2_model(), [turns(0, 2), turns(2, 2), turns(4, 3), turns(6, 2)])
     monkeypatch.setattr(rules, "enough_in_flight", counted)
-    rules.check_in_flight_is_deep_enough(many)
-    assert asked == [many.replicas[0], many.replicas[2]]
+    with pytest.raises(PlanError) as caught:
+        rules.check_in_flight_is_deep_enough(plan(gpt2_model(), [taking_turns(0, 1)]))
+    assert not asked
+    assert "set it to [2, 2, 2, 2]" in str(caught.value)
+    assert asked
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_no_more_than_the_whole_batch_is_needed() -> None:
