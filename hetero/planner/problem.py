@@ -156,6 +156,11 @@ class Problem:
         """The budget in whole thousandths of the currency, rounded against the plan; infinite where there is none."""
         return math.inf if self.budget_per_hour is None else int(self.budget_per_hour * 1000)
 
+    @property
+    def delays_weight_gradients(self) -> bool:
+        """Whether split backwards may gain anything: not where a transfer holds the device up."""
+        return self.splits_backward and not self.costs.runtime.blocking_transfers
+
     def splits_sequence(self, tp: int) -> bool:
         """Sequence parallelism wherever it is possible: it takes no more time, less memory, and less of a boundary."""
         return tp > 1 and self.seq_length % tp == 0

@@ -4,14 +4,20 @@ A changed pipeline, with a stage more for instance, is as a rule worse than befo
 it was. So such a change is judged only when its replicas have been divided anew (large neighbourhoods; Ropke and
 Pisinger 2006).
 
-**Layers.** With t_s the seconds of a forward and a backward on stage s and M_s its microbatches, what is minimised is
+**Layers.** With t_s the seconds of a forward and a backward on stage s, w_s what of them a split backward leaves for
+later, k_s its delay and M_s its microbatches, what is minimised is
 
-    max over s of  sum_{i < s} t_i + M_s t_s
+    max over s of  M_s t_s + max(fill_s / 2, fill_s - min(M_s, k_s + 1) w_s),  with  fill_s = sum_{i < s} (t_i - w_i)
 
-over all cuts at half layers. Recomputation is the least with which a stage fits at its depth. Whether T seconds can be
-reached is a shortest path over (stage, position): of two ways to a position the one with the smaller sum of t_i is
-never worse. T is bisected. That is exact but for the bisection, and takes a millisecond or two, less than CP-SAT takes
-to build such a problem.
+over all cuts at half layers: behind the last input gradient of stage s so many weights' gradients are left, which are
+computed while that gradient goes back to the first stage. They save no more than the way back, half of the fill. Where
+backwards are whole, w is 0. Recomputation is the least with which a stage fits at its depth. Delays are those that the
+replica has, or those of ZB-H1 (arXiv 2401.10241), k_s = s: of both the one that is shorter by its estimate
+(:mod:`.step_estimate`).
+
+Whether T seconds can be reached is a shortest path over (stage, position): of two ways to a position the one with the
+smaller fill is never worse. T is bisected. That is exact but for the bisection, and takes a millisecond or two, less
+than CP-SAT takes to build such a problem.
 
 **Samples.** A replica that takes n microbatches, of u samples each on its coarsest stage, has a step of
 
@@ -29,13 +35,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from hetero.cost.network import TransferCost, transfer_cost
 from hetero.cost.simulation.recent import Recent
-from hetero.plan.ir import Plan, Replica, Stage
+from hetero.plan.ir import Plan, Replica
 from hetero.plan.offload import NOTHING_ON_HOST
-from hetero.plan.reshard import transfers
-from hetero.planner.improve.division_costs import DivisionCosts, Matrix, StageTable
+from hetero.planner.improve.division_costs import DivisionCosts, Matrix, StageKind, StageTable
 from hetero.planner.improve.replica_changes import deep_enough, depths_of
+from hetero.planner.improve.step_estimate import StepEstimates
+from hetero.planner.improve.transfer_costs import TransferCosts
 from hetero.planner.problem import Problem
 
 Found = TypeVar("Found")
@@ -53,7 +59,7 @@ SHARE_BISECTIONS = 24
 MOST_SHARED = 1 << 16
 """Larger batches are not shared out anew: a bit for each sample. A heuristic."""
 
-DIVIDING_S = 2e-3
+DIVIDING_S = 3e-3
 """Seconds of dividing a plan anew, about, for the count of work; an estimate."""
 
 MOST_KNOWN = 256
@@ -61,11 +67,33 @@ MOST_KNOWN = 256
 
 
 class _Division(NamedTuple):
-    """By stage: where it begins and ends, layers that it computes again, depth."""
+    """By stage: where it begins and ends, layers that it computes again, depth, delay of its weights' gradients."""
 
     edges: tuple[tuple[float, float], ...]
     recomputed: tuple[int, ...]
     depths: tuple[int, ...]
+    delays: tuple[int | None, ...]
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of a stage by where it ends and where it begins, the other way round than those of a
+    :class:`StageTable`: the least is looked for among all places where it may begin, which then lie side by side.
+
+    passes: what it takes until a microbatch and its gradient have passed.
+    computes: of all microbatches.
+    waits: of the weights' gradients that may wait until all others are done.
+    """
+
+    passes: Matrix
+    computes: Matrix
+    waits: Matrix
+
+    @classmethod
+    def of(cls, table: StageTable, count: int, delay: int | None) -> "StageSeconds":
+        """Of so many microbatches; ``delay`` is that of the weights' gradients."""
+        seconds, weight_s = np.ascontiguousarray(table.seconds.T), np.ascontiguousarray(table.weight_s.T)
+        waiting = 0 if delay is None else min(count, delay + 1)
+        return cls(seconds - weight_s, count * seconds, waiting * weight_s)
 
 
 class ReplicaSteps(NamedTuple):
@@ -90,7 +118,8 @@ class Divider:
         self._problem = problem
         self.costs = DivisionCosts(problem)
         self._known: Recent[_Division | None] = Recent(MOST_KNOWN)
-        self._transfers: Recent[TransferCost] = Recent(16 * MOST_KNOWN)
+        self.transfers = TransferCosts(problem)
+        self.estimates = StepEstimates(problem, self.transfers)
 
     def settled(self, plan: Plan, replicas: Iterable[int], *, per_stage: int) -> Plan | None:
         """``plan`` with the layers of these replicas divided anew, and the samples of all.
@@ -103,33 +132,50 @@ class Divider:
         Raises:
             ConfigError: a device has no profile, or two that talk to one another no link.
         """
+        touched = list(replicas)
+        ways = (True, False) if self._problem.delays_weight_gradients else (False,)
+        every = [self._settled(plan, touched, per_stage, splits) for splits in ways]
+        found = list(dict.fromkeys(each for each in every if each is not None))
+        # Weights' gradients that wait are summed later, which the division does not know.
+        return min(found, key=self.estimates.step_s) if len(found) > 1 else next(iter(found), None)
+
+    def _settled(self, plan: Plan, replicas: Sequence[int], per_stage: int, splits: bool) -> Plan | None:
         divided: dict[int, Replica] = {}
         for r in replicas:
-            replica = self.divided(plan.replicas[r], plan, per_stage=per_stage)
+            replica = self.divided(plan.replicas[r], plan, per_stage=per_stage, splits=splits)
             if replica is None:
                 return None
             divided[r] = replica
         return self.shared(plan.with_replicas(divided))
 
-    def divided(self, replica: Replica, plan: Plan, *, per_stage: int) -> Replica | None:
-        """``replica`` with other layers, recomputation and depths; ``None`` if nothing fits."""
+    def divided(self, replica: Replica, plan: Plan, *, per_stage: int, splits: bool = False) -> Replica | None:
+        """``replica`` with other layers, recomputation and depths; ``None`` if nothing fits.
+
+        splits: with the delays of ZB-H1, where its devices may split backwards; otherwise with those that it has.
+        """
         if replica.is_interleaved or not self.costs.can_divide:
             return None
         if any(stage.offload != NOTHING_ON_HOST for stage in replica.stages):
             return None
         ways = sum(each.stages[0].dp for each in plan.replicas)
         kinds = tuple(self.costs.kind(replica, s, ways) for s in range(len(replica.stages)))
-        key = kinds, replica.microbatch_counts, tuple(stage.dp for stage in replica.stages), per_stage
-        found = self._known.of(key, lambda: self._divided(replica, ways, per_stage))
+        key = kinds, replica.microbatch_counts, tuple(stage.dp for stage in replica.stages), per_stage, splits
+        found = self._known.of(key, lambda: self._divided(replica, kinds, per_stage, splits))
         return None if found is None else _with(replica, found)
 
-    def _divided(self, replica: Replica, ways: int, per_stage: int) -> _Division | None:
-        stages, counts = replica.stages, replica.microbatch_counts
+    def _divided(self, replica: Replica, kinds: Sequence[StageKind], per_stage: int, splits: bool) -> _Division | None:
+        counts = replica.microbatch_counts
         if not all(counts):
             return None
-        depths = depths_of(stages, counts, per_stage)
-        tables = [self.costs.table(self.costs.kind(replica, s, ways), depth) for s, depth in enumerate(depths)]
-        cuts = least_cuts(tables, counts)
+        depths = depths_of(replica.stages, counts, per_stage)
+        delays = [kind.wgrad_delay for kind in kinds]
+        if splits and len(kinds) > 1 and all(map(self.costs.can_split, kinds)):
+            delays = list(range(len(kinds)))
+        tables = [
+            self.costs.table(kind._replace(wgrad_delay=delay), depth)
+            for kind, delay, depth in zip(kinds, delays, depths, strict=True)
+        ]
+        cuts = least_cuts([StageSeconds.of(*each) for each in zip(tables, counts, delays, strict=True)], counts)
         if cuts is None:
             return None
         positions = [float(each) for each in self.costs.positions]
@@ -137,6 +183,7 @@ class Divider:
             tuple((positions[i], positions[k]) for i, k in cuts),
             tuple(int(table.recomputed[cut]) for table, cut in zip(tables, cuts, strict=True)),
             tuple(depths),
+            tuple(delays),
         )
 
     def shared(self, plan: Plan) -> Plan | None:
@@ -175,27 +222,14 @@ class Divider:
         of_unit = [s * unit / stage.samples_per_microbatch for s, stage in zip(seconds, stages, strict=True)]
         if replica.is_interleaved:
             of_unit = [sum(of_unit[s] for s in group) for group in replica.device_groups]
-        transfer_s = sum(self.transfer(a, b).seconds for a, b in itertools.pairwise(stages))
+        transfer_s = sum(self.transfers.between(a, b).seconds for a, b in itertools.pairwise(stages))
         return ReplicaSteps(unit * members, sum(seconds) + 2 * transfer_s, max(of_unit))
-
-    def transfer(self, sender: Stage, receiver: Stage) -> TransferCost:
-        """What a microbatch costs across the boundary between two stages."""
-
-        def cost() -> TransferCost:
-            row_bytes = self._problem.model.hidden_size * self._problem.costs.element_bytes
-            messages = transfers(sender, receiver, seq_length=self._problem.seq_length, phase=0)
-            return transfer_cost(messages, self._problem.topology, row_bytes=row_bytes)
-
-        key = tuple(
-            (each.ranks, each.tp, each.dp, each.micro_batch_size, each.splits_sequence) for each in (sender, receiver)
-        )
-        return self._transfers.of(key, cost)
 
 
 def _with(replica: Replica, division: _Division) -> Replica:
     stages = []
-    for stage, edges, count, depth in zip(replica.stages, *division, strict=True):
-        moved = stage.with_layers(*edges)
+    for stage, edges, count, depth, delay in zip(replica.stages, *division, strict=True):
+        moved = dataclasses.replace(stage.with_layers(*edges), wgrad_delay=delay)
         again: dict[str, Any] = {"recompute": "none", "recompute_num_layers": None}
         if count:
             some = count if count < len(moved.layer_numbers) else None
@@ -204,25 +238,21 @@ def _with(replica: Replica, division: _Division) -> Replica:
     return deep_enough(replica.with_stages(stages))
 
 
-def least_cuts(tables: Sequence[StageTable], counts: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The cuts with the least ``max over s of sum_{i < s} t_i + M_s t_s``, as indices of positions; ``None`` if no cuts
-    fit.
+def least_cuts(stages: Sequence[StageSeconds], counts: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The cuts with the least step by the formula above, as indices of positions; ``None`` if no cuts fit.
 
     counts: M_s of every stage.
     """
-    # Transposed: the least is looked for among all places at which a stage may begin, which then lie side by side.
-    each_s = [np.ascontiguousarray(table.seconds.T) for table in tables]
-    all_s = [count * seconds for seconds, count in zip(each_s, counts, strict=True)]
-    longest = np.full(len(each_s[0]), np.inf)
+    longest = np.full(len(stages[0].passes), np.inf)
     longest[0] = 0.0
-    for of_all in all_s:
-        longest = np.maximum(longest, of_all).min(axis=1)
+    for stage in stages:
+        longest = np.maximum(longest, stage.computes).min(axis=1)
     low = float(longest[-1])
     if not math.isfinite(low):
         return None
     # Where no stage takes more than ``low`` in all, those before one take no more than this.
     high = low * (1 + sum(1 / count for count in counts)) * (1 + ROUNDING)
-    return _shortest(lambda step_s: _cuts_within(each_s, all_s, step_s), low, high, BISECTIONS)
+    return _shortest(lambda step_s: _cuts_within(stages, step_s), low, high, BISECTIONS)
 
 
 def _shortest(within: Callable[[float], Found | None], low: float, high: float, bisections: int) -> Found | None:
@@ -239,17 +269,15 @@ def _shortest(within: Callable[[float], Found | None], low: float, high: float, 
     return found
 
 
-def _cuts_within(each_s: Sequence[Matrix], all_s: Sequence[Matrix], step_s: float) -> list[tuple[int, int]] | None:
-    """Cuts with which no stage ends later than ``step_s``, of those with the least fill.
-
-    each_s, all_s: of a microbatch and of all of a stage, by where it ends and where it begins.
-    """
-    filled = np.full(len(each_s[0]), np.inf)
+def _cuts_within(stages: Sequence[StageSeconds], step_s: float) -> list[tuple[int, int]] | None:
+    """Cuts with which no stage ends later than ``step_s``, of those with the least fill."""
+    filled = np.full(len(stages[0].passes), np.inf)
     filled[0] = 0.0
     positions = np.arange(len(filled))
     before = []
-    for of_each, of_all in zip(each_s, all_s, strict=True):
-        way = np.where(filled + of_all > step_s, np.inf, filled + of_each)
+    for stage in stages:
+        ends = stage.computes + np.maximum(filled / 2, filled - stage.waits)
+        way = np.where(ends > step_s, np.inf, filled + stage.passes)
         before.append(way.argmin(axis=1))
         filled = way[positions, before[-1]]
     if not math.isfinite(filled[-1]):

@@ -15,6 +15,7 @@ from hetero.cost.capacity import capacity_bytes
 from hetero.cost.cost_model import StageConfig
 from hetero.cost.simulation.recent import Recent
 from hetero.cost.stage_memory import StageMemory, stage_memory
+from hetero.errors import ConfigError
 from hetero.plan.ir import Recompute, Replica
 from hetero.planner.problem import Problem
 from hetero.spec.parameters import HALF
@@ -52,13 +53,15 @@ class StageKind(NamedTuple):
 
 
 class StageTable(NamedTuple):
-    """Of a stage from position i to position k, at one depth: ``[i, k]`` of two matrices.
+    """Of a stage from position i to position k, at one depth: ``[i, k]`` of three matrices.
 
     seconds: of a forward and a backward of a microbatch; infinite where nothing is held, or does not fit.
+    weight_s: the part of them that a split backward leaves for later; 0 where the backward is whole.
     recomputed: layers whose forward is computed again for the memory that this saves.
     """
 
     seconds: Matrix
+    weight_s: Matrix
     recomputed: NDArray[np.int64]
 
 
@@ -96,6 +99,7 @@ class DivisionCosts:
         self._problem = problem
         self._tables: Recent[StageTable] = Recent(MOST_TABLES)
         self._seconds: Recent[tuple[Matrix, float]] = Recent(MOST_TABLES)
+        self._weights: Recent[Matrix] = Recent(MOST_TABLES)
         self._bytes: Recent[tuple[dict[str, Matrix], _Bytes, _Bytes]] = Recent(MOST_TABLES)
 
     @property
@@ -135,6 +139,14 @@ class DivisionCosts:
         """
         return self._tables.of((kind, depth), lambda: self._table(kind, depth))
 
+    def can_split(self, kind: StageKind) -> bool:
+        """Whether the profiles of its device tell what of a backward could wait."""
+        try:
+            self._weights.of(kind[:5], lambda: self._weight_seconds_of(kind))
+        except ConfigError:
+            return False
+        return True
+
     def _table(self, kind: StageKind, depth: int) -> StageTable:
         seconds, again_s = self._seconds.of(kind[:5], lambda: self._seconds_of(kind))
         of_stage, one, recomputing = self._bytes.of(kind, lambda: self._bytes_of(kind))
@@ -154,7 +166,10 @@ class DivisionCosts:
         fits = stays | ((recomputed <= num_layers) & (layers <= of_layers))
         recomputed = np.where(fits, recomputed, 0.0)
         again = np.maximum(0.0, recomputed - HALF * half) * again_s
-        return StageTable(np.where(fits, seconds + again, np.inf), recomputed.astype(np.int64))
+        weight_s = np.zeros_like(seconds)
+        if kind.wgrad_delay is not None:
+            weight_s = np.where(recomputed > 0, 0.0, self._weights.of(kind[:5], lambda: self._weight_seconds_of(kind)))
+        return StageTable(np.where(fits, seconds + again, np.inf), weight_s, recomputed.astype(np.int64))
 
     def _between(self, at: Matrix, first: float, last: float) -> Matrix:
         """What lies between two positions, by what lies before each, with what the ends of the model add."""
@@ -190,6 +205,13 @@ class DivisionCosts:
         )
         return seconds, again_s
 
+    def _weight_seconds_of(self, kind: StageKind) -> Matrix:
+        """Of the weights' gradients of a microbatch, where the backward is split."""
+        half_s, whole_s = (
+            self._problem.costs.stage(self._config(kind, 1.0, end, splits=True)).weight_s for end in (1.5, 2.0)
+        )
+        return np.maximum(0.0, self._between(self._up_to(half_s, whole_s), 0.0, 0.0))
+
     def _bytes_of(self, kind: StageKind) -> tuple[dict[str, Matrix], _Bytes, _Bytes]:
         def bytes_of(first: float, end: float, recompute: Recompute = "none") -> _Bytes:
             memory = stage_memory(
@@ -220,7 +242,9 @@ class DivisionCosts:
         }
         return found, one, again
 
-    def _config(self, kind: StageKind, first: float, end: float, recompute: Recompute = "none") -> StageConfig:
+    def _config(
+        self, kind: StageKind, first: float, end: float, recompute: Recompute = "none", *, splits: bool = False
+    ) -> StageConfig:
         return StageConfig(
-            kind.device, first, end, kind.tp, kind.samples, kind.sequence_parallel, recompute, None, False, kind.fp8
+            kind.device, first, end, kind.tp, kind.samples, kind.sequence_parallel, recompute, None, splits, kind.fp8
         )

@@ -134,7 +134,7 @@ def may_split(stage: Stage) -> bool:
 
 def delays(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
     """Another delay of the weights' gradients of one stage, or all of them a little more or less."""
-    if not problem.splits_backward or problem.costs.runtime.blocking_transfers or len(replica.stages) == 1:
+    if not problem.delays_weight_gradients or len(replica.stages) == 1:
         return
     splits = [s for s, stage in enumerate(replica.stages) if may_split(stage)]
     for s in splits:

@@ -7,14 +7,19 @@ longest stage under the best cuts,
 
     T = min over cuts of  max over s of  M_s t_s
 
-    step = max(T, samples x busiest interface) + sum_{s < last} (T / min(M_s, M_s+1) + x_s) + tail
+    step = max(T, samples x busiest interface) + sum_{s < last} x_s + min(fill + tail, fill / 3 + sums)
 
-as if every stage took T in all; of two neighbours the one with more microbatches has to do several before the other
-one can begin, or after it has ended. Behind that come the sums of gradients: of all copies of a stage and some devices
-of each other replica, of its share of the layers, and behind all the tied embedding's on both ends. Those of one node
-take turns, and they begin with the last backward of its first stage:
+    fill = sum_{s < last} T / min(M_s, M_s+1)
+
+as if every stage took T in all; of two neighbours the one with more microbatches has to do several before the other one
+can begin, or after it has ended. Behind that come the sums of gradients: of all copies of a stage and some devices of
+each other replica, of its share of the layers, and behind all the tied embedding's on both ends. Those of one node take
+turns, and they begin with the last backward of its first stage:
 
     tail = max over nodes of  sum of its sums - 2/3 sum_{i <= its first stage} T / M_i
+
+If backwards may be split, a third of the fill is enough, but then weights' gradients wait, and sums begin at the end:
+the shorter of both counts.
 
 A heuristic: the division that follows has the fill in what it minimises, and what else is on the interfaces is not in
 it.
@@ -42,6 +47,10 @@ from hetero.planner.problem import Problem
 BACKWARD_SHARE = 2 / 3
 """Of the seconds of a microbatch, those of its backward. A heuristic."""
 
+SPLIT_FILL = 1 / 3
+"""Of the fill, what is left where backwards are split: as in ZB-H1, (p - 1)(f + b - w) instead of (p - 1)(f + b + w) of
+forwards, inputs' and weights' gradients that are equally long (arXiv 2401.10241)."""
+
 NodesOfStage = tuple[int, tuple[int, ...]]
 """Type and numbers of the nodes that a stage is on."""
 
@@ -59,6 +68,27 @@ class Boundary(NamedTuple):
     seconds: float
     there_s: float
     back_s: float
+
+
+class BetweenStages(NamedTuple):
+    """What the stages of a pipeline make each other wait.
+
+    fill_s: until the last one begins, and after it has ended, by computes alone.
+    transfers_s: of both transfers across all boundaries.
+    wires_s: for which the busiest interface is busy with a sample.
+    """
+
+    fill_s: float
+    transfers_s: float
+    wires_s: float
+
+
+class Tails(NamedTuple):
+    """Seconds of sums of gradients behind the last backward: where they begin with the last backward of a stage, and
+    where weights' gradients wait, so that none begins before the end."""
+
+    whole_s: float
+    split_s: float
 
 
 class ShapeTimes:
@@ -107,7 +137,7 @@ class ShapeTimes:
         elif of_type is next_type:
             behind = -(-len(here.ranks) // of_type.gpus_per_node) * of_type.gpus_per_node
         there = self._placed(receiver, next_type.first_rank + behind)
-        forward, backward = self._divider.transfer(here, there), self._divider.transfer(there, here)
+        forward, backward = self._divider.transfers.between(here, there), self._divider.transfers.between(there, here)
         samples = min(here.samples_per_microbatch, there.samples_per_microbatch)
         there_s, back_s = (max((busy for _, busy in cost.ports), default=0.0) for cost in (forward, backward))
         return Boundary(forward.seconds + backward.seconds, there_s / samples, back_s / samples)
@@ -172,9 +202,12 @@ class ShapeEstimates:
         longest_s = self._longest_s(stages, sizes, counts)
         if longest_s == math.inf:
             return None
-        fill_s, wires_s = self._between(stages, sizes, [longest_s / count for count in counts])
-        tail_s = self._tail_s(shape, sizes, counts, longest_s)
-        return ReplicaSteps(1, fill_s + tail_s, max(longest_s / samples, wires_s))
+        between = self._between(stages, sizes, [longest_s / count for count in counts])
+        tails = self._tails(shape, sizes, counts, longest_s)
+        behind_s = between.fill_s + tails.whole_s
+        if self._times.problem.delays_weight_gradients:
+            behind_s = min(behind_s, SPLIT_FILL * between.fill_s + tails.split_s)
+        return ReplicaSteps(1, between.transfers_s + behind_s, max(longest_s / samples, between.wires_s))
 
     def _adds_up(self, shape: ReplicaShape, samples: float) -> bool:
         """Whether a copy has a whole microbatch of every stage, and the batch could be so many of these, if there are
@@ -200,21 +233,21 @@ class ShapeEstimates:
 
     def _between(
         self, stages: Sequence[StageShape], sizes: Sequence[int], microbatch_s: Sequence[float]
-    ) -> tuple[float, float]:
-        """Seconds in which the pipeline fills, and for which the busiest interface is busy with a sample."""
-        fill_s = 0.0
+    ) -> BetweenStages:
+        fill_s = transfers_s = 0.0
         sends: defaultdict[NodesOfStage, float] = defaultdict(float)
         receives: defaultdict[NodesOfStage, float] = defaultdict(float)
         for s, (here, there) in enumerate(itertools.pairwise(stages)):
             boundary = self._times.boundary(here, sizes[s], there, sizes[s + 1])
-            fill_s += max(microbatch_s[s : s + 2]) + boundary.seconds
+            fill_s += max(microbatch_s[s : s + 2])
+            transfers_s += boundary.seconds
             sends[here[:2]] += boundary.there_s
             receives[there[:2]] += boundary.there_s
             sends[there[:2]] += boundary.back_s
             receives[here[:2]] += boundary.back_s
-        return fill_s, max((*sends.values(), *receives.values()), default=0.0)
+        return BetweenStages(fill_s, transfers_s, max((*sends.values(), *receives.values()), default=0.0))
 
-    def _tail_s(self, shape: ReplicaShape, sizes: Sequence[int], counts: Sequence[float], longest_s: float) -> float:
+    def _tails(self, shape: ReplicaShape, sizes: Sequence[int], counts: Sequence[float], longest_s: float) -> Tails:
         """Sums of gradients behind the last backward."""
         stages, firsts = shape.stages, shape.firsts(self._copies.pieces)
         model = self._times.problem.model
@@ -223,19 +256,20 @@ class ShapeEstimates:
             for stage, size, count in zip(stages, sizes, counts, strict=True)
         ]
         share = min(1.0, model.num_layers / sum(layers))
-        summing: dict[NodesOfStage, float] = {}
+        summing: defaultdict[NodesOfStage, float] = defaultdict(float)
+        begins: dict[NodesOfStage, float] = {}
         before_s = 0.0
         for stage, first, held, count in zip(stages, firsts, layers, counts, strict=True):
             first %= self._copies.pieces[stage.node_type]
+            before_s += BACKWARD_SHARE * longest_s / count
             # Nodes of one type are alike.
-            seconds = share * held * self._layer_sum_s(stage.node_type, stage.devices, stage.tp, first)
-            last_backward_s = BACKWARD_SHARE * longest_s / count
-            summing[stage[:2]] = summing.get(stage[:2], -before_s - last_backward_s) + seconds
-            before_s += last_backward_s
+            begins.setdefault(stage[:2], -before_s)
+            summing[stage[:2]] += share * held * self._layer_sum_s(stage.node_type, stage.devices, stage.tp, first)
         tied_s = 0.0
         if len(stages) > 1 and model.tied_embeddings:
             tied_s = self._tied_sum_s(stages[0], firsts[0], stages[-1], firsts[-1])
-        return max(0.0, *summing.values()) + tied_s
+        whole_s = max(0.0, *(begins[nodes] + seconds for nodes, seconds in summing.items()))
+        return Tails(whole_s + tied_s, max(summing.values()) + tied_s)
 
     def _seconds_of_layer_sum(self, node_type: int, devices: int, tp: int, first: int) -> float:
         """The sum of the gradients of a layer."""

@@ -52,7 +52,7 @@ DELAY_RULES: tuple[Delay, ...] = (_by_position, _by_depth, _at_once)
 def split_backwards(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
     """The best plan, or what split backwards make of one of the best ones."""
     best = shortlist.best
-    if not problem.splits_backward or problem.costs.runtime.blocking_transfers:
+    if not problem.delays_weight_gradients:
         return best
     tried: set[Plan] = set()
     for start, delay in itertools.product(shortlist.starts(MOST_SPLIT), DELAY_RULES):

@@ -25,7 +25,7 @@ from hetero.cost.simulation.gradient_ready import share_of_backward
 from hetero.cost.simulation.recent import Recent
 from hetero.cost.simulation.simulated_plan import MOST_SMALL
 from hetero.plan.ir import Plan, Replica, StageKey
-from hetero.planner.improve.division import Divider
+from hetero.planner.improve.transfer_costs import TransferCosts
 from hetero.planner.problem import Problem
 from hetero.schedule.actions import ActionKind
 
@@ -39,8 +39,8 @@ ESTIMATING_S = 5e-5
 class StepEstimates:
     """Estimates steps of plans for ``problem``."""
 
-    def __init__(self, problem: Problem, divider: Divider) -> None:
-        self._problem, self._divider = problem, divider
+    def __init__(self, problem: Problem, transfers: TransferCosts) -> None:
+        self._problem, self._transfers = problem, transfers
         self._collectives: Recent[CollectiveCost] = Recent(MOST_SMALL)
 
     def step_s(self, plan: Plan) -> float:
@@ -87,7 +87,7 @@ class StepEstimates:
             counts = replica.microbatch_counts
             for (a, sender), (b, receiver) in itertools.pairwise(enumerate(replica.stages)):
                 for here, there, s in ((sender, receiver, a), (receiver, sender, b)):
-                    for port, seconds in self._divider.transfer(here, there).ports:
+                    for port, seconds in self._transfers.between(here, there).ports:
                         busy[port] += counts[s] * seconds
                         ports.add(port)
             used.append(ports)
@@ -112,7 +112,7 @@ class StepEstimates:
         for s, (cost, count) in enumerate(zip(costs, counts, strict=True)):
             stage = replica.stages[s]
             last = s + 1 == len(costs)
-            transfer_s = 0.0 if last else self._divider.transfer(stage, replica.stages[s + 1]).seconds
+            transfer_s = 0.0 if last else self._transfers.between(stage, replica.stages[s + 1]).seconds
             late_s = 0.0 if stage.wgrad_delay is None else min(count, stage.wgrad_delay + 1) * cost.weight_s
             busy_s = count * cost.microbatch_s
             computed_s = max(computed_s, there_s + busy_s, there_s + busy_s + back_s - late_s)

@@ -9,7 +9,6 @@ from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.recompositions import Recomposer
-from hetero.planner.improve.step_estimate import StepEstimates
 from hetero.planner.problem import Problem
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
 
@@ -32,7 +31,7 @@ def dealt() -> DealtPlans:
         Recomposer(asked, divider),
         random.Random(0),
         made=made,
-        estimated=StepEstimates(asked, divider).step_s,
+        estimated=divider.estimates.step_s,
         learns=True,
     )
 
@@ -93,7 +92,7 @@ def test_where_nothing_is_new_that_is_said() -> None:
         Recomposer(asked, divider),
         random.Random(0),
         made=lambda make: make(),
-        estimated=StepEstimates(asked, divider).step_s,
+        estimated=divider.estimates.step_s,
         learns=True,
     )
     made = [plans.make_more(Deadline(1e9, CountedWork())) for _ in range(30)]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hetero.cost.memory import plan_memory
+from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
-from hetero.planner.improve.division import Divider, ReplicaSteps, least_cuts, shared_out
-from hetero.planner.improve.division_costs import DivisionCosts, StageTable
+from hetero.planner.improve.division import Divider, ReplicaSteps, StageSeconds, least_cuts, shared_out
+from hetero.planner.improve.division_costs import DivisionCosts, Matrix, StageKind, StageTable
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import bytes_over_capacity, score_plan
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
@@ -23,34 +24,44 @@ from tests.unit.planner.clusters import GPT_NEO, OPT_350M, cluster, problem
 from tests.unit.planner.line import score_of
 
 
-def longest_end_s(seconds: list[float], counts: list[int]) -> float:
-    """max over s of sum_{i < s} t_i + M_s t_s."""
-    fills = itertools.accumulate(seconds, initial=0.0)
-    return max(fill + count * each for fill, count, each in zip(fills, counts, seconds, strict=False))
+def longest_end_s(seconds: list[float], weight_s: list[float], counts: list[int], delays: list[int | None]) -> float:
+    """max over s of M_s t_s + max(fill_s / 2, fill_s - min(M_s, k_s + 1) w_s), fill_s = sum_{i < s} (t_i - w_i)."""
+    ends_s, fill_s = [], 0.0
+    for each_s, late_s, count, delay in zip(seconds, weight_s, counts, delays, strict=True):
+        waiting = 0 if delay is None else min(count, delay + 1)
+        ends_s.append(count * each_s + max(fill_s / 2, fill_s - waiting * late_s))
+        fill_s += each_s - late_s
+    return max(ends_s)
 
 
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_cuts_are_shorter(seed: int) -> None:
+def test_no_cuts_are_shorter(seed: int, splits: bool) -> None:
     dice = np.random.default_rng(seed)
     num_stages, last = 4, 9
     counts = [int(each) for each in dice.integers(1, 12, num_stages)]
+    delays: list[int | None] = [int(each) if splits else None for each in dice.integers(0, 4, num_stages)]
     tables = []
     for _ in range(num_stages):
         seconds = dice.uniform(0.5, 2.0) * (np.arange(last + 1)[None, :] - np.arange(last + 1)[:, None]).astype(float)
         seconds += dice.uniform(0.0, 0.3, seconds.shape)
+        weight_s = dice.uniform(0.1, 0.4, seconds.shape) * np.abs(seconds) * splits
         seconds[np.tril_indices(last + 1)] = np.inf
         seconds[dice.uniform(size=seconds.shape) < 0.3] = np.inf
-        tables.append(StageTable(seconds, np.zeros(seconds.shape, dtype=np.int64)))
+        tables.append(StageTable(seconds, weight_s, np.zeros(seconds.shape, dtype=np.int64)))
 
     def end_s(cuts: list[tuple[int, int]]) -> float:
-        return longest_end_s([float(t.seconds[cut]) for t, cut in zip(tables, cuts, strict=True)], counts)
+        each_s, weight_s = (
+            [float(getattr(t, of)[cut]) for t, cut in zip(tables, cuts, strict=True)] for of in ("seconds", "weight_s")
+        )
+        return longest_end_s(each_s, weight_s, counts, delays)
 
     every = [end_s(list(itertools.pairwise((0, *inner, last)))) for inner in itertools.combinations(range(1, last), 3)]
-    found = least_cuts(tables, counts)
-    if found is None:
+    cuts = least_cuts([StageSeconds.of(*each) for each in zip(tables, counts, delays, strict=True)], counts)
+    if cuts is None:
         assert min(every) == np.inf
     else:
-        assert end_s(found) <= 1.01 * min(every)
+        assert end_s(cuts) <= 1.01 * min(every)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -155,6 +166,63 @@ def test_what_waits_for_its_weights_gradients_takes_memory() -> None:
     assert np.any(fits_both & (whole == 0))
 
 
+def test_split_backwards_fill_the_time_before_and_after_a_stage() -> None:
+    """With few microbatches, stages behind have fewer layers where backwards are whole: they begin later and are done
+    sooner. Weights' gradients that wait fill that time."""
+    question = few_layers.question(12, 3, batch=4)
+    found = {}
+    for splits in (False, True):
+        asked = dataclasses.replace(question, splits_backward=splits)
+        divided = Divider(asked).settled(few_layers.pipeline(asked, 4, 8), [0], per_stage=2)
+        assert divided is not None
+        found[splits] = divided
+    whole, split = (found[splits].replicas[0].stages for splits in (False, True))
+    assert [(each.num_layers, each.wgrad_delay) for each in whole] == [(5.0, None), (4.0, None), (3.0, None)]
+    assert [(each.num_layers, each.wgrad_delay) for each in split] == [(4.5, 0), (4.0, 1), (3.5, 2)]
+    assert score_of(found[True], question).step_s < 0.85 * score_of(found[False], question).step_s
+
+
+def test_gradients_that_are_summed_for_long_do_not_wait() -> None:
+    """Of two replicas over a slow link. What the division saves by delays is less than what sums then add."""
+    delays = {}
+    for bandwidth in (0.05, 50.0):
+        link = Link(bandwidth_gb_per_s=bandwidth, latency_us=0.0)
+        node = NodeType(
+            name="node",
+            device="A100-40",
+            gpus_per_node=2,
+            count=2,
+            inside_node=Link(bandwidth_gb_per_s=100, latency_us=0),
+        )
+        question = problem(ClusterSpec(node_types=(node,), links=Links(between_nodes=link)), OPT_350M, 8)
+        pipelines = (
+            replica(
+                *(
+                    stage(layers=(12 * s, 12 * s + 12), ranks=(2 * r + s,), device="A100-40", depth=2 - s)
+                    for s in (0, 1)
+                ),
+                num_samples=4,
+            )
+            for r in (0, 1)
+        )
+        divided = Divider(question).settled(question.plan_of(pipelines), [0, 1], per_stage=2)
+        assert divided is not None
+        delays[bandwidth] = [each.wgrad_delay for each in divided.replicas[0].stages]
+    assert delays == {0.05: [None, None], 50.0: [0, 1]}
+
+
+def test_where_no_profile_tells_what_may_wait_backwards_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = few_layers.question(6, 3)
+
+    def fails(costs: DivisionCosts, kind: StageKind) -> Matrix:
+        raise ConfigError("no profile of a divided block")
+
+    monkeypatch.setattr(DivisionCosts, "_weight_seconds_of", fails)
+    divided = Divider(question).settled(few_layers.pipeline(question, 2, 4), [0], per_stage=2)
+    assert divided is not None
+    assert {each.wgrad_delay for each in divided.replicas[0].stages} == {None}
+
+
 def test_what_is_remembered_is_of_the_same_question() -> None:
     """Depths follow microbatches and what hides a transfer, the cuts the number of microbatches."""
     question = problem(cluster(("A100-40", 2, 1), ("V100-16", 2, 1)), GPT_NEO, 32)
@@ -174,9 +242,9 @@ def test_transfers_are_of_as_many_samples() -> None:
     question = few_layers.question(6, 2)
     one, two = few_layers.pipeline(question, 3).replicas[0].stages
     divider = Divider(question)
-    once = divider.transfer(one, two).seconds
+    once = divider.transfers.between(one, two).seconds
     doubled = [dataclasses.replace(each, micro_batch_size=2) for each in (one, two)]
-    assert divider.transfer(*doubled).seconds == Divider(question).transfer(*doubled).seconds > once
+    assert divider.transfers.between(*doubled).seconds == Divider(question).transfers.between(*doubled).seconds > once
 
 
 def test_who_waits_for_transfers_has_fewer_samples() -> None:
@@ -203,5 +271,10 @@ def test_seconds_of_tables_are_those_of_stages() -> None:
     costs = DivisionCosts(question)
     for s, each in enumerate(pipeline.stages):
         table = costs.table(costs.kind(pipeline, s, 1), 2)
-        seconds = table.seconds[int(2 * each.start), int(2 * each.end)]
-        assert seconds == pytest.approx(question.costs.of(each).microbatch_s)
+        at = int(2 * each.start), int(2 * each.end)
+        assert table.seconds[at] == pytest.approx(question.costs.of(each).microbatch_s)
+        assert table.weight_s[at] == 0
+        split = pipeline.with_stage(s, wgrad_delay=1)
+        table = costs.table(costs.kind(split, s, 1), 2)
+        assert table.weight_s[at] == pytest.approx(question.costs.of(split.stages[s]).weight_s)
+        assert table.seconds[at] == pytest.approx(question.costs.of(split.stages[s]).microbatch_s)

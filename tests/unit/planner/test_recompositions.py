@@ -12,7 +12,6 @@ from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.recompositions import MOST_ALIKE, Recomposer, Recomposition
-from hetero.planner.improve.step_estimate import StepEstimates
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import score_plan
 from hetero.spec.cluster import ClusterSpec, Links, NodeType
@@ -135,7 +134,7 @@ def test_devices_of_one_type_may_be_at_both_ends_of_another() -> None:
 
 def test_the_estimate_is_close_to_the_simulated_step() -> None:
     """Of the plans that are best by it; of long ones nobody asks by how much they are."""
-    estimates = StepEstimates(question(), Divider(question()))
+    estimates = Divider(question()).estimates
     best = sorted(made().values(), key=estimates.step_s)[:12]
     off = []
     for plan in best:
@@ -162,4 +161,4 @@ def test_the_estimate_has_transfers_that_bound_the_step_and_gradients_that_wait(
         plan = asked.plan_of([replica(*stages, num_samples=samples)])
         found = score_plan(plan, asked)
         assert found is not None
-        assert StepEstimates(asked, Divider(asked)).step_s(plan) == pytest.approx(found.step_s, rel=0.05)
+        assert Divider(asked).estimates.step_s(plan) == pytest.approx(found.step_s, rel=0.05)
