@@ -9,7 +9,7 @@ from hetero.cost.simulation.simulator import Simulation
 from hetero.cost.stage_memory import MemoryBreakdown
 from hetero.plan.ir import Plan
 from hetero.planner.certainty import RunnerUp
-from hetero.planner.construction import Construction, Found, ProgressReport
+from hetero.planner.construction import EARLY_RUNGS, Construction, Found, ProgressReport
 from hetero.planner.cover.cover import CoverScore
 from hetero.planner.cover.lower_bound import lower_bound_s
 from hetero.planner.cover.search import TOLERANCE
@@ -124,8 +124,9 @@ def _search(
     """
     construction = Construction(problem, tolerance=tolerance, report=report)
     improvement = Improvement(problem)
-    for rung in rungs(planning):
-        improvement.go_on(TimeShare.GOING_ON.of(rung))
+    for number, rung in enumerate(rungs(planning)):
+        going_on = TimeShare.GOING_ON if number < EARLY_RUNGS else TimeShare.LATER_GOING_ON
+        improvement.go_on(going_on.of(rung))
         shortlist = construction.go_on(rung)
         if shortlist is not None:
             improvement.improve(shortlist, rung)

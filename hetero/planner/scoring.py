@@ -123,7 +123,7 @@ def score_plan(
     if deadline is None:
         return _scored(plan, problem, within_s)
     most_s, taken_s = scoring_s(plan), CHECK_S * _num_stages(plan)
-    if not deadline.has(most_s):
+    if not deadline.has(dry_runs_s(plan) + most_s):
         return None
     try:
         found = _scored(plan, problem, within_s)
@@ -162,9 +162,10 @@ def usual_s(plan: Plan) -> float:
     return min(alone_s * _times_for_hosts(plan), scoring_s(plan))
 
 
-def dry_run_s(replica: Replica) -> float:
-    """Estimate the seconds of finding out whether the replica stands still, as only interleaved ones may."""
-    return DRY_RUN_S * sum(replica.microbatch_counts) if replica.is_interleaved else 0.0
+def dry_runs_s(plan: Plan) -> float:
+    """Estimate the seconds of finding out whether a replica stands still, as only interleaved ones may."""
+    interleaved = (plan.replicas[first] for first, *_ in plan.alike() if plan.replicas[first].is_interleaved)
+    return DRY_RUN_S * sum(sum(replica.microbatch_counts) for replica in interleaved)
 
 
 def _replays_s(plan: Plan) -> float:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from hetero.plan.ir import Plan
-from hetero.planner.improve.plan_changes import PlanChange, PlanFamily
+from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, layers_by_rules
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, dry_run_s, goal_value, usual_s
+from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, dry_runs_s, goal_value, usual_s
 
 Structure = tuple[tuple[tuple[str, int, int, int], ...], ...]
 """Of each replica, device, tp, dp and micro_batch_size of each stage."""
@@ -38,6 +38,9 @@ SLICE = 40
 MOST_CLIMBS = 40
 """Climbs that are kept. A heuristic."""
 
+LAST = -1
+"""The kind of the changes after all others."""
+
 FIRST_LOOKS = 10
 """A kind of changes that was not looked at yet counts as if one in so many helped. A heuristic."""
 
@@ -52,8 +55,14 @@ def structure_of(plan: Plan) -> Structure:
     )
 
 
+def looks_of(plan: Plan) -> int:
+    """As so many a change of ``plan`` counts: to look at one of interleaved stages takes that many times as long."""
+    return 1 + round(dry_runs_s(plan) / usual_s(plan))
+
+
 class ChangeOrder:
-    """The order in which climbs look at changes: at random, kinds that helped more often first."""
+    """The order in which climbs look at changes: at random, kinds that helped more often first. Where none of these
+    helps, layers that move together with other depths and delays are left: many, of which few do."""
 
     def __init__(self, problem: Problem, families: Sequence[PlanFamily], dice: random.Random) -> None:
         self.families = list(families)
@@ -69,8 +78,9 @@ class ChangeOrder:
 
     def tell(self, label: Label, *, helped: bool) -> None:
         """Take notice of what came of a change."""
-        self._looks[label[0]] += 1
-        self._gains[label[0]] += helped
+        if label[0] != LAST:
+            self._looks[label[0]] += 1
+            self._gains[label[0]] += helped
 
     def of(self, plan: Plan, looked: AbstractSet[Label]) -> Iterator[tuple[Label, PlanChange]]:
         """All changes of ``plan`` with their labels; before all others what was not ``looked`` at by now: of the plan
@@ -93,6 +103,10 @@ class ChangeOrder:
                 yield left[kind].pop()
                 if not left[kind]:
                     del left[kind]
+        if not all(replica.is_interleaved for replica in plan.replicas):
+            last = [((LAST, number), change) for number, change in enumerate(layers_by_rules(plan, self._problem))]
+            self._dice.shuffle(last)
+            yield from last
 
 
 class Climb:
@@ -112,13 +126,6 @@ class Climb:
         self._changes: Iterator[tuple[Label, PlanChange]] | None = None
 
     @property
-    def _weight(self) -> int:
-        """As so many a change counts: to look at one of interleaved stages takes that many times as long."""
-        plan = self.current.plan
-        dry_s = sum(dry_run_s(plan.replicas[first]) for first, *_ in plan.alike())
-        return 1 + round(dry_s / usual_s(plan))
-
-    @property
     def goal(self) -> float:
         return goal_value(self.current, self._problem)
 
@@ -131,7 +138,8 @@ class Climb:
         """Look at so many changes, and take those that help."""
         if self._changes is None:
             self._changes = self._order.of(self.current.plan, self._looked)
-        for _ in range(0, most, self._weight):
+        looks = looks_of(self.current.plan)
+        for _ in range(0, most, looks):
             if time_is_over():
                 return
             if (drawn := next(self._changes, None)) is None:
@@ -143,7 +151,7 @@ class Climb:
             found = judge(change, self.current, enough)
             helps = found is not None and goal_value(found, self._problem) < enough
             self._order.tell(label, helped=helps)
-            self.in_vain += self._weight
+            self.in_vain += looks
             if found is not None and helps:
                 self.current, self.in_vain = found, 0
                 self._changes = self._order.of(found.plan, self._looked)

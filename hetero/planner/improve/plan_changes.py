@@ -16,6 +16,7 @@ from hetero.planner.improve.replica_changes import (
     depths,
     evenly_deep,
     laid_out,
+    layers,
 )
 from hetero.planner.improve.split_backward import DELAY_RULES, Delay, with_delays
 from hetero.planner.problem import Problem
@@ -32,7 +33,7 @@ PER_STAGE = (1, 2, 3)
 
 def families() -> tuple[PlanFamily, ...]:
     """All kinds of changes of a plan."""
-    of_plans = samples, exchanges, idle_devices, buckets, domains, rules, aligned
+    of_plans = samples, exchanges, idle_devices, buckets, domains, rules, aligned, interleaved_layers_by_rules
     return (*(partial(of_replicas, family) for family in REPLICA_FAMILIES), *of_plans)
 
 
@@ -194,10 +195,38 @@ def buckets(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
 
 def rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
     """Depths and delays of the weights' gradients by a rule each in all replicas, or one of the two as it is."""
-    splits = problem.splits_backward and not problem.costs.runtime.blocking_transfers
-    for per_stage, delay in itertools.product((None, *PER_STAGE), (None, *DELAY_RULES) if splits else (None,)):
+    for per_stage, delay in _pairs_of_rules(plan, problem):
+        yield partial(_by_rules, plan, per_stage, delay)
+
+
+def _pairs_of_rules(plan: Plan, problem: Problem) -> Iterator[tuple[int | None, Delay | None]]:
+    """Of depths and of delays. The depths of interleaved stages have no rule."""
+    of_depths = (None,) if _is_interleaved(plan) else (None, *PER_STAGE)
+    of_delays = (None, *DELAY_RULES) if problem.delays_weight_gradients else (None,)
+    for per_stage, delay in itertools.product(of_depths, of_delays):
         if per_stage is not None or delay is not None:
-            yield partial(_by_rules, plan, per_stage, delay)
+            yield per_stage, delay
+
+
+def layers_by_rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """Layers move from one stage to another, and then depths and delays go by rules. Where a stage waits for weights'
+    gradients of another one, neither alone gains anything."""
+    for change in of_replicas(layers, plan, problem):
+        for per_stage, delay in _pairs_of_rules(plan, problem):
+            yield partial(_changed_by_rules, change, per_stage, delay)
+
+
+def interleaved_layers_by_rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """The same where all pipelines are interleaved: there stages are few layers, and rules few."""
+    return layers_by_rules(plan, problem) if _is_interleaved(plan) else iter(())
+
+
+def _is_interleaved(plan: Plan) -> bool:
+    return all(replica.is_interleaved for replica in plan.replicas)
+
+
+def _changed_by_rules(change: PlanChange, per_stage: int | None, delay: Delay | None) -> Plan:
+    return _by_rules(change(), per_stage, delay)
 
 
 def _by_rules(plan: Plan, per_stage: int | None, delay: Delay | None) -> Plan:

@@ -28,7 +28,7 @@ from hetero.planner.improve.compositions import Composition, drawn_composition, 
 from hetero.planner.improve.division import DIVIDING_S, Divider, ReplicaSteps
 from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice, StageShape
 from hetero.planner.improve.shape_estimates import ShapeTimes
-from hetero.planner.improve.shape_search import SHAPING_S, ShapeSearch
+from hetero.planner.improve.shape_search import SHAPING_S, EstimatedShape, FoundShapes, ShapeSearch
 from hetero.planner.improve.step_estimate import ESTIMATING_S
 from hetero.planner.problem import Problem
 
@@ -100,6 +100,10 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def knows(self, composition: Composition, pipelines: tuple[ReplicaShape, ...]) -> bool:
+        """Whether such a one was there."""
+        return (composition, pipelines) in self._seen
 
     def add(self, each: Recomposition) -> bool:
         """Let it wait; ``False`` if it was there before."""
@@ -201,30 +205,39 @@ class Recomposer:
 
     def begin(self, drawn: Recomposition, dice: random.Random, share: float) -> None:
         """Look for better shapes of it with a share of a search."""
-        if (found := self._shaped(drawn, dice, share)) is not None:
-            self.begun.add(found)
+        found = self._shapes(drawn, dice, share)
+        if found is not None:
+            self.begun.add(self._of(drawn, [each.best for each in found]))
 
     def shaped(self, begun: Recomposition, dice: random.Random) -> Recomposition | None:
-        """The same composition with the best shapes that are found from those of ``begun``; ``None`` if nothing fits,
-        or if they have been found before."""
-        found = self._shaped(begun, dice, 1.0)
+        """The same composition with the best shapes that are found from those of ``begun``; where a plan was made of
+        these before, with the next best shape of one pipeline. ``None`` if nothing fits, or there was one of that."""
+        found = self._shapes(begun, dice, 1.0)
         if found is None:
             return None
-        least_s = self._least_s.get(found.composition, math.inf)
-        self._least_s[found.composition] = min(least_s, found.step_s)
-        self._times_searched[found.composition] += 1
-        return found if self._made.add(found) else None
+        chosen = [each.best for each in found]
+        if self._made.knows(begun.composition, tuple(each.shape for each in chosen)):
+            # Estimates are off by more than these differ.
+            i = dice.randrange(len(found))
+            chosen[i] = found[i].new or found[i].best
+        for search, each in zip(self._searches(begun.composition), chosen, strict=True):
+            search.made.add(each.shape)
+        shaped = self._of(begun, chosen)
+        least_s = self._least_s.get(shaped.composition, math.inf)
+        self._least_s[shaped.composition] = min(least_s, shaped.step_s)
+        self._times_searched[shaped.composition] += 1
+        return shaped if self._made.add(shaped) else None
 
-    def _shaped(self, drawn: Recomposition, dice: random.Random, share: float) -> Recomposition | None:
-        pipelines, steps = [], []
-        searches = self._searches(drawn.composition)
-        for search, shape, samples in zip(searches, drawn.pipelines, drawn.samples, strict=True):
-            best = search.shortest(shape, samples, dice, share=share)
-            if best is None:
-                return None
-            pipelines.append(best.shape)
-            steps.append(best.steps)
-        return drawn._replace(pipelines=tuple(pipelines), step_s=self._step_s(drawn.composition, steps))
+    def _shapes(self, drawn: Recomposition, dice: random.Random, share: float) -> list[FoundShapes] | None:
+        """What a share of a search finds for each of its pipelines."""
+        searches = zip(self._searches(drawn.composition), drawn.pipelines, drawn.samples, strict=True)
+        found = [search.shortest(shape, samples, dice, share=share) for search, shape, samples in searches]
+        fitting = [each for each in found if each is not None]
+        return fitting if len(fitting) == len(found) else None
+
+    def _of(self, drawn: Recomposition, shapes: Sequence[EstimatedShape]) -> Recomposition:
+        step_s = self._step_s(drawn.composition, [each.steps for each in shapes])
+        return drawn._replace(pipelines=tuple(each.shape for each in shapes), step_s=step_s)
 
     def tell(self, drawn: Recomposition, step_s: float) -> None:
         """Take notice of how long the step is when it is divided: another one of this composition is likely to be

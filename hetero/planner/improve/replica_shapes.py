@@ -171,10 +171,14 @@ class ShapeDice:
         return None if changed is None else ReplicaShape(tuple(changed), shape.samples).numbered()
 
     def _with_other_microbatch(self, shape: ReplicaShape, s: int) -> ReplicaShape | None:
-        """Half as many samples in the microbatches of one stage, or twice as many, but no more than elsewhere."""
+        """Half as many samples in the microbatches of one stage, or twice as many."""
         stage = shape.stages[s]
         halved = stage.halved + self._dice.choice((-1, 1))
-        if halved < 0 or (halved > stage.halved and stage.micro_batch_size(shape.samples) == 1):
+        if halved < 0:
+            # Twice as many as on any other, which have as many as before.
+            others = [each._replace(halved=each.halved + (i != s)) for i, each in enumerate(shape.stages)]
+            return ReplicaShape(tuple(others), 2 * shape.samples) if 2 * shape.samples <= self.most_samples else None
+        if halved > stage.halved and stage.micro_batch_size(shape.samples) == 1:
             return None
         return shape._replace(stages=(*shape.stages[:s], stage._replace(halved=halved), *shape.stages[s + 1 :]))
 

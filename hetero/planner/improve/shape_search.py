@@ -33,12 +33,27 @@ class EstimatedShape(NamedTuple):
         return self.steps.fill_s + samples * self.steps.period_s
 
 
+class FoundShapes(NamedTuple):
+    """What a search finds.
+
+    best: the shortest shape.
+    new: the shortest of those of which no plan was made; ``None`` if there is none.
+    """
+
+    best: EstimatedShape
+    new: EstimatedShape | None
+
+
 class ShapeSearch:
-    """Searches for shapes of the pipelines ``copies``, which are ``placed``."""
+    """Searches for shapes of the pipelines ``copies``, which are ``placed``.
+
+    made: shapes that are in plans by now.
+    """
 
     def __init__(self, times: ShapeTimes, copies: EqualPipelines, placed: RanksOfCopies) -> None:
         self._problem, self._copies = times.problem, copies
         self._estimates = ShapeEstimates(times, placed)
+        self.made: set[ReplicaShape] = set()
         self.changes = min(MOST_CHANGES, CHANGES_PER_DEVICE * sum(each.devices * each.parts for each in copies.pieces))
 
     def steps(self, shape: ReplicaShape, samples: float) -> ReplicaSteps | None:
@@ -47,8 +62,8 @@ class ShapeSearch:
 
     def shortest(
         self, start: ReplicaShape, samples: float, dice: random.Random, *, share: float = 1.0
-    ) -> EstimatedShape | None:
-        """The shortest shape that changes of ``start`` lead to, where each copy has so many samples; ``None`` if
+    ) -> FoundShapes | None:
+        """The shortest shapes that changes of ``start`` lead to, where each copy has so many samples; ``None`` if
         nothing fits.
 
         share: of the changes that are tried.
@@ -58,6 +73,7 @@ class ShapeSearch:
         best = self._estimated(start, samples) or self._first_that_fits(start, samples, shapes)
         if best is None:
             return None
+        new = None if best.shape in self.made else best
         shape, step_s = best.shape, best.seconds(samples)
         for i in range(most):
             changed = shapes.changed(shape)
@@ -69,7 +85,9 @@ class ShapeSearch:
                 shape, step_s = found.shape, changed_s
             if changed_s < best.seconds(samples):
                 best = found
-        return best
+            if (new is None or changed_s < new.seconds(samples)) and found.shape not in self.made:
+                new = found
+        return FoundShapes(best, new)
 
     def _estimated(self, shape: ReplicaShape, samples: float) -> EstimatedShape | None:
         steps = self._estimates.steps(shape, samples)

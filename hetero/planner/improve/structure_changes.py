@@ -13,7 +13,6 @@ from functools import partial
 
 from hetero.plan.ir import Plan, Replica, Stage
 from hetero.planner.improve.division import Divider
-from hetero.planner.improve.interleaving import interleavings
 from hetero.planner.improve.plan_changes import (
     PlanChange,
     PlanFamily,
@@ -50,7 +49,7 @@ class Settled:
 
 
 def structures(divider: Divider) -> tuple[PlanFamily, ...]:
-    """All kinds of changes that divide anew, or cut what is divided into several stages per device group."""
+    """All kinds of changes that divide anew."""
     changed: tuple[PlanFamily, ...] = (
         *(partial(of_replicas, family) for family in (order, fused, degrees, microbatches)),
         exchanges,
@@ -63,7 +62,7 @@ def structures(divider: Divider) -> tuple[PlanFamily, ...]:
         apart,
         straightened,
     )
-    return (partial(divided, divider), interleavings, *(partial(_settled, divider, family) for family in changed))
+    return (partial(divided, divider), *(partial(_settled, divider, family) for family in changed))
 
 
 def _settled(divider: Divider, family: PlanFamily, plan: Plan, problem: Problem) -> Iterator[PlanChange]:

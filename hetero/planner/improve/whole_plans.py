@@ -6,9 +6,9 @@ the problem's seed decides, by four means that take turns:
 
 * All nodes are **dealt anew** among replicas of few kinds (:mod:`.recompositions`).
 * A **leap** changes what replicas are made of: stages and devices go elsewhere, replicas become one or two, degrees and
-  microbatches change (:mod:`.structure_changes`). Layers and samples are divided anew with it (:mod:`.division`). Of
-  many such plans those with the least estimates (:mod:`.step_estimate`) are simulated, and the best are climbed from,
-  also if they are a little worse.
+  microbatches change (:mod:`.structure_changes`), or stages are interleaved. Layers and samples are divided anew with
+  it (:mod:`.division`). Of many such plans those with the least estimates (:mod:`.step_estimate`) are simulated, and
+  the best are climbed from, also if they are a little worse.
 * A **climb** takes every small change that helps (:mod:`.replica_changes`, :mod:`.plan_changes`). Where memory is
   short, what stages keep on their devices is exchanged as well (:mod:`.residency_exchanges`). Many climbs share the
   time (:mod:`.climbs`).
@@ -31,19 +31,19 @@ from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.step_bound import least_step_s
 from hetero.cost.simulation.step_limit import StepTooLong
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.depths import deadlocks
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.validate import validate
 from hetero.planner.deadline import Deadline
-from hetero.planner.improve.climbs import ChangeOrder, Climb, Climbs
-from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
+from hetero.planner.improve.climbs import ChangeOrder, Climb, Climbs, looks_of
+from hetero.planner.improve.dealt_plans import DealtPlans
 from hetero.planner.improve.division import DIVIDING_S, Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
+from hetero.planner.improve.interleaving import interleavings
 from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, families, rules, timings
 from hetero.planner.improve.recompositions import Recomposer
 from hetero.planner.improve.replica_changes import one_layer_more_recomputed
 from hetero.planner.improve.residency_exchanges import residencies
-from hetero.planner.improve.step_estimate import ESTIMATING_S, StepEstimates
+from hetero.planner.improve.step_estimate import ESTIMATING_S
 from hetero.planner.improve.structure_changes import structures
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import (
@@ -51,7 +51,6 @@ from hetero.planner.scoring import (
     ScoredPlan,
     Shortlist,
     bytes_over_capacity,
-    dry_run_s,
     goal_value,
     memory_is_short,
     price_per_hour,
@@ -141,11 +140,16 @@ class WholePlansSearch:
         self._dice = random.Random(problem.seed)
         self._divider = Divider(problem)
         self._structures = structures(self._divider)
-        self._estimates = StepEstimates(problem, self._divider)
         self._order = ChangeOrder(problem, families(), self._dice)
         self._timings = timings()
         self._started: dict[Plan, ScoredPlan] = {}
         self._restarts_in_vain = 0
+        # Of tuning: the climb, the seconds since each means gained the last time, and the walks in vain from its plan.
+        self._tuning: Climb | None = None
+        self._in_vain_s = {"climb": 0.0, "walk": 0.0}
+        self._walks_in_vain = 0
+        # Plans that are as good as small changes make them.
+        self._tuned: set[Plan] = set()
 
     def _begin_from(self, start: ScoredPlan) -> None:
         """Nothing is known of what leads where."""
@@ -164,9 +168,6 @@ class WholePlansSearch:
         self._turn = self._in_vain = 0
         # Seconds of all turns, and of dealing in them.
         self._taken_s = self._dealing_s = 0.0
-        # Of tuning the plan that leads: the seconds since each means gained the last time, and the walks since any did.
-        self._in_vain_s = {"climb": 0.0, "walk": 0.0}
-        self._walks_in_vain = 0
         self._base: ScoredPlan | None = None
         self._led_s = math.inf
         self._changes: list[PlanChange] = []
@@ -197,9 +198,14 @@ class WholePlansSearch:
         if self._restarts_in_vain > MOST_RESTARTS:
             self._restarts_in_vain = 0
         while not self._deadline.is_over():
-            if self._deadline.left_s < TUNING_SHARE * self._deadline.limit_s and not self._lead_is_tuned():
-                self._tune_lead()
+            ends = self._restarts_in_vain > MOST_RESTARTS
+            is_late = self._deadline.left_s < TUNING_SHARE * self._deadline.limit_s
+            if (ends or is_late) and (untuned := self._untuned()) is not None:
+                if self._tune_on(untuned):
+                    self._restarts_in_vain = 0
                 continue
+            if ends:
+                break
             best_s, lead_s, begun_s = self._goal(self.best), self._lead_s, self._deadline.elapsed_s
             if self._dealing_s < DEALING_SHARE * self._taken_s:
                 self._deal()
@@ -208,9 +214,8 @@ class WholePlansSearch:
                 self._climb_to_the_end()
                 if self._lead_s > (1 - LEAST_GAIN) * lead_s:
                     self._restarts_in_vain += 1
-                    if self._restarts_in_vain > MOST_RESTARTS:
-                        break
-                    self._begin_from(next(iter(self._started.values())))
+                    if self._restarts_in_vain <= MOST_RESTARTS:
+                        self._begin_from(next(iter(self._started.values())))
                     continue
                 self._in_vain = 0
             self._leap()
@@ -235,15 +240,25 @@ class WholePlansSearch:
         if not self._changes or self._led_s < led_s:
             base = self._climbs.next_base(self._lead, FAR)
             if base is not None:
+                self._interleave(base)
                 self._base, self._changes = base, self._leaps_from(base)
         if self._base is not None:
             changes, self._changes = self._changes[:LEAPS_AT_ONCE], self._changes[LEAPS_AT_ONCE:]
             for landed in self._leaps(self._base, changes):
                 self._climbs.add(self._climbs.begun(landed))
 
+    def _interleave(self, start: ScoredPlan) -> None:
+        """Climb from what several stages per device group make of ``start``: before that they are seldom any good."""
+        for change in interleavings(start.plan, self._problem):
+            if self._deadline.is_over():
+                break
+            plan = self._made(change)
+            if plan is not None and plan != start.plan:
+                self._climb_from(plan, NEW_START * self._goal(start))
+
     def _tune(self) -> None:
         """Go on with the climbs whose turn it is, and now and then with a walk from the plan that leads."""
-        self._climb_of_lead()
+        self._climb_of(self._lead)
         if self._turn % TURNS_BETWEEN_WALKS == 0:
             kinds = self._dice.choice((self._timings, self._order.families))
             if (found := self._walk(self._lead, kinds)) is not None:
@@ -254,36 +269,43 @@ class WholePlansSearch:
             climb.go_on(self._judged, self._deadline.is_over)
             self._climbs.add(climb)
 
-    def _tune_lead(self) -> None:
-        """Climb on from the plan that leads, or walk through its depths and delays: whichever has gained nothing for
-        less time. Where no change helps any more, walk."""
-        climb, lead_s, begun_s = self._climb_of_lead(), self._lead_s, self._deadline.elapsed_s
+    def _untuned(self) -> ScoredPlan | None:
+        """The best plan or the one that leads, if small changes may still make one of them better."""
+        return next((each for each in (self.best, self._lead) if each.plan not in self._tuned), None)
+
+    def _tune_on(self, scored: ScoredPlan) -> bool:
+        """Climb on from a plan, or walk through its depths and delays: whichever has gained nothing for less time.
+        Where no change helps any more, walk. Whether it gains."""
+        if self._tuning is None or self._tuning.current.plan != scored.plan:
+            self._tuning, self._walks_in_vain = self._climb_of(scored), 0
+        climb, begun_s = self._tuning, self._deadline.elapsed_s
         walks = climb.is_over or self._in_vain_s["walk"] < self._in_vain_s["climb"]
         if walks:
             # Where climbing is over, now and then through all kinds of changes.
             all_kinds = climb.is_over and self._dice.random() < 0.5
-            self._walk(self._lead, self._order.families if all_kinds else self._timings)
+            found = self._walk(scored, self._order.families if all_kinds else self._timings)
         else:
             climb.go_on(self._judged, self._deadline.is_over)
+            found, self._walks_in_vain = climb.current, 0 if climb.current != scored else self._walks_in_vain
         means = "walk" if walks else "climb"
-        gains = self._lead_s < lead_s
+        gains = found is not None and self._goal(found) < self._goal(scored)
         self._in_vain_s[means] = 0.0 if gains else self._in_vain_s[means] + self._deadline.elapsed_s - begun_s
         self._walks_in_vain += walks and not gains
+        # Nothing gained for so long that another plan is more likely to.
+        if self._walks_in_vain >= WALKS_IN_VAIN and climb.is_over:
+            self._tuned.add(scored.plan)
+        return gains
 
-    def _lead_is_tuned(self) -> bool:
-        """Whether nothing gained for so long that another plan is more likely to."""
-        return self._walks_in_vain >= WALKS_IN_VAIN and self._climb_of_lead().is_over
-
-    def _climb_of_lead(self) -> Climb:
-        """The climb that is at the plan that leads; a new one, if there is none."""
-        if (climb := self._climbs.of(self._lead.plan)) is None:
-            climb = self._climbs.begun(self._lead)
+    def _climb_of(self, scored: ScoredPlan) -> Climb:
+        """The climb that is at a plan; a new one, if there is none."""
+        if (climb := self._climbs.of(scored.plan)) is None:
+            climb = self._climbs.begun(scored)
             self._climbs.add(climb)
         return climb
 
     def _climb_to_the_end(self) -> None:
         """Look at all changes of the plan that leads."""
-        climb = self._climb_of_lead()
+        climb = self._climb_of(self._lead)
         while not (climb.is_over or self._deadline.is_over()):
             climb.go_on(self._judged, self._deadline.is_over)
 
@@ -329,24 +351,25 @@ class WholePlansSearch:
             dealt = None if self._deadline.is_over() else self._dealt.take(WORTH_STARTING * self._goal(self.best))
             if dealt is None:
                 break
-            self._climb_from(dealt, NEW_START * self._goal(self.best))
+            if not self._climb_from(dealt.plan, NEW_START * self._goal(self.best)):
+                self._dealt.put_back(dealt)
         taken_s = self._deadline.elapsed_s - begun_s
         self._dealing_s += taken_s if made_some else NOTHING_NEW * taken_s
 
-    def _climb_from(self, dealt: DealtPlan, most: float) -> None:
-        """Climb from a plan that deals all nodes anew."""
-        if self._climbs.knows(dealt.plan):
-            return
-        found = self._scored(dealt.plan, most)
+    def _climb_from(self, plan: Plan, most: float) -> bool:
+        """Climb from a plan of another structure, if it is not above ``most``. ``False`` if there was no time to see
+        whether it is."""
+        if self._climbs.knows(plan):
+            return True
+        found = self._scored(plan, most)
         if found is None:
-            if self._deadline.left_something_out:
-                self._dealt.put_back(dealt)
-            return
+            return not self._deadline.left_something_out
         climb = self._climbs.begun(self._with_rules(found))
         climb.go_on(self._judged, self._deadline.is_over)
         # One that there was no time for may still become better.
         if climb.goal < NEW_CLIMB * self._lead_s or self._deadline.ran_out:
             self._climbs.add(climb)
+        return True
 
     def _with_rules(self, start: ScoredPlan) -> ScoredPlan:
         """The same plan, or the best one with depths and delays of the weights' gradients by rules."""
@@ -361,7 +384,7 @@ class WholePlansSearch:
     def _walk(self, start: ScoredPlan, kinds: Sequence[PlanFamily]) -> ScoredPlan | None:
         """The best plan but ``start`` of a walk from there by changes of these ``kinds``; ``None`` if there is none."""
         current, best = start, None
-        for step in range(WALK):
+        for step in range(0, WALK, looks_of(start.plan)):
             if self._deadline.is_over():
                 break
             change = self._some_change(current.plan, kinds)
@@ -402,7 +425,7 @@ class WholePlansSearch:
         """It leads if it is better than what does, and not interleaved."""
         better = _is_interleaved(self._lead) or self._goal(found) < self._lead_s
         if better and not _is_interleaved(found):
-            self._lead, self._walks_in_vain = found, 0
+            self._lead = found
 
     def _made(self, change: Callable[[], Plan | None]) -> Plan | None:
         try:
@@ -419,7 +442,7 @@ class WholePlansSearch:
     def _scored(self, plan: Plan, most: float) -> ScoredPlan | None:
         """Score ``plan``; ``None`` if it is not legal, does not fit, or is above ``most`` before all is known."""
         try:
-            if self._least_goal(plan) > most or self._deadlocks(plan):
+            if self._least_goal(plan) > most:
                 return None
             problem, deadline, within_s = self._problem, self._deadline, self._step_s(plan, most)
             found = score_plan(plan, problem, deadline, within_s=within_s)
@@ -430,11 +453,6 @@ class WholePlansSearch:
         except (PlanError, ConfigError, ZeroDivisionError, StepTooLong):
             return None
         return found
-
-    def _deadlocks(self, plan: Plan) -> bool:
-        """Whether an interleaved replica stands still; the validator would look for depths with which it does not."""
-        interleaved = dict.fromkeys(replica for replica in plan.replicas if replica.is_interleaved)
-        return any(self._deadline.has(dry_run_s(replica)) and deadlocks(replica) for replica in interleaved)
 
     def _least_goal(self, plan: Plan) -> float:
         """What the goal of ``plan`` is not below; infinite where it is beyond the budget, or has no price."""
@@ -450,7 +468,7 @@ class WholePlansSearch:
     def _estimated_goal(self, plan: Plan) -> float:
         """What the goal of ``plan`` is about; infinite where it has none."""
         try:
-            about = self._estimates.step_s(plan)
+            about = self._divider.estimates.step_s(plan)
         except (PlanError, ConfigError):
             return math.inf
         return about if self._problem.goal == "time" else about * price_per_hour(plan, self._problem) / 3600

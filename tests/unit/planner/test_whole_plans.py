@@ -1,6 +1,7 @@
 """The search among whole plans: all kinds of changes, the same plan for the same effort, and little left to find."""
 
 import dataclasses
+import random
 from functools import cache, partial
 from typing import Any
 
@@ -12,11 +13,21 @@ from hetero.plan.offload import Offload
 from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve import whole_plans
-from hetero.planner.improve.climbs import Climb
+from hetero.planner.improve.climbs import LAST, ChangeOrder, Climb, Climbs
 from hetero.planner.improve.dealt_plans import DealtPlans
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
-from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, aligned, exchanges, families, idle_devices
+from hetero.planner.improve.interleaving import interleavings
+from hetero.planner.improve.plan_changes import (
+    PlanChange,
+    PlanFamily,
+    aligned,
+    exchanges,
+    families,
+    idle_devices,
+    interleaved_layers_by_rules,
+    layers_by_rules,
+)
 from hetero.planner.improve.replica_changes import delays, depths, evenly_deep, one_layer_more_recomputed
 from hetero.planner.improve.structure_changes import apart, side_by_side, structures
 from hetero.planner.improve.whole_plans import WholePlansSearch, search_whole_plans
@@ -67,7 +78,12 @@ def name_of(family: PlanFamily) -> str:
     return str(getattr(function, "__name__", "?"))
 
 
-@pytest.mark.parametrize("family", [*(each for each in FAMILIES if each is not aligned), *STRUCTURES[:-1]], ids=name_of)
+OF_FEW_PLANS = aligned, interleaved_layers_by_rules
+
+
+@pytest.mark.parametrize(
+    "family", [*(each for each in FAMILIES if each not in OF_FEW_PLANS), layers_by_rules, *STRUCTURES[:-1]], ids=name_of
+)
 def test_every_kind_of_change_makes_other_legal_plans(family: PlanFamily) -> None:
     question, start = unlike_replicas()
     changed = [change() for change in family(start, question)]
@@ -172,6 +188,10 @@ def test_interleaved_stages_become_one_per_device_group() -> None:
     ]
     interleaved = dataclasses.replace(start, replicas=(replica(*chunks, num_samples=8),), idle_ranks=tuple(range(2, 9)))
     assert name_of(STRUCTURES[-1]) == "straightened"
+    moved = [change() for change in interleaved_layers_by_rules(interleaved, question)]
+    assert any(is_legal(each) for each in moved)
+    assert all({stage.wgrad_delay for _, _, stage in each.stages()} != {None} for each in moved), "none is left whole"
+    assert not list(interleaved_layers_by_rules(start, question))
     (changed,) = [change() for change in STRUCTURES[-1](interleaved, question)]
     assert is_legal(changed)
     assert [each.num_layers for each in changed.replicas[0].stages] == [4, 4]
@@ -263,7 +283,7 @@ def test_the_plan_that_leads_is_tuned_by_both_means_and_then_left(monkeypatch: p
 
     def leapt(search: WholePlansSearch) -> None:
         did.append("leap")
-        assert search._lead_is_tuned()
+        assert search._untuned() is None
         leap(search)
 
     def climbed(climb: Climb, *args: Any) -> None:
@@ -279,6 +299,73 @@ def test_the_plan_that_leads_is_tuned_by_both_means_and_then_left(monkeypatch: p
     first = did[: did.index("leap")]
     assert {"walk", "climb", "walk through all"} <= set(first)
     assert first.index("walk") < first.index("walk through all"), "of all kinds only where climbing is over"
+
+
+@cache
+def two_layers_each() -> tuple[Problem, ScoredPlan]:
+    """Four stages that can be cut in two."""
+    question = few_layers.question(8, 4)
+    return question, score_of(few_layers.pipeline(question, 2, 4, 6), question)
+
+
+def test_the_best_plan_is_tuned_also_if_it_is_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaps begin from plans that are not, which must not leave the best one as it is."""
+    question, before = two_layers_each()
+    start = score_of(next(interleavings(before.plan, question))(), question)
+    assert all(replica.is_interleaved for replica in start.plan.replicas)
+    search, tuned = WholePlansSearch(question), []
+    tune = WholePlansSearch._tune_on
+
+    def noted(search: WholePlansSearch, scored: ScoredPlan) -> bool:
+        tuned.append(any(replica.is_interleaved for replica in scored.plan.replicas))
+        return tune(search, scored)
+
+    monkeypatch.setattr(WholePlansSearch, "_tune_on", noted)
+    monkeypatch.setattr(whole_plans, "TUNING_SHARE", 1.0)
+    found = search.go_on(Shortlist(start), question, Deadline(1.0, CountedWork()))
+    assert tuned[0], "it is the best one at first"
+    assert goal_value(found, question) < goal_value(start, question)
+
+
+def test_a_search_does_not_end_before_its_best_plan_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    question, start = start_of("six layers on four devices")
+    monkeypatch.setattr(whole_plans, "TURNS_IN_VAIN", 3)
+    monkeypatch.setattr(whole_plans, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(whole_plans, "TUNING_SHARE", 0.0)
+    search, deadline = WholePlansSearch(question), Deadline(60.0, CountedWork())
+    search.go_on(Shortlist(start), question, deadline)
+    assert not deadline.is_over()
+    assert search._untuned() is None
+    assert search.best.plan in search._tuned
+
+
+def test_a_plan_that_leaps_begin_from_is_interleaved_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of that is climbed from, though it is longer at first."""
+    question, start = two_layers_each()
+    search, climbed_from = WholePlansSearch(question), []
+    begun = Climbs.begun
+
+    def noted(climbs: Climbs, scored: ScoredPlan) -> Climb:
+        climbed_from.append(scored.plan)
+        return begun(climbs, scored)
+
+    monkeypatch.setattr(Climbs, "begun", noted)
+    search.go_on(Shortlist(start), question, Deadline(2.0, CountedWork()))
+    assert any(replica.is_interleaved for plan in climbed_from for replica in plan.replicas)
+
+
+def test_layers_move_with_other_delays_where_neither_alone_helps() -> None:
+    """Each is listed once with every rule, after all other changes."""
+    question, start = unlike_replicas()
+    order = ChangeOrder(question, FAMILIES, random.Random(0))
+    kinds = [label[0] for label, _ in order.of(start, set())]
+    assert kinds == sorted(kinds, key=lambda kind: kind == LAST)
+    assert kinds.count(LAST) == len(list(layers_by_rules(start, question)))
+    by_rules = [change() for change in layers_by_rules(start, question)]
+    moved = {tuple(each.num_layers for each in changed.replicas[0].stages) for changed in by_rules}
+    delays = {tuple(each.wgrad_delay for each in changed.replicas[0].stages) for changed in by_rules}
+    assert len(moved) > 2
+    assert len(delays) > 2
 
 
 def test_a_search_in_vain_begins_anew_and_ends_where_that_is_in_vain_too(monkeypatch: pytest.MonkeyPatch) -> None:
