@@ -39,6 +39,7 @@ from hetero.cost.simulation.recent import Recent
 from hetero.plan.ir import Plan, Replica
 from hetero.plan.offload import NOTHING_ON_HOST
 from hetero.planner.improve.division_costs import DivisionCosts, Matrix, StageKind, StageTable
+from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.replica_changes import deep_enough, depths_of
 from hetero.planner.improve.step_estimate import StepEstimates
 from hetero.planner.improve.transfer_costs import TransferCosts
@@ -135,7 +136,7 @@ class Divider:
         touched = list(replicas)
         ways = (True, False) if self._problem.delays_weight_gradients else (False,)
         every = [self._settled(plan, touched, per_stage, splits) for splits in ways]
-        found = list(dict.fromkeys(each for each in every if each is not None))
+        found = list(dict.fromkeys(with_domains_of_working(each, self._problem) for each in every if each is not None))
         # Weights' gradients that wait are summed later, which the division does not know.
         return min(found, key=self.estimates.step_s) if len(found) > 1 else next(iter(found), None)
 

@@ -27,12 +27,10 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from hetero.cost.memory import plan_memory
 from hetero.cost.simulation.step_bound import least_step_s
 from hetero.cost.simulation.step_limit import StepTooLong
 from hetero.errors import ConfigError, PlanError
-from hetero.plan.ir import Plan, Replica
-from hetero.plan.validate import validate
+from hetero.plan.ir import Plan
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.climbs import ChangeOrder, Climb, Climbs, looks_of
 from hetero.planner.improve.dealt_plans import DealtPlans
@@ -41,7 +39,7 @@ from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.interleaving import interleavings
 from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, families, rules, timings
 from hetero.planner.improve.recompositions import Recomposer
-from hetero.planner.improve.replica_changes import one_layer_more_recomputed
+from hetero.planner.improve.recomputing_more import recomputing_more
 from hetero.planner.improve.residency_exchanges import residencies
 from hetero.planner.improve.step_estimate import ESTIMATING_S
 from hetero.planner.improve.structure_changes import structures
@@ -50,7 +48,6 @@ from hetero.planner.scoring import (
     LEAST_GAIN,
     ScoredPlan,
     Shortlist,
-    bytes_over_capacity,
     goal_value,
     memory_is_short,
     price_per_hour,
@@ -114,9 +111,6 @@ WORTH_STARTING, NEW_START, NEW_CLIMB = 1.15, 1.4, 1.2
 """What deals all nodes anew may be so many times as long as the best plan by its estimate, simulated, and after a slice
 of a climb, to be simulated and to be climbed on from. Heuristics: depths and delays that nobody has chosen yet make a
 plan up to a third longer than its estimate, and after a climb it is a tenth above or below."""
-
-MOST_RECOMPUTED_MORE = 4
-"""Layers at most that are recomputed more where a change lacks memory. A heuristic."""
 
 
 def search_whole_plans(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:
@@ -447,7 +441,7 @@ class WholePlansSearch:
             problem, deadline, within_s = self._problem, self._deadline, self._step_s(plan, most)
             found = score_plan(plan, problem, deadline, within_s=within_s)
             found = found or score_with_smaller_depths(plan, problem, deadline, within_s=within_s)
-            if found is None and (more := self._recomputing_more(plan)) is not None and more != plan:
+            if found is None and (more := recomputing_more(plan, problem, deadline)) is not None and more != plan:
                 could_be = self._least_goal(more) <= most
                 found = score_plan(more, problem, deadline, within_s=within_s) if could_be else None
         except (PlanError, ConfigError, ZeroDivisionError, StepTooLong):
@@ -478,26 +472,6 @@ class WholePlansSearch:
         if self._problem.goal == "time":
             return goal
         return 3600 * goal / price if (price := price_per_hour(plan, self._problem)) else math.inf
-
-    def _recomputing_more(self, plan: Plan) -> Plan | None:
-        """``plan`` with as many layers more recomputed as memory asks for, where a few are enough.
-
-        Raises:
-            PlanError: the plan is not legal; there may have been no time to see that before.
-        """
-        validate(plan)
-        for _ in range(MOST_RECOMPUTED_MORE):
-            over = bytes_over_capacity(plan, self._problem, plan_memory(plan, self._problem.costs))
-            if not over or self._deadline.is_over():
-                return None if over else plan
-            changed: dict[int, Replica] = {}
-            for r, s in over:
-                more = one_layer_more_recomputed(changed.get(r, plan.replicas[r]), s)
-                if more is None or more.is_interleaved:
-                    return None
-                changed[r] = more
-            plan = plan.with_replicas(changed)
-        return None
 
 
 def _is_interleaved(scored: ScoredPlan) -> bool:

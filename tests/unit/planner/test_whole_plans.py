@@ -129,6 +129,8 @@ def test_a_device_that_begins_to_work_comes_into_a_domain() -> None:
     found = [with_domains_of_working(each, question) for each in at_work]
     assert any(is_legal(each) for each in found)
     assert all(each.gradient_sync.domains == ((0, 1, 2, 3, 4, 5), (6, 7, 8)) for each in found)
+    divided = [Divider(question).settled(each, [0], per_stage=2) for each in at_work]
+    assert any(each is not None and is_legal(each) for each in divided)
 
 
 def test_stages_that_change_places_take_the_layers_that_were_there() -> None:
