@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from hetero.plan.ir import Plan
-from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, layers_by_rules
+from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, plain_layers_by_rules
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, dry_runs_s, goal_value, usual_s
 
@@ -103,10 +103,9 @@ class ChangeOrder:
                 yield left[kind].pop()
                 if not left[kind]:
                     del left[kind]
-        if not all(replica.is_interleaved for replica in plan.replicas):
-            last = [((LAST, number), change) for number, change in enumerate(layers_by_rules(plan, self._problem))]
-            self._dice.shuffle(last)
-            yield from last
+        last = [((LAST, number), change) for number, change in enumerate(plain_layers_by_rules(plan, self._problem))]
+        self._dice.shuffle(last)
+        yield from last
 
 
 class Climb:

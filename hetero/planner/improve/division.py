@@ -113,7 +113,10 @@ class ReplicaSteps(NamedTuple):
 
 
 class Divider:
-    """Divides replicas of plans for ``problem``."""
+    """Divides replicas of plans for ``problem``.
+
+    costs, transfers, estimates: of these plans, with what is remembered of them, also for others.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

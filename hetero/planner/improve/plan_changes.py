@@ -217,8 +217,13 @@ def layers_by_rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
 
 
 def interleaved_layers_by_rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
-    """The same where all pipelines are interleaved: there stages are few layers, and rules few."""
+    """The same where all pipelines are interleaved: there they are few, as depths have no rule."""
     return layers_by_rules(plan, problem) if _is_interleaved(plan) else iter(())
+
+
+def plain_layers_by_rules(plan: Plan, problem: Problem) -> Iterator[PlanChange]:
+    """The same elsewhere: many, of which few help."""
+    return iter(()) if _is_interleaved(plan) else layers_by_rules(plan, problem)
 
 
 def _is_interleaved(plan: Plan) -> bool:

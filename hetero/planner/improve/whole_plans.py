@@ -280,11 +280,11 @@ class WholePlansSearch:
             found = self._walk(scored, self._order.families if all_kinds else self._timings)
         else:
             climb.go_on(self._judged, self._deadline.is_over)
-            found, self._walks_in_vain = climb.current, 0 if climb.current != scored else self._walks_in_vain
+            found = climb.current
         means = "walk" if walks else "climb"
         gains = found is not None and self._goal(found) < self._goal(scored)
         self._in_vain_s[means] = 0.0 if gains else self._in_vain_s[means] + self._deadline.elapsed_s - begun_s
-        self._walks_in_vain += walks and not gains
+        self._walks_in_vain = 0 if gains else self._walks_in_vain + walks
         # Nothing gained for so long that another plan is more likely to.
         if self._walks_in_vain >= WALKS_IN_VAIN and climb.is_over:
             self._tuned.add(scored.plan)
