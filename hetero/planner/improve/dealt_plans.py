@@ -41,6 +41,7 @@ class DealtPlans:
     """Plans with their estimates that deal all nodes anew.
 
     Args:
+        knows: whether somebody climbed from such a plan.
         learns: what is found of a composition tells what to expect of others.
     """
 
@@ -51,10 +52,11 @@ class DealtPlans:
         *,
         made: Maker,
         estimated: Callable[[Plan], float],
+        knows: Callable[[Plan], bool],
         learns: bool,
     ) -> None:
         self._recomposer, self._dice = recomposer, dice
-        self._made, self._estimated, self._learns = made, estimated, learns
+        self._made, self._estimated, self._knows, self._learns = made, estimated, knows, learns
         self._plans: list[DealtPlan] = []
         self._num_made = 0
 
@@ -70,14 +72,13 @@ class DealtPlans:
         return self._num_made > before
 
     def take(self, most: float) -> DealtPlan | None:
-        """The plan with the least estimate, which is no longer kept; ``None`` if all are above ``most``."""
-        if not self._plans:
-            return None
-        least = min(self._plans)
-        if least.about > most:
-            return None
-        self._plans.remove(least)
-        return least
+        """The plan with the least estimate that nobody knows, which is no longer kept; ``None`` if all are above
+        ``most``."""
+        while self._plans and (least := min(self._plans)).about <= most:
+            self._plans.remove(least)
+            if not self._knows(least.plan):
+                return least
+        return None
 
     def put_back(self, dealt: DealtPlan) -> None:
         """Keep a plan again for which there was no time."""

@@ -152,6 +152,7 @@ class WholePlansSearch:
             self._dice,
             made=self._made,
             estimated=self._estimated_goal,
+            knows=lambda plan: self._climbs.knows(plan),
             learns=self._problem.goal == "time",
         )
         self._climbs = Climbs(self._order, self._problem)

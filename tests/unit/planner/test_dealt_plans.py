@@ -8,6 +8,7 @@ from hetero.plan.ir import Plan
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
 from hetero.planner.improve.division import Divider
+from hetero.planner.improve.plan_structure import PlanStructure, structure_of
 from hetero.planner.improve.recompositions import Recomposer
 from hetero.planner.problem import Problem
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
@@ -17,7 +18,7 @@ def question() -> Problem:
     return problem(cluster(("A100-40", 4, 2), ("V100-16", 4, 2)), OPT_350M, 96)
 
 
-def dealt() -> DealtPlans:
+def dealt(knows: Callable[[Plan], bool] = lambda plan: False) -> DealtPlans:
     asked = question()
     divider = Divider(asked)
 
@@ -32,6 +33,7 @@ def dealt() -> DealtPlans:
         random.Random(0),
         made=made,
         estimated=divider.estimates.step_s,
+        knows=knows,
         learns=True,
     )
 
@@ -56,6 +58,22 @@ def test_the_best_ones_are_taken_first_and_none_above_what_is_asked_for() -> Non
     assert plans.take(float("inf")) is None
 
 
+def test_no_two_are_made_of_the_same_and_what_somebody_knows_is_not_taken() -> None:
+    """Climbs begin once from a structure, so that all else would be made for nothing."""
+    known: set[PlanStructure] = set()
+    plans = dealt(knows=lambda plan: structure_of(plan, question()) in known)
+    for _ in range(6):
+        plans.make_more(Deadline(1e9, CountedWork()))
+    every = taken(plans)
+    structures = [structure_of(each.plan, question()) for each in every]
+    assert len(every) > 30
+    assert len(set(structures)) == len(structures)
+    for each in every:
+        plans.put_back(each)
+    known |= set(structures[::2])
+    assert taken(plans) == every[1::2]
+
+
 def test_what_there_was_no_time_for_comes_next() -> None:
     """In ten short times as many plans are made as in a long one, and the best is as good."""
     short, at_once = dealt(), dealt()
@@ -72,7 +90,14 @@ def test_none_is_lost_where_the_time_ends_with_drawing() -> None:
     asked = question()
     drawn, dealing = (Recomposer(asked, Divider(asked)) for _ in range(2))
     drawn.draw(random.Random(0), 320, Deadline(0.05, CountedWork()))
-    plans = DealtPlans(dealing, random.Random(0), made=lambda make: None, estimated=lambda plan: 1.0, learns=True)
+    plans = DealtPlans(
+        dealing,
+        random.Random(0),
+        made=lambda make: None,
+        estimated=lambda plan: 1.0,
+        knows=lambda plan: False,
+        learns=True,
+    )
     assert not plans.make_more(Deadline(0.05, CountedWork()))
     assert len(drawn.drawn) > 30
     assert len(dealing.drawn) == len(drawn.drawn)
@@ -93,6 +118,7 @@ def test_where_nothing_is_new_that_is_said() -> None:
         random.Random(0),
         made=lambda make: make(),
         estimated=divider.estimates.step_s,
+        knows=lambda plan: False,
         learns=True,
     )
     made = [plans.make_more(Deadline(1e9, CountedWork())) for _ in range(30)]

@@ -14,7 +14,7 @@ from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve import whole_plans
 from hetero.planner.improve.climbs import LAST, ChangeOrder, Climb, Climbs
-from hetero.planner.improve.dealt_plans import DealtPlans
+from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.interleaving import interleavings
@@ -262,6 +262,23 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         start = going_on.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
     assert 0.05 < sum(dealing_s) / 4.0 < 0.6
     assert leapt_from == list(dict.fromkeys(leapt_from))
+
+
+def test_nothing_is_dealt_anew_that_a_climb_began_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    question, start = start_of("unlike devices")
+    search, known = WholePlansSearch(question), []
+    take = DealtPlans.take
+
+    def noted(plans: DealtPlans, most: float) -> DealtPlan | None:
+        found = take(plans, most)
+        if found is not None:
+            known.append(search._climbs.knows(found.plan))
+        return found
+
+    monkeypatch.setattr(DealtPlans, "take", noted)
+    search.go_on(Shortlist(start), question, Deadline(2.0, CountedWork()))
+    assert known
+    assert not any(known)
 
 
 def test_a_time_that_ends_makes_no_estimate_infinite() -> None:
