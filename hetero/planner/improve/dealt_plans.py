@@ -60,16 +60,14 @@ class DealtPlans:
         self._plans: list[DealtPlan] = []
         self._num_made = 0
 
-    def make_more(self, deadline: Deadline) -> bool:
-        """Deal all nodes anew, many times. Returns whether that made a plan that nobody had made before."""
-        before = self._num_made
+    def make_more(self, deadline: Deadline) -> None:
+        """Deal all nodes anew, many times."""
         recomposer = self._recomposer
         recomposer.draw(self._dice, min(DRAWN_AT_ONCE, DRAWN_PER_DEVICE * recomposer.num_devices), deadline)
         for each in self._taken(recomposer.drawn, BEGUN_AT_ONCE, deadline, self._beginning_s):
             recomposer.begin(each, self._dice, BEGUN_SHARE)
         for each in self._taken(recomposer.begun, MADE_AT_ONCE, deadline, self._making_s):
             self._make(each)
-        return self._num_made > before
 
     def take(self, most: float) -> DealtPlan | None:
         """The plan with the least estimate that nobody knows, which is no longer kept; ``None`` if all are above

@@ -249,11 +249,10 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         leapt_from.append(begun_with.plan)
         return listed(search, begun_with)
 
-    def timed(plans: DealtPlans, deadline: Deadline) -> bool:
+    def timed(plans: DealtPlans, deadline: Deadline) -> None:
         begun_s = deadline.elapsed_s
-        made_some = dealt(plans, deadline)
+        dealt(plans, deadline)
         dealing_s.append(deadline.elapsed_s - begun_s)
-        return made_some
 
     monkeypatch.setattr(DealtPlans, "make_more", timed)
     monkeypatch.setattr(WholePlansSearch, "_leaps_from", noted)
@@ -262,6 +261,22 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         start = going_on.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
     assert 0.05 < sum(dealing_s) / 4.0 < 0.6
     assert leapt_from == list(dict.fromkeys(leapt_from))
+
+
+def test_dealing_that_leads_nowhere_has_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More is left to leaps and climbs then."""
+    question, start = start_of("unlike devices")
+    dealing = 0
+
+    def dealt(plans: DealtPlans, deadline: Deadline) -> None:
+        nonlocal dealing
+        dealing += deadline.has(0.1)
+
+    monkeypatch.setattr(DealtPlans, "make_more", dealt)
+    monkeypatch.setattr(whole_plans, "TUNING_SHARE", 0.0)
+    monkeypatch.setattr(whole_plans, "TURNS_IN_VAIN", 10**9)
+    search_whole_plans(Shortlist(start), question, Deadline(4.0, CountedWork()))
+    assert 0.15 < 0.1 * dealing / 4.0 < 0.25
 
 
 def test_nothing_is_dealt_anew_that_a_climb_began_from(monkeypatch: pytest.MonkeyPatch) -> None:
