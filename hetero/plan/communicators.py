@@ -15,7 +15,7 @@ things in the same order. So two uses share one only where that order is certain
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -225,7 +225,7 @@ def gradient_communicators(plan: Plan) -> set[Ranks]:
 def _of_direction(replica: Replica, sender: StageKey, receiver: int, shared: frozenset[Direction]) -> Communicator:
     here, there = replica.stages[sender[1]].ranks, replica.stages[receiver].ranks
     use: CommunicatorUse = "activations" if sender[1] < receiver else "activation gradients"
-    is_shared = bool(shared) and _direction(replica, sender[1], receiver) in shared
+    is_shared = bool(shared) and _direction(_firsts_of_groups(replica), sender[1], receiver) in shared
     return Communicator(use, tuple(sorted(here + there)), None if is_shared else sender, here)
 
 
@@ -233,6 +233,7 @@ def _shared_directions(replica: Replica) -> frozenset[Direction]:
     """Between which device groups both sides come to the slices of all boundaries in the same order, in steps and in
     evaluations."""
     same: dict[Direction, bool] = {}
+    firsts = _firsts_of_groups(replica)
     for rows in (step_rows(replica), evaluation_rows(replica)):
         sent: dict[Direction, list[tuple[int, int]]] = {}
         received: dict[Direction, list[tuple[int, int]]] = {}
@@ -240,7 +241,7 @@ def _shared_directions(replica: Replica) -> frozenset[Direction]:
             if action.kind in SEND | RECEIVE:
                 forward = 1 if action.kind in (ActionKind.SEND_F, ActionKind.RECV_F) else -1
                 sender = action.stage if action.kind in SEND else action.stage - forward
-                direction = _direction(replica, sender, sender + forward)
+                direction = _direction(firsts, sender, sender + forward)
                 (sent if action.kind in SEND else received).setdefault(direction, []).append((sender, action.number))
         for direction, slices in sent.items():
             same[direction] = same.get(direction, True) and slices == received[direction]
@@ -254,10 +255,11 @@ def _host_order(replica: Replica, rows: Schedule) -> Iterator[Action]:
         yield from Program.of_row(row, replica=0, stages=stages, num_microbatches=counts, updates=False).host_order
 
 
-def _direction(replica: Replica, sender: int, receiver: int) -> Direction:
-    return _first_of_group(replica, sender), _first_of_group(replica, receiver), sender < receiver
+def _direction(firsts: Sequence[int], sender: int, receiver: int) -> Direction:
+    return firsts[sender], firsts[receiver], sender < receiver
 
 
-def _first_of_group(replica: Replica, stage: int) -> int:
-    ranks = replica.stages[stage].ranks
-    return next(s for s, other in enumerate(replica.stages) if other.ranks == ranks)
+def _firsts_of_groups(replica: Replica) -> list[int]:
+    """Of each stage the first one on its device group."""
+    firsts: dict[Ranks, int] = {}
+    return [firsts.setdefault(stage.ranks, s) for s, stage in enumerate(replica.stages)]
