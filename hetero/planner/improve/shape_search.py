@@ -96,20 +96,20 @@ class ShapeSearch:
         return None if steps is None else EstimatedShape(shape, steps)
 
     def _first_that_fits(self, shape: ReplicaShape, samples: float, shapes: ShapeDice) -> EstimatedShape | None:
-        """From what does not fit changes lead out that hold no fewer layers than before."""
+        """From what does not fit changes lead out that hold no fewer layers than before, or as many as there are."""
         held = self._held(shape, samples)
         for _ in range(MOST_CHANGES):
             changed = shapes.changed(shape)
             if changed is None or (more := self._held(changed, samples)) < held:
                 continue
             shape, held = changed, more
-            if held >= self._problem.model.num_layers and (found := self._estimated(shape, samples)) is not None:
+            if (found := self._estimated(shape, samples)) is not None:
                 return found
         return None
 
     def _held(self, shape: ReplicaShape, samples: float) -> float:
-        """The layers that it holds at most; 0 where nobody measured what it asks for."""
+        """The layers of the model that it holds at most; 0 where nobody measured what it asks for."""
         try:
-            return self._estimates.layers_held(shape, samples)
+            return min(self._problem.model.num_layers, self._estimates.layers_held(shape, samples))
         except ConfigError:
             return 0.0
