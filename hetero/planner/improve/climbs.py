@@ -8,7 +8,7 @@ goes on that has the least
     goal x (1 + IN_VAIN_PRICE x changes in vain since the last one that helped),
 
 which is a heuristic: a climb that gains nothing leaves the time to plans that are a little longer. Of plans with the
-same structure (:mod:`.plan_structure`) one is climbed from.
+same **structure**, which is everything but layers, recomputation, samples, depths and delays, one is climbed from.
 """
 
 import random
@@ -17,9 +17,11 @@ from collections.abc import Set as AbstractSet
 
 from hetero.plan.ir import Plan
 from hetero.planner.improve.plan_changes import PlanChange, PlanFamily, plain_layers_by_rules
-from hetero.planner.improve.plan_structure import PlanStructure, structure_of
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import LEAST_GAIN, ScoredPlan, dry_runs_s, goal_value, usual_s
+
+Structure = tuple[tuple[tuple[str, int, int, int], ...], ...]
+"""Of each replica, device, tp, dp and micro_batch_size of each stage."""
 
 Label = tuple[int, int]
 """The kind of a change, and its number among those of a plan."""
@@ -41,6 +43,16 @@ LAST = -1
 
 FIRST_LOOKS = 10
 """A kind of changes that was not looked at yet counts as if one in so many helped. A heuristic."""
+
+
+def structure_of(plan: Plan) -> Structure:
+    """What replicas are made of, without layers, samples, depths and delays."""
+    return tuple(
+        sorted(
+            tuple((stage.device, stage.tp, stage.dp, stage.micro_batch_size) for stage in replica.stages)
+            for replica in plan.replicas
+        )
+    )
 
 
 def looks_of(plan: Plan) -> int:
@@ -150,23 +162,23 @@ class Climbs:
     def __init__(self, order: ChangeOrder, problem: Problem) -> None:
         self._order, self._problem = order, problem
         self._climbs: list[Climb] = []
-        self._known: set[PlanStructure] = set()
-        self._leapt_from: set[PlanStructure] = set()
+        self._known: set[Structure] = set()
+        self._leapt_from: set[Structure] = set()
 
     def knows(self, plan: Plan) -> bool:
         """Whether a climb began from a plan of this structure."""
-        return structure_of(plan, self._problem) in self._known
+        return structure_of(plan) in self._known
 
     def begun(self, start: ScoredPlan) -> Climb:
         """A new climb, which has not been added yet."""
-        self._known.add(structure_of(start.plan, self._problem))
+        self._known.add(structure_of(start.plan))
         return Climb(start, self._order, self._problem)
 
     def add(self, climb: Climb) -> None:
         """Keep a climb; of the same structure only the one at the better plan goes on."""
-        structure = structure_of(climb.current.plan, self._problem)
+        structure = structure_of(climb.current.plan)
         self._known.add(structure)
-        alike = [each for each in self._climbs if structure_of(each.current.plan, self._problem) == structure]
+        alike = [each for each in self._climbs if structure_of(each.current.plan) == structure]
         best = min((*alike, climb), key=lambda each: each.goal)
         self._climbs = [each for each in (*self._climbs, climb) if each is best or each not in (*alike, climb)]
         if len(self._climbs) > MOST_CLIMBS:
@@ -192,7 +204,7 @@ class Climbs:
         tuned = (each for each in self._climbs if each.is_over or each.in_vain >= SLICE)
         near = sorted((each for each in tuned if each.goal < most), key=lambda each: each.goal)
         for each in (lead, *(climb.current for climb in near)):
-            if (structure := structure_of(each.plan, self._problem)) not in self._leapt_from:
+            if (structure := structure_of(each.plan)) not in self._leapt_from:
                 self._leapt_from.add(structure)
                 return each
         return None

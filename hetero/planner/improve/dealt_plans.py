@@ -41,7 +41,6 @@ class DealtPlans:
     """Plans with their estimates that deal all nodes anew.
 
     Args:
-        knows: whether somebody climbed from such a plan.
         learns: what is found of a composition tells what to expect of others.
     """
 
@@ -52,31 +51,33 @@ class DealtPlans:
         *,
         made: Maker,
         estimated: Callable[[Plan], float],
-        knows: Callable[[Plan], bool],
         learns: bool,
     ) -> None:
         self._recomposer, self._dice = recomposer, dice
-        self._made, self._estimated, self._knows, self._learns = made, estimated, knows, learns
+        self._made, self._estimated, self._learns = made, estimated, learns
         self._plans: list[DealtPlan] = []
         self._num_made = 0
 
-    def make_more(self, deadline: Deadline) -> None:
-        """Deal all nodes anew, many times."""
+    def make_more(self, deadline: Deadline) -> bool:
+        """Deal all nodes anew, many times. Returns whether that made a plan that nobody had made before."""
+        before = self._num_made
         recomposer = self._recomposer
         recomposer.draw(self._dice, min(DRAWN_AT_ONCE, DRAWN_PER_DEVICE * recomposer.num_devices), deadline)
         for each in self._taken(recomposer.drawn, BEGUN_AT_ONCE, deadline, self._beginning_s):
             recomposer.begin(each, self._dice, BEGUN_SHARE)
         for each in self._taken(recomposer.begun, MADE_AT_ONCE, deadline, self._making_s):
             self._make(each)
+        return self._num_made > before
 
     def take(self, most: float) -> DealtPlan | None:
-        """The plan with the least estimate that nobody knows, which is no longer kept; ``None`` if all are above
-        ``most``."""
-        while self._plans and (least := min(self._plans)).about <= most:
-            self._plans.remove(least)
-            if not self._knows(least.plan):
-                return least
-        return None
+        """The plan with the least estimate, which is no longer kept; ``None`` if all are above ``most``."""
+        if not self._plans:
+            return None
+        least = min(self._plans)
+        if least.about > most:
+            return None
+        self._plans.remove(least)
+        return least
 
     def put_back(self, dealt: DealtPlan) -> None:
         """Keep a plan again for which there was no time."""

@@ -14,7 +14,6 @@ Of those that could be the shortest the best shapes are looked for (:mod:`.shape
 expect of its other pipelines.
 """
 
-import itertools
 import math
 import random
 from collections import Counter
@@ -27,7 +26,6 @@ from hetero.plan.ir import Plan, Replica
 from hetero.planner.deadline import Deadline
 from hetero.planner.improve.compositions import Composition, drawn_composition, placed
 from hetero.planner.improve.division import DIVIDING_S, Divider, ReplicaSteps
-from hetero.planner.improve.plan_structure import PipelineStructure, PlanStructure
 from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice, StageShape
 from hetero.planner.improve.shape_estimates import ShapeTimes
 from hetero.planner.improve.shape_search import SHAPING_S, EstimatedShape, FoundShapes, ShapeSearch
@@ -36,9 +34,6 @@ from hetero.planner.problem import Problem
 
 PER_STAGE = (1, 2, 2, 3)
 """Microbatches more in flight than on the stage behind, one of which is drawn. A heuristic."""
-
-COMPOSITIONS = 20
-"""Compositions that are drawn at most until one may fit. A heuristic."""
 
 TRIES = 4
 """Pipelines that are drawn for each composition. A heuristic."""
@@ -89,12 +84,6 @@ class Recomposition(NamedTuple):
     per_stage: int
 
     @property
-    def structure(self) -> PlanStructure:
-        """Of its plan."""
-        each = zip(self.composition, self.pipelines, strict=True)
-        return tuple(sorted(itertools.chain(*(copies.number * [pipeline.structure] for copies, pipeline in each))))
-
-    @property
     def making_s(self) -> float:
         """Seconds of making its plan and estimating it, about, for the count of work."""
         each = zip(self.composition, self.pipelines, strict=True)
@@ -103,18 +92,22 @@ class Recomposition(NamedTuple):
 
 
 class Pool:
-    """Recompositions that wait for their turn. None that is made of the same is there twice, nor again."""
+    """Recompositions that wait for their turn, none of which is there twice, nor again."""
 
     def __init__(self) -> None:
         self._waiting: list[Recomposition] = []
-        self._seen: set[tuple[Composition, tuple[PipelineStructure, ...]]] = set()
+        self._seen: set[tuple[Composition, tuple[ReplicaShape, ...]]] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def knows(self, composition: Composition, pipelines: tuple[ReplicaShape, ...]) -> bool:
+        """Whether such a one was there."""
+        return (composition, pipelines) in self._seen
+
     def add(self, each: Recomposition) -> bool:
         """Let it wait; ``False`` if it was there before."""
-        key = each.composition, tuple(pipeline.structure for pipeline in each.pipelines)
+        key = each.composition, each.pipelines
         if key in self._seen:
             return False
         self._seen.add(key)
@@ -155,13 +148,12 @@ class Recomposer:
     def __init__(self, problem: Problem, divider: Divider) -> None:
         self._problem, self._divider = problem, divider
         self.drawn, self.begun = Pool(), Pool()
-        self._made: set[PlanStructure] = set()
+        self._made = Pool()
         self._times = ShapeTimes(problem, divider)
         self._searches = cache(self._searches_of)
         # Of compositions whose shapes were searched for to the end: how often, with what best step, and by how many
         # times the plan then is longer.
         self._times_searched: Counter[Composition] = Counter()
-        self._room = cache(self._room_of)
         self._least_s: dict[Composition, float] = {}
         self._longer: dict[Composition, float] = {}
 
@@ -183,24 +175,14 @@ class Recomposer:
         for _ in range(more // TRIES):
             if deadline.is_over() or not deadline.has(TRIES * DRAWING_S):
                 break
-            drawn = (drawn_composition(self._problem, dice) for _ in range(COMPOSITIONS))
-            composition = next(filter(lambda each: self._room(each) >= 1.0, drawn), ())
+            composition = drawn_composition(self._problem, dice)
             for _ in range(TRIES if composition else 0):
                 pipelines = tuple(ShapeDice(self._problem, copies, dice).drawn() for copies in composition)
                 evenly = [self._steps(each) for each in pipelines]
                 step_s = self._step_s(composition, evenly)
                 samples = tuple(max(1.0, (step_s - each.fill_s) / each.period_s) for each in evenly)
-                by_speed = Recomposition(step_s, composition, pipelines, samples, dice.choice(PER_STAGE))
-                self.drawn.add(self._estimated(by_speed) or by_speed._replace(step_s=UNFIT * step_s))
-
-    def _room_of(self, composition: Composition) -> float:
-        """How many times the devices of each pipeline hold all layers, if they hold as many as they can at best."""
-        most = self._times.most_layers
-        held = (
-            sum(piece.devices * piece.parts * most(piece.node_type, copies.number) for piece in copies.pieces)
-            for copies in composition
-        )
-        return min(held, default=0.0) / self._problem.model.num_layers
+                drawn = Recomposition(step_s, composition, pipelines, samples, dice.choice(PER_STAGE))
+                self.drawn.add(self._estimated(drawn) or drawn._replace(step_s=UNFIT * step_s))
 
     def _estimated(self, drawn: Recomposition) -> Recomposition | None:
         every = zip(self._searches(drawn.composition), drawn.pipelines, drawn.samples, strict=True)
@@ -228,28 +210,23 @@ class Recomposer:
             self.begun.add(self._of(drawn, [each.best for each in found]))
 
     def shaped(self, begun: Recomposition, dice: random.Random) -> Recomposition | None:
-        """The same composition with the best shapes that are found from those of ``begun``; where there was a plan that
-        is made of these before, with the next best shape of one pipeline. ``None`` if nothing fits, or there was one of
-        that."""
+        """The same composition with the best shapes that are found from those of ``begun``; where a plan was made of
+        these before, with the next best shape of one pipeline. ``None`` if nothing fits, or there was one of that."""
         found = self._shapes(begun, dice, 1.0)
         if found is None:
             return None
         chosen = [each.best for each in found]
-        shaped = self._of(begun, chosen)
-        if shaped.structure in self._made:
+        if self._made.knows(begun.composition, tuple(each.shape for each in chosen)):
             # Estimates are off by more than these differ.
             i = dice.randrange(len(found))
             chosen[i] = found[i].new or found[i].best
-            shaped = self._of(begun, chosen)
         for search, each in zip(self._searches(begun.composition), chosen, strict=True):
-            search.made.add(each.shape.structure)
+            search.made.add(each.shape)
+        shaped = self._of(begun, chosen)
         least_s = self._least_s.get(shaped.composition, math.inf)
         self._least_s[shaped.composition] = min(least_s, shaped.step_s)
         self._times_searched[shaped.composition] += 1
-        if (structure := shaped.structure) in self._made:
-            return None
-        self._made.add(structure)
-        return shaped
+        return shaped if self._made.add(shaped) else None
 
     def _shapes(self, drawn: Recomposition, dice: random.Random, share: float) -> list[FoundShapes] | None:
         """What a share of a search finds for each of its pipelines."""

@@ -13,7 +13,6 @@ from functools import cache
 from typing import NamedTuple
 
 from hetero.planner.improve.compositions import EqualPipelines, NodeParts
-from hetero.planner.improve.plan_structure import PipelineStructure
 from hetero.planner.problem import Problem
 
 MOST_SAMPLES, MOST_PER_DEVICE = 64, 4
@@ -64,14 +63,6 @@ class ReplicaShape(NamedTuple):
         """Whether of two neighbours the microbatch of one is so many whole ones of the other."""
         samples = [stage.samples(self.samples) for stage in self.stages]
         return all(max(both) % min(both) == 0 for both in itertools.pairwise(samples))
-
-    @property
-    def structure(self) -> PipelineStructure:
-        """What its stages are made of. Shapes that differ in nothing of that make the same pipeline: half of a single
-        sample is one as well."""
-        return tuple(
-            (stage.node_type, stage.tp, stage.dp, stage.micro_batch_size(self.samples)) for stage in self.stages
-        )
 
     def firsts(self, pieces: Mapping[int, int]) -> list[int]:
         """Of each stage its first device, counted from the first one that the replica has of its type.

@@ -25,11 +25,10 @@ A heuristic: the division that follows has the fill in what it minimises, and wh
 it.
 """
 
-import contextlib
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -100,8 +99,6 @@ class ShapeTimes:
         self._kind = cache(self._kind_of)
         self._boundary = cache(self._boundary_of)
         self.layer_s = cache(self._seconds_of_layer)
-        self.most_held = cache(self._most_held)
-        self.most_layers = cache(self._most_layers)
 
     def table(self, stage: StageShape, size: int, *, neighbours: int, ways: int, depth: int) -> Matrix:
         """Seconds of a microbatch of so many samples per rank, by the positions where the stage begins and ends.
@@ -110,22 +107,6 @@ class ShapeTimes:
         """
         kind = self._kind(stage.node_type, stage.tp, size, neighbours, ways)
         return self._divider.costs.table(kind, depth).seconds
-
-    def _most_held(self, stage: StageShape, size: int, neighbours: int, ways: int, depth: int) -> float:
-        """The most layers between the ends of the model that such a stage holds."""
-        positions = self._divider.costs.positions
-        held = np.isfinite(self.table(stage, size, neighbours=neighbours, ways=ways, depth=depth))
-        return float(np.where(held, positions[None, :] - positions[:, None], 0.0).max())
-
-    def _most_layers(self, node_type: int, copies: int) -> float:
-        """No stage of so many alike holds more layers for each of its devices: at best one sample is in flight, and all
-        share the optimizer's state. Data-parallel ranks hold the same layers, and share no more than that."""
-        groups, most = self.problem.model.num_query_groups, 0.0
-        for tp in range(1, self.problem.node_types[node_type].gpus_per_node + 1):
-            if groups % tp == 0:
-                with contextlib.suppress(ConfigError):  # Nobody measured that degree.
-                    most = max(most, self.most_held(StageShape(node_type, (0,), tp, tp), 1, 0, copies, 1) / tp)
-        return most
 
     def _kind_of(self, node_type: int, tp: int, size: int, neighbours: int, ways: int) -> StageKind:
         problem, of_type = self.problem, self.problem.node_types[node_type]
@@ -215,7 +196,9 @@ class ShapeEstimates:
             return None
 
     def _steps(self, shape: ReplicaShape, samples: float) -> ReplicaSteps | None:
-        stages, sizes, counts = self._counted(shape, samples)
+        stages = shape.stages
+        sizes = [stage.micro_batch_size(shape.samples) for stage in stages]
+        counts = [samples / (size * stage.dp) for size, stage in zip(sizes, stages, strict=True)]
         longest_s = self._longest_s(stages, sizes, counts)
         if longest_s == math.inf:
             return None
@@ -236,42 +219,17 @@ class ShapeEstimates:
 
     def _longest_s(self, stages: Sequence[StageShape], sizes: Sequence[int], counts: Sequence[float]) -> float:
         """T: what the longest stage computes in all."""
-        reached = None
-        for stage, size, count, (neighbours, ways, depth) in zip(
-            stages, sizes, counts, self._settings(stages, sizes, counts), strict=True
-        ):
-            seconds = count * self._times.table(stage, size, neighbours=neighbours, ways=ways, depth=depth)
-            reached = seconds[0] if reached is None else np.maximum(reached[:, None], seconds).min(axis=0)
-        return math.inf if reached is None else float(reached[-1])
-
-    def _settings(
-        self, stages: Sequence[StageShape], sizes: Sequence[int], counts: Sequence[float]
-    ) -> Iterator[tuple[int, int, int]]:
-        """Of each stage its neighbours, the ranks that hold the same layers, and its depth, about."""
         samples = [stage.dp * size for stage, size in zip(stages, sizes, strict=True)]
         last = len(stages) - 1
         ways = self._copies.number * stages[0].dp
-        for s, count in enumerate(counts):
+        reached = None
+        for s, (stage, size, count) in enumerate(zip(stages, sizes, counts, strict=True)):
             behind = PER_STAGE_BEHIND * sum(map(max, samples[s:], samples[s + 1 :]))
-            yield (s > 0) + (s < last), ways, min(max(1, int(count)), _about(1 + -(-behind // samples[s])))
-
-    def layers_held(self, shape: ReplicaShape, samples: float) -> float:
-        """The most layers that its stages hold, as if each were between the ends of the model.
-
-        Raises:
-            ConfigError: a device has no profile.
-        """
-        stages, sizes, counts = self._counted(shape, samples)
-        return sum(
-            self._times.most_held(stage, size, *settings)
-            for stage, size, settings in zip(stages, sizes, self._settings(stages, sizes, counts), strict=True)
-        )
-
-    def _counted(self, shape: ReplicaShape, samples: float) -> tuple[tuple[StageShape, ...], list[int], list[float]]:
-        """Its stages with the samples of a microbatch on each of their ranks, and how many of these there are."""
-        stages = shape.stages
-        sizes = [stage.micro_batch_size(shape.samples) for stage in stages]
-        return stages, sizes, [samples / (size * stage.dp) for size, stage in zip(sizes, stages, strict=True)]
+            depth = min(max(1, int(count)), _about(1 + -(-behind // samples[s])))
+            table = self._times.table(stage, size, neighbours=(s > 0) + (s < last), ways=ways, depth=depth)
+            seconds = count * table
+            reached = seconds[0] if reached is None else np.maximum(reached[:, None], seconds).min(axis=0)
+        return math.inf if reached is None else float(reached[-1])
 
     def _between(
         self, stages: Sequence[StageShape], sizes: Sequence[int], microbatch_s: Sequence[float]

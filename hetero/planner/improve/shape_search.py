@@ -4,10 +4,8 @@ which what is a little longer is accepted, less and less of that (threshold acce
 import random
 from typing import NamedTuple
 
-from hetero.errors import ConfigError
 from hetero.planner.improve.compositions import EqualPipelines, RanksOfCopies
 from hetero.planner.improve.division import ReplicaSteps
-from hetero.planner.improve.plan_structure import PipelineStructure
 from hetero.planner.improve.replica_shapes import ReplicaShape, ShapeDice
 from hetero.planner.improve.shape_estimates import ShapeEstimates, ShapeTimes
 
@@ -39,7 +37,7 @@ class FoundShapes(NamedTuple):
     """What a search finds.
 
     best: the shortest shape.
-    new: the shortest of those of whose structure no plan was made; ``None`` if there is none.
+    new: the shortest of those of which no plan was made; ``None`` if there is none.
     """
 
     best: EstimatedShape
@@ -49,13 +47,13 @@ class FoundShapes(NamedTuple):
 class ShapeSearch:
     """Searches for shapes of the pipelines ``copies``, which are ``placed``.
 
-    made: structures of which there are plans by now.
+    made: shapes that are in plans by now.
     """
 
     def __init__(self, times: ShapeTimes, copies: EqualPipelines, placed: RanksOfCopies) -> None:
         self._problem, self._copies = times.problem, copies
         self._estimates = ShapeEstimates(times, placed)
-        self.made: set[PipelineStructure] = set()
+        self.made: set[ReplicaShape] = set()
         self.changes = min(MOST_CHANGES, CHANGES_PER_DEVICE * sum(each.devices * each.parts for each in copies.pieces))
 
     def steps(self, shape: ReplicaShape, samples: float) -> ReplicaSteps | None:
@@ -75,7 +73,7 @@ class ShapeSearch:
         best = self._estimated(start, samples) or self._first_that_fits(start, samples, shapes)
         if best is None:
             return None
-        new = None if best.shape.structure in self.made else best
+        new = None if best.shape in self.made else best
         shape, step_s = best.shape, best.seconds(samples)
         for i in range(most):
             changed = shapes.changed(shape)
@@ -87,7 +85,7 @@ class ShapeSearch:
                 shape, step_s = found.shape, changed_s
             if changed_s < best.seconds(samples):
                 best = found
-            if (new is None or changed_s < new.seconds(samples)) and found.shape.structure not in self.made:
+            if (new is None or changed_s < new.seconds(samples)) and found.shape not in self.made:
                 new = found
         return FoundShapes(best, new)
 
@@ -96,20 +94,9 @@ class ShapeSearch:
         return None if steps is None else EstimatedShape(shape, steps)
 
     def _first_that_fits(self, shape: ReplicaShape, samples: float, shapes: ShapeDice) -> EstimatedShape | None:
-        """From what does not fit changes lead out that hold no fewer layers than before, or as many as there are."""
-        held = self._held(shape, samples)
+        """From what does not fit every way may lead out."""
         for _ in range(MOST_CHANGES):
-            changed = shapes.changed(shape)
-            if changed is None or (more := self._held(changed, samples)) < held:
-                continue
-            shape, held = changed, more
+            shape = shapes.changed(shape) or shape
             if (found := self._estimated(shape, samples)) is not None:
                 return found
         return None
-
-    def _held(self, shape: ReplicaShape, samples: float) -> float:
-        """The layers of the model that it holds at most; 0 where nobody measured what it asks for."""
-        try:
-            return min(self._problem.model.num_layers, self._estimates.layers_held(shape, samples))
-        except ConfigError:
-            return 0.0

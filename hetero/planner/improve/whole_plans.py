@@ -87,9 +87,9 @@ TURNS_BETWEEN_WALKS = 3
 SLICES = 3
 """Slices of climbs in a turn. A heuristic."""
 
-DEALING_SHARE, IN_VAIN = 0.4, 2
-"""Of the time such a share is for dealing all nodes anew; what was spent on it counts so many times where nothing of it
-leads. Heuristics."""
+DEALING_SHARE, NOTHING_NEW = 0.4, 3
+"""Of the time such a share is for dealing all nodes anew; what was spent on it counts so many times where it made
+nothing new. Heuristics."""
 
 WORTH_LEAPING = 5e-3
 """Relative: a leap that gains so much is followed by others before anything is tuned. A heuristic."""
@@ -152,7 +152,6 @@ class WholePlansSearch:
             self._dice,
             made=self._made,
             estimated=self._estimated_goal,
-            knows=lambda plan: self._climbs.knows(plan),
             learns=self._problem.goal == "time",
         )
         self._climbs = Climbs(self._order, self._problem)
@@ -340,8 +339,8 @@ class WholePlansSearch:
 
     def _deal(self) -> None:
         """Deal all nodes anew; what is not much longer than the best plan is another start."""
-        begun_s, lead_s = self._deadline.elapsed_s, self._lead_s
-        self._dealt.make_more(self._deadline)
+        begun_s = self._deadline.elapsed_s
+        made_some = self._dealt.make_more(self._deadline)
         for _ in range(NEW_AT_ONCE):
             dealt = None if self._deadline.is_over() else self._dealt.take(WORTH_STARTING * self._goal(self.best))
             if dealt is None:
@@ -349,8 +348,7 @@ class WholePlansSearch:
             if not self._climb_from(dealt.plan, NEW_START * self._goal(self.best)):
                 self._dealt.put_back(dealt)
         taken_s = self._deadline.elapsed_s - begun_s
-        leads = self._lead_s < (1 - LEAST_GAIN) * lead_s
-        self._dealing_s += taken_s if leads else IN_VAIN * taken_s
+        self._dealing_s += taken_s if made_some else NOTHING_NEW * taken_s
 
     def _climb_from(self, plan: Plan, most: float) -> bool:
         """Climb from a plan of another structure, if it is not above ``most``. ``False`` if there was no time to see

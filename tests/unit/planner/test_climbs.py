@@ -5,12 +5,10 @@ import random
 from functools import cache
 
 from hetero.plan.ir import Plan
-from hetero.planner.improve.climbs import SLICE, ChangeOrder, Climb, Climbs
+from hetero.planner.improve.climbs import SLICE, ChangeOrder, Climb, Climbs, structure_of
 from hetero.planner.improve.plan_changes import PlanChange, families
-from hetero.planner.improve.plan_structure import structure_of
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, goal_value, score_if_legal
-from tests.helpers.plans import replica, stage
 from tests.unit.planner import unlike_devices
 from tests.unit.planner.test_whole_plans import start_of
 
@@ -62,30 +60,14 @@ def test_a_climb_ends_where_no_change_helps() -> None:
 
 
 def test_structures_differ_by_degrees_and_microbatches_alone() -> None:
-    question, start = start_of("unlike devices")
+    _, start = start_of("unlike devices")
     plan, replica = start.plan, start.plan.replicas[0]
     assert len(replica.stages) > 1
     moved = plan.with_replica(0, replica.with_layers_moved(1, 0, 1))
     deeper = plan.with_replica(0, replica.with_stage(0, in_flight=replica.stages[0].in_flight + 1))
-    assert structure_of(moved, question) == structure_of(deeper, question) == structure_of(plan, question)
+    assert structure_of(moved) == structure_of(deeper) == structure_of(plan)
     other = plan.with_replica(0, replica.with_stage(0, micro_batch_size=2 * replica.stages[0].micro_batch_size))
-    assert structure_of(other, question) != structure_of(plan, question)
-
-
-def test_devices_of_one_name_on_other_nodes_make_another_structure() -> None:
-    """They may have more memory there, or slower links."""
-    of_a, of_b = (
-        dataclasses.replace(each, name=name, device="A100-40")
-        for each, name in zip(unlike_devices.mixed_problem().cluster.node_types, "ab", strict=True)
-    )
-    question = unlike_devices.mixed_problem()
-    alike = dataclasses.replace(question, cluster=dataclasses.replace(question.cluster, node_types=(of_a, of_b)))
-    ranks = (0, 1), (1, 0)
-    here, there = (
-        alike.plan_of([replica(*(stage(layers=(4 * s, 4 * s + 4), ranks=(r,)) for s, r in enumerate(order)))])
-        for order in ranks
-    )
-    assert structure_of(here, alike) != structure_of(there, alike)
+    assert structure_of(other) != structure_of(plan)
 
 
 def two_starts() -> tuple[Problem, ScoredPlan, ScoredPlan]:
@@ -95,8 +77,7 @@ def two_starts() -> tuple[Problem, ScoredPlan, ScoredPlan]:
         found
         for family in families()
         for change in family(start.plan, question)
-        if (found := judged(change, start, 0.0)) is not None
-        and structure_of(found.plan, question) != structure_of(start.plan, question)
+        if (found := judged(change, start, 0.0)) is not None and structure_of(found.plan) != structure_of(start.plan)
     )
     first, second = sorted((start, other), key=lambda each: goal_value(each, question))
     return question, first, second
@@ -128,13 +109,13 @@ def test_of_one_structure_the_better_climb_is_kept() -> None:
     assert climb.current.plan != start.plan
     better = dataclasses.replace(start, plan=climb.current.plan, simulation=climb.current.simulation)
     climbs = Climbs(order_of(question), question)
-    if structure_of(start.plan, question) != structure_of(better.plan, question):
+    if structure_of(start.plan) != structure_of(better.plan):
         better = next(
             found
             for family in families()
             for change in family(start.plan, question)
             if (found := judged(change, start, 0.0)) is not None
-            and structure_of(found.plan, question) == structure_of(start.plan, question)
+            and structure_of(found.plan) == structure_of(start.plan)
             and goal_value(found, question) < goal_value(start, question)
         )
     for each in (start, better, start):

@@ -8,7 +8,6 @@ from hetero.plan.ir import Plan
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
 from hetero.planner.improve.division import Divider
-from hetero.planner.improve.plan_structure import PlanStructure, structure_of
 from hetero.planner.improve.recompositions import Recomposer
 from hetero.planner.problem import Problem
 from tests.unit.planner.clusters import OPT_350M, cluster, problem
@@ -18,7 +17,7 @@ def question() -> Problem:
     return problem(cluster(("A100-40", 4, 2), ("V100-16", 4, 2)), OPT_350M, 96)
 
 
-def dealt(knows: Callable[[Plan], bool] = lambda plan: False) -> DealtPlans:
+def dealt() -> DealtPlans:
     asked = question()
     divider = Divider(asked)
 
@@ -33,7 +32,6 @@ def dealt(knows: Callable[[Plan], bool] = lambda plan: False) -> DealtPlans:
         random.Random(0),
         made=made,
         estimated=divider.estimates.step_s,
-        knows=knows,
         learns=True,
     )
 
@@ -48,7 +46,7 @@ def taken(plans: DealtPlans) -> list[DealtPlan]:
 
 def test_the_best_ones_are_taken_first_and_none_above_what_is_asked_for() -> None:
     plans = dealt()
-    plans.make_more(Deadline(1e9, CountedWork()))
+    assert plans.make_more(Deadline(1e9, CountedWork()))
     every = taken(plans)
     assert len(every) > 3
     assert [each.about for each in every] == sorted(each.about for each in every)
@@ -56,22 +54,6 @@ def test_the_best_ones_are_taken_first_and_none_above_what_is_asked_for() -> Non
     assert plans.take(every[0].about) is None
     assert plans.take(every[1].about) == every[1]
     assert plans.take(float("inf")) is None
-
-
-def test_no_two_are_made_of_the_same_and_what_somebody_knows_is_not_taken() -> None:
-    """Climbs begin once from a structure, so that all else would be made for nothing."""
-    known: set[PlanStructure] = set()
-    plans = dealt(knows=lambda plan: structure_of(plan, question()) in known)
-    for _ in range(6):
-        plans.make_more(Deadline(1e9, CountedWork()))
-    every = taken(plans)
-    structures = [structure_of(each.plan, question()) for each in every]
-    assert len(every) > 30
-    assert len(set(structures)) == len(structures)
-    for each in every:
-        plans.put_back(each)
-    known |= set(structures[::2])
-    assert taken(plans) == every[1::2]
 
 
 def test_what_there_was_no_time_for_comes_next() -> None:
@@ -90,27 +72,19 @@ def test_none_is_lost_where_the_time_ends_with_drawing() -> None:
     asked = question()
     drawn, dealing = (Recomposer(asked, Divider(asked)) for _ in range(2))
     drawn.draw(random.Random(0), 320, Deadline(0.05, CountedWork()))
-    plans = DealtPlans(
-        dealing,
-        random.Random(0),
-        made=lambda make: None,
-        estimated=lambda plan: 1.0,
-        knows=lambda plan: False,
-        learns=True,
-    )
-    plans.make_more(Deadline(0.05, CountedWork()))
-    assert taken(plans) == []
+    plans = DealtPlans(dealing, random.Random(0), made=lambda make: None, estimated=lambda plan: 1.0, learns=True)
+    assert not plans.make_more(Deadline(0.05, CountedWork()))
     assert len(drawn.drawn) > 30
     assert len(dealing.drawn) == len(drawn.drawn)
 
 
 def test_in_no_time_nothing_is_made() -> None:
     plans = dealt()
-    plans.make_more(Deadline(1e-9, CountedWork()))
+    assert not plans.make_more(Deadline(1e-9, CountedWork()))
     assert taken(plans) == []
 
 
-def test_where_nothing_is_new_nothing_is_made() -> None:
+def test_where_nothing_is_new_that_is_said() -> None:
     """Two nodes of one device each have few shapes."""
     asked = problem(cluster(("A100-40", 1, 2)), OPT_350M, 8)
     divider = Divider(asked)
@@ -119,12 +93,8 @@ def test_where_nothing_is_new_nothing_is_made() -> None:
         random.Random(0),
         made=lambda make: make(),
         estimated=divider.estimates.step_s,
-        knows=lambda plan: False,
         learns=True,
     )
-    made = []
-    for _ in range(30):
-        plans.make_more(Deadline(1e9, CountedWork()))
-        made.append(len(taken(plans)))
-    assert made[0] > 0
+    made = [plans.make_more(Deadline(1e9, CountedWork())) for _ in range(30)]
+    assert made[0]
     assert not any(made[-5:])

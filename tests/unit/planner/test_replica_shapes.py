@@ -88,18 +88,6 @@ def test_a_stage_has_microbatches_of_its_own() -> None:
     assert stage._replace(halved=1).samples(16) == 8
 
 
-def test_shapes_that_make_the_same_pipeline_have_one_structure() -> None:
-    """However its microbatches are written: one sample is halved in vain, and twice as many of half the samples are
-    as many."""
-    one, other = StageShape(0, (0,), 4, 2), StageShape(1, (0,), 4, 1)
-    shape = ReplicaShape((one, other), samples=4)
-    halved = ReplicaShape((one, other._replace(halved=2)), samples=4)
-    twice = ReplicaShape((one._replace(halved=1), other._replace(halved=1)), samples=8)
-    assert shape.structure == halved.structure == twice.structure == ((0, 2, 2, 2), (1, 1, 4, 1))
-    assert ReplicaShape((one, other), samples=8).structure != shape.structure
-    assert ReplicaShape((other, one), samples=4).structure != shape.structure
-
-
 def test_no_microbatch_is_halved_in_vain() -> None:
     """What cannot become smaller stays: other names of the same shape would be looked at again and again."""
     shapes = ShapeDice(question(), WHOLE, random.Random(0))

@@ -14,7 +14,7 @@ from hetero.plan.validate import validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve import whole_plans
 from hetero.planner.improve.climbs import LAST, ChangeOrder, Climb, Climbs
-from hetero.planner.improve.dealt_plans import DealtPlan, DealtPlans
+from hetero.planner.improve.dealt_plans import DealtPlans
 from hetero.planner.improve.division import Divider
 from hetero.planner.improve.gradient_sync import with_domains_of_working
 from hetero.planner.improve.interleaving import interleavings
@@ -249,10 +249,11 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         leapt_from.append(begun_with.plan)
         return listed(search, begun_with)
 
-    def timed(plans: DealtPlans, deadline: Deadline) -> None:
+    def timed(plans: DealtPlans, deadline: Deadline) -> bool:
         begun_s = deadline.elapsed_s
-        dealt(plans, deadline)
+        made_some = dealt(plans, deadline)
         dealing_s.append(deadline.elapsed_s - begun_s)
+        return made_some
 
     monkeypatch.setattr(DealtPlans, "make_more", timed)
     monkeypatch.setattr(WholePlansSearch, "_leaps_from", noted)
@@ -261,39 +262,6 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         start = going_on.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
     assert 0.05 < sum(dealing_s) / 4.0 < 0.6
     assert leapt_from == list(dict.fromkeys(leapt_from))
-
-
-def test_dealing_that_leads_nowhere_has_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More is left to leaps and climbs then."""
-    question, start = start_of("unlike devices")
-    dealing = 0
-
-    def dealt(plans: DealtPlans, deadline: Deadline) -> None:
-        nonlocal dealing
-        dealing += deadline.has(0.1)
-
-    monkeypatch.setattr(DealtPlans, "make_more", dealt)
-    monkeypatch.setattr(whole_plans, "TUNING_SHARE", 0.0)
-    monkeypatch.setattr(whole_plans, "TURNS_IN_VAIN", 10**9)
-    search_whole_plans(Shortlist(start), question, Deadline(4.0, CountedWork()))
-    assert 0.15 < 0.1 * dealing / 4.0 < 0.25
-
-
-def test_nothing_is_dealt_anew_that_a_climb_began_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    question, start = start_of("unlike devices")
-    search, known = WholePlansSearch(question), []
-    take = DealtPlans.take
-
-    def noted(plans: DealtPlans, most: float) -> DealtPlan | None:
-        found = take(plans, most)
-        if found is not None:
-            known.append(search._climbs.knows(found.plan))
-        return found
-
-    monkeypatch.setattr(DealtPlans, "take", noted)
-    search.go_on(Shortlist(start), question, Deadline(2.0, CountedWork()))
-    assert known
-    assert not any(known)
 
 
 def test_a_time_that_ends_makes_no_estimate_infinite() -> None:
