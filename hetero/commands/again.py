@@ -30,7 +30,7 @@ def plan_again(args: argparse.Namespace, wanted: WantedProfile) -> tuple[str, st
         share = getattr(args, dropout)
         given += [] if share == DEFAULT_DROPOUT else [f"--{dropout.replace('_', '-')}", f"{share:g}"]
     given += [] if args.offload == Problem.offload else ["--offload", args.offload]
-    given += [] if args.processes == 1 else ["--processes", args.processes]
+    given += [] if args.processes is None else ["--processes", args.processes]
     given += [] if args.host_memory_gib is None else ["--host-memory-gib", args.host_memory_gib]
     measuring, profile = profile_run(wanted, model=str(args.model))
     return measuring, shlex.join(["hetero", "plan", *map(str, given), *_profiles_again(args, profile)])

@@ -99,7 +99,7 @@ def _agent_command(args: argparse.Namespace, *, url: str, name: str, node_type: 
 def _etcd() -> Iterator[str]:
     """An etcd in a folder of its own; its address."""
     with tempfile.TemporaryDirectory(prefix="hetero-etcd-") as folder:
-        port, peer_port = _free_port(), _free_port()
+        port, peer_port = _free_ports(2)
         process = _started(etcd_command(data=Path(folder), host=_HOST, port=port, peer_port=peer_port))
         url = f"http://{_HOST}:{port}"
         try:
@@ -121,7 +121,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_HOST, 0))
-        return int(listener.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """So many that are free now, no two the same: each is held until all are known."""
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind((_HOST, 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]

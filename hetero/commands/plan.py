@@ -32,6 +32,7 @@ from hetero.planner.plan_provenance import with_provenance
 from hetero.planner.problem import Offloading, Problem
 from hetero.planner.reference.yardsticks import Yardstick, best_uniform, yardsticks
 from hetero.planner.scoring import goal_value
+from hetero.planner.siblings import USUAL_PROCESSES, usual_processes
 from hetero.report.content import Execution, Report
 from hetero.report.plan_wording import range_of
 from hetero.report.prediction_json import bounds_json, prediction_json
@@ -98,10 +99,9 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--processes",
         type=COUNT,
-        default=1,
         metavar="N",
-        help="search in so many at once, each with a seed of its own, as many as there are cores to spare: what one "
-        "finds in a time limit is partly luck (default: %(default)s)",
+        help="search in so many at once, each with a seed of its own: what one finds in a time limit is partly luck "
+        f"(default: one on each core, {USUAL_PROCESSES} at most)",
     )
     parser.add_argument(
         "--uniform-out",
@@ -226,7 +226,7 @@ def _planned(args: argparse.Namespace) -> int:
         interleaves=not args.no_interleave,
         offload=args.offload,
     )
-    result = _with_progress(problem, args.processes)
+    result = _with_progress(problem, args.processes or usual_processes())
     out = console()
     certainty = certainty_of(result.simulation, problem.topology, costs, result.runners_up)
     if args.out is not None:

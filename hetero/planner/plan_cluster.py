@@ -37,6 +37,7 @@ class PlanResult:
     bound_s: no cover of the cluster by templates of the space has a shorter step by that formula.
     lower_bound_s: no plan whatever has a shorter step by the simulator.
     finished: the space was enumerated and the search ended by itself, and neither by the time limit.
+    processes: that searched, each with a seed of its own.
     runners_up: the best of the other plans that were looked at, by what they are.
     rings: what the step is if a ring has one interface of each node; ``None`` where that is no question, or was not
         looked at.
@@ -50,6 +51,7 @@ class PlanResult:
     lower_bound_s: float = 0.0
     num_templates: int
     planning_s: float
+    processes: int = 1
     finished: bool
     runners_up: tuple[RunnerUp, ...] = ()
     rings: RingsWithOneInterface | None = None
@@ -110,7 +112,7 @@ def plan_cluster(
     }
     runners_up = _runners_up(best, listed, problem)
     result = _result(best, construction.found, runners_up, lower_bound_s(problem), deadline)
-    return dataclasses.replace(result, rings=rings)
+    return dataclasses.replace(result, rings=rings, processes=processes)
 
 
 @rare_garbage_collection()

@@ -9,6 +9,7 @@ counts its own, so that the same seed and number of processes give the same plan
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
@@ -26,7 +27,16 @@ SEEDS = 1 << 31
 MOST_PROCESSES = 256
 """A heuristic: each takes a core and some hundred MB."""
 
+USUAL_PROCESSES = 4
+"""So many at most search at once if nobody says how many. A heuristic: more take memory that a login node may lack."""
+
 PlanSearch = Callable[[Problem], Sequence[ScoredPlan]]
+
+
+def usual_processes() -> int:
+    """So many search at once if nobody says how many: one on each core that there is for this process, up to
+    :data:`USUAL_PROCESSES`."""
+    return min(USUAL_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 class Siblings:

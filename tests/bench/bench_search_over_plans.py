@@ -3,6 +3,7 @@
 python tests/bench/bench_search_over_plans.py                                   every case
 python tests/bench/bench_search_over_plans.py 0 3 --evaluations 10000 --effort 30
 python tests/bench/bench_search_over_plans.py --effort 10 30 120 --evaluations 0     what more time brings, no search
+python tests/bench/bench_search_over_plans.py --processes 4                     planned as on a machine of four cores
 
 Planning has so many seconds of counted work, which are the same on a busy machine, and the search so many evaluations.
 It accepts what is a little worse, ever less of that, and goes back to the best plan at times (threshold accepting,
@@ -145,6 +146,7 @@ def main() -> None:
     )
     parser.add_argument("--evaluations", type=int, default=10_000, help="of the search; none with 0")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="that plan at once, each with so much effort")
     args = parser.parse_args()
     for number in args.cases or range(len(CASES)):
         case = CASES[number]
@@ -153,7 +155,7 @@ def main() -> None:
             question = case.problem()
             question = replace(question, cluster=question.cluster.with_ring_interfaces("all"))
             begun_s = time.thread_time()
-            planned = plan_cluster(question, deadline=Deadline(effort, CountedWork())).scored
+            planned = plan_cluster(question, deadline=Deadline(effort, CountedWork()), processes=args.processes).scored
             planned_s = time.thread_time()
             print(
                 f"    {effort:g} s: {planned.step_s:.5g} s per step in {planned_s - begun_s:.0f} s of CPU", flush=True

@@ -219,6 +219,22 @@ PRICE_FAULTS = (
         hints=("tests/unit/planner/test_dealt_plans.py",),
     ),
     Fault(
+        name="nodes are dealt among all types, whatever the best plan leaves idle",
+        kind="missing rule",
+        file="hetero/planner/improve/whole_plans.py",
+        find="self._kept_node_types()",
+        replace="set()",
+        hints=("tests/unit/planner/test_whole_plans.py",),
+    ),
+    Fault(
+        name="all plans are dealt among the types that the best one keeps",
+        kind="missing rule",
+        file="hetero/planner/improve/compositions.py",
+        find="and dice.random() < KEPT_SHARE",
+        replace="and True",
+        hints=("tests/unit/planner/test_compositions.py",),
+    ),
+    Fault(
         name="a search in vain begins anew for ever",
         kind="order",
         file="hetero/planner/improve/whole_plans.py",

@@ -6,6 +6,7 @@ leaves of a node type in pipelines of that type alone, all in pieces as even as 
 
 import random
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from hetero.planner.problem import PlannerNodeType, Problem
@@ -13,6 +14,9 @@ from hetero.planner.problem import PlannerNodeType, Problem
 MIXED_SHARE, ALL_TOGETHER_SHARE, IDLE_SHARE = 0.8, 0.4, 0.15
 """So often types are together in pipelines; so often all of them; and so often idles what is left of a type then.
 Heuristics."""
+
+KEPT_SHARE = 0.75
+"""So often only node types are drawn from that a good plan keeps. A heuristic."""
 
 
 class NodeParts(NamedTuple):
@@ -94,10 +98,15 @@ def _first_parts(copies: EqualPipelines, firsts: Sequence[dict[int, int]]) -> It
         yield from range(first[node_type], first[node_type] + devices)
 
 
-def drawn_composition(problem: Problem, dice: random.Random) -> Composition:
-    """A composition: some types together in copies, what is left of each type alone or idle."""
+def drawn_composition(problem: Problem, dice: random.Random, kept: AbstractSet[int] = frozenset()) -> Composition:
+    """A composition: some types together in copies, what is left of each type alone or idle.
+
+    kept: node types that a good plan does not leave idle; none if nothing is known of that.
+    """
     node_types = problem.node_types
     left = {each.index: each.count for each in problem.usable_node_types}
+    if kept and left.keys() - kept and dice.random() < KEPT_SHARE:
+        left = {t: nodes for t, nodes in left.items() if t in kept}
     made: list[EqualPipelines] = []
     if len(left) > 1 and dice.random() < MIXED_SHARE:
         number = len(left) if dice.random() < ALL_TOGETHER_SHARE else dice.randint(2, len(left))

@@ -9,6 +9,7 @@ to the end, and these are divided and estimated. A few of all are simulated.
 import math
 import random
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
@@ -58,11 +59,14 @@ class DealtPlans:
         self._plans: list[DealtPlan] = []
         self._num_made = 0
 
-    def make_more(self, deadline: Deadline) -> bool:
-        """Deal all nodes anew, many times. Returns whether that made a plan that nobody had made before."""
+    def make_more(self, deadline: Deadline, kept: AbstractSet[int] = frozenset()) -> bool:
+        """Deal all nodes anew, many times. Returns whether that made a plan that nobody had made before.
+
+        kept: node types that a good plan does not leave idle.
+        """
         before = self._num_made
         recomposer = self._recomposer
-        recomposer.draw(self._dice, min(DRAWN_AT_ONCE, DRAWN_PER_DEVICE * recomposer.num_devices), deadline)
+        recomposer.draw(self._dice, min(DRAWN_AT_ONCE, DRAWN_PER_DEVICE * recomposer.num_devices), deadline, kept)
         for each in self._taken(recomposer.drawn, BEGUN_AT_ONCE, deadline, self._beginning_s):
             recomposer.begin(each, self._dice, BEGUN_SHARE)
         for each in self._taken(recomposer.begun, MADE_AT_ONCE, deadline, self._making_s):

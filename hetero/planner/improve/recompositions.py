@@ -170,12 +170,15 @@ class Recomposer:
         """Seconds of looking for its best shapes, about, for the count of work."""
         return SHAPING_S * share * sum(search.changes for search in self._searches(each.composition))
 
-    def draw(self, dice: random.Random, more: int, deadline: Deadline) -> None:
-        """Draw so many more, as long as there is time."""
+    def draw(self, dice: random.Random, more: int, deadline: Deadline, kept: AbstractSet[int] = frozenset()) -> None:
+        """Draw so many more, as long as there is time.
+
+        kept: as of :func:`.drawn_composition`.
+        """
         for _ in range(more // TRIES):
             if deadline.is_over() or not deadline.has(TRIES * DRAWING_S):
                 break
-            composition = drawn_composition(self._problem, dice)
+            composition = drawn_composition(self._problem, dice, kept)
             for _ in range(TRIES if composition else 0):
                 pipelines = tuple(ShapeDice(self._problem, copies, dice).drawn() for copies in composition)
                 evenly = [self._steps(each) for each in pipelines]

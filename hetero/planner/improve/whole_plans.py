@@ -340,7 +340,7 @@ class WholePlansSearch:
     def _deal(self) -> None:
         """Deal all nodes anew; what is not much longer than the best plan is another start."""
         begun_s = self._deadline.elapsed_s
-        made_some = self._dealt.make_more(self._deadline)
+        made_some = self._dealt.make_more(self._deadline, self._kept_node_types())
         for _ in range(NEW_AT_ONCE):
             dealt = None if self._deadline.is_over() else self._dealt.take(WORTH_STARTING * self._goal(self.best))
             if dealt is None:
@@ -349,6 +349,10 @@ class WholePlansSearch:
                 self._dealt.put_back(dealt)
         taken_s = self._deadline.elapsed_s - begun_s
         self._dealing_s += taken_s if made_some else NOTHING_NEW * taken_s
+
+    def _kept_node_types(self) -> set[int]:
+        """Those that the best plan does not leave idle."""
+        return {self._problem.node_type_of(stage.ranks[0]).index for _, _, stage in self.best.plan.stages()}
 
     def _climb_from(self, plan: Plan, most: float) -> bool:
         """Climb from a plan of another structure, if it is not above ``most``. ``False`` if there was no time to see

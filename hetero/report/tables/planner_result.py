@@ -55,7 +55,8 @@ def result_lines(
     if result.rings is not None:
         yield from rings_lines(result.rings)
     ending = "" if result.finished else "; stopped by the time limit"
-    yield f"planned in {result.planning_s:.1f} s{ending}"
+    searched = f" by {result.processes} processes" if result.processes > 1 else ""
+    yield f"planned in {result.planning_s:.1f} s{searched}{ending}"
 
 
 def unusable_lines(problem: Problem) -> Iterator[str]:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_plan_writes_a_plan_that_simulate_reads(files: Path, capsys: pytest.Capt
     assert "s per step" in printed
     assert "None" not in printed
     assert json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_as_many_processes_search_as_are_asked_for_or_as_there_are_cores(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    for flags, said in (
+        ((), r"planned in \d+\.\d s by 3 processes\b"),
+        (("--processes", "1"), r"planned in \d+\.\d s(;|$)"),
+    ):
+        assert run(files, *flags) == 0
+        assert re.search(said, capsys.readouterr().out, re.MULTILINE)
 
 
 def test_what_lacks_the_precision_idles_and_is_told(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

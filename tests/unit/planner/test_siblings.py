@@ -12,7 +12,7 @@ from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, goal_value
-from hetero.planner.siblings import MOST_PROCESSES, siblings
+from hetero.planner.siblings import MOST_PROCESSES, siblings, usual_processes
 from tests.unit.planner.clusters import cluster, opt_model, problem
 from tests.unit.planner.random_problems import random_problem
 
@@ -76,3 +76,11 @@ def test_none_is_left_when_the_first_one_fails() -> None:
 def test_a_number_that_cannot_be_meant_is_refused(processes: int) -> None:
     with pytest.raises(ConfigError, match=f"processes are {processes}, must be at least 1 and at most 256"):
         planned(question(), processes=processes)
+
+
+@pytest.mark.parametrize(("cores", "usual"), [(1, 1), (3, 3), (64, 4)])
+def test_one_searches_on_each_core_but_no_more_than_four(
+    monkeypatch: pytest.MonkeyPatch, cores: int, usual: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert usual_processes() == usual

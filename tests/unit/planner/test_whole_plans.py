@@ -28,14 +28,19 @@ from hetero.planner.improve.plan_changes import (
     interleaved_layers_by_rules,
     layers_by_rules,
 )
+from hetero.planner.improve.recompositions import Recomposer
 from hetero.planner.improve.replica_changes import delays, depths, evenly_deep, one_layer_more_recomputed
 from hetero.planner.improve.structure_changes import apart, side_by_side, structures
 from hetero.planner.improve.whole_plans import WholePlansSearch, search_whole_plans
+from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
 from hetero.planner.scoring import ScoredPlan, Shortlist, goal_value
+from hetero.spec.cluster import ClusterSpec, Links, NodePair
+from hetero.spec.link import Link
 from tests.bench.bench_search_over_plans import search
 from tests.helpers.plans import plan, replica, stage
 from tests.unit.planner import few_layers, unlike_devices
+from tests.unit.planner.clusters import OPT_350M, cluster, problem
 from tests.unit.planner.line import score_of
 
 FAMILIES = families()
@@ -249,9 +254,9 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         leapt_from.append(begun_with.plan)
         return listed(search, begun_with)
 
-    def timed(plans: DealtPlans, deadline: Deadline) -> bool:
+    def timed(plans: DealtPlans, deadline: Deadline, kept: set[int]) -> bool:
         begun_s = deadline.elapsed_s
-        made_some = dealt(plans, deadline)
+        made_some = dealt(plans, deadline, kept)
         dealing_s.append(deadline.elapsed_s - begun_s)
         return made_some
 
@@ -262,6 +267,26 @@ def test_a_search_that_was_cut_off_goes_on_with_its_turns(monkeypatch: pytest.Mo
         start = going_on.go_on(Shortlist(start), question, Deadline(0.2, CountedWork()))
     assert 0.05 < sum(dealing_s) / 4.0 < 0.6
     assert leapt_from == list(dict.fromkeys(leapt_from))
+
+
+def test_nodes_are_dealt_among_the_types_that_the_best_plan_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of fast devices, and one of slow ones that a link leads to on which a transfer takes a second."""
+    here, there = cluster(("A100-40", 4, 2), ("V100-16", 4, 1)).node_types
+    links = Links(
+        between_nodes=Link(bandwidth_gb_per_s=10.0, latency_us=10.0),
+        node_pairs=(NodePair(node_types=(here.name, there.name), link=Link(bandwidth_gb_per_s=0.01, latency_us=1e6)),),
+    )
+    question = problem(ClusterSpec(node_types=(here, there), links=links), OPT_350M, 96)
+    kept_of_best, draw = [], Recomposer.draw
+
+    def noted(recomposer: Recomposer, dice: random.Random, more: int, deadline: Deadline, kept: set[int]) -> None:
+        kept_of_best.append(kept)
+        draw(recomposer, dice, more, deadline, kept)
+
+    monkeypatch.setattr(Recomposer, "draw", noted)
+    found = plan_cluster(question, deadline=Deadline(4.0, CountedWork()))
+    assert found.plan.idle_ranks == (8, 9, 10, 11)
+    assert kept_of_best[-1] == {0}
 
 
 def test_a_time_that_ends_makes_no_estimate_infinite() -> None:
