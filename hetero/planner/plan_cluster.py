@@ -38,6 +38,7 @@ class PlanResult:
     lower_bound_s: no plan whatever has a shorter step by the simulator.
     finished: the space was enumerated and the search ended by itself, and neither by the time limit.
     processes: that searched, each with a seed of its own.
+    failed_processes: exit codes of those among them that ended without an answer.
     runners_up: the best of the other plans that were looked at, by what they are.
     rings: what the step is if a ring has one interface of each node; ``None`` where that is no question, or was not
         looked at.
@@ -52,6 +53,7 @@ class PlanResult:
     num_templates: int
     planning_s: float
     processes: int = 1
+    failed_processes: tuple[int, ...] = ()
     finished: bool
     runners_up: tuple[RunnerUp, ...] = ()
     rings: RingsWithOneInterface | None = None
@@ -112,7 +114,7 @@ def plan_cluster(
     }
     runners_up = _runners_up(best, listed, problem)
     result = _result(best, construction.found, runners_up, lower_bound_s(problem), deadline)
-    return dataclasses.replace(result, rings=rings, processes=processes)
+    return dataclasses.replace(result, rings=rings, processes=processes, failed_processes=tuple(others.failed))
 
 
 @rare_garbage_collection()

@@ -40,9 +40,13 @@ def usual_processes() -> int:
 
 
 class Siblings:
-    """Forks that search for plans of one problem."""
+    """Forks that search for plans of one problem.
+
+    failed: the exit codes of those that ended without an answer.
+    """
 
     def __init__(self, problem: Problem) -> None:
+        self.failed: list[int] = []
         self._problem = problem
         self._running: list[tuple[multiprocessing.context.ForkProcess, Connection]] = []
 
@@ -58,21 +62,15 @@ class Siblings:
             self._running.append((process, receiver))
 
     def plans(self) -> list[ScoredPlan]:
-        """What they found, when all have ended.
-
-        Raises:
-            PlanError: one has ended without an answer.
-        """
+        """What they found, when all have ended; what one would have found that ended without an answer is missing."""
         found: dict[Plan, None] = {}
         for process, receiver in self._running:
             try:
                 answer = receiver.recv()
             except EOFError:
                 process.join()
-                raise PlanError(
-                    f"a process of the planner has ended with exit code {process.exitcode}, as one does that lacks "
-                    f"memory; try again with fewer --processes than {1 + len(self._running)}"
-                ) from None
+                self.failed.append(process.exitcode or 0)
+                continue
             if isinstance(answer, Exception):
                 raise answer
             found |= dict.fromkeys(answer)

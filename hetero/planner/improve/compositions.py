@@ -16,7 +16,8 @@ MIXED_SHARE, ALL_TOGETHER_SHARE, IDLE_SHARE = 0.8, 0.4, 0.15
 Heuristics."""
 
 KEPT_SHARE = 0.75
-"""So often only node types are drawn from that a good plan keeps. A heuristic."""
+"""So often only node types are drawn from that a good plan keeps, if they are several. A heuristic: on a single type
+covers of templates are good already, and what it leaves idle may be of use."""
 
 
 class NodeParts(NamedTuple):
@@ -105,7 +106,7 @@ def drawn_composition(problem: Problem, dice: random.Random, kept: AbstractSet[i
     """
     node_types = problem.node_types
     left = {each.index: each.count for each in problem.usable_node_types}
-    if kept and left.keys() - kept and dice.random() < KEPT_SHARE:
+    if len(kept) > 1 and left.keys() - kept and dice.random() < KEPT_SHARE:
         left = {t: nodes for t, nodes in left.items() if t in kept}
     made: list[EqualPipelines] = []
     if len(left) > 1 and dice.random() < MIXED_SHARE:

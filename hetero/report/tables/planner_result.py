@@ -57,6 +57,11 @@ def result_lines(
     ending = "" if result.finished else "; stopped by the time limit"
     searched = f" by {result.processes} processes" if result.processes > 1 else ""
     yield f"planned in {result.planning_s:.1f} s{searched}{ending}"
+    for exit_code in result.failed_processes:
+        yield (
+            f"warning: one of the {result.processes} processes ended without an answer, with exit code {exit_code}, as "
+            "one does that lacks memory; plan again with fewer --processes"
+        )
 
 
 def unusable_lines(problem: Problem) -> Iterator[str]:

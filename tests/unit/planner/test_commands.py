@@ -108,6 +108,22 @@ def test_as_many_processes_search_as_are_asked_for_or_as_there_are_cores(
         assert re.search(said, capsys.readouterr().out, re.MULTILINE)
 
 
+def test_processes_without_an_answer_are_told(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is there, made by the others."""
+
+    def planned(problem: Problem, *, processes: int) -> PlanResult:
+        found = plan_cluster(problem, deadline=Deadline(1.0, CountedWork()))
+        return dataclasses.replace(found, processes=processes, failed_processes=(-9, -9))
+
+    monkeypatch.setattr("hetero.planner.plan_cluster.plan_cluster", planned)
+    assert run(files, "--processes", "3") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("warning: one of the 3 processes ended without an answer, with exit code -9, as one does") == 2
+    assert "fewer --processes" in said
+
+
 def test_what_lacks_the_precision_idles_and_is_told(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Yardsticks too have plans of the others alone, and none of all."""
     assert run(files, "--precision", "bf16", "--out", str(files / "plan.json"), "--compare") == 0

@@ -8,10 +8,11 @@ from contextlib import suppress
 import pytest
 
 from hetero.errors import ConfigError, PlanError
+from hetero.planner.construction import Construction
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.plan_cluster import plan_cluster
 from hetero.planner.problem import Problem
-from hetero.planner.scoring import ScoredPlan, goal_value
+from hetero.planner.scoring import ScoredPlan, Shortlist, goal_value
 from hetero.planner.siblings import MOST_PROCESSES, siblings, usual_processes
 from tests.unit.planner.clusters import cluster, opt_model, problem
 from tests.unit.planner.random_problems import random_problem
@@ -49,8 +50,25 @@ def test_a_process_that_is_killed_is_told() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return ()
 
-    with siblings(question(), killed, number=1) as others, pytest.raises(PlanError, match="exit code -9, as one does"):
-        others.plans()
+    with siblings(question(), killed, number=2) as others:
+        assert others.plans() == []
+    assert others.failed == [-signal.SIGKILL] * 2
+
+
+def test_a_process_that_is_killed_loses_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others found is planned with, and the answer says what is missing."""
+    parent, search = os.getpid(), Construction.go_on
+
+    def killed_in_siblings(construction: Construction, rung: Deadline) -> Shortlist | None:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return search(construction, rung)
+
+    alone = planned(question())
+    monkeypatch.setattr(Construction, "go_on", killed_in_siblings)
+    found = plan_cluster(question(), deadline=Deadline(EFFORT_S, CountedWork()), processes=3)
+    assert found.plan == alone.plan
+    assert (found.processes, found.failed_processes) == (3, (-9, -9))
 
 
 def test_an_error_of_a_process_is_raised() -> None:
