@@ -275,14 +275,17 @@ def least_in_flight(replica: Replica, stage: int) -> int:
 
     unless all forwards come first anyway.
     """
-    here = replica.stages[stage]
+    return -(-least_samples_in_flight(replica, stage) // replica.stages[stage].samples_per_microbatch)
+
+
+def least_samples_in_flight(replica: Replica, stage: int) -> int:
+    """The samples in a pipeline at and behind ``stage`` of which :func:`least_in_flight` speaks: N a above."""
+    a = replica.stages[stage].samples_per_microbatch
     if stage + 1 == len(replica.stages):
-        return 1
+        return a
     after = replica.stages[stage + 1]
     depth = min(after.in_flight, replica.num_microbatches(stage + 1))
-    a, a_after = here.samples_per_microbatch, after.samples_per_microbatch
-    samples = min((depth - 1) * a_after + max(a, a_after), replica.num_samples)
-    return -(-samples // a)
+    return min((depth - 1) * after.samples_per_microbatch + max(a, after.samples_per_microbatch), replica.num_samples)
 
 
 def check_tp_divides(plan: Plan) -> None:

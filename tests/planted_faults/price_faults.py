@@ -203,6 +203,14 @@ PRICE_FAULTS = (
         hints=("tests/unit/planner/test_whole_plans.py",),
     ),
     Fault(
+        name="the slack between unlike microbatches is always in one's own",
+        kind="unit",
+        file="hetero/planner/improve/replica_changes.py",
+        find="return self.larger * behind if",
+        replace="return self.larger * here if",
+        hints=("tests/unit/planner/test_whole_plans.py",),
+    ),
+    Fault(
         name="walks of tuning go through all kinds of changes",
         kind="order",
         file="hetero/planner/improve/whole_plans.py",

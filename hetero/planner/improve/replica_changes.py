@@ -6,11 +6,13 @@ illegal, or not fit.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from hetero.plan.ir import Recompute, Replica, Stage
-from hetero.plan.validate import least_in_flight
+from hetero.plan.validate import least_in_flight, least_samples_in_flight
 from hetero.planner.problem import Problem
 from hetero.spec.parameters import HALF
 
@@ -93,6 +95,45 @@ def evenly_deep(replica: Replica, per_stage: int) -> Replica:
     return deep_enough(replica.with_each_stage(in_flight=depths))
 
 
+class Slack(NamedTuple):
+    """What a stage has in flight beyond the least, by the microbatches of the stage behind it, in microbatches.
+
+    equal: its own, where those behind are as large.
+    larger: of those behind, where they are larger.
+    smaller: its own, where those behind are smaller.
+    """
+
+    equal: float
+    larger: float
+    smaller: float
+
+    def samples(self, here: int, behind: int) -> float:
+        """Between microbatches of so many samples."""
+        if here == behind:
+            return self.equal * here
+        return self.larger * behind if here < behind else self.smaller * here
+
+
+def barely_deep(replica: Replica, slack: Slack) -> Replica:
+    """The same with little more in flight than 1F1B needs (:func:`hetero.plan.validate.least_in_flight`).
+
+    With u samples in a microbatch and N of them in flight here, u' and N' behind,
+
+        N u = (N' - 1) u' + max(u, u') + slack.
+
+    More in flight is not better by itself: the first backward comes after more forwards. Where microbatches differ, so
+    that a stage gets several gradients at once, a pipeline may take a third longer with two samples more or less.
+    """
+    if replica.is_interleaved:
+        return replica
+    sizes = [stage.samples_per_microbatch for stage in replica.stages]
+    replica = replica.with_stage(len(sizes) - 1, in_flight=1)
+    for s, (here, behind) in reversed(list(enumerate(itertools.pairwise(sizes)))):
+        samples = least_samples_in_flight(replica, s) + slack.samples(here, behind)
+        replica = replica.with_stage(s, in_flight=min(replica.num_microbatches(s), math.ceil(samples / here)))
+    return replica
+
+
 def recomputation(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
     """Another recomputation of one stage: of none, some or all of its layers."""
     for s, stage in enumerate(replica.stages):
@@ -138,8 +179,9 @@ def delays(replica: Replica, problem: Problem) -> Iterator[ReplicaChange]:
         return
     splits = [s for s, stage in enumerate(replica.stages) if may_split(stage)]
     for s in splits:
-        now = replica.stages[s].wgrad_delay
+        now, most = replica.stages[s].wgrad_delay, replica.num_microbatches(s) - 1
         others: list[int | None] = [None, 0, s] if now is None else [None, 0, now - 1, now + 1, now + 3, 2 * now + 1]
+        others.append(most)
         for delay in dict.fromkeys(others):
             if delay != now and (delay is None or delay >= 0):
                 yield partial(_delayed, replica, {s: delay})

@@ -46,7 +46,13 @@ def _at_once(replica: Replica, stage: int) -> int:
     return 0
 
 
-DELAY_RULES: tuple[Delay, ...] = (_by_position, _by_depth, _at_once)
+def _last_at_the_end(replica: Replica, stage: int) -> int:
+    """Delay nothing but on the last stage, and there all: what goes back to the others is on its way as soon as can be,
+    so that the last stage may have more layers."""
+    return replica.num_microbatches(stage) - 1 if stage == len(replica.stages) - 1 else 0
+
+
+DELAY_RULES: tuple[Delay, ...] = (_by_position, _by_depth, _at_once, _last_at_the_end)
 
 
 def split_backwards(shortlist: Shortlist, problem: Problem, deadline: Deadline) -> ScoredPlan:

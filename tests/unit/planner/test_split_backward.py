@@ -114,7 +114,14 @@ def test_the_first_delays_fill_the_depth_of_the_first_stage() -> None:
     (replica,) = uniform(pp=4).replicas
     unlike = replica.with_stage(2, micro_batch_size=2, in_flight=1)
     found = {rule.__name__: [rule(unlike, s) for s in range(4)] for rule in DELAY_RULES}
-    assert found == {"_by_position": [0, 1, 2, 3], "_by_depth": [0, 1, 1, 3], "_at_once": [0, 0, 0, 0]}
+    last = unlike.num_microbatches(3) - 1
+    assert found == {
+        "_by_position": [0, 1, 2, 3],
+        "_by_depth": [0, 1, 1, 3],
+        "_at_once": [0, 0, 0, 0],
+        "_last_at_the_end": [0, 0, 0, last],
+    }
+    assert last > 3
 
 
 def test_small_changes_keep_the_delays() -> None:

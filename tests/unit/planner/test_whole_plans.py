@@ -10,7 +10,7 @@ import pytest
 from hetero.errors import ConfigError, PlanError
 from hetero.plan.ir import GradientSyncPlan, Plan, Replica
 from hetero.plan.offload import Offload
-from hetero.plan.validate import validate
+from hetero.plan.validate import least_in_flight, validate
 from hetero.planner.deadline import CountedWork, Deadline
 from hetero.planner.improve import whole_plans
 from hetero.planner.improve.climbs import LAST, ChangeOrder, Climb, Climbs
@@ -29,7 +29,14 @@ from hetero.planner.improve.plan_changes import (
     layers_by_rules,
 )
 from hetero.planner.improve.recompositions import Recomposer
-from hetero.planner.improve.replica_changes import delays, depths, evenly_deep, one_layer_more_recomputed
+from hetero.planner.improve.replica_changes import (
+    Slack,
+    barely_deep,
+    delays,
+    depths,
+    evenly_deep,
+    one_layer_more_recomputed,
+)
 from hetero.planner.improve.structure_changes import apart, side_by_side, structures
 from hetero.planner.improve.whole_plans import WholePlansSearch, search_whole_plans
 from hetero.planner.plan_cluster import plan_cluster
@@ -175,6 +182,28 @@ def test_depths_by_rule_count_what_the_stages_behind_hold() -> None:
     assert [each.in_flight for each in evenly_deep(unlike_microbatches(), 2).stages] == [4, 5, 1]
     few = evenly_deep(unlike_microbatches(8), 3)
     assert [each.in_flight for each in few.stages] == [2, 7, 1], "no more than there are"
+
+
+def test_barely_deep_is_the_least_and_a_slack_by_what_comes_behind() -> None:
+    """By hand: u = 4, 1, 2, of which (2 + 1.5) / 1 is 4, and ((4 - 1) 1 + 4 + 2) / 4 is 3."""
+    slack = Slack(equal=1.5, larger=0.75, smaller=0.5)
+    assert [each.in_flight for each in barely_deep(unlike_microbatches(), slack).stages] == [3, 4, 1]
+    more = Slack(equal=0.0, larger=1.5, smaller=2.0)
+    assert [each.in_flight for each in barely_deep(unlike_microbatches(), more).stages] == [4, 5, 1]
+    equal = unlike_microbatches().with_each_stage(micro_batch_size=[4, 4, 2])
+    assert [each.in_flight for each in barely_deep(equal, slack).stages] == [5, 3, 1]
+    assert [each.in_flight for each in barely_deep(unlike_microbatches(8), more).stages] == [2, 5, 1], "and no more"
+    none = barely_deep(unlike_microbatches(), Slack(equal=0.0, larger=0.0, smaller=0.0))
+    assert [each.in_flight for each in none.stages] == [least_in_flight(none, s) for s in range(3)]
+
+
+def test_weights_gradients_of_a_stage_may_all_come_at_the_end() -> None:
+    """On the fastest way to a last stage with more layers: changes by one would be in vain until the last of them."""
+    question, start = unlike_replicas()
+    pipeline = start.replicas[0]
+    found = [change() for change in delays(pipeline, question)]
+    for s in range(len(pipeline.stages)):
+        assert pipeline.num_microbatches(s) - 1 in {each.stages[s].wgrad_delay for each in found}
 
 
 def test_depths_of_several_stages_change_by_as_many_samples() -> None:
