@@ -284,8 +284,8 @@ def least_samples_in_flight(replica: Replica, stage: int) -> int:
     if stage + 1 == len(replica.stages):
         return a
     after = replica.stages[stage + 1]
-    depth = min(after.in_flight, replica.num_microbatches(stage + 1))
-    return min((depth - 1) * after.samples_per_microbatch + max(a, after.samples_per_microbatch), replica.num_samples)
+    depth, a_after = min(after.in_flight, replica.num_microbatches(stage + 1)), after.samples_per_microbatch
+    return min((depth - 1) * a_after + max(a, a_after), replica.num_samples)
 
 
 def check_tp_divides(plan: Plan) -> None:
