@@ -122,7 +122,7 @@ def barely_deep(replica: Replica, slack: Slack) -> Replica:
         N u = (N' - 1) u' + max(u, u') + slack.
 
     More in flight is not better by itself: the first backward comes after more forwards. Where microbatches differ, so
-    that a stage gets several gradients at once, a pipeline may take a third longer with two samples more or less.
+    that a stage gets several gradients at once, a step may take two fifths longer with two samples more or less.
     """
     if replica.is_interleaved:
         return replica
