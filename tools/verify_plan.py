@@ -6,6 +6,10 @@
 All ranks train the first steps under the plan; then rank 0 trains them again alone, on the same data from the same
 initial weights, and compares. In fp64 (the default) any disagreement beyond rounding is an error in the plan's
 execution; in fp32 it also shows what the order of summation does. The whole model has to fit on rank 0.
+
+Two terms of training depend on the plan and not on rounding. Dropout draws its numbers per rank: both trainings leave
+it out. The auxiliary loss aux_loss is a mean over each microbatch: the one process has the plan's microbatches, and
+where these differ in size, both trainings have seq_aux_loss instead. A line says so.
 """
 
 import argparse
@@ -98,7 +102,7 @@ def _verify(config: PretrainConfig, *, num_steps: int, precisions: Sequence[Prec
             detector.describe = functools.partial(describe_rank, plan)
             detector.doing = "building the dataset"
             dataset, _ = build_datasets(config, plan, tokenizer)
-            config = _first_steps(config, num_steps)
+            config, notes = _comparable(_first_steps(config, num_steps), plan)
             plans = [plan.with_precision(precision) for precision in precisions]
             detector.doing = "training the steps to verify"
             together = [
@@ -108,11 +112,14 @@ def _verify(config: PretrainConfig, *, num_steps: int, precisions: Sequence[Prec
         if launch.rank != 0:
             return 0
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        size = plan.micro_batch_sizes[0] if config.stage.aux_loss_is_per_microbatch else 1
         alone = [
-            _train(config, _one_process(each), dataset, device, told=functools.partial(told, "in one process"))
+            _train(config, _one_process(each, size), dataset, device, told=functools.partial(told, "in one process"))
             for each in plans
         ]
         dist.destroy_process_group()
+    for note in notes:
+        print(note)
     agrees = True
     for each, (results, shards), (expected, whole) in zip(plans, together, alone, strict=True):
         assert whole is not None
@@ -152,6 +159,22 @@ def _first_steps(config: PretrainConfig, num_steps: int) -> PretrainConfig:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, train_iters=num_steps))
 
 
+def _comparable(config: PretrainConfig, plan: Plan) -> tuple[PretrainConfig, list[str]]:
+    """Leave out what one process cannot compute as the plan does; returns a line about each change."""
+    stage, notes = config.stage, []
+    if stage.hidden_dropout or stage.attention_dropout:
+        stage = dataclasses.replace(stage, hidden_dropout=0.0, attention_dropout=0.0)
+        notes.append("compared without dropout, whose random numbers are per rank")
+    if stage.aux_loss_is_per_microbatch and len(plan.micro_batch_sizes) > 1:
+        stage = dataclasses.replace(stage, moe_router_load_balancing="seq_aux_loss")
+        sizes = " and ".join(map(str, plan.micro_batch_sizes))
+        notes.append(
+            "compared with seq_aux_loss in place of aux_loss, which is a mean over each microbatch: the plan has them "
+            f"of {sizes} samples, so no single process computes that loss"
+        )
+    return dataclasses.replace(config, stage=stage), notes
+
+
 def _train(
     config: PretrainConfig,
     plan: Plan,
@@ -189,12 +212,12 @@ def _gathered(results: "list[StepResult]", shards: Shards | None) -> "tuple[list
     return results, [held for held in everyone if held is not None]
 
 
-def _one_process(plan: Plan) -> Plan:
+def _one_process(plan: Plan, micro_batch_size: int) -> Plan:
     return uniform_plan(
         UniformLayout(
             model=plan.model,
             world_size=1,
-            micro_batch_size=1,
+            micro_batch_size=micro_batch_size,
             global_batch_size=plan.global_batch_size,
             seq_length=plan.seq_length,
             device=plan.replicas[0].stages[0].device,

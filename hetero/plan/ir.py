@@ -385,6 +385,11 @@ class Plan:
     def world_size(self) -> int:
         return len(self.ranks())
 
+    @property
+    def micro_batch_sizes(self) -> tuple[int, ...]:
+        """The sizes in samples that microbatches of its stages have, each once and in ascending order."""
+        return tuple(sorted({stage.micro_batch_size for _, _, stage in self.stages()}))
+
     def placements(self, rank: int) -> tuple[Placement, ...]:
         """Where ``rank`` works: a place in each stage of its device group, none if it idles."""
         return tuple(

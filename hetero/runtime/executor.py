@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 
 from hetero.distributed.process_groups import ParallelContext
 from hetero.runtime.grad_sync import GradientSync
 from hetero.runtime.host_activations import HostActivations
+from hetero.runtime.mcore import scale_auxiliary_losses
 from hetero.runtime.microbatch import Microbatch
 from hetero.runtime.stage_runner import Keeps, StageRunner
 from hetero.runtime.weight_gather import WeightGather
@@ -124,8 +124,7 @@ class Executor:
         plan, work = self._context.plan, self._context.work
         if plan.model.num_experts is not None and work is not None:
             share = inputs.aux_loss_scale * work.stage.micro_batch_size / self._global_batch_size
-            # A tensor of a Python number would be copied to the device, and the host would wait for that.
-            MoEAuxLossAutoScaler.set_loss_scale(torch.full((), share, device=self._context.device))
+            scale_auxiliary_losses(share, device=self._context.device)
 
 
 def _kept_by_forwards(order: Sequence[Action]) -> dict[Action, Keeps]:

@@ -5,6 +5,7 @@ Its layers take their groups from a ``ProcessGroupCollection``, except for the f
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 from megatron.core.transformer.enums import LayerType
-from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe import moe_utils, router
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from hetero.distributed.process_groups import StageContext
@@ -179,6 +180,16 @@ def restore_dropout_state(states: Mapping[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
+def scale_auxiliary_losses(scale: float, *, device: torch.device) -> None:
+    """Set what backwards multiply auxiliary losses by, in float64; autograd converts it to the type of the loss.
+
+    megatron-core's own setter would round it to float32 after a first backward without a scale (moe_utils.py:268,286).
+    """
+    # A tensor of a Python number would be copied to the device, and the host would wait for that.
+    value = torch.full((), scale, dtype=torch.float64, device=device)
+    moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = value
+
+
 def clear_auxiliary_losses() -> None:
     """Forget what megatron-core has added up of auxiliary losses for a log."""
     moe_utils.clear_aux_losses_tracker()
@@ -196,6 +207,19 @@ def keep_float64_logits() -> None:
         return logits, logits.max(dim=-1)[0]
 
     VocabParallelCrossEntropy.calculate_logits_max = staticmethod(logits_max)
+
+
+def keep_float64_router_scores() -> None:
+    """Let auxiliary losses keep float64 scores: moe_utils.py:781 computes them in float32, whatever the router's dtype.
+
+    Their gradients are then rounded to float32, at another place for each size of microbatch. For runs in fp64 only.
+    """
+
+    def scores_for_aux_loss(logits: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        routing_map, scores = moe_utils.compute_routing_scores_for_aux_loss(logits, *args, **kwargs)
+        return routing_map, torch.softmax(logits, dim=-1) if logits.dtype == torch.float64 else scores
+
+    router.compute_routing_scores_for_aux_loss = scores_for_aux_loss
 
 
 def stretch_wavelengths(rotary: RotaryEmbedding, scaling: RotaryScaling) -> None:

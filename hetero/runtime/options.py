@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+AuxiliaryLoss = Literal["none", "aux_loss", "seq_aux_loss"]
+"""Which loss spreads tokens over experts, by Megatron-LM's names: of each microbatch, or of each sequence."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOptions:
@@ -29,7 +32,9 @@ class StageOptions:
         values are kept, and whether a scale follows the newest or the largest of them. Megatron-LM's defaults.
     gradient_accumulation_fusion: let the kernel that computes a weight's gradient add it up as well, where it can:
         TransformerEngine's, and in the local layers apex's if it is installed.
-    moe_router_load_balancing: the auxiliary loss is a mean over microbatches, so it depends on their size.
+    moe_router_load_balancing: the auxiliary loss of experts. ``aux_loss`` is a mean over each microbatch, so that it
+        depends on the plan; ``seq_aux_loss`` is one over each sequence and does not.
+    moe_aux_loss_coeff: factor of that loss; 0 leaves it out.
     """
 
     attention_dropout: float = 0.0
@@ -50,8 +55,13 @@ class StageOptions:
     fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "delayed"
     fp8_amax_history_len: int = 1
     fp8_amax_compute_algo: Literal["most_recent", "max"] = "most_recent"
-    moe_router_load_balancing: Literal["none", "aux_loss"] = "none"
+    moe_router_load_balancing: AuxiliaryLoss = "none"
     moe_aux_loss_coeff: float = 0.0
+
+    @property
+    def aux_loss_is_per_microbatch(self) -> bool:
+        """Whether an auxiliary loss depends on which samples share a microbatch, and so on the plan."""
+        return self.moe_router_load_balancing == "aux_loss" and self.moe_aux_loss_coeff > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,7 @@ def build_stages(context: ParallelContext, *, options: StageOptions, seed: int) 
     cpu_backend.install()
     if context.plan.precision == "fp64":
         mcore.keep_float64_logits()
+        mcore.keep_float64_router_scores()
     models = [_build_stage(context, work, options=options, seed=seed) for work in context.stages]
     if context.work is not None:
         mcore.seed_dropout(seed, work=context.work)

@@ -16,6 +16,7 @@ from hetero.distributed.rank_consensus import ConsensusError, from_rank_0, on_al
 from hetero.errors import ConfigError
 from hetero.plan.batch_sizes import BatchSizes
 from hetero.plan.ir import Plan
+from hetero.runtime.auxiliary_loss import changed_microbatch_note
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.trainer import Trainer
 from megatron.training.cli.config import PretrainConfig
@@ -40,7 +41,7 @@ def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, sch
         _say(context, f"{wanted.load}: no checkpoint yet, training starts from --seed {config.run.seed}")
         return 0
     loaded = on_all_ranks(lambda: _fill(config, context, trainer, step))
-    for note in [*loaded.notes, *([] if wanted.finetune else _notes(loaded.state, config))]:
+    for note in [*loaded.notes, *([] if wanted.finetune else _notes(loaded.state, config, context.plan))]:
         _say(context, note)
     trainer.finish_loading(num_updates=0 if wanted.finetune else loaded.state.adam_step)
     if wanted.finetune:
@@ -207,14 +208,17 @@ def _check_same_run(path: Path, state: CheckpointState, config: PretrainConfig, 
         )
 
 
-def _notes(state: CheckpointState, config: PretrainConfig) -> list[str]:
+def _notes(state: CheckpointState, config: PretrainConfig, plan: Plan) -> list[str]:
+    changed_loss = changed_microbatch_note(config.stage, state.plan, plan)
+    notes = [] if changed_loss is None else [changed_loss]
     batches = BatchSizes(config.parallel.global_batch_size, config.parallel.rampup)
     now = batches.first_sample(config.run.train_iters)
     if state.train_samples in (None, now):
-        return []
+        return notes
     return [
+        *notes,
         f"the run was laid out for {state.train_samples} samples, now for {now}: the data is shuffled anew, and some "
-        "samples come again before others come at all"
+        "samples come again before others come at all",
     ]
 
 

@@ -20,6 +20,7 @@ from hetero.elastic.restoring import restore
 from hetero.emulation.shrunk_model import small_model
 from hetero.errors import ConfigError
 from hetero.plan.ir import Plan
+from hetero.runtime.auxiliary_loss import changed_microbatch_note
 from hetero.runtime.compute_seconds import ComputeSeconds, compute_seconds
 from hetero.runtime.mcore import dropout_state
 from hetero.runtime.optimizer import StepResult
@@ -167,6 +168,8 @@ class ElasticRank:
                     "exactly what it would have been without the change of nodes",
                     flush=True,
                 )
+            if (note := changed_microbatch_note(options, state.plan, context.plan)) is not None:
+                print(note, flush=True)
         return state.step
 
     @contextmanager

@@ -28,6 +28,7 @@ from hetero.report.tables.layers import RankLayers, layers_table
 from hetero.report.tables.plan import plan_picture, plan_table
 from hetero.report.tables.static_memory import StaticBytes, static_memory_table
 from hetero.runtime.attention import attention_kernel
+from hetero.runtime.auxiliary_loss import microbatch_note
 from hetero.runtime.compute_seconds import compute_seconds
 from hetero.runtime.dtypes import DTYPES
 from hetero.runtime.host_optimizer import update_cores
@@ -338,6 +339,8 @@ def _metrics(
         costs = memory_costs(context.plan)
         predicted, on_hosts = plan_memory(context.plan, costs), host_memory(context.plan, costs)
         console.print(static_memory_table(context.plan, measured, predicted, on_hosts))
+    if (note := microbatch_note(config.stage, context.plan)) is not None:
+        console.print(note, soft_wrap=True)
     if config.emulation is not None:
         console.print(emulation_notice(config.emulation, context.plan))
     described = context.plan if emulation is None else emulation.described

@@ -16,7 +16,7 @@ from tests.helpers.commands import command_line
 from tests.helpers.comparison import shard
 from tests.helpers.host_training import activations_to_hosts, gradients_to_hosts, left_to_hosts
 from tests.helpers.layouts import layout, with_delays
-from tests.helpers.models import moe_model
+from tests.helpers.models import MOE_FLAGS, moe_model
 from tests.helpers.plans import deep_enough, plan, replica, sharded, stage
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sessions import Session, session
@@ -28,12 +28,6 @@ RAMPUP = ["--rampup-batch-size", "4", "4", "16"]
 SIZES = [4, 4, 8, 12, 12]
 """Of a batch of 12: two increments, of 8 samples each; the fourth step is the first behind 16."""
 HALF = 2
-MOE_FLAGS = {
-    "num_experts": "4",
-    "disable_bias_linear": "",
-    "moe_router_load_balancing_type": "aux_loss",
-    "moe_aux_loss_coeff": "1.0",
-}
 
 
 def two_unlike_replicas() -> Plan:
@@ -48,6 +42,15 @@ def experts() -> Plan:
     first = replica(stage(layers=(0, 1), ranks=(0, 1), tp=2, sp=True), stage(layers=(1, 3), ranks=(2,)), num_samples=9)
     second = replica(stage(layers=(0, 3), ranks=(3,)), num_samples=3)
     return plan(moe_model(num_layers=3), [first, second], precision="fp64")
+
+
+def experts_in_unlike_microbatches() -> Plan:
+    """With a loss of each sequence, which is one process's for any microbatches."""
+    first = replica(
+        stage(layers=(0, 1), ranks=(0, 1), tp=2, sp=True), stage(layers=(1, 3), ranks=(2,), mbs=2), num_samples=8
+    )
+    second = replica(stage(layers=(0, 3), ranks=(3,)), num_samples=4)
+    return plan(moe_model(num_layers=3), [deep_enough(first), second], precision="fp64")
 
 
 def interleaved() -> Plan:
@@ -69,6 +72,7 @@ def everything_on_hosts() -> Plan:
 def run(made: Plan, *, end_step: int, rampup: bool = True, **flags: str | None) -> list[Session]:
     if made.model.num_experts is not None:
         flags |= MOE_FLAGS
+        flags["moe_router_load_balancing_type"] = "aux_loss" if made.micro_batch_sizes == (1,) else "seq_aux_loss"
     words = command_line(
         global_batch_size=str(made.global_batch_size),
         train_iters=None,
@@ -134,7 +138,7 @@ def test_a_small_batch_is_a_whole_one_to_who_knows_no_other() -> None:
 
 @pytest.mark.slow
 @pytest.mark.rotates("plans", every=2, turn=0)
-@pytest.mark.parametrize("made", [experts, interleaved, everything_on_hosts])
+@pytest.mark.parametrize("made", [experts, experts_in_unlike_microbatches, interleaved, everything_on_hosts])
 def test_what_depends_on_the_batch_follows_it(made: Callable[[], Plan]) -> None:
     """The share of a microbatch in an auxiliary loss; the order of computes of ranks with several stages; how many
     microbatches' gradients a host adds up before they are summed, and the order in which activations come back."""

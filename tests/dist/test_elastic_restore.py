@@ -1,10 +1,12 @@
 """After the loss of a node, ranks go on from the copies that are left, under the same plan and under any other."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from hetero.elastic.copy_folder import find_copy, shard_path
 from hetero.elastic.object_store import ObjectStore
-from hetero.elastic.records import Epoch, HeldStep, RestorePoint
+from hetero.elastic.records import Epoch, HeldStep, RankAssignment, RestorePoint
 from hetero.elastic.recovery import choose_step
 from hetero.plan.ir import Plan
 from hetero.spec.parameters import parameters
@@ -23,7 +25,7 @@ from tests.helpers.comparison import shard
 from tests.helpers.elastic import Run, elastic_session, nodes
 from tests.helpers.host_training import left_to_hosts
 from tests.helpers.layouts import layout
-from tests.helpers.models import gpt2_model
+from tests.helpers.models import MOE_FLAGS, gpt2_model, moe_model
 from tests.helpers.plans import plan, replica, stage, with_batch
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sessions import Session, session
@@ -165,6 +167,36 @@ def test_what_is_left_goes_on_under_another_plan(sharded: bool, tmp_path: Path) 
         rest = epoch(run, TWO_RANKS, {"b": (0, 1)}, sharded=not sharded, end_step=END)
         assert rest[0].start_step in (2, 3)
     assert_as_one_process(TWO_RANKS, rest)
+
+
+@pytest.mark.slow
+def test_a_change_of_the_auxiliary_loss_is_said(tmp_path: Path) -> None:
+    """A plan with other microbatches has another loss over each of them, and the same over each sequence."""
+    ones = dataclasses.replace(TWO_STAGES, model=moe_model(num_layers=2))
+    (two_stages,) = ones.replicas
+    twos = ones.with_replicas({0: two_stages.with_each_stage(micro_batch_size=[2, 2])})
+    for loss, said in (
+        (
+            "aux_loss",
+            "the run had microbatches of 1 sample and goes on with microbatches of 2 samples, so with another",
+        ),
+        ("seq_aux_loss", None),
+    ):
+        flags = {**MOE_FLAGS, "moe_router_load_balancing_type": loss}
+        (tmp_path / loss).mkdir()
+        with nodes(tmp_path / loss, "a") as made:
+            run = Run(made)
+            epoch(run, ones, {"a": (0, 1)}, sharded=False, end_step=1, **flags)
+            assignments = run.assignments(run.next_epoch(twos, {"a": (0, 1)}))
+            printed, _ = run_ranks(printed_by_elastic_session, 2, assignments, argv(twos, sharded=False, **flags), 2)
+        assert "goes on after step 1, from copies" in printed
+        assert (said in printed) if said is not None else ("auxiliary loss" not in printed)
+
+
+def printed_by_elastic_session(rank: int, assignments: Sequence[RankAssignment], argv: list[str], end_step: int) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        elastic_session(rank, assignments, argv, end_step)
+    return printed.getvalue()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from hetero.spec.cluster import ClusterSpec
 from tests.helpers.commands import MODEL, ROOT, STEPS, WORLD_SIZE, Finished, command_line, good_plan
 from tests.helpers.forked_launch import forked
 from tests.helpers.host_training import left_to_hosts
+from tests.helpers.models import MOE_FLAGS
 from tests.helpers.synthetic_profiles import profile
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -244,3 +245,23 @@ def test_saves_are_no_steps(tmp_path: Path) -> None:
     )
     lines = log_lines(Finished(done.returncode, done.stdout, done.stderr))
     assert max(float(line["ms"]) for line in lines[1:]) < 2000
+
+
+def test_an_auxiliary_loss_that_depends_on_the_plan_is_said(tmp_path: Path) -> None:
+    """At the start, and where a run goes on with other microbatches."""
+    flags = {**MOE_FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
+
+    def lines(steps: int, size: int, loss: str) -> list[str]:
+        argv = command_line(
+            **{**flags, "moe_router_load_balancing_type": loss}, micro_batch_size=str(size), train_iters=str(steps)
+        )
+        run = forked(1, argv)
+        assert run.returncode == 0, run.stderr
+        return [line for line in run.stdout.splitlines() if line.startswith("auxiliary loss: ")]
+
+    (starts,) = lines(1, 1, "aux_loss")
+    assert starts.endswith("--moe-router-load-balancing-type seq_aux_loss depends on no plan")
+    starts, goes_on = lines(2, 2, "aux_loss")
+    assert "here microbatches of 2 samples; " in starts
+    assert "had microbatches of 1 sample and goes on with microbatches of 2 samples" in goes_on
+    assert lines(3, 1, "seq_aux_loss") == []

@@ -1,5 +1,7 @@
 """Tiny models of the families that Megatron users train. tp 4 divides every cut dimension of each."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hetero.spec.model import ModelSpec
@@ -48,3 +50,14 @@ def moe_model(**overrides: Any) -> ModelSpec:
     """Mixtral: Llama with four experts in every layer, two of them for each token."""
     experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 48}
     return llama_model(**{**experts, **overrides})
+
+
+MOE_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "num_experts": "4",
+        "disable_bias_linear": "",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": "1.0",
+    }
+)
+"""What a command line says of experts and of an auxiliary loss that no tolerance hides."""

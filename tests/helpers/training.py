@@ -132,13 +132,13 @@ def data_of(
     )
 
 
-def one_process_plan(plan: Plan) -> Plan:
+def one_process_plan(plan: Plan, *, micro_batch_size: int = 1) -> Plan:
     """The same training on one rank."""
     return uniform_plan(
         UniformLayout(
             model=plan.model,
             world_size=1,
-            micro_batch_size=1,
+            micro_batch_size=micro_batch_size,
             global_batch_size=plan.global_batch_size,
             seq_length=plan.seq_length,
             device="cpu",

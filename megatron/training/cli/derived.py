@@ -8,6 +8,7 @@ from typing import Literal
 
 from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.plan.ir import Precision
+from hetero.runtime.options import AuxiliaryLoss
 from hetero.spec.model import RotaryScaling
 from megatron.training.cli.fields import FlagValues
 from megatron.training.cli.value_types import TokenizerType
@@ -89,9 +90,9 @@ def moe_ffn_hidden_size(flags: FlagValues) -> int | None:
     return given or ffn_hidden_size(flags)
 
 
-def moe_router_load_balancing(flags: FlagValues) -> Literal["none", "aux_loss"]:
+def moe_router_load_balancing(flags: FlagValues) -> AuxiliaryLoss:
     """As given or by default, but none where there are no experts."""
-    style: Literal["none", "aux_loss"] = flags["--moe-router-load-balancing-type"]
+    style: AuxiliaryLoss = flags["--moe-router-load-balancing-type"]
     return style if has_experts(flags) else "none"
 
 

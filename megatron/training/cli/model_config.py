@@ -1,9 +1,10 @@
 """Declares the flags of the model: its shape, and the options with which its layers are built."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from hetero.errors import ConfigError
+from hetero.runtime.options import AuxiliaryLoss
 from hetero.spec.model import VOCABULARY_DIVISOR, ModelSpec, RotaryScaling, padded_vocab_size
 from megatron.training.cli import derived
 from megatron.training.cli.fields import (
@@ -174,6 +175,10 @@ KERNELS = "model: kernels"
 """A group of ``--help`` beside that of the config."""
 
 _HAS_FP8 = Condition(lambda flags: flags["--fp8-format"] or derived.has_plan_file(flags), "--fp8-format")
+_HAS_AUXILIARY_LOSS = Condition(
+    lambda flags: flags["--moe-router-load-balancing-type"] != "none",
+    "--moe-router-load-balancing-type aux_loss or seq_aux_loss",
+)
 _OF_DELAYED_SCALES = Relations(needs=(_HAS_FP8, equals("--fp8-recipe", "delayed")))
 
 STAGE_OPTIONS = {
@@ -185,8 +190,10 @@ STAGE_OPTIONS = {
         derived.moe_router_load_balancing,
         Flag(
             "--moe-router-load-balancing-type",
-            "Whether an extra loss spreads tokens over the experts.",
-            one_of("none", "aux_loss"),
+            "Extra loss that spreads tokens over the experts: aux_loss over each microbatch, which depends on the "
+            "plan; seq_aux_loss over each sequence, which does not (recommended); or none.",
+            # A near name is another loss, such as global_aux_loss.
+            dataclasses.replace(one_of(*get_args(AuxiliaryLoss)), choices=()),
             default="aux_loss",
             relations=_OF_EXPERTS,
         ),
@@ -194,7 +201,7 @@ STAGE_OPTIONS = {
     "moe_aux_loss_coeff": flag(
         "Weight of that loss.",
         NOT_NEGATIVE,
-        relations=Relations(needs=(given("--num-experts"), equals("--moe-router-load-balancing-type", "aux_loss"))),
+        relations=Relations(needs=(given("--num-experts"), _HAS_AUXILIARY_LOSS)),
     ),
     "init_method_std": flag("Standard deviation of the initial weights.", POSITIVE),
     "transformer_impl": flag(

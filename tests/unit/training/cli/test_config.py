@@ -91,6 +91,12 @@ EFFECTS = [
     Effect(
         "--moe-router-load-balancing-type none", "stage.moe_router_load_balancing", "none", context=MOE_WITHOUT_LOSS
     ),
+    Effect(
+        "--moe-router-load-balancing-type seq_aux_loss",
+        "stage.moe_router_load_balancing",
+        "seq_aux_loss",
+        context=MOE,
+    ),
     Effect("--moe-aux-loss-coeff 0.1", "stage.moe_aux_loss_coeff", 0.1, context=MOE),
     Effect("--init-method-std 0.01", "stage.init_method_std", 0.01),
     Effect("--no-gradient-accumulation-fusion", "stage.gradient_accumulation_fusion", False),

@@ -47,6 +47,13 @@ def test_refused(flags: str, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_another_auxiliary_loss_is_no_misspelt_one() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse("--num-experts 4 --disable-bias-linear --moe-router-load-balancing-type global_aux_loss")
+    name = "--moe-router-load-balancing-type"
+    assert str(error.value) == f"{name}: 'global_aux_loss' is not one of none, aux_loss, seq_aux_loss"
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [

@@ -122,7 +122,11 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         ("--num-query-groups 2", "", "--num-query-groups 2 has no effect without --group-query-attention"),
         ("--rotary-base 10000", "", "has no effect without --position-embedding-type rope"),
         ("--moe-router-topk 2", "", "--moe-router-topk 2 has no effect without --num-experts"),
-        (f"{MOE} --moe-router-load-balancing-type none", "", "without --moe-router-load-balancing-type aux_loss"),
+        (
+            f"{MOE} --moe-router-load-balancing-type none",
+            "",
+            "without --moe-router-load-balancing-type aux_loss or seq_aux_loss",
+        ),
         ("--lr-wsd-decay-iters 10", "", "has no effect without --lr-decay-style WSD"),
         ("--start-weight-decay 0.1", "", "has no effect without --weight-decay-incr-style linear or cosine"),
         (f"{GROWING_DECAY} --weight-decay 0.1", "", "--weight-decay 0.1 has no effect"),
