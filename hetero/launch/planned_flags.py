@@ -138,6 +138,7 @@ def _of_model(model: ModelSpec) -> Iterator[PlannedFlag]:
     yield PlannedFlag("--normalization", model.normalization)
     yield PlannedFlag("--norm-epsilon", _number(model.norm_epsilon))
     yield PlannedFlag("--swiglu", model.is_gated)
+    yield PlannedFlag("--hetero-relu", model.activation == "relu")
     yield PlannedFlag("--disable-bias-linear", not model.linear_bias)
     # With biases everywhere the two switches change nothing, and one of them is refused.
     yield PlannedFlag("--add-qkv-bias", model.qkv_bias, is_written=not model.linear_bias)

@@ -140,7 +140,11 @@ def choose_layers(plan: Plan, stage: Stage, options: StageOptions, *, device: to
         splits_backward=stage.wgrad_delay is not None,
     )
     transformer_engine = not why_local
-    fuses_activation = options.bias_swiglu_fusion if model.is_gated else options.bias_gelu_fusion and model.linear_bias
+    fuses_activation = {
+        "swiglu": options.bias_swiglu_fusion,
+        "gelu": options.bias_gelu_fusion and model.linear_bias,
+        "relu": False,
+    }[model.activation]
     return LayerChoice(
         transformer_engine=str(get_te_version()) if transformer_engine else None,
         why_local=why_local,

@@ -126,4 +126,6 @@ def activation_function(model: ModelSpec, *, fused: bool) -> Callable[[torch.Ten
     """
     if model.is_gated:
         return F.silu
+    if model.activation == "relu":
+        return F.relu
     return F.gelu if fused else partial(F.gelu, approximate="tanh")

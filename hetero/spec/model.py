@@ -25,6 +25,9 @@ arXiv 2203.00555); stages are balanced layer by layer."""
 MAX_SIZE = 10**9
 """Limit of every size of a model. With it, the products of sizes that are counted stay exact as floats need them."""
 
+Activation = Literal["gelu", "relu", "swiglu"]
+"""Activations that an MLP may have."""
+
 VOCABULARY_DIVISOR = 128
 """Default of Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
 
@@ -91,7 +94,7 @@ class ModelSpec:
     rotary_scaling: ``None`` for wavelengths as ``rotary_base`` makes them.
     normalization: kind of the norms before attention, before the MLP and at the end.
     norm_epsilon: added to the variance in a norm.
-    activation: ``gelu`` is the tanh form of GPT-2 and of Megatron's fused kernel; ``swiglu`` is gated.
+    activation: ``gelu`` is the tanh form of GPT-2 and of Megatron's fused kernel, ``relu`` is OPT's, ``swiglu`` gated.
     linear_bias: all linear layers have a bias.
     qkv_bias, proj_bias: without ``linear_bias``, queries, keys and values have one, or the output of attention.
     qk_layernorm: queries and keys of each head pass a norm.
@@ -118,7 +121,7 @@ class ModelSpec:
     rotary_scaling: RotaryScaling | None = None
     normalization: Literal["LayerNorm", "RMSNorm"]
     norm_epsilon: float = 1e-5
-    activation: Literal["gelu", "swiglu"]
+    activation: Activation
     linear_bias: bool
     qkv_bias: bool
     proj_bias: bool = False

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.serialization import load, near_match, parse_json, read_text
+from hetero.serialization import load, parse_json, read_text
 from hetero.spec.hugging_face.families import TABLES
 from hetero.spec.hugging_face.folder import hugging_face_folder
 from hetero.spec.hugging_face.keys import ConfigValues
@@ -73,11 +73,14 @@ def from_hugging_face(config: Mapping[str, Any], *, source: str) -> ModelSpec:
     """
     family = str(config["model_type"])
     if family not in BUILDERS:
-        hint = near_match(family, list(BUILDERS)) or f" (known: {', '.join(BUILDERS)})"
-        raise ConfigError(f"{source}: unknown model_type {family!r}{hint}")
+        # The nearest name would be another model: a program wrote the file, so that it is not misspelt.
+        raise ConfigError(
+            f"{source}: model_type {family!r} is not supported, those that are: {', '.join(BUILDERS)}; to plan for "
+            "its shape, write a model file as in scripts/presets/models/"
+        )
     values = ConfigValues(family=family, table=TABLES[family], given=config)
     try:
         values.check()
         return BUILDERS[family](values)
     except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise ConfigError("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None

@@ -58,7 +58,9 @@ CONFIGS = {
     "qwen3": (config_json("qwen3", rope_theta=10_000.25), FLOAT64),
     "qwen3-attention-biases": (config_json("qwen3", attention_bias=True), FLOAT64),
     "gpt2": (config_json("gpt2"), FLOAT64),
+    "gpt2-relu": (config_json("gpt2", activation_function="relu"), FLOAT64),
     "opt": (config_json("opt"), FLOAT64),
+    "opt-relu": (config_json("opt", activation_function="relu"), FLOAT64),
     "mixtral": (config_json("mixtral"), FLOAT32),
     "mixtral-llama3": (config_json("mixtral", rope_scaling=LLAMA3, num_experts_per_tok=3), FLOAT32),
 }

@@ -90,7 +90,10 @@ def load_text(tmp_path: Path, name: str, text: str) -> ModelSpec:
         (("num_layers: 6", "num_layers: 2024-01-31"), "num_layers: Input should be a valid integer, got '2024-01-31'"),
         (("norm_epsilon: 1e-5", "norm_epsilon: .nan"), "norm_epsilon: Input should be a finite number"),
         (("linear_bias: false", "linear_bias: 0"), "linear_bias: Input should be a valid boolean, got 0"),
-        (("activation: swiglu", "activation: relu"), "activation: Input should be 'gelu' or 'swiglu', got 'relu'"),
+        (
+            ("activation: swiglu", "activation: tanh"),
+            "activation: Input should be 'gelu', 'relu' or 'swiglu', got 'tanh'",
+        ),
         (("num_layers: 6", "num_layers: 0"), "model.yaml: .*num_layers is 0, must be at least 1"),
         (("num_layers: 6", "num_layers: [6"), "model.yaml: not YAML: while parsing"),
         (("num_layers: 6", "num_layers: &a [*a]"), "model.yaml: not plain data: Circular reference"),

@@ -156,7 +156,8 @@ def model_types(model: ModelSpec) -> tuple[ModelType, ...]:
     Raises:
         CheckpointError: there is none.
     """
-    gpt2 = {"normalization": "LayerNorm", "activation": "gelu", "linear_bias": True, "qkv_bias": True}
+    ungated = "relu" if model.activation == "relu" else "gelu"
+    gpt2 = {"normalization": "LayerNorm", "activation": ungated, "linear_bias": True, "qkv_bias": True}
     llama = {"normalization": "RMSNorm", "activation": "swiglu", "rotary_percent": 1.0}
     dense = {**llama, "num_experts": None}
     plain = {"qkv_bias": False, "proj_bias": False, "linear_bias": False, "qk_layernorm": False}
@@ -258,7 +259,7 @@ def _gpt2_config(model: ModelSpec) -> dict[str, object]:
         "n_layer": model.num_layers,
         "n_head": model.num_attention_heads,
         "n_positions": model.max_position_embeddings,
-        "activation_function": "gelu_new",
+        "activation_function": "relu" if model.activation == "relu" else "gelu_new",
         "layer_norm_epsilon": model.norm_epsilon,
         # transformers fills these in with GPT-2's own, which another vocabulary need not have.
         "bos_token_id": None,

@@ -36,12 +36,17 @@ def _ignored(because: str, keys: str) -> dict[str, KeyRule]:
 
 
 _COMMON: dict[str, KeyRule] = {
-    **_ignored("says who wrote the file", "model_type transformers_version _name_or_path name_or_path _commit_hash"),
+    **_ignored(
+        "says who wrote the file, or for which program",
+        "model_type transformers_version _name_or_path name_or_path _commit_hash unsloth_fixed unsloth_version "
+        "transformers.js_config",
+    ),
     **_ignored("the type that weights are stored in; every tensor says its own", "dtype torch_dtype use_bfloat16"),
     **_ignored("initial weights are drawn with --init-method-std", "initializer_range init_std"),
     **_ignored(
         "names tokens, which the tokenizer does; samples here have no padding",
-        "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id tokenizer_class prefix",
+        "bos_token_id eos_token_id eos_token_ids pad_token_id sep_token_id decoder_start_token_id tokenizer_class "
+        "prefix",
     ),
     **_ignored(
         "what a forward returns beside the logits",
@@ -50,11 +55,12 @@ _COMMON: dict[str, KeyRule] = {
     **_ignored(
         "which kernel computes, or in which pieces",
         "attn_implementation _attn_implementation _attn_implementation_autoset experts_implementation "
-        "_experts_implementation chunk_size_feed_forward torchscript pretraining_tp gradient_checkpointing",
+        "_experts_implementation chunk_size_feed_forward torchscript pretraining_tp gradient_checkpointing "
+        "_flash_attn_2_enabled use_flash_attention_2 _attn_implementation_internal xla_device",
     ),
     **_ignored(
         "of heads for other tasks, which ``architectures`` would name",
-        "id2label label2id num_labels problem_type finetuning_task task_specific_params tf_legacy_loss",
+        "id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params tf_legacy_loss",
     ),
     **_ignored(
         "of encoders, which these families have none of; that they are decoders goes without saying",
@@ -62,13 +68,20 @@ _COMMON: dict[str, KeyRule] = {
     ),
     **_ignored(
         "of text generation",
-        "use_cache assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens "
+        "use_cache output_past assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens "
         "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty "
         "epsilon_cutoff eta_cutoff exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id "
         "length_penalty max_length min_length no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule "
         "num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty "
         "return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p",
     ),
+    **_ignored("of fine-tuning: noise that its trainer adds to embeddings", "neftune_noise_alpha"),
+    **_ignored(
+        "the longest sequence of a tokenizer or a training; ``max_position_embeddings`` is the model's",
+        "max_sequence_length model_max_length",
+    ),
+    "auto_map": Only((None, {}), "the model is transformers' own, without code of its folder"),
+    "quantization": Only((None,), "weights are plain floating-point numbers"),
     "is_encoder_decoder": Only((False,), "there is no encoder"),
     "add_cross_attention": Only((False,), "there is no encoder"),
     "per_layer_config": Only((None, {}), "all layers are alike"),
@@ -103,6 +116,8 @@ _LLAMA_LIKE: dict[str, KeyRule] = {
 _LLAMA: dict[str, KeyRule] = {
     **_LLAMA_LIKE,
     "architectures": Read((), texts_of("LlamaForCausalLM", "LlamaModel").or_null(), default=None),
+    **_ignored("nanotron's name of the family", "is_llama_config"),
+    "rope_interleaved": Only((False,), "rotations pair channels that are half a head apart"),
     "max_position_embeddings": Read(("max_position_embeddings",), COUNT, default=2048),
     "attention_bias": Read(("linear_bias", "qkv_bias", "proj_bias"), SWITCH, default=False),
     "mlp_bias": Read(("linear_bias", "proj_bias"), SWITCH, default=False),
@@ -168,7 +183,14 @@ _GPT2: dict[str, KeyRule] = {
     "n_inner": Read(("ffn_hidden_size",), COUNT.or_null(), default=None),
     "n_positions": Read(("max_position_embeddings",), COUNT),
     "n_ctx": SameAs("n_positions"),
-    "activation_function": Only(GELU_TANH, "GELU is its tanh form"),
+    # transformers' other names for the same sizes.
+    "hidden_size": SameAs("n_embd"),
+    "max_position_embeddings": SameAs("n_positions"),
+    "num_attention_heads": SameAs("n_head"),
+    "num_hidden_layers": SameAs("n_layer"),
+    "n_special": Only((0,), "all tokens are in vocab_size"),
+    "predict_special_tokens": Ignored("whether those extra tokens have logits, of which there are none"),
+    "activation_function": Only((*GELU_TANH, "relu"), "GELU is its tanh form"),
     "layer_norm_epsilon": Read(("norm_epsilon",), POSITIVE, default=1e-5),
     "tie_word_embeddings": Read(("tied_embeddings",), SWITCH, default=True),
     "resid_pdrop": _DROPOUT,
@@ -188,11 +210,12 @@ _OPT: dict[str, KeyRule] = {
     "ffn_dim": Read(("ffn_hidden_size",), COUNT),
     "max_position_embeddings": Read(("max_position_embeddings",), COUNT),
     "word_embed_proj_dim": SameAs("hidden_size"),
-    "activation_function": Only(GELU_TANH, "GELU is its tanh form", default="relu"),
+    "activation_function": Only((*GELU_TANH, "relu"), "GELU is its tanh form", default="relu"),
     "tie_word_embeddings": Read(("tied_embeddings",), SWITCH, default=True),
     "do_layer_norm_before": Only((True,), "norms stand before attention and MLP"),
     "_remove_final_layer_norm": Only((False,), "a norm stands before the head"),
     "enable_bias": Only((True,), "all linear layers have biases"),
+    "output_projection": Only((True,), "logits are computed"),
     "layer_norm_elementwise_affine": Only((True,), "norms have weights and biases"),
     "dropout": _DROPOUT,
     "attention_dropout": _DROPOUT,

@@ -111,41 +111,51 @@ class ConfigValues:
             return self.given[key]
         if isinstance(rule, Only):
             return rule.unless_given
-        assert isinstance(rule, Read)
-        if rule.default is REQUIRED:
-            raise ConfigError(f"missing key {key!r} of a {self.family} configuration")
+        assert isinstance(rule, Read), key
+        assert rule.default is not REQUIRED, f"{key} is missing, which check() says"
         return rule.default
 
     def check(self) -> None:
         """Checks every key of the file against the table.
 
         Raises:
-            ConfigError: a key that the table does not have, or with a value that it does not allow.
+            ConfigError: keys that the table does not have, or with values that it does not allow: all of them, a line
+                for all unknown keys and one for each wrong value.
         """
-        counting = [key for key, rule in self.table.items() if not isinstance(rule, Ignored)]
-        for key in self.given:
-            if key not in self.table:
-                raise ConfigError(
-                    f"key {key!r} (its value is {reprlib.repr(self.given[key])}) is not accounted for in {self.family} "
-                    f"models here{near_match(key, counting)}; take it out of the file if the model computes "
-                    "the same without it"
-                )
-        for key, rule in self.table.items():
-            if key in self.given or isinstance(rule, Read | Only):
-                self._check_value(key, rule)
+        problems = [self._problem(key, rule) for key, rule in self.table.items() if self._counts(key, rule)]
+        if wrong := [problem for problem in (self._unknown_keys(), *problems) if problem is not None]:
+            raise ConfigError("\n".join(wrong))
 
-    def _check_value(self, key: str, rule: KeyRule) -> None:
-        if isinstance(rule, Ignored):
-            return
+    def _counts(self, key: str, rule: KeyRule) -> bool:
+        return not isinstance(rule, Ignored) and (key in self.given or not isinstance(rule, SameAs))
+
+    def _unknown_keys(self) -> str | None:
+        unknown = [key for key in self.given if key not in self.table]
+        if not unknown:
+            return None
+        counting = [key for key, rule in self.table.items() if not isinstance(rule, Ignored)]
+        shown = [f"{key!r} ({reprlib.repr(self.given[key])}){near_match(key, counting)}" for key in unknown]
+        several = len(unknown) > 1
+        return (
+            f"key{'s' if several else ''} {', '.join(shown)} {'are' if several else 'is'} not accounted for in "
+            f"{self.family} models here; take {'them' if several else 'it'} out of the file if the model computes the "
+            f"same without {'them' if several else 'it'}"
+        )
+
+    def _problem(self, key: str, rule: KeyRule) -> str | None:
+        """What is wrong with a key that counts; ``None`` if nothing is."""
+        if isinstance(rule, Read) and rule.default is REQUIRED and key not in self.given:
+            return f"missing key {key!r} of a {self.family} configuration"
         value = self.given[key] if isinstance(rule, SameAs) else self[key]
         shown = f"{key} is {reprlib.repr(value)}" + ("" if key in self.given else " where a file leaves it out")
         match rule:
             case Read(_, kind, _) if key in self.given and not kind.accepts(value):
-                raise ConfigError(f"{shown}, must be {kind.limit}")
+                return f"{shown}, must be {kind.limit}"
             case Only(values, because) if value not in values:
-                raise ConfigError(
+                return (
                     f"{shown}, GPTModel here has {' or '.join(map(repr, values))}: {because}; to plan for the same "
                     "shape, write a model file as in scripts/presets/models/"
                 )
-            case SameAs(other) if value is not None and value != self[other]:
-                raise ConfigError(f"{shown} and {other} {self[other]!r}: they must be equal")
+            case SameAs(other) if value is not None and other in self.given and value != self.given[other]:
+                return f"{shown} and {other} {self.given[other]!r}: they must be equal"
+        return None

@@ -41,7 +41,7 @@ def llama_like(values: ConfigValues) -> ModelSpec:
 
 
 def gpt2(values: ConfigValues) -> ModelSpec:
-    """Builds a GPT-2: learned positions, LayerNorm, biases everywhere."""
+    """Builds a GPT-2: learned positions, LayerNorm, biases everywhere, GELU or ReLU."""
     return ModelSpec(
         num_layers=values["n_layer"],
         ffn_hidden_size=values["n_inner"] or 4 * values["n_embd"],
@@ -49,19 +49,21 @@ def gpt2(values: ConfigValues) -> ModelSpec:
         norm_epsilon=float(values["layer_norm_epsilon"]),
         **_heads(values, hidden_key="n_embd", heads_key="n_head"),
         **_LIKE_GPT2,
+        activation="relu" if values["activation_function"] == "relu" else "gelu",
         **_vocabulary(values),
         tied_embeddings=values["tie_word_embeddings"],
     )
 
 
 def opt(values: ConfigValues) -> ModelSpec:
-    """Builds an OPT with the tanh form of GELU; as published it has ReLU, which is refused."""
+    """Builds an OPT: a GPT-2 whose configuration has other keys; as published it has ReLU."""
     return ModelSpec(
         num_layers=values["num_hidden_layers"],
         ffn_hidden_size=values["ffn_dim"],
         max_position_embeddings=values["max_position_embeddings"],
         **_heads(values, hidden_key="hidden_size", heads_key="num_attention_heads"),
         **_LIKE_GPT2,
+        activation="relu" if values["activation_function"] == "relu" else "gelu",
         **_vocabulary(values),
         tied_embeddings=values["tie_word_embeddings"],
     )
@@ -71,7 +73,6 @@ _LIKE_GPT2: Mapping[str, Any] = MappingProxyType(
     {
         "position_embedding": "learned_absolute",
         "normalization": "LayerNorm",
-        "activation": "gelu",
         "linear_bias": True,
         "qkv_bias": True,
     }

@@ -9,7 +9,7 @@ from typing import Literal
 from hetero.plan.batch_sizes import BatchRampup, BatchSizes
 from hetero.plan.ir import Precision
 from hetero.runtime.options import AuxiliaryLoss
-from hetero.spec.model import RotaryScaling
+from hetero.spec.model import Activation, RotaryScaling
 from megatron.training.cli.fields import FlagValues
 from megatron.training.cli.value_types import TokenizerType
 
@@ -137,9 +137,11 @@ def rotary_scaling(flags: FlagValues) -> RotaryScaling | None:
     )
 
 
-def activation(flags: FlagValues) -> Literal["gelu", "swiglu"]:
+def activation(flags: FlagValues) -> Activation:
     """The activation of the MLP."""
-    return "swiglu" if flags["--swiglu"] else "gelu"
+    if flags["--swiglu"]:
+        return "swiglu"
+    return "relu" if flags["--hetero-relu"] else "gelu"
 
 
 def qkv_bias(flags: FlagValues) -> bool:

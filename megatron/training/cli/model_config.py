@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from hetero.errors import ConfigError
 from hetero.runtime.options import AuxiliaryLoss
-from hetero.spec.model import VOCABULARY_DIVISOR, ModelSpec, RotaryScaling, padded_vocab_size
+from hetero.spec.model import VOCABULARY_DIVISOR, Activation, ModelSpec, RotaryScaling, padded_vocab_size
 from megatron.training.cli import derived
 from megatron.training.cli.fields import (
     Condition,
@@ -112,9 +112,14 @@ class ModelConfig:
     )
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("Norm before attention and MLP.", default="LayerNorm")
     norm_epsilon: float = flag("Added to the variance in norms.", POSITIVE, default=1e-5)
-    activation: Literal["gelu", "swiglu"] = computed(
+    activation: Activation = computed(
         derived.activation,
         switch("--swiglu", "Gate the MLP with SiLU; without it the MLP is a plain one with GeLU."),
+        switch(
+            "--hetero-relu",
+            "Give the plain MLP ReLU in place of GeLU, as OPT has it.",
+            relations=Relations(excludes=("--swiglu",)),
+        ),
     )
     linear_bias: bool = off_switch("--disable-bias-linear", "No biases in linear layers.")
     qkv_bias: bool = computed(

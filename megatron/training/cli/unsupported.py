@@ -197,7 +197,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     # The model.
     ("use --num-layers", "--encoder-num-layers --decoder-num-layers"),
     (
-        "the activation is GeLU in its tanh form, or SwiGLU with --swiglu: leave it out",
+        "the activation is GeLU in its tanh form, SwiGLU with --swiglu, or ReLU with --hetero-relu: leave it out",
         """
         --openai-gelu --squared-relu --quick-geglu --use-te-activation-func --activation-func-clamp-value
         --glu-linear-offset --use-fused-weighted-squared-relu

@@ -72,7 +72,7 @@ _ASKS_FOR_NOTHING: Mapping[str, Any] = MappingProxyType(
 """Keys that have one value here, or that have no meaning with this one."""
 
 _ACTIVATIONS: Mapping[str, list[str]] = MappingProxyType(
-    {"swiglu": ["--swiglu"], "gelu": [], "squaredrelu": ["--squared-relu"]}
+    {"swiglu": ["--swiglu"], "gelu": [], "relu": ["--hetero-relu"], "squaredrelu": ["--squared-relu"]}
 )
 
 

@@ -57,6 +57,9 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16),
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, **MOE),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gpt2-relu": lambda: transformers.GPT2Config(
+        vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, activation_function="relu"
+    ),
     "gpt2-untied": lambda: transformers.GPT2Config(
         vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, tie_word_embeddings=False
     ),

@@ -127,7 +127,7 @@ MODELS: Sequence[tuple[str, Any, str]] = [
     ("rotary_percent", 2, "model: rotary_percent is 2.0, must be above 0 and at most 1"),
     ("num_experts", 0, "model: num_experts is 0, must be at least 1"),
     ("num_experts", 4, "model: num_experts is set, so moe_ffn_hidden_size must be set as well"),
-    ("activation", "relu", "activation: Input should be 'gelu' or 'swiglu', got 'relu'"),
+    ("activation", "tanh", "activation: Input should be 'gelu', 'relu' or 'swiglu', got 'tanh'"),
     ("position_embedding", "alibi", "position_embedding: Input should be 'learned_absolute' or 'rope', got 'alibi'"),
     ("tied_embeddings", "yes", "tied_embeddings: Input should be a valid boolean, got 'yes'"),
 ]

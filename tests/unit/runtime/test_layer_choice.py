@@ -145,6 +145,10 @@ def test_gelu_and_positions_that_are_learned() -> None:
     assert chosen(gpt2, bias_swiglu_fusion=False).fused == ("bias + activation", "bias + dropout", ACCUMULATION)
 
 
+def test_relu_has_no_fused_kernel() -> None:
+    assert chosen(made(gpt2_model(activation="relu"))).fused == ("bias + dropout", ACCUMULATION)
+
+
 def test_apex_normalizes_local_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_choice, "HAVE_FUSED_LAYER_NORM", True)
     layer_norm, local = made(gpt2_model(), precision="fp16"), {"transformer_impl": "local"}

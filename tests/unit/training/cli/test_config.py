@@ -79,6 +79,7 @@ EFFECTS = [
     Effect("--normalization RMSNorm", "model.normalization", "RMSNorm"),
     Effect("--norm-epsilon 1e-6", "model.norm_epsilon", 1e-6),
     Effect("--swiglu", "model.activation", "swiglu"),
+    Effect("--hetero-relu", "model.activation", "relu"),
     Effect("--disable-bias-linear", "model.linear_bias", False),
     Effect("--add-qkv-bias", "model.qkv_bias", True, context="--disable-bias-linear"),
     Effect("--qk-layernorm", "model.qk_layernorm", True),

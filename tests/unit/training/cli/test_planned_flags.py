@@ -30,6 +30,7 @@ LLAMA3 = RotaryScaling(
 
 MODELS = [
     gpt2_model(),
+    gpt2_model(activation="relu"),
     gpt2_model(vocab_size=257, padded_vocab_size=260, kv_channels=16, ffn_hidden_size=100, norm_epsilon=1e-6),
     gpt2_model(vocab_size=50257, padded_vocab_size=50304, qk_layernorm=True),
     gpt2_model(vocab_size=61, padded_vocab_size=61, linear_bias=False, qkv_bias=True, proj_bias=True),

@@ -143,6 +143,7 @@ def test_a_plan_states_what_the_uniform_plans_flags_would(flag: str) -> None:
         (f"{SCALED} --hetero-rope-low-freq-factor 4", "", "4.0 is not below --hetero-rope-high-freq-factor 4.0"),
         ("--hetero-add-proj-bias", "", "has no effect without --disable-bias-linear"),
         ("--hidden-size 12 --swiglu", "", "--hidden-size 12 with --swiglu"),
+        ("--swiglu --hetero-relu", "", "--hetero-relu and --swiglu exclude each other"),
         ("--seq-length 65", "", "--max-position-embeddings 64 is below --seq-length 65"),
         ("--num-experts 4", "", "add --disable-bias-linear"),
         (f"{MOE} --moe-router-topk 5", "", "--moe-router-topk 5 exceeds --num-experts 4"),

@@ -75,7 +75,7 @@ def test_a_file_says_what_its_flags_say(tmp_path: Path) -> None:
         ("num_layers: 4\nlanguage_model: {num_layers: 5}", "num_layers stands there twice"),
         ("training: {seed: 5}", "training: sections are language_model and model_parallel"),
         ("batch_p2p_comm: False", "batch_p2p_comm is False, must be True"),
-        ("activation_func: relu", "activation_func 'relu' is not one of swiglu, gelu, squaredrelu"),
+        ("activation_func: tanh", "activation_func 'tanh' is not one of swiglu, gelu, relu, squaredrelu"),
         ("seed: x\nnum_layer: 4\nnum_heads: True\nfp8_margin: 1\nqk_clip: True", None),
     ],
 )
