@@ -1,6 +1,7 @@
 """Published configurations: the ``config.json`` of ``huggingface.co/NAME``, from copies in public repositories.
 
-Order of keys and spelling of numbers are not theirs.
+Order of keys and spelling of numbers are not theirs. unsloth's and SmolLM2-1.7B-Instruct's are put together from the
+files of their families and the keys that they add.
 """
 
 from collections.abc import Mapping

@@ -161,6 +161,22 @@ RUNTIME_FAULTS = (
         hints=("tests/dist/test_auxiliary_loss.py",),
     ),
     Fault(
+        name="the scale of an auxiliary loss is rounded to float32",
+        kind="rounding",
+        file="hetero/runtime/mcore.py",
+        find="torch.full((), scale, dtype=torch.float64, device=device)",
+        replace="torch.full((), scale, dtype=torch.float32, device=device)",
+        hints=("tests/dist/test_auxiliary_loss.py",),
+    ),
+    Fault(
+        name="an auxiliary loss in fp64 has the router's scores in float32",
+        kind="rounding",
+        file="hetero/runtime/mcore.py",
+        find="torch.softmax(logits, dim=-1) if logits.dtype == torch.float64 else scores",
+        replace="scores",
+        hints=("tests/dist/test_auxiliary_loss.py",),
+    ),
+    Fault(
         name="after an evaluation training goes on without dropout",
         kind="state left behind",
         file="hetero/runtime/trainer.py",
