@@ -10,6 +10,7 @@ may be larger than memory. Nothing that a file says is executed. Formats are des
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from hetero.checkpoint.interchange.formats import ModelType, WeightFormat
 from hetero.checkpoint.manifest import FloatType
 from hetero.command_line import Parser, UsageError
 from hetero.errors import ConfigError, HeteroError
+from hetero.spec.hugging_face.generation import TOKEN_IDS, GenerationConfig
 from hetero.spec.model import VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
 from megatron.training.cli.value_types import TOKENIZER_FILES
@@ -61,12 +63,17 @@ def main(argv: Sequence[str]) -> int:
             max_shard_bytes=args.max_shard_size,
             other_files=tokenizer.contents if tokenizer is not None else {},
             least_vocab_size=tokenizer.vocab_size if tokenizer is not None else 0,
+            generation_config=tokenizer.generation_config if tokenizer is not None else {},
+            generation_defaults=tokenizer.generation_defaults if tokenizer is not None else {},
         )
         with torch.no_grad():
-            source = convert(conversion)
+            converted = convert(conversion)
     except HeteroError as error:
         print(f"convert_checkpoint: {error}", file=sys.stderr)
         return 2
+    source = converted.weights
+    for note in converted.notes:
+        print(note)
     count = sum(parameter.numel for parameter in parameters(source.model))
     dtype = str(conversion.dtype or source.dtype).removeprefix("torch.")
     print(f"{conversion.target}: {count:,} weights of {source.model.num_layers} layers in {dtype}, step {source.step}")
@@ -74,7 +81,17 @@ def main(argv: Sequence[str]) -> int:
         print(f"{conversion.target}: with the tokenizer's {', '.join(sorted(tokenizer.contents))}")
     elif conversion.target_format == "hf":
         print(f"{conversion.target}: without a tokenizer; --tokenizer-type and the run's other flags of it add one")
+    if conversion.target_format == "hf":
+        print(f"{conversion.target}: {_token_ids(converted.generation_config)}")
     return 0
+
+
+def _token_ids(generation_config: GenerationConfig) -> str:
+    """Say which tokens the export names, and what follows if it names no end."""
+    ids = ", ".join(f"{key} {json.dumps(generation_config.get(key))}" for key in TOKEN_IDS)
+    if generation_config.get("eos_token_id") is not None:
+        return ids
+    return f"{ids}: no end of a text is known, so that generation runs to its limit; --tokenizer-type names one"
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, JsonValue
 
 from hetero.plan.batch_sizes import BatchRampup
 from hetero.plan.ir import Plan, Precision
@@ -34,6 +34,8 @@ class CheckpointState:
     scheduled_samples: those of these updates, which the learning-rate schedule counts; ``None`` in older checkpoints,
         where every update took the batch of the plan.
     rampup: by which the batch grew, if it did.
+    generation_config: how text is generated from the model, as a generation_config.json says it: the ids that begin
+        and end a text, and what else is known; ``None`` if nothing is.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -50,3 +52,4 @@ class CheckpointState:
     rampup: BatchRampup | None = None
     seed: int = 0
     loss_scaler: LossScalerState | None = None
+    generation_config: dict[str, JsonValue] | None = None

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -19,13 +21,28 @@ from hetero.plan.ir import Plan
 from hetero.runtime.auxiliary_loss import changed_microbatch_note
 from hetero.runtime.mcore import dropout_state, restore_dropout_state
 from hetero.runtime.trainer import Trainer
+from hetero.spec.hugging_face.generation import GenerationConfig
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.training_config import CheckpointConfig
 from megatron.training.given_files import step_to_load
 
 
-def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> int:
-    """Continue where the checkpoint that ``--load`` names ends; returns the steps that are done.
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """Where a run starts.
+
+    step: steps that are done.
+    generation_config: how text is generated from the model, as the checkpoint says that it starts from.
+    """
+
+    step: int = 0
+    generation_config: GenerationConfig = field(default_factory=dict)
+
+
+def load(
+    config: PretrainConfig, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler
+) -> RunStart:
+    """Continue where the checkpoint that ``--load`` names ends, and return where that is.
 
     A run that saves and loads in one folder starts from nothing where the folder has no checkpoint yet, so that one
     command line serves its first launch and every later one. Collective over the world.
@@ -35,21 +52,21 @@ def load(config: PretrainConfig, context: ParallelContext, trainer: Trainer, sch
     """
     wanted = config.checkpoint
     if wanted.load is None:
-        return 0
+        return RunStart()
     step = _step_to_load(wanted)
     if step is None:
         _say(context, f"{wanted.load}: no checkpoint yet, training starts from --seed {config.run.seed}")
-        return 0
+        return RunStart()
     loaded = on_all_ranks(lambda: _fill(config, context, trainer, step))
     for note in [*loaded.notes, *([] if wanted.finetune else _notes(loaded.state, config, context.plan))]:
         _say(context, note)
     trainer.finish_loading(num_updates=0 if wanted.finetune else loaded.state.adam_step)
     if wanted.finetune:
         _say(context, f"loaded the weights of {loaded.path}; training starts at step 1")
-        return 0
+        return RunStart(generation_config=loaded.state.generation_config or {})
     restore_scalars(loaded.state, loaded.rank_state, context, trainer, scheduler)
     _say(context, f"loaded {loaded.path}; training goes on after step {step}")
-    return step
+    return RunStart(step, loaded.state.generation_config or {})
 
 
 class Saver:
@@ -62,12 +79,14 @@ class Saver:
         trainer: Trainer,
         scheduler: OptimizerParamScheduler,
         writer: CheckpointWriter | None,
+        generation_config: GenerationConfig,
     ) -> None:
         self._config = config
         self._context = context
         self._trainer = trainer
         self._scheduler = scheduler
         self._writer = writer
+        self._generation_config = generation_config
 
     def after(self, step: int, *, last: bool) -> None:
         """Save after ``step`` if it is due, or the last; collective over the world.
@@ -83,7 +102,14 @@ class Saver:
             self._writer.save(
                 step=step,
                 slices=self._trainer.optimizer.state(owner=self._context.rank),
-                state=run_state(self._config, self._context, self._trainer, self._scheduler, step=step),
+                state=run_state(
+                    self._config,
+                    self._context,
+                    self._trainer,
+                    self._scheduler,
+                    step=step,
+                    generation_config=self._generation_config,
+                ),
                 rank_state=dropout_state() if self._context.work is not None else None,
             )
 
@@ -95,6 +121,7 @@ def run_state(
     scheduler: OptimizerParamScheduler,
     *,
     step: int,
+    generation_config: GenerationConfig = MappingProxyType({}),
 ) -> CheckpointState:
     """The scalars of a run after ``step``."""
     plan, scaler = context.plan, trainer.scaler
@@ -113,6 +140,7 @@ def run_state(
         loss_scaler=None
         if scaler is None
         else LossScalerState(scale=scaler.scale, growth_tracker=scaler.clean_steps, hysteresis=scaler.overflows_left),
+        generation_config=dict(generation_config) or None,
     )
 
 
@@ -125,6 +153,7 @@ def saving(
     *,
     start_step: int,
     was_here_before: bool = False,
+    generation_config: GenerationConfig = MappingProxyType({}),
 ) -> Iterator[Saver]:
     """Open the folder of ``--save``, and publish the last save when the block ends, be it with an error of all ranks.
 
@@ -132,6 +161,7 @@ def saving(
 
     Args:
         was_here_before: later checkpoints in the folder are this run's own, which has lost their steps since.
+        generation_config: how text is generated from the model, for every checkpoint.
 
     Raises:
         CheckpointError: the folder cannot be written, or holds later checkpoints than ``start_step``.
@@ -148,7 +178,7 @@ def saving(
             say=lambda news: print(news, flush=True),
         )
     try:
-        yield Saver(config, context, trainer, scheduler, writer)
+        yield Saver(config, context, trainer, scheduler, writer, generation_config)
     except ConsensusError:
         # What is being written in the background is from before, and where a later run goes on.
         if writer is not None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -27,7 +28,8 @@ from hetero.runtime.optimizer import StepResult
 from hetero.runtime.trainer import Trainer
 from hetero.serialization import save
 from hetero.spec.cluster import ClusterSpec
-from megatron.training.checkpointing import restore_scalars, run_state
+from hetero.spec.hugging_face.generation import GenerationConfig
+from megatron.training.checkpointing import RunStart, restore_scalars, run_state
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.planning import described_model, planning_problem
 
@@ -141,8 +143,8 @@ class ElasticRank:
         if self._reporter is not None:
             self._reporter.report(phase, step=step)
 
-    def restore(self, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> int:
-        """Fill the state from the nearest copies; returns the steps that are done. Collective over the world.
+    def restore(self, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler) -> RunStart:
+        """Fill the state from the nearest copies, and return where the run goes on. Collective over the world.
 
         Raises:
             CheckpointError: a copy that this rank needs is nowhere whole.
@@ -170,11 +172,17 @@ class ElasticRank:
                 )
             if (note := changed_microbatch_note(options, state.plan, context.plan)) is not None:
                 print(note, flush=True)
-        return state.step
+        return RunStart(state.step, state.generation_config or {})
 
     @contextmanager
     def copying(
-        self, context: ParallelContext, trainer: Trainer, scheduler: OptimizerParamScheduler, *, start_step: int
+        self,
+        context: ParallelContext,
+        trainer: Trainer,
+        scheduler: OptimizerParamScheduler,
+        *,
+        start_step: int,
+        generation_config: GenerationConfig = MappingProxyType({}),
     ) -> Iterator[None]:
         """Make copies while the block lasts, the first of what was restored, and commit the last when it ends.
 
@@ -189,7 +197,7 @@ class ElasticRank:
             return
 
         def moment(step: int) -> RunMoment:
-            state = run_state(self._config, context, trainer, scheduler, step=step)
+            state = run_state(self._config, context, trainer, scheduler, step=step, generation_config=generation_config)
             return RunMoment(state, dropout_state() if context.work is not None else {})
 
         copies = CopyWriter(

@@ -3,28 +3,44 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.serialization import read_bytes
+from hetero.serialization import parse_json, read_bytes
 from hetero.spec.hugging_face.folder import hugging_face_folder
+from hetero.spec.hugging_face.generation import GENERATION_CONFIG, read_generation_config
 from megatron.training.cli.value_types import TOKENIZER_FILES
-from megatron.training.tokenizer import HuggingFaceTokenizer, build_tokenizer
+from megatron.training.generation_config import generation_config_of
+from megatron.training.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer, build_tokenizer
 
 _CONFIG = "tokenizer_config.json"
 
 _NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 """Of tokenizers themselves."""
 
-_BESIDE = (_CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
+_BESIDE = (
+    _CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    GENERATION_CONFIG,
+)
 """What says how a tokenizer is used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerFiles:
-    """The files by name, and how many ids the tokenizer has."""
+    """The files by name, how many ids the tokenizer has, and what it says of generation.
+
+    generation_config: the tokens that ``tokenizer_config.json`` names, and a ``generation_config.json`` in its folder.
+    generation_defaults: the end of document in training, and the tokens that a SentencePiece model itself names.
+    """
 
     contents: dict[str, bytes]
     vocab_size: int
+    generation_config: dict[str, Any]
+    generation_defaults: dict[str, Any]
 
 
 def tokenizer_files(
@@ -53,14 +69,49 @@ def tokenizer_files(
     else:
         usual = "tokenizer.json" if isinstance(tokenizer, HuggingFaceTokenizer) else "tokenizer.model"
         paths = _files(Path(str(tokenizer_model)), usual)
+    generation_file = paths.pop(GENERATION_CONFIG, None)
     contents = {name: read_bytes(path) for name, path in paths.items()}
+    stated = _named_tokens(tokenizer, paths[_CONFIG], contents[_CONFIG]) if _CONFIG in paths else {}
+    if generation_file is not None:
+        stated = read_generation_config(generation_file.parent, stated)
     if _CONFIG not in contents and isinstance(tokenizer, HuggingFaceTokenizer):
         end = tokenizer.model.id_to_token(tokenizer.eod)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
         if vocab_file is not None:
             config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": end, "bos_token": end, "unk_token": end}
         contents[_CONFIG] = f"{json.dumps(config, indent=2, ensure_ascii=False)}\n".encode()
-    return TokenizerFiles(contents=contents, vocab_size=tokenizer.vocab_size)
+    return TokenizerFiles(
+        contents=contents,
+        vocab_size=tokenizer.vocab_size,
+        generation_config=stated,
+        generation_defaults=generation_config_of(tokenizer),
+    )
+
+
+def _named_tokens(tokenizer: Tokenizer, file: Path, content: bytes) -> dict[str, Any]:
+    """Read the ids of the tokens that a ``tokenizer_config.json`` names, as far as the tokenizer has them."""
+    config = parse_json(content.decode("utf-8", errors="replace"), source=str(file))
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: not a JSON object")
+    ids: dict[str, Any] = {}
+    for kind in ("bos", "eos", "pad"):
+        token = config.get(f"{kind}_token")
+        # A token with options is an object.
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str) and (found := _token_id(tokenizer, text)) is not None:
+            ids[f"{kind}_token_id"] = found
+    return ids
+
+
+def _token_id(tokenizer: Tokenizer, token: str) -> int | None:
+    match tokenizer:
+        case HuggingFaceTokenizer(model=model):
+            return model.token_to_id(token)
+        case SentencePieceTokenizer(model=pieces):
+            # For a token that it does not have, it gives the id of the unknown one.
+            index: int = pieces.piece_to_id(token)
+            return index if pieces.id_to_piece(index) == token else None
+    return None
 
 
 def _files(given: Path, usual: str) -> dict[str, Path]:

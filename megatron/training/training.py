@@ -46,6 +46,7 @@ from megatron.training.elastic import ElasticRank
 from megatron.training.emulation import emulated_config, emulation_notice, start_emulation
 from megatron.training.evaluation import Evaluation, evaluated_splits
 from megatron.training.flag_notes import flag_notes
+from megatron.training.generation_config import generation_config_of_run
 from megatron.training.launch import Launch, agree_on_plan, joined
 from megatron.training.metrics import Metrics, ReportedRun
 from megatron.training.param_scheduler import build_scheduler
@@ -113,9 +114,11 @@ def _pretrain(
         elastic.report("built")
         detector.doing = "loading a checkpoint"
         if elastic.goes_on_from_copies:
-            start_step = elastic.restore(context, trainer, scheduler)
+            start = elastic.restore(context, trainer, scheduler)
         else:
-            start_step = load(config, context, trainer, scheduler)
+            start = load(config, context, trainer, scheduler)
+        start_step = start.step
+        generation_config = generation_config_of_run(tokenizer, start.generation_config)
         session = build_session(config, context, trainer, scheduler, dataset, start_step=start_step)
         predicted = PredictedStages()
         if config.logging.stage_times_interval is not None and context.rank == 0:
@@ -124,7 +127,7 @@ def _pretrain(
         # A second signal must not end the last save, which may still be written when the loop is over.
         with (
             stop_on_sigterm(stop),
-            elastic.copying(context, trainer, scheduler, start_step=start_step),
+            elastic.copying(context, trainer, scheduler, start_step=start_step, generation_config=generation_config),
             saving(
                 config,
                 context,
@@ -132,6 +135,7 @@ def _pretrain(
                 scheduler,
                 start_step=start_step,
                 was_here_before=elastic.is_later_epoch,
+                generation_config=generation_config,
             ) as saver,
         ):
             figures = RankFigures(

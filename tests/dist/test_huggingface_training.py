@@ -33,6 +33,8 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
+    "bos_token_id": 58,
+    "eos_token_id": [59, 60],
 }
 
 
@@ -79,6 +81,7 @@ def test_converted_in_trained_and_converted_out(tmp_path: Path) -> None:
         == 0
     )
     after = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "hf2").eval()
+    assert (after.generation_config.bos_token_id, after.generation_config.eos_token_id) == (58, [59, 60])
     tokens_BS = torch.randint(0, 61, (2, made.seq_length), generator=torch.Generator().manual_seed(1))
     alone = one_process_plan(made)
     (ours,) = run_ranks(logits_of, 1, alone, flags(alone, load=str(tmp_path / "out")), tokens_BS)

@@ -1,6 +1,7 @@
 """``pretrain_gpt.py`` as users run it: under a plan and under Megatron's own flags, it trains the same."""
 
 import functools
+import json
 import math
 import os
 import re
@@ -20,6 +21,7 @@ from tests.helpers.forked_launch import forked
 from tests.helpers.host_training import left_to_hosts
 from tests.helpers.models import MOE_FLAGS
 from tests.helpers.synthetic_profiles import profile
+from tools.convert_checkpoint import main as convert
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -218,6 +220,26 @@ def diverging(folder: Path, **changes: str) -> list[str]:
     """The first update throws the weights so far out that no loss can be computed with them."""
     flags = {"micro_batch_size": "1", "pipeline_model_parallel_size": "2", "lr": "1e38"} | changes
     return command_line(**flags, save=str(folder / "out"), save_interval="1")
+
+
+@pytest.mark.rotates(every=6, turn=4)
+def test_an_export_ends_a_text_as_the_documents_of_training_end(tmp_path: Path) -> None:
+    """Without the tokenizer: the checkpoint knows."""
+    argv = command_line(
+        micro_batch_size="1",
+        pipeline_model_parallel_size="2",
+        tokenizer_type="ByteLevelTokenizer",
+        vocab_size="257",
+        save=str(tmp_path / "out"),
+    )
+    run = forked(2, argv)
+    assert run.returncode == 0, run.stderr
+    assert (
+        convert(["--from", "hetero", "--to", "hf", "--input", str(tmp_path / "out"), "--output", str(tmp_path / "hf")])
+        == 0
+    )
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "hf" / name).read_text())["eos_token_id"] == 256
 
 
 SLOW_SAVES = """

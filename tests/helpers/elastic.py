@@ -30,6 +30,7 @@ from hetero.elastic.recovery import BadCopy, Restore, choose_step, lineage_of
 from hetero.plan.ir import Plan
 from hetero.runtime.session import TrainingSession
 from hetero.serialization import from_json
+from megatron.training.checkpointing import RunStart
 from megatron.training.cli.arguments import parse_args
 from megatron.training.elastic import ElasticRank
 from megatron.training.param_scheduler import build_scheduler
@@ -206,6 +207,10 @@ def wait_for_copy(rank: int, step: int, elastic: ElasticRank) -> None:
         assert in_hand.ended.wait(30)
 
 
+FIRST_START = RunStart(generation_config={"bos_token_id": 3, "eos_token_id": [7, 8]})
+"""Of the first epoch of a run; copies have to hand what it says of tokens on to the later ones."""
+
+
 def elastic_session(
     rank: int,
     assignments: Sequence[RankAssignment],
@@ -224,7 +229,9 @@ def elastic_session(
     context = create_groups(assignment.epoch.plan, device=cpu, timing=elastic.timing(cpu))
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
-    start_step = elastic.restore(context, trainer, scheduler) if elastic.goes_on_from_copies else 0
+    start = elastic.restore(context, trainer, scheduler) if elastic.goes_on_from_copies else FIRST_START
+    assert start.generation_config == FIRST_START.generation_config
+    start_step = start.step
     training = TrainingSession(
         context,
         trainer,
@@ -235,7 +242,9 @@ def elastic_session(
     )
     seen = Session(start_step, first_weights=weights_of(training))
     try:
-        with elastic.copying(context, trainer, scheduler, start_step=start_step):
+        with elastic.copying(
+            context, trainer, scheduler, start_step=start_step, generation_config=start.generation_config
+        ):
             for step in range(start_step + 1, end_step + 1):
                 (watch or wait_for_copy)(rank, step, elastic)
                 seen.results.append(training.step())

@@ -45,7 +45,8 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
     context = with_shared_memory(create_groups(plan, device=torch.device("cpu")))
     trainer = build_trainer(config, context)
     scheduler = build_scheduler(trainer.torch_optimizer, config.optimizer, train_samples=config.run.train_samples)
-    start_step = load(config, context, trainer, scheduler)
+    start = load(config, context, trainer, scheduler)
+    start_step = start.step
     training = TrainingSession(
         context,
         trainer,
@@ -56,7 +57,9 @@ def session(rank: int, plan: Plan, argv: list[str], end_step: int) -> Session:
         rampup=config.parallel.rampup,
     )
     seen = Session(start_step, first_weights=weights_of(training))
-    with saving(config, context, trainer, scheduler, start_step=start_step) as saver:
+    with saving(
+        config, context, trainer, scheduler, start_step=start_step, generation_config=start.generation_config
+    ) as saver:
         if start_step > 0:
             saver.after(start_step, last=True)
         for step in range(start_step + 1, end_step + 1):

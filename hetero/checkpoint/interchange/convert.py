@@ -13,6 +13,7 @@ from hetero.checkpoint.interchange.native import NativeSource, write_native
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
 from hetero.checkpoint.interchange.weights import WeightSource
 from hetero.errors import CheckpointError
+from hetero.spec.hugging_face.generation import GenerationConfig
 from hetero.spec.model import VOCABULARY_DIVISOR, padded_vocab_size
 from hetero.spec.model_import import load_model
 
@@ -28,8 +29,10 @@ class Conversion:
     dtype: of the weights written, ``None`` for as they are.
     model_type: Hugging Face family to write, ``None`` for the likeliest.
     max_shard_bytes: of one file, and about what is in memory at a time.
-    other_files: what a Hugging Face folder has beside the weights, by name, such as the tokenizer's files.
+    other_files: what a Hugging Face folder has besides the weights, by name, such as the tokenizer's files.
     least_vocab_size: ids of that tokenizer, which the model has to have.
+    generation_config: what that tokenizer says of generation, which counts before what the source says.
+    generation_defaults: what counts where neither of them says anything.
     """
 
     source_format: WeightFormat
@@ -44,15 +47,36 @@ class Conversion:
     max_shard_bytes: int = 5_000_000_000
     other_files: Mapping[str, bytes] = field(default_factory=dict)
     least_vocab_size: int = 0
+    generation_config: GenerationConfig = field(default_factory=dict)
+    generation_defaults: GenerationConfig = field(default_factory=dict)
 
 
-def convert(conversion: Conversion) -> WeightSource:
-    """Convert the weights, and return the source that they came from.
+@dataclass(frozen=True, slots=True)
+class OpenSource:
+    """The weights to convert, and what their folder says besides.
+
+    generation_config: how text is generated from the model; empty if the format does not say.
+    notes: what the user should know of how the source was read, one sentence each.
+    """
+
+    weights: WeightSource
+    generation_config: GenerationConfig = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def convert(conversion: Conversion) -> OpenSource:
+    """Convert the weights, and return what they came from, with the generation config that was written.
 
     Raises:
         HeteroError: something is missing, damaged, unsafe, or cannot be expressed in the other format.
     """
-    source = open_source(conversion)
+    opened = open_source(conversion)
+    source = opened.weights
+    generation_config = {
+        **conversion.generation_defaults,
+        **opened.generation_config,
+        **conversion.generation_config,
+    }
     if source.model.vocab_size < conversion.least_vocab_size:
         raise CheckpointError(
             f"{conversion.source}: the model has {source.model.vocab_size} tokens, the tokenizer "
@@ -67,22 +91,35 @@ def convert(conversion: Conversion) -> WeightSource:
                 dtype=dtype,
                 model_type=conversion.model_type,
                 max_shard_bytes=conversion.max_shard_bytes,
+                generation_config=generation_config,
                 other_files=conversion.other_files,
             )
         case "hetero":
-            write_native(source, conversion.target, dtype=dtype, max_shard_bytes=conversion.max_shard_bytes)
+            write_native(
+                source,
+                conversion.target,
+                dtype=dtype,
+                max_shard_bytes=conversion.max_shard_bytes,
+                generation_config=generation_config,
+            )
         case "megatron":
             write_torch_dist(source, conversion.target, dtype=dtype)
-    return source
+    return dataclasses.replace(opened, generation_config=generation_config)
 
 
-def open_source(conversion: Conversion) -> WeightSource:
-    """The weights to convert."""
+def open_source(conversion: Conversion) -> OpenSource:
+    """Open the weights to convert.
+
+    Raises:
+        HeteroError: something is missing, damaged or unsafe.
+    """
     match conversion.source_format:
         case "hf":
-            return HuggingFaceSource(conversion.source, divisible_by=conversion.divisible_by or VOCABULARY_DIVISOR)
+            theirs = HuggingFaceSource(conversion.source, divisible_by=conversion.divisible_by or VOCABULARY_DIVISOR)
+            return OpenSource(theirs, theirs.generation_config, theirs.notes)
         case "hetero":
-            return NativeSource(conversion.source, step=conversion.step)
+            ours = NativeSource(conversion.source, step=conversion.step)
+            return OpenSource(ours, ours.generation_config)
         case "megatron":
             if conversion.model is None:
                 raise CheckpointError(
@@ -93,4 +130,4 @@ def open_source(conversion: Conversion) -> WeightSource:
             if conversion.divisible_by is not None:
                 rows = padded_vocab_size(model.vocab_size, divisible_by=conversion.divisible_by)
                 model = dataclasses.replace(model, padded_vocab_size=rows)
-            return TorchDistSource(conversion.source, model=model)
+            return OpenSource(TorchDistSource(conversion.source, model=model))

@@ -7,12 +7,14 @@ is exact.
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 
 from hetero.checkpoint.interchange.formats import ModelType
 from hetero.errors import CheckpointError
+from hetero.spec.hugging_face.generation import TOKEN_IDS, GenerationConfig
 from hetero.spec.model import ModelSpec, RotaryScaling
 
 TensorLayout = Literal["same", "transposed", "vocabulary", "query_key_value", "fused_query_key_value", "gate_up"]
@@ -195,15 +197,28 @@ def model_types(model: ModelSpec) -> tuple[ModelType, ...]:
     return found
 
 
-def config_of(model: ModelSpec, model_type: ModelType, dtype: torch.dtype) -> dict[str, object]:
-    """The ``config.json`` of ``model``; both the old and the new names of the keys that transformers 5 renamed."""
+def config_of(
+    model: ModelSpec,
+    model_type: ModelType,
+    dtype: torch.dtype,
+    generation_config: GenerationConfig = MappingProxyType({}),
+) -> dict[str, object]:
+    """Return the ``config.json`` of ``model``, with both names of the keys that transformers 5 renamed.
+
+    It has every key that changes what the model computes or where a text ends: for a key that is left out,
+    transformers takes the default of its class, which is that of another model.
+
+    Args:
+        generation_config: names the tokens that begin and end a text; ``null`` is written for those that it does not
+            name.
+    """
     name = str(dtype).removeprefix("torch.")
     builders: dict[ModelType, tuple[str, Callable[[ModelSpec], Mapping[str, object]]]] = {
         "llama": ("LlamaForCausalLM", _llama_config),
         "mistral": ("MistralForCausalLM", _llama_config),
-        "qwen2": ("Qwen2ForCausalLM", _llama_config),
-        "qwen3": ("Qwen3ForCausalLM", _llama_config),
-        "mixtral": ("MixtralForCausalLM", _llama_config),
+        "qwen2": ("Qwen2ForCausalLM", _qwen_config),
+        "qwen3": ("Qwen3ForCausalLM", _qwen_config),
+        "mixtral": ("MixtralForCausalLM", _mixtral_config),
         "gpt2": ("GPT2LMHeadModel", _gpt2_config),
     }
     architecture, build = builders[model_type]
@@ -214,13 +229,19 @@ def config_of(model: ModelSpec, model_type: ModelType, dtype: torch.dtype) -> di
         "torch_dtype": name,
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": model.tied_embeddings,
+        "is_encoder_decoder": False,
+        **{key: generation_config.get(key) for key in TOKEN_IDS},
         **build(model),
     }
 
 
+_NO_DROPOUT = 0.0
+"""Dropout belongs to a run, and a checkpoint does not have it; GPT-2's class would drop a tenth in further training."""
+
+
 def _llama_config(model: ModelSpec) -> dict[str, object]:
     scaling = _rope_scaling(model.rotary_scaling)
-    config: dict[str, object] = {
+    return {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.ffn_hidden_size,
         "num_hidden_layers": model.num_layers,
@@ -237,12 +258,27 @@ def _llama_config(model: ModelSpec) -> dict[str, object]:
         "use_sliding_window": False,
         "attention_bias": model.linear_bias or model.proj_bias,
         "mlp_bias": model.linear_bias,
+        "attention_dropout": _NO_DROPOUT,
     }
-    if model.num_experts is not None:
-        config["intermediate_size"] = model.moe_ffn_hidden_size
-        config["num_local_experts"] = model.num_experts
-        config["num_experts_per_tok"] = model.moe_router_topk
-    return config
+
+
+def _qwen_config(model: ModelSpec) -> dict[str, object]:
+    return {
+        **_llama_config(model),
+        "max_window_layers": model.num_layers,
+        "layer_types": ["full_attention"] * model.num_layers,
+    }
+
+
+def _mixtral_config(model: ModelSpec) -> dict[str, object]:
+    return {
+        **_llama_config(model),
+        "intermediate_size": model.moe_ffn_hidden_size,
+        "num_local_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "output_router_logits": False,
+        "router_jitter_noise": 0.0,
+    }
 
 
 def _rope_scaling(scaling: RotaryScaling | None) -> dict[str, object] | None:
@@ -261,7 +297,10 @@ def _gpt2_config(model: ModelSpec) -> dict[str, object]:
         "n_positions": model.max_position_embeddings,
         "activation_function": "relu" if model.activation == "relu" else "gelu_new",
         "layer_norm_epsilon": model.norm_epsilon,
-        # transformers fills these in with GPT-2's own, which another vocabulary need not have.
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "resid_pdrop": _NO_DROPOUT,
+        "embd_pdrop": _NO_DROPOUT,
+        "attn_pdrop": _NO_DROPOUT,
     }

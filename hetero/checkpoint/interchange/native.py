@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -14,6 +15,7 @@ from hetero.checkpoint.state import CheckpointState
 from hetero.errors import CheckpointError
 from hetero.runtime.dtypes import PRECISIONS
 from hetero.runtime.sharded_state import TensorSlice
+from hetero.spec.hugging_face.generation import GenerationConfig
 from hetero.spec.parameters import Parameter, parameters
 
 
@@ -29,6 +31,7 @@ class NativeSource:
         state = read_state(path)
         self.model = state.model
         self.step = state.step
+        self.generation_config: GenerationConfig = state.generation_config or {}
         self._saved = SavedTensors(path)
         every = parameters(self.model)
         self.dtype = self._saved.dtype(f"weights/{every[0].name}")
@@ -46,7 +49,14 @@ class NativeSource:
         return whole.tensor
 
 
-def write_native(source: WeightSource, folder: Path, *, dtype: torch.dtype, max_shard_bytes: int) -> Path:
+def write_native(
+    source: WeightSource,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    max_shard_bytes: int,
+    generation_config: GenerationConfig = MappingProxyType({}),
+) -> Path:
     """Publish the weights as a checkpoint of step 0, or of the step that the source knows. Returns its folder.
 
     Holds one shard's tensors in memory at a time.
@@ -79,7 +89,12 @@ def write_native(source: WeightSource, folder: Path, *, dtype: torch.dtype, max_
             shard = write_shard(partial / f"part_{number:05d}.safetensors", slices, rank=None)
             written.append((shard, tensor_infos(slices)))
             del slices
-        state = CheckpointState(step=source.step, model=source.model, precision=PRECISIONS[dtype])
+        state = CheckpointState(
+            step=source.step,
+            model=source.model,
+            precision=PRECISIONS[dtype],
+            generation_config=dict(generation_config) or None,
+        )
         return publish(folder, step=source.step, state=state, manifest=merge(written, source.model))
     except OSError as error:
         raise CheckpointError(f"{partial}: cannot be written: {error}") from None

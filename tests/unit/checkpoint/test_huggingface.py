@@ -359,7 +359,7 @@ def test_a_converted_checkpoint_starts_a_run(tmp_path: Path) -> None:
     run("hf", tmp_path / "in", "hetero", tmp_path / "ours", divisible_by=64)
     source = open_source(
         Conversion(source_format="hf", source=tmp_path / "in", target_format="hf", target=tmp_path, divisible_by=64)
-    )
+    ).weights
     plan = plan_of(source.model)
     slices = make_slices(step=None, model=source.model, cut=3)
     with pytest.raises(CheckpointError, match="holds weights only"):

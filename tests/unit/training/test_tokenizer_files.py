@@ -89,3 +89,78 @@ def test_the_tool_adds_the_files_and_wants_a_model_that_has_the_ids(
     assert f"the model has {ours.vocab_size - 1} tokens, the tokenizer {ours.vocab_size}; give the" in said.err
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / f"out{ours.vocab_size}")
     assert theirs(TEXT)["input_ids"] == ours.tokenize(TEXT)
+
+
+class TestGeneration:
+    """Which tokens of an export begin and end a text."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        """A model that says nothing of tokens."""
+        config = transformers.LlamaConfig(
+            vocab_size=320,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            max_position_embeddings=8,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "in")
+        return tmp_path / "in"
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        """A tokenizer in which documents end with 1."""
+        (tmp_path / "tokenizer").mkdir()
+        return write_tokenizer(tmp_path / "tokenizer", "<pad>", "<|endoftext|>", "<|im_end|>", "<s>")
+
+    def exported(self, source: Path, file: Path) -> transformers.GenerationConfig:
+        flags = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(file)]
+        out = source.parent / "out"
+        assert main(["--from", "hf", "--to", "hf", "--input", str(source), "--output", str(out), *flags]) == 0
+        config = transformers.AutoConfig.from_pretrained(out)
+        found = transformers.AutoModelForCausalLM.from_pretrained(out).generation_config
+        assert (found.bos_token_id, found.eos_token_id) == (config.bos_token_id, config.eos_token_id)
+        return found
+
+    def test_the_end_of_document_of_training(self, source: Path, file: Path) -> None:
+        assert self.exported(source, file).eos_token_id == 1
+
+    def test_what_the_checkpoint_says(self, source: Path, file: Path) -> None:
+        (source / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+        assert self.exported(source, file).eos_token_id == [1, 2]
+
+    def test_what_the_tokenizers_files_say(self, source: Path, file: Path) -> None:
+        (source / "generation_config.json").write_text('{"eos_token_id": 1, "bos_token_id": 9, "top_k": 7}')
+        tokens = {"eos_token": {"content": "<|im_end|>", "special": True}, "bos_token": None, "pad_token": "<gone>"}
+        (file.parent / "tokenizer_config.json").write_text(json.dumps(tokens))
+        found = self.exported(source, file)
+        assert (found.eos_token_id, found.bos_token_id, found.pad_token_id, found.top_k) == (2, 9, None, 7)
+
+    def test_what_lies_in_the_folder_of_the_tokenizer(self, source: Path, file: Path) -> None:
+        (file.parent / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": "<s>"}))
+        (file.parent / "generation_config.json").write_text('{"eos_token_id": [1, 2], "temperature": 0.5}')
+        found = self.exported(source, file)
+        assert (found.eos_token_id, found.bos_token_id, found.temperature) == ([1, 2], 3, 0.5)
+
+    def test_what_a_sentencepiece_model_says(self, source: Path, tmp_path: Path) -> None:
+        file = write_sentencepiece(tmp_path, bos_id=2, eos_id=1)
+        found = tokenizer_files(
+            tokenizer_type="SentencePieceTokenizer", tokenizer_model=str(file), vocab_file=None, merge_file=None
+        )
+        assert found.generation_config == {}
+        assert found.generation_defaults == {"bos_token_id": 2, "eos_token_id": 1}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": "<unheard>"}))
+        found = tokenizer_files(
+            tokenizer_type="SentencePieceTokenizer", tokenizer_model=str(file), vocab_file=None, merge_file=None
+        )
+        assert found.generation_config == {"eos_token_id": 1}
+
+    def test_a_tokenizer_config_that_is_none(self, file: Path) -> None:
+        (file.parent / "tokenizer_config.json").write_text("[]")
+        with pytest.raises(ConfigError, match=r"tokenizer_config\.json: not a JSON object"):
+            tokenizer_files(
+                tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(file), vocab_file=None, merge_file=None
+            )

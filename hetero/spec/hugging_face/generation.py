@@ -1,0 +1,63 @@
+"""Reads how text is generated from a Hugging Face model: which tokens begin and end it, and how the next is drawn."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import ConfigError
+from hetero.serialization import parse_json, read_text
+
+GENERATION_CONFIG = "generation_config.json"
+
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""The keys that name tokens: the first of a text, those that end it, and the one that fills up a batch."""
+
+_MAX_BYTES = 65_536
+"""Limit of a generation_config.json, which every checkpoint of a run carries; published ones have some 200 bytes."""
+
+_OF_THE_FILE = ("_from_model_config", "transformers_version")
+"""Keys that say how the file came to be."""
+
+GenerationConfig = Mapping[str, Any]
+"""The content of a generation_config.json: plain JSON values by key."""
+
+
+def read_generation_config(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read how text is generated, from ``generation_config.json`` and from what ``config.json`` says of tokens.
+
+    Where both name a token, the first counts, as in ``transformers``. A token that neither names is left out: the
+    defaults of ``transformers`` are those of another vocabulary.
+
+    Args:
+        folder: may have no ``generation_config.json``.
+        config: the content of its ``config.json``.
+
+    Raises:
+        ConfigError: the file is no JSON object or too large, or the id of a token is no id.
+    """
+    path = folder / GENERATION_CONFIG
+    stated = _read(path) if path.is_file() else {}
+    _check_ids(stated, source=path)
+    _check_ids(config, source=folder / "config.json")
+    merged = {key: value for key in TOKEN_IDS if (value := config.get(key)) is not None}
+    return merged | {key: value for key, value in stated.items() if value is not None and key not in _OF_THE_FILE}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if (size_bytes := path.stat().st_size) > _MAX_BYTES:
+        raise ConfigError(
+            f"{path}: it has {size_bytes:,} bytes, at most {_MAX_BYTES:,} are carried over; take out what it should "
+            "not have, or move it away"
+        )
+    content = parse_json(read_text(path), source=str(path))
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return content
+
+
+def _check_ids(stated: Mapping[str, Any], *, source: Path) -> None:
+    for key in TOKEN_IDS:
+        value = stated.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(each) is int for each in ids):
+            raise ConfigError(f"{source}: {key} is {value!r}, must be a token's id, a list of ids, or null")
