@@ -27,7 +27,7 @@ from hetero.checkpoint.manifest import FloatType
 from hetero.command_line import Parser, UsageError
 from hetero.errors import ConfigError, HeteroError
 from hetero.spec.hugging_face.generation import TOKEN_IDS, GenerationConfig
-from hetero.spec.model import VOCABULARY_DIVISOR
+from hetero.spec.model import MAX_VOCABULARY_DIVISOR, VOCABULARY_DIVISOR
 from hetero.spec.parameters import parameters
 from megatron.training.cli.value_types import TOKENIZER_FILES
 from megatron.training.tokenizer_files import TokenizerFiles, tokenizer_files
@@ -150,7 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--make-vocab-size-divisible-by",
         type=_divisor,
-        help=f"pad the vocabulary of a Hugging Face model to a multiple of this (default: {VOCABULARY_DIVISOR})",
+        help="with --from hf and --from megatron: pad the vocabulary to a multiple of this, whatever the source has "
+        f"(default: {VOCABULARY_DIVISOR}, or as a model.yaml says)",
     )
     parser.add_argument(
         "--max-shard-size", type=_size_bytes, default="5GB", help="of one file of tensors (default: %(default)s)"
@@ -160,8 +161,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _divisor(text: str) -> int:
     # Padding is allocated, and no file has to be as large.
-    if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= 2**16):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to {2**16}")
+    if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_VOCABULARY_DIVISOR):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to {MAX_VOCABULARY_DIVISOR}")
     return int(text)
 
 

@@ -31,6 +31,9 @@ Activation = Literal["gelu", "relu", "swiglu"]
 VOCABULARY_DIVISOR = 128
 """Default of Megatron-LM's ``--make-vocab-size-divisible-by``; tensor parallelism has to divide the rows."""
 
+MAX_VOCABULARY_DIVISOR = 2**16
+"""Limit of that flag, and so of the rows of padding, in what reads files: padding is allocated, and in no file."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryScaling:

@@ -1,6 +1,7 @@
 """megatron-core's own ``dist_checkpointing`` reads what is written here, and what it writes is read here."""
 
 import contextlib
+import dataclasses
 import queue
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -157,9 +158,23 @@ def test_stock_megatron_core_on_four_ranks(tmp_path: Path) -> None:
     plan = two_by_two(model)
     saved = run_ranks(save_with_stock, 4, tmp_path, plan)
     assert_shards(saved, TorchDistSource(tmp_path, model=model))
+    assert_padded_otherwise(tmp_path, model)
     source = RandomWeights(model)
     write_torch_dist(source, tmp_path / "a", dtype=torch.float32)
     assert_shards(run_ranks(load_with_stock, 4, tmp_path / "a", plan), source)
+
+
+def assert_padded_otherwise(folder: Path, model: ModelSpec) -> None:
+    """A model that is padded otherwise than by these ranks has the same rows of tokens."""
+    saved = TorchDistSource(folder, model=model)
+    for rows in (model.vocab_size, model.padded_vocab_size + 64):
+        read = TorchDistSource(folder, model=dataclasses.replace(model, padded_vocab_size=rows))
+        assert len(read.notes) == 1
+        for there, here in zip(parameters(model), parameters(read.model), strict=True):
+            expected, tensor = saved.tensor(there, torch.float32), read.tensor(here, torch.float32)
+            both = min(len(expected), len(tensor))
+            assert tensor.shape == here.shape
+            assert torch.equal(tensor[:both], expected[:both]), here.name
 
 
 def assert_shards(ranks: list[tuple[int, Arrays]], source: RandomWeights | TorchDistSource) -> None:

@@ -130,4 +130,5 @@ def open_source(conversion: Conversion) -> OpenSource:
             if conversion.divisible_by is not None:
                 rows = padded_vocab_size(model.vocab_size, divisible_by=conversion.divisible_by)
                 model = dataclasses.replace(model, padded_vocab_size=rows)
-            return OpenSource(TorchDistSource(conversion.source, model=model))
+            saved = TorchDistSource(conversion.source, model=model)
+            return OpenSource(saved, notes=saved.notes)

@@ -20,29 +20,20 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from hetero.checkpoint.interchange.megatron_folder import BACKENDS, find_torch_dist
 from hetero.checkpoint.interchange.metadata_pickle import read_metadata
 from hetero.checkpoint.interchange.weights import WeightSource, new_folder
 from hetero.checkpoint.manifest import Region, index_within, overlap
-from hetero.errors import CheckpointError, ConfigError
+from hetero.errors import CheckpointError
 from hetero.runtime.dtypes import PRECISIONS
-from hetero.serialization import parse_json, read_text
-from hetero.spec.model import ModelSpec
-from hetero.spec.parameters import Parameter, parameters
-
-_BACKENDS = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
-_LATEST = "latest_checkpointed_iteration.txt"
+from hetero.spec.model import MAX_VOCABULARY_DIVISOR, ModelSpec
+from hetero.spec.parameters import EMBEDDING, Parameter, parameters
 
 _FUSED_NORMS = (
     (re.compile(r"^input_layernorm\."), "self_attention.linear_qkv.layer_norm_"),
@@ -50,6 +41,9 @@ _FUSED_NORMS = (
 )
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+
+_OF_THE_MODEL = re.compile(r"(embedding|decoder|output_layer|mtp)\.(?!.*_extra_state).*")
+"""Tensors of the model itself; those of the optimizer and of random number generators have other prefixes."""
 
 _EXTRA_STATES = re.compile(r".*(linear_(?:qkv|proj|fc1|fc2))\.weight")
 
@@ -71,19 +65,27 @@ class _Place:
 class TorchDistSource:
     """The weights of a ``torch_dist`` folder, or of the newest in a folder of Megatron-LM's.
 
+    Megatron-LM pads the vocabulary to a multiple of its divisor times tp, here it is padded as ``model`` says. The rows
+    of tokens are the same; those of padding, which no token has, are cut off or filled up with zeros.
+
     Args:
-        model: the model that was saved, with its padded vocabulary; these checkpoints do not describe it.
+        model: the model that was saved; these checkpoints do not describe it. Its padded vocabulary may be another.
+
+    Attributes:
+        notes: what the user should know of how the folder was read, one sentence each.
 
     Raises:
         CheckpointError: another layout or model, or not safe to read.
     """
 
     def __init__(self, folder: Path, *, model: ModelSpec) -> None:
-        self._folder = _newest(folder)
-        self._metadata = _checked_metadata(self._folder)
-        self._places = {each.name: self._find(each) for each in parameters(model)}
-        self._check_sizes()
+        self._folder = find_torch_dist(folder)
+        self._metadata = read_metadata(self._folder / ".metadata")
         self.model = model
+        self._places = {each.name: self._find(each) for each in parameters(model)}
+        self._check_that_all_is_used()
+        self._check_sizes()
+        self.notes = self._padding_notes()
         self.step = _step_of(self._folder)
         found = {self._stored(place.key).properties.dtype for place in self._places.values()}
         self.dtype = functools.reduce(torch.promote_types, found)
@@ -94,7 +96,9 @@ class TorchDistSource:
         """The whole tensor of a parameter in ``dtype``."""
         place = self._places[parameter.name]
         stored = self._stored(place.key)
-        target = torch.empty((1,) * len(place.index) + parameter.shape, dtype=dtype)
+        # Padding rows that the checkpoint does not have stay zero.
+        whole = torch.zeros((1,) * len(place.index) + parameter.shape, dtype=dtype)
+        target = whole[: stored.size[0]] if parameter.is_word_embedding_or_output else whole
         wanted = Region(offsets=place.index + (0,) * len(parameter.shape), shape=tuple(target.shape))
         num_found = 0
         for chunk in stored.chunks:
@@ -105,7 +109,7 @@ class TorchDistSource:
                 num_found += math.prod(end - start for start, end in edges)
         if num_found != target.numel():
             raise CheckpointError(f"{self._folder}: {place.key} has {num_found} of {target.numel()} elements wanted")
-        return target.view(parameter.shape)
+        return whole.view(parameter.shape)
 
     def _read(self, key: str, saved: Region) -> torch.Tensor:
         """A part as it was saved."""
@@ -128,6 +132,36 @@ class TorchDistSource:
         ):
             raise CheckpointError(f"{path}: what is said to be {key} is something else")
         return part
+
+    def _check_that_all_is_used(self) -> None:
+        """Refuse a checkpoint with layers, experts or tensors that the model does not have: they would be lost."""
+        used: dict[str, set[tuple[int, ...]]] = {}
+        for place in self._places.values():
+            used.setdefault(place.key, set()).add(place.index)
+        for key, stored in self._metadata.state_dict_metadata.items():
+            if not isinstance(stored, TensorStorageMetadata) or not _OF_THE_MODEL.fullmatch(key):
+                continue
+            if key not in used:
+                raise CheckpointError(
+                    f"{self._folder}: {key} is no part of the model that --model describes, and would be lost; is "
+                    "--model the model that was saved?"
+                )
+            stacked = tuple(stored.size[: len(next(iter(used[key])))])
+            if math.prod(stacked) != len(used[key]):
+                raise CheckpointError(
+                    f"{self._folder}: {key} holds {' x '.join(map(str, stacked))} layers or experts, --model has "
+                    f"{len(used[key])}; is --model the model that was saved?"
+                )
+
+    def _padding_notes(self) -> tuple[str, ...]:
+        stored, rows = self._stored(self._places[EMBEDDING].key).size[0], self.model.padded_vocab_size
+        if stored == rows:
+            return ()
+        change = f"{stored - rows:,} are cut off" if stored > rows else f"{rows - stored:,} rows of zeros are added"
+        return (
+            f"{self._folder}: the vocabulary of {self.model.vocab_size:,} tokens is padded to {stored:,} rows in the "
+            f"checkpoint and to {rows:,} here (--make-vocab-size-divisible-by): {change}, which no token has",
+        )
 
     def _check_sizes(self) -> None:
         """Are the parts as large as their tensors, and their files as large as the parts? No part is read for that."""
@@ -163,6 +197,9 @@ class TorchDistSource:
             if not isinstance(stored, TensorStorageMetadata):
                 continue
             stacked, shape = tuple(stored.size[: len(place.index)]), tuple(stored.size[len(place.index) :])
+            if parameter.is_word_embedding_or_output and shape[1:] == parameter.shape[1:]:
+                self._check_padding(place.key, shape[0])
+                return place
             if shape != parameter.shape or any(i >= n for i, n in zip(place.index, stacked, strict=True)):
                 raise CheckpointError(
                     f"{self._folder}: {place.key} has shape {list(stored.size)}; the model needs "
@@ -170,6 +207,21 @@ class TorchDistSource:
                 )
             return place
         raise CheckpointError(f"{self._folder}: no {places[0].key}; is --model the model that was saved?")
+
+    def _check_padding(self, key: str, rows: int) -> None:
+        """Check that ``rows`` of the vocabulary are those of the model's tokens with padding."""
+        tokens, padded = self.model.vocab_size, self.model.padded_vocab_size
+        if rows < tokens:
+            raise CheckpointError(
+                f"{self._folder}: {key} has {rows:,} rows, and --model a vocabulary of {tokens:,} tokens; is --model "
+                "the model that was saved?"
+            )
+        if max(rows, padded) - min(rows, padded) >= MAX_VOCABULARY_DIVISOR:
+            raise CheckpointError(
+                f"{self._folder}: {key} has {rows:,} rows, and --model {tokens:,} tokens in {padded:,} rows, which "
+                f"differs by more than padding does (below {MAX_VOCABULARY_DIVISOR:,} rows); is --model the model that "
+                "was saved?"
+            )
 
 
 def write_torch_dist(source: WeightSource, output: Path, *, dtype: torch.dtype) -> None:
@@ -201,7 +253,7 @@ def write_torch_dist(source: WeightSource, output: Path, *, dtype: torch.dtype) 
             no_dist=True,
         )
         torch.save({"iteration": source.step, "checkpoint_version": 3.0}, folder / "common.pt")
-        (folder / "metadata.json").write_text(json.dumps(_BACKENDS))
+        (folder / "metadata.json").write_text(json.dumps(dict(BACKENDS)))
 
 
 def _places(name: str) -> list[_Place]:
@@ -290,28 +342,6 @@ def _check_archive(content: bytes) -> None:
             raise ValueError(f"the checksum of {damaged} is wrong: damaged")
 
 
-def _newest(folder: Path) -> Path:
-    """The folder of one checkpoint; ``folder`` may be Megatron-LM's of many."""
-    latest = folder / _LATEST
-    if not latest.exists():
-        return folder
-    word = read_text(latest).strip()
-    if word != "release" and not re.fullmatch(r"[0-9]{1,18}", word):
-        raise CheckpointError(f"{latest}: it says {word[:40]!r}, must be a number or release")
-    return folder / (word if word == "release" else f"iter_{int(word):07d}")
-
-
 def _step_of(folder: Path) -> int:
     match = re.fullmatch(r"iter_(\d+)", folder.name)
     return int(match[1]) if match else 0
-
-
-def _checked_metadata(folder: Path) -> Metadata:
-    path = folder / "metadata.json"
-    backends = parse_json(read_text(path), source=str(path))
-    if not isinstance(backends, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    backend = backends.get("sharded_backend")
-    if backend != _BACKENDS["sharded_backend"]:
-        raise CheckpointError(f"{path}: sharded_backend is {backend!r}, only 'torch_dist' is read")
-    return read_metadata(folder / ".metadata")

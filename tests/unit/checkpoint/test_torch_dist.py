@@ -17,10 +17,12 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from hetero.checkpoint.interchange.metadata_pickle import read_metadata
 from hetero.checkpoint.interchange.torch_dist import TorchDistSource, write_torch_dist
 from hetero.errors import CheckpointError, HeteroError
+from hetero.serialization import to_json
 from hetero.spec.model import ModelSpec
 from hetero.spec.parameters import Parameter, parameters
 from tests.helpers.checkpoints import Touch, full_tensor
 from tests.helpers.models import gpt2_model, llama_model, moe_model
+from tools.convert_checkpoint import main
 
 LLAMA = llama_model(num_layers=2)
 
@@ -80,13 +82,69 @@ def test_the_newest_of_many(tmp_path: Path, saved: Path, word: str, name: str, s
     assert_weights(source)
 
 
+@pytest.mark.parametrize("saved_rows", [61, 64, 128, 1024])
+@pytest.mark.parametrize("rows", [61, 64, 128, 512])
+@pytest.mark.parametrize("tied", [False, True])
+def test_padding_may_be_another(tmp_path: Path, saved_rows: int, rows: int, tied: bool) -> None:
+    """Megatron-LM pads to a multiple of 128 x tp, or of what --make-vocab-size-divisible-by says instead of 128."""
+    theirs = dataclasses.replace(LLAMA, padded_vocab_size=saved_rows, tied_embeddings=tied)
+    write_torch_dist(RandomWeights(theirs), tmp_path / "a", dtype=torch.float32)
+    source = TorchDistSource(tmp_path / "a", model=dataclasses.replace(theirs, padded_vocab_size=rows))
+    for parameter, saved in zip(parameters(source.model), parameters(theirs), strict=True):
+        tensor = source.tensor(parameter, torch.float32)
+        expected = RandomWeights(theirs).tensor(saved, torch.float32)
+        both = min(len(tensor), len(expected))
+        assert tensor.shape == parameter.shape
+        assert torch.equal(tensor[:both], expected[:both]), parameter.name
+        assert not tensor[both:].any(), parameter.name
+    if saved_rows == rows:
+        assert source.notes == ()
+        return
+    [note] = source.notes
+    assert f"of 61 tokens is padded to {saved_rows:,} rows in the checkpoint and to {rows:,} here" in note
+    assert ("cut off" if saved_rows > rows else "rows of zeros are added") in note
+
+
+def test_the_tool_takes_an_export_of_ours_that_is_padded_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It asked whether --model was the model that was saved."""
+    write_torch_dist(RandomWeights(LLAMA), tmp_path / "out", dtype=torch.float32)
+    (tmp_path / "model.json").write_text(to_json(dataclasses.replace(LLAMA, padded_vocab_size=256)))
+    paths = ["--input", str(tmp_path / "out"), "--model", str(tmp_path / "model.json")]
+    assert main(["--from", "megatron", "--to", "hetero", *paths, "--output", str(tmp_path / "ours")]) == 0
+    assert "is padded to 64 rows in the checkpoint and to 256 here" in capsys.readouterr().out
+    flags = ["--make-vocab-size-divisible-by", "64"]
+    assert main(["--from", "megatron", "--to", "hetero", *paths, *flags, "--output", str(tmp_path / "same")]) == 0
+    assert "is padded to" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["decoder.layers.mlp.router.expert_bias", "mtp.layers.0.eh_proj.weight"])
+def test_a_tensor_that_would_be_lost_is_refused(tmp_path: Path, name: str) -> None:
+    tensors = {p.name: RandomWeights(LLAMA).tensor(p, torch.float32) for p in parameters(LLAMA)}
+    optimizer = {"optimizer.state.exp_avg.decoder.final_layernorm.weight": torch.ones(32), "rng_state": torch.ones(1)}
+    (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    for more in ({}, {name: torch.ones(2, 32)}):
+        dcp.save({**tensors, **optimizer, **more}, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+        if not more:
+            assert_weights(TorchDistSource(tmp_path, model=LLAMA))
+    with pytest.raises(CheckpointError, match=f"{name} is no part of the model that --model describes, and would be"):
+        TorchDistSource(tmp_path, model=LLAMA)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"hidden_size": 40}, r"has shape \[64, 32\]; the model needs \[64, 40\]"),
             ({"num_layers": 3}, r"the model needs \[32\] at index \[2\] of it. Is --model"),
-            ({"padded_vocab_size": 128}, r"has shape \[64, 32\]; the model needs \[128, 32\]"),
+            ({"num_layers": 1}, r"layer_norm_weight holds 2 layers or experts, --model has 1; is --model"),
+            ({"tied_embeddings": True}, "output_layer.weight is no part of the model that --model describes"),
+            ({"vocab_size": 65, "padded_vocab_size": 128}, r"has 64 rows, and --model a vocabulary of 65 tokens; is"),
+            (
+                {"padded_vocab_size": 2**17},
+                r"has 64 rows, and --model 61 tokens in 131,072 rows, which differs by more",
+            ),
             ({"qkv_bias": True}, "no decoder.layers.self_attention.linear_qkv.bias"),
         ],
     )
@@ -96,14 +154,57 @@ class TestRefused:
 
     def test_another_backend(self, saved: Path) -> None:
         (saved / "metadata.json").write_text('{"sharded_backend": "zarr"}')
-        with pytest.raises(CheckpointError, match="sharded_backend is 'zarr', only 'torch_dist'"):
+        with pytest.raises(
+            CheckpointError, match=r"sharded_backend is 'zarr', only 'torch_dist'.*--ckpt-format torch_d"
+        ):
             TorchDistSource(saved, model=LLAMA)
 
-    @pytest.mark.parametrize("name", ["metadata.json", ".metadata"])
-    def test_no_such_folder(self, saved: Path, name: str) -> None:
-        (saved / name).unlink()
-        with pytest.raises(HeteroError, match=f"{name}: (no such file|cannot be read)"):
+    def test_half_a_folder(self, saved: Path) -> None:
+        (saved / ".metadata").unlink()
+        with pytest.raises(HeteroError, match=r"\.metadata: (no such file|cannot be read)"):
             TorchDistSource(saved, model=LLAMA)
+
+    def test_formats_of_fsdp(self, saved: Path) -> None:
+        """Megatron-LM tells them by a .metadata without a metadata.json."""
+        (saved / "metadata.json").unlink()
+        with pytest.raises(CheckpointError, match=r"as Megatron-LM's formats torch_dcp and fsdp_dtensor have; only"):
+            TorchDistSource(saved, model=LLAMA)
+
+    @pytest.mark.parametrize("rank", ["mp_rank_00", "mp_rank_00_000"])
+    @pytest.mark.parametrize("given", [".", "iter_0000012", "iter_0000012/{rank}"])
+    def test_the_older_format(self, tmp_path: Path, rank: str, given: str) -> None:
+        """A pickle of each rank, which is not opened: it is named, and how Megatron-LM converts it."""
+        trace = tmp_path / "was_run"
+        folder = tmp_path / "run"
+        (folder / "iter_0000012" / rank).mkdir(parents=True)
+        torch.save({"args": Touch(trace), "iteration": 12}, folder / "iter_0000012" / rank / "model_optim_rng.pt")
+        (folder / "latest_checkpointed_iteration.txt").write_text("12")
+        with pytest.raises(CheckpointError) as caught:
+            TorchDistSource(folder / given.format(rank=rank), model=LLAMA)
+        said = str(caught.value)
+        assert "Megatron-LM's older format torch, which has a pickle of each rank" in said
+        assert f"--load {folder} --ckpt-format torch --ckpt-convert-format torch_dist --ckpt-convert-save NEW" in said
+        assert not trace.exists()
+
+    def test_a_folder_of_checkpoints_without_a_tracker(self, tmp_path: Path, saved: Path) -> None:
+        saved.rename(tmp_path / "iter_0000012")
+        (tmp_path / "iter_0000004").mkdir()
+        with pytest.raises(CheckpointError, match=r"no latest_chec.*give one of .*: iter_0000004, iter_0000012$"):
+            TorchDistSource(tmp_path, model=LLAMA)
+
+    @pytest.mark.parametrize("word", ["13", "release"])
+    def test_a_tracker_of_a_checkpoint_that_is_gone(self, tmp_path: Path, saved: Path, word: str) -> None:
+        saved.rename(tmp_path / "iter_0000012")
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(word)
+        with pytest.raises(CheckpointError, match=rf"it says {word}, and there is no .*: iter_0000012$"):
+            TorchDistSource(tmp_path, model=LLAMA)
+
+    @pytest.mark.parametrize("given", [".", "empty"])
+    def test_a_folder_above_or_another(self, tmp_path: Path, given: str) -> None:
+        (tmp_path / "runs" / "run" / "iter_0000012").mkdir(parents=True)
+        (tmp_path / "runs" / "empty").mkdir()
+        with pytest.raises(CheckpointError, match=r"no checkpoint of Megatron-LM, which has a metadata.json; give the"):
+            TorchDistSource(tmp_path / "runs" / given, model=LLAMA)
 
     def test_a_tracker_that_leads_elsewhere(self, saved: Path) -> None:
         (saved / "latest_checkpointed_iteration.txt").write_text("../other")
