@@ -26,6 +26,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from hetero.errors import ConfigError
 from hetero.file_kinds import wrong_kind
 from hetero.format_versions import upgraded
+from hetero.output_files import write_bytes
 from hetero.units import MIB
 
 T = TypeVar("T")
@@ -339,39 +340,6 @@ def save(value: Any, path: Path) -> None:
         ConfigError: it cannot be written there.
     """
     write_bytes(path, to_json(value).encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that the user named. It appears complete or not at all.
-
-    Raises:
-        ConfigError: it cannot be written there.
-    """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def check_can_be_written(path: Path, *, asked_by: str = "") -> None:
-    """Checks that a file can be written, to be called before the work whose result goes there.
-
-    Args:
-        asked_by: the flag that names the file, for the message.
-
-    Raises:
-        ConfigError: its folder is not there, it is a folder itself, or the permissions forbid it.
-    """
-    where = f"{asked_by} {path}".lstrip()
-    if not path.parent.is_dir():
-        raise ConfigError(f"{where}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise ConfigError(f"{where}: is a folder; name a file in it")
-    # The file is written under another name first, and then takes its place.
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise ConfigError(f"{where}: may not be written; choose another place, or change its permissions")
 
 
 def read_text(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hetero.errors import ConfigError, HeteroError
-from hetero.serialization import check_can_be_written, to_json, write_bytes
+from hetero.output_files import check_can_be_written, write_bytes
+from hetero.serialization import to_json
 
 STDOUT = Path("-")
 """Stands for standard output where a file is to be written."""
@@ -26,7 +27,7 @@ _ERRORS: ContextVar[TextIO | None] = ContextVar("_ERRORS", default=None)
 
 def output_file(text: str) -> Path:
     """The type of a flag that names a file to write; ``-`` is standard output. Any other path refuses ``-``."""
-    return Path(text)
+    return STDOUT if text == "/dev/stdout" else Path(text)
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, why_no_json: str = "") -> None:
@@ -64,14 +65,18 @@ def directed_output(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     Errors are told after it, or by :func:`tell_error` in it.
 
     Raises:
-        ConfigError: two documents are to go to standard output.
+        ConfigError: two documents are to go to one place, or one to where a file is that the command reads.
     """
-    documents = ["--json"] if args.json else []
-    for action in parser._actions:
-        if action.option_strings and _names_stdout(getattr(args, action.dest, None)):
-            documents.append(f"{action.option_strings[-1]} -")
+    written, read = _named_files(parser, args)
+    documents = [*(["--json"] if args.json else []), *(f"{flag} -" for flag, path in written if path == STDOUT)]
     if len(documents) > 1:
         parser.error(f"{' and '.join(documents)}: standard output takes one of them; name a file, or leave one out")
+    files = [(flag, path) for flag, path in read if path.is_file()]
+    for flag, path in written:
+        for other, there in files if path != STDOUT else ():
+            if path.resolve() == there.resolve():
+                parser.error(f"{flag} {path}: it would replace the file of {other}; name another file")
+        files.append((flag, path))
     before = _DOCUMENTS.set(sys.stdout), _ERRORS.set(sys.stderr)
     try:
         with contextlib.ExitStack() as stack:
@@ -86,9 +91,30 @@ def directed_output(parser: argparse.ArgumentParser, args: argparse.Namespace) -
         _ERRORS.reset(before[1])
 
 
-def _names_stdout(value: Any) -> bool:
-    """Whether it is, or has in it, the file that is standard output."""
-    return value == STDOUT or (isinstance(value, list | tuple) and any(map(_names_stdout, value)))
+_NamedFile = tuple[str, Path]
+"""What a file is called on the command line, and its path."""
+
+
+def _named_files(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> tuple[list[_NamedFile], list[_NamedFile]]:
+    """Return the files that a command writes, and those that it reads: as :func:`output_file` has the type of a flag,
+    or ``Path``."""
+    written: list[_NamedFile] = []
+    read: list[_NamedFile] = []
+    for action in parser._actions:
+        flag = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+        for path in _paths_in(getattr(args, action.dest, None)):
+            (read if action.type is Path else written).append((flag, path))
+    return written, read
+
+
+def _paths_in(value: Any) -> Iterator[Path]:
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _paths_in(each)
 
 
 def answer(args: argparse.Namespace, document: Callable[[], Any]) -> None:

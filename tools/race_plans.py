@@ -27,6 +27,7 @@ import numpy as np
 from rich.console import Console
 
 from hetero.command_line import Parser
+from hetero.commands.report import PAGE_SUFFIXES
 from hetero.cost.memory import plan_memory
 from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import simulate
@@ -34,11 +35,13 @@ from hetero.distributed.process_exit import bounded_exit
 from hetero.emulation.records import EmulatedRun
 from hetero.emulation.timeline import executed
 from hetero.errors import ConfigError, HeteroError
+from hetero.output_files import write_bytes
 from hetero.progress import WorkProgress
 from hetero.report.content import Execution, Report
 from hetero.report.tables.fitting_table import FittingTable
-from hetero.serialization import check_can_be_written, load, write_bytes
+from hetero.serialization import load
 from hetero.spec.cluster import ClusterSpec
+from hetero.standard_output import check_output
 from megatron.training.cli.arguments import parse_args
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.parallel_config import EmulationConfig
@@ -124,7 +127,7 @@ def _check(config: PretrainConfig, report: Path | None) -> None:
     if given := [flag for flag, value in without_effect.items() if value]:
         raise ConfigError(f"race_plans.py: {given[0]} has no effect in a race; leave it out")
     if report is not None:
-        check_can_be_written(report, asked_by="race_plans.py: --report")
+        check_output(report, asked_by="race_plans.py: --report", suffixes=PAGE_SUFFIXES)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -206,7 +209,7 @@ def _print(executions: Sequence[Execution], lateness_s: float) -> bool:
             each.name,
             f"{predicted_s:.3f}",
             f"{executed_s:.3f}",
-            f"{predicted_s / executed_s - 1:+.2%}",
+            f"{predicted_s / executed_s - 1:+z.2%}",
             f"{executed_s / ours.executed.step_s:.2f}x",
             f"{each.losses[0]:.6f}",
             f"{each.losses[-1]:.6f}",

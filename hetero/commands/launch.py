@@ -24,6 +24,7 @@ from hetero.launch.run import HostCommand, run_on_hosts
 from hetero.launch.slurm import Allocation, allocated_hosts, allocation_in, batch_script, check_allocation, step_script
 from hetero.launch.ssh import DEFAULT_SSH, command_on, watched
 from hetero.launch.torchrun import TorchrunOptions, shell_text
+from hetero.output_files import make_folder
 from hetero.plan.cluster_fit import check_plan_on_cluster
 from hetero.plan.ir import Plan
 from hetero.report.tables.launch import launch_table
@@ -225,10 +226,7 @@ def _run(args: argparse.Namespace, cluster: ClusterSpec, flags: Sequence[str], h
     folder, ssh = str(Path.cwd()), DEFAULT_SSH if args.ssh is None else args.ssh
     check_hosts(hosts, options, plan=args.plan, folder=folder, ssh=ssh, devices=cluster.device_types)
     logs = args.logs or Path("launch-logs") / time.strftime("%Y%m%d-%H%M%S")
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--logs {logs}: cannot be made: {error.strerror}") from None
+    make_folder(logs, asked_by="--logs")
     commands = [
         HostCommand(
             host,

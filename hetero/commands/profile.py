@@ -6,8 +6,8 @@ from typing import Any
 
 from hetero.commands.child import run_in_child
 from hetero.data.sailor import PROVENANCE, read_links, read_profiles
-from hetero.errors import ConfigError
 from hetero.extras import require
+from hetero.output_files import make_folder
 from hetero.profiling.options import add_options, check_options, words_of
 from hetero.profiling.profiled_plan import check_cuts
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
@@ -72,10 +72,7 @@ def _host(args: argparse.Namespace) -> int:
 def _import(args: argparse.Namespace) -> int:
     profiles, links = read_profiles(args.folder), read_links(args.folder)
     folder = args.out / "profiles"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from None
+    make_folder(folder, asked_by="--out")
     written: list[str] = []
     for profile in profiles:
         path = folder / f"{profile.model}.{profile.device}.json".lower()

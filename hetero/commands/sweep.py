@@ -18,9 +18,10 @@ from hetero.commands.sweep_plans import Say, check_mode, emulate_rows, write_job
 from hetero.data.presets import cluster_origins, is_name, preset_names, preset_path
 from hetero.errors import ConfigError
 from hetero.extras import is_installed, pip_install
+from hetero.output_files import write_bytes
 from hetero.report.sweep_rows import SweepResult, SweepRow, changes
 from hetero.report.tables.sweep import changes_table, headline, reasons, sweep_table
-from hetero.serialization import load, write_bytes
+from hetero.serialization import load
 from hetero.standard_output import answer
 from hetero.sweep.combinations import Combination, read_sweep, version
 from hetero.sweep.folder import SweepFolder

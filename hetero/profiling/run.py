@@ -17,6 +17,7 @@ from hetero.distributed.environment import set_cuda_environment
 from hetero.doctor.host_facts import host_facts
 from hetero.errors import ConfigError, HeteroError
 from hetero.launch.launched_by import launch_variables, node_name
+from hetero.output_files import make_folder
 from hetero.profiling.host_hardware import processor_name
 from hetero.profiling.run_options import add_run_options, check_run_options, words_of_run
 from hetero.serialization import load
@@ -63,10 +64,7 @@ def _run(args: argparse.Namespace, *, is_launched: bool) -> None:
 
     # What libraries have made stays, and need not be looked through after every point.
     gc.freeze()
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {args.out}: cannot be made: {error.strerror}") from None
+    make_folder(args.out, asked_by="--out")
     on, date = _profiled_device(args, *_name_and_known_types(args)), datetime.date.today().isoformat()
     if is_launched:
         from hetero.profiling.together import measure_together

@@ -20,11 +20,11 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict
 
-from hetero.errors import ConfigError
 from hetero.extras import is_installed
+from hetero.output_files import make_folder, write_bytes
 from hetero.plan.ir import Plan
 from hetero.report.sweep_rows import SweepResult, SweepRow
-from hetero.serialization import STRICT, load, save, write_bytes
+from hetero.serialization import STRICT, load, save
 
 T = TypeVar("T")
 
@@ -55,16 +55,13 @@ class SweepFolder:
     """The folder of a sweep.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be made, or may not be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         for name in ("rows", "plans", "emulated", "jobs"):
-            try:
-                (path / name).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"--out {path}: cannot be made: {error.strerror}; choose another place") from None
+            make_folder(path / name, asked_by="--out")
 
     def row(self, key: str) -> SweepRow | None:
         """The stored outcome of a combination; ``None`` if there is none, or its plan is not there."""

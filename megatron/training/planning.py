@@ -10,9 +10,10 @@ import torch.distributed as dist
 from hetero.cost.runtime_model import LaunchedRuntime
 from hetero.distributed.rank_consensus import from_rank_0
 from hetero.errors import PlanError
+from hetero.output_files import check_can_be_written
 from hetero.plan.ir import Plan
 from hetero.runtime.layer_choice import may_split_backward
-from hetero.serialization import check_can_be_written, from_json, load, save, to_json
+from hetero.serialization import from_json, load, save, to_json
 from hetero.spec.cluster import ClusterSpec
 from hetero.spec.model import ModelSpec
 from hetero.spec.profile import Profile

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hetero.errors import ConfigError
 from hetero.extras import require
+from hetero.output_files import make_folder
 from megatron.training.cli.config import PretrainConfig
 from megatron.training.cli.logging_config import ScalarsConfig
 
@@ -42,11 +43,11 @@ def check_writers(config: ScalarsConfig) -> None:
     """
     if config.tensorboard_dir is not None:
         require("tensorboard", asked_by=f"--tensorboard-dir {config.tensorboard_dir}")
-        _make_folder(config.tensorboard_dir, flag="--tensorboard-dir")
+        make_folder(config.tensorboard_dir, asked_by="--tensorboard-dir")
     if config.wandb_project is not None:
         require("wandb", asked_by=f"--wandb-project {config.wandb_project}")
         if config.wandb_save_dir is not None:
-            _make_folder(config.wandb_save_dir, flag="--wandb-save-dir")
+            make_folder(config.wandb_save_dir, asked_by="--wandb-save-dir")
     if config.port is not None:
         require("prometheus", asked_by=f"--hetero-metrics-port {config.port}")
         try:
@@ -161,15 +162,6 @@ class _Prometheus:
             name = "hetero_" + re.sub(r"\W+", "_", kind)
             self._gauges[kind] = prometheus_client.Gauge(name, kind, ["of"], registry=self._registry)
         return self._gauges[kind]
-
-
-def _make_folder(folder: Path, *, flag: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{flag} {folder}: cannot be made: {error.strerror}; name another") from None
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{flag} {folder}: may not be written; name another, or change its permissions")
 
 
 def _no_port(config: ScalarsConfig, error: OSError) -> ConfigError:

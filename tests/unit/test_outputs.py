@@ -123,6 +123,32 @@ def test_documents_go_to_stdout_and_words_elsewhere(command: str, capsys: pytest
     assert outcome(f"{line} --quiet", capsys) == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"{PLANS} --out a.json --uniform-out ./a.json", "--uniform-out a.json: it would replace the file of --out;"),
+        (f"{PLANS} --out gpus.yaml", "--out gpus.yaml: it would replace the file of --cluster;"),
+        (f"{PLANS} --profile p.json --report p.json", "--report p.json: it would replace the file of --profile;"),
+        (f"{PLANS} --figure a.svg --figure memory=a.svg", "--figure a.svg: it would replace the file of --figure;"),
+        ("simulate gpus.json --cluster gpus.yaml --trace gpus.json", "it would replace the file of PLAN.json;"),
+        ("simulate gpus.json --cluster gpus.yaml --trace link.json", "it would replace the file of PLAN.json;"),
+        ("launch plan.json --cluster laptops.yaml --sbatch plan.json", "it would replace the file of PLAN.json;"),
+        ("profile host --json --out /dev/stdout", "--json and --out -: standard output takes one of them;"),
+    ],
+)
+def test_no_output_replaces_another_file_of_the_command(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither what it reads nor what it has just written, under whatever name."""
+    (tmp_path / "link.json").symlink_to("gpus.json")
+    (tmp_path / "p.json").write_text("{}", encoding="utf-8")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    code, words, error = outcome(line, capsys)
+    assert (code, words) == (2, "")
+    assert said in error
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
 @pytest.mark.parametrize("command", CHILDREN)
 def test_a_process_of_its_own_gets_both_flags(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
