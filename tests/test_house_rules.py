@@ -67,6 +67,20 @@ def test_no_star_imports() -> None:
     assert stars == []
 
 
+def test_no_percentage_is_negative_zero() -> None:
+    """What rounding leaves below 0 is printed as ``-0.0%`` but for the ``z`` (PEP 682)."""
+    without = [
+        f"{name(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.FormattedValue)
+        and isinstance(node.format_spec, ast.JoinedStr)
+        and (spec := ast.unparse(node.format_spec)).rstrip("'\"").endswith("%")
+        and "z" not in spec
+    ]
+    assert without == []
+
+
 def test_no_module_is_called_utils() -> None:
     """Such a name says nothing, so everything ends up there."""
     assert [name(path) for path in SOURCES + TESTS if path.stem.strip("_") in ("util", "utils")] == []

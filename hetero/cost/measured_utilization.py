@@ -113,11 +113,11 @@ def utilization_warnings(found: Mapping[Products, Utilization]) -> Iterator[str]
         where = f"{products.device} in {products.arithmetic}"
         beyond = f"which was measured there ({measured.source}): check the profile, or measure one"
         if fastest > most:
-            yield f"{where} computes at {fastest:.0%} of its peak, above the {least:.0%} to {most:.0%} {beyond}"
+            yield f"{where} computes at {fastest:z.0%} of its peak, above the {least:z.0%} to {most:z.0%} {beyond}"
         if slowest < least:
-            yield f"{where} computes at {slowest:.0%} of its peak, below the {least:.0%} to {most:.0%} {beyond}"
+            yield f"{where} computes at {slowest:z.0%} of its peak, below the {least:z.0%} to {most:z.0%} {beyond}"
         if measured.most_mfu is not None and each.mfu > measured.most_mfu and fastest <= most:
-            yield f"{where} has an MFU of {each.mfu:.0%}, above the {measured.most_mfu:.0%} {beyond}"
+            yield f"{where} has an MFU of {each.mfu:z.0%}, above the {measured.most_mfu:z.0%} {beyond}"
 
 
 def _measured(products: Products) -> MeasuredUtilization | None:

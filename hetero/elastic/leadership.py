@@ -277,7 +277,7 @@ def _better_nodes(
         for name, node in staying.items()
     )
     if new_s is None or new_s > (1.0 - settings.min_gain) * view.step_s:
-        return Wait(until_s=None, reason=f"training; {others} would gain less than {settings.min_gain:.0%}")
+        return Wait(until_s=None, reason=f"training; {others} would gain less than {settings.min_gain:z.0%}")
     return RequestStop(reason=f"a step of {view.step_s:.3g} s takes {new_s:.3g} s on {others}")
 
 

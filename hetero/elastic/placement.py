@@ -250,9 +250,9 @@ def copy_interval(
         reason = f"one takes {copy_s:.3g} s of a step's {step_s:.3g} s"
     elif for_link >= for_time:
         mib = max(moved.fetched, moved.served) / MIB
-        reason = f"{mib:.0f} MiB over the network of {busiest} may take {LINK_SHARE:.0%} of it"
+        reason = f"{mib:.0f} MiB over the network of {busiest} may take {LINK_SHARE:z.0%} of it"
     else:
-        reason = f"one takes {copy_s:.3g} s, which may be {time_share:.0%} of the time between two"
+        reason = f"one takes {copy_s:.3g} s, which may be {time_share:z.0%} of the time between two"
     chosen = every or max(for_link, for_time, 1)
     duration = max(1, math.ceil(copy_s / step_s))
     return CopyInterval(every=chosen, steps_at_risk=max(chosen, duration) + duration, reason=reason)

@@ -75,12 +75,12 @@ def _measured(seconds: float) -> HostProfile:
             spread=rounded(each.repetitions.spread),
         )
         rate = f"{found.elements_per_s / 1e6:.0f}e6 parameters/s"
-        repeated = f"{each.repetitions.count} repetitions, spread {found.spread:.1%}"
+        repeated = f"{each.repetitions.count} repetitions, spread {found.spread:z.1%}"
         _say(f"AdamW, {_counted(found.threads, 'thread')}: {rate} ({repeated})")
         updates.append(found)
     copy = rates.measure_memory_copy(cores, budget)
     copy_gb_per_s = rates.COPY_BYTES / copy.median_s / GB
-    _say(f"copies in memory, {_counted(len(cores), 'thread')}: {copy_gb_per_s:.1f} GB/s (spread {copy.spread:.1%})")
+    _say(f"copies in memory, {_counted(len(cores), 'thread')}: {copy_gb_per_s:.1f} GB/s (spread {copy.spread:z.1%})")
     to_device, to_host = None, None
     if facts.gpus:
         to_device, to_host = rates.measure_device_copies(torch.device("cuda", 0), budget)

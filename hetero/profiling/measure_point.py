@@ -168,6 +168,6 @@ def _passes(
 
 def _said(**found: Repetitions) -> str:
     return ", ".join(
-        f"{name.replace('_', ' ')} {each.median_s * 1e3:.4g} ms ({each.spread:.1%} of {each.count})"
+        f"{name.replace('_', ' ')} {each.median_s * 1e3:.4g} ms ({each.spread:z.1%} of {each.count})"
         for name, each in found.items()
     )

@@ -132,7 +132,7 @@ def measure_transfers(
         )
         say(
             f"[{number + 1}/{len(wanted)}] {task.operation} among ranks {', '.join(map(str, task.ranks))}: "
-            f"{link.bandwidth_gb_per_s:g} GB/s, latency {link.latency_us:g} us (line off by up to {worst:.0%})"
+            f"{link.bandwidth_gb_per_s:g} GB/s, latency {link.latency_us:g} us (line off by up to {worst:z.0%})"
         )
     return found
 

@@ -211,10 +211,9 @@ def provenance_lines(plan: Plan) -> list[str]:
         return []
     predicted = origin.prediction
     seconds = f"{_rounded(predicted.step_low_s)} to {_rounded(predicted.step_high_s)}"
-    bubble = max(0.0, predicted.bubble_share)
     return [
         f"made for: {nodes_in_words(origin.cluster)}",
-        f"predicted: {predicted.step_s:.4g} s per step ({seconds}), bubble {bubble:.1%}",
+        f"predicted: {predicted.step_s:.4g} s per step ({seconds}), bubble {predicted.bubble_share:z.1%}",
         f"made by: {origin.command}",
     ]
 

@@ -248,7 +248,7 @@ class Metrics:
 
     def _throughput_in_words(self, speed: _Speed) -> Iterator[str]:
         for products, tflops, mfu in self._throughput(speed):
-            share = f" (MFU {mfu:.1%})" if mfu is not None else ""
+            share = f" (MFU {mfu:z.1%})" if mfu is not None else ""
             yield f"{products.device} {tflops:.3g} TFLOP/s{share}"
 
     def _speed(self, interval: _Interval) -> _Speed | None:

@@ -91,7 +91,7 @@ class Simulation:
                 times, count = self.stages[r, s], len(replica.stages[s].ranks)
                 working += count * self.step_s
                 idle += count * (self.step_s - times.busy_s - times.update_s)
-        return idle / working
+        return max(0.0, idle / working)  # Rounding may leave a little less than nothing.
 
     @cached_property
     def _spans_of_replica(self) -> dict[int, list[Span]]:

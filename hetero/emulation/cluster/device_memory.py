@@ -59,7 +59,7 @@ class DeviceMemory:
                 **moving,
             }
             listed = [f"{name} {count / GIB:.2f}" for name, count in parts.items()]
-            listed.append(f"other {(needed - sum(parts.values())) / GIB:.2f}")
+            listed.append(f"other {(needed - sum(parts.values())) / GIB:z.2f}")
             of_stage = f" on stage {action.stage}" if len(self._stages) > 1 else ""
             raise DeviceMemoryError.of(
                 self._where,

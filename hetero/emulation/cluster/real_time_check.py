@@ -32,7 +32,7 @@ def kept_time_scale(ranks: Sequence[tuple[float, float]], *, num_cores: int, ask
     if needed > asked * MOST_BUSY:
         raise ConfigError(
             f"emulation: the real work of a step takes {sum(real_s for real_s, _ in ranks):.3g} processor seconds on "
-            f"{num_cores} cores, too much beside {step_s * asked:.3g} s of emulated time (at most {MOST_BUSY:.0%}); "
+            f"{num_cores} cores, too much beside {step_s * asked:.3g} s of emulated time (at most {MOST_BUSY:z.0%}); "
             f"give --hetero-emulate-time-scale {enough} or more, or a shorter --hetero-emulate-seq-length"
         )
     return asked

@@ -150,5 +150,5 @@ def _draw_memory(page: Axes, bars: Axes, report: Report, row: DeviceRow, middle:
     if row.capacity_bytes is not None:
         at = row.capacity_bytes / GIB
         bars.plot([at, at], [middle - 0.46 * ROW_IN, middle + 0.46 * ROW_IN], color=INK, linewidth=1.8)
-        used = f"{used_gib:.1f} of {at:.0f} GiB ({used_gib / at:.0%})"
+        used = f"{used_gib:.1f} of {at:.0f} GiB ({used_gib / at:z.0%})"
     page.text(WIDTH_IN - 0.05, middle, used, ha="right", va="center", fontsize=8)

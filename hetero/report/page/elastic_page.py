@@ -52,7 +52,7 @@ def _tiles(run: ElasticRun) -> Iterator[dict[str, str]]:
     yield {"name": "Steps", "value": f"{run.steps:,}", "note": f"{run.committed:,} known to be committed{again}"}
     yield {
         "name": "Time spent training",
-        "value": f"{run.training_share:.1%}",
+        "value": f"{run.training_share:z.1%}",
         "note": "of the time from the first step to the end; the rest went into changes of nodes",
     }
     yield {

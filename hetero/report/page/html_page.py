@@ -115,7 +115,7 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         "name": "Time of a step",
         "value": _seconds(simulation.step_s),
         "note": f"{plan.global_batch_size:,} samples; nine of ten such steps take {range_of(report.certainty.step)} s; "
-        f"devices compute nothing for {simulation.bubble_share:.1%} of it",
+        f"devices compute nothing for {simulation.bubble_share:z.1%} of it",
     }
     yield {
         "name": "Throughput",
@@ -130,7 +130,7 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         yield {
             "name": "Against the best uniform plan",
             "value": f"{best[1].step_s / simulation.step_s:.2f} ×",
-            "note": f"faster than “{best[0]}” with {_seconds(best[1].step_s)}{of_all}",
+            "note": f"as long takes a step of “{best[0]}”: {_seconds(best[1].step_s)}{of_all}",
         }
     if report.executions:
         ours, *others = report.executions
@@ -139,7 +139,7 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
         yield {
             "name": "Executed, emulated",
             "value": _seconds(ours.executed.step_s),
-            "note": f"{ours.predicted.step_s / ours.executed.step_s - 1:+.1%} is what the prediction is off"
+            "note": f"{ours.predicted.step_s / ours.executed.step_s - 1:+z.1%} is what the prediction is off"
             + (f"; {ratio:.2f} × faster than “{slowest.name}”, executed alike" if others else ""),
         }
     if (result := report.result) is not None:
@@ -150,15 +150,15 @@ def _tiles(report: Report) -> Iterator[dict[str, str]]:
                 f"by the planner's formula: found {_seconds(result.score.step_s)}, none of its covers by "
                 f"{result.num_templates:,} templates below {_seconds(result.bound_s)}{ending}"
             )
-        yield {"name": "Bound of the search", "value": f"gap {result.gap:.1%}", "note": note}
+        yield {"name": "Bound of the search", "value": f"gap {result.gap:z.1%}", "note": note}
         yield {
             "name": "Bound on any plan",
-            "value": f"gap {result.gap_to_any:.1%}",
+            "value": f"gap {result.gap_to_any:z.1%}",
             "note": f"no plan whatever is below {_seconds(result.lower_bound_s)} by the simulator",
         }
     if report.utilizations:
         each = "; ".join(utilization_in_words(products, one) for products, one in report.utilizations.items())
-        yield {"name": "Model FLOPs utilization", "value": f"{overall_mfu(report.utilizations):.1%}", "note": each}
+        yield {"name": "Model FLOPs utilization", "value": f"{overall_mfu(report.utilizations):z.1%}", "note": each}
     full = fullest(report.memory, plan, report.cluster)
     working = plan.world_size - len(plan.idle_ranks)
     replicas = f"{len(plan.replicas):,} replica{'s' if len(plan.replicas) > 1 else ''}"
@@ -269,9 +269,9 @@ def _row(report: Report, row: DeviceRow) -> dict[str, Any]:
         "microbatches": row.num_microbatches,
         "in_flight": " | ".join(map(depth_of, stages)),
         "recompute": in_turns(map(recompute_of, stages)),
-        "busy": f"{times.busy_s / step_s:.0%}",
-        "bubble": f"{times.bubble_s / step_s:.0%}",
-        "sync": f"{times.sync_s / step_s:.0%}",
+        "busy": f"{times.busy_s / step_s:z.0%}",
+        "bubble": f"{times.bubble_s / step_s:z.0%}",
+        "sync": f"{times.sync_s / step_s:z.0%}",
         "bar": [(round(100 * getattr(times, field) / step_s, 2), colour) for _, field, colour in SHARES],
         "memory_gib": [f"{num_bytes / GIB:.2f}" for num_bytes in row.memory.named().values()],
         "total_gib": f"{total_gib:.2f}",
@@ -289,7 +289,7 @@ def _compared(report: Report, yardstick: Yardstick) -> dict[str, Any]:
         "step": f"{best.step_s:.4g}",
         "samples": _rate(best.simulation.samples_per_s),
         "times": f"{best.step_s / report.simulation.step_s:.2f} ×{' ?' if yardstick.name in uncertain else ''}",
-        "bubble": f"{best.simulation.bubble_share:.0%}",
+        "bubble": f"{best.simulation.bubble_share:z.0%}",
         "memory": fullest(best.memory, best.plan, report.cluster),
         "idle": len(best.plan.idle_ranks),
         "shape": shape_of(best.plan),
@@ -303,7 +303,7 @@ def _executed(report: Report, execution: Execution) -> dict[str, Any]:
         "name": execution.name,
         "predicted": f"{predicted_s:.4g}",
         "executed": f"{executed_s:.4g}",
-        "error": f"{predicted_s / executed_s - 1:+.2%}",
+        "error": f"{predicted_s / executed_s - 1:+z.2%}",
         "times": f"{executed_s / report.executions[0].executed.step_s:.2f} ×",
         "losses": f"{first:.6f} to {last:.6f}",
     }

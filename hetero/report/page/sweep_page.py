@@ -92,7 +92,7 @@ def _tiles(rows: Sequence[SweepRow]) -> Iterator[dict[str, str]]:
     if errors := [abs(row.emulation_error) for row in rows if row.emulation_error is not None]:
         yield {
             "name": "Predictions, emulated",
-            "value": f"{max(errors):.1%}",
+            "value": f"{max(errors):z.1%}",
             "note": f"off at most, of {len(errors)} plans that ran at the pace of their clusters",
         }
     seconds = sum(row.planning_s or 0.0 for row in planned)
@@ -160,9 +160,9 @@ def _row(row: SweepRow) -> dict[str, Any]:
         "step": number(row.step_s),
         "range": UNKNOWN if row.step_low_s is None else f"{row.step_low_s:.3g} to {row.step_high_s:.3g}",
         "speedup": times(row.speedup),
-        "bubble": UNKNOWN if row.bubble_share is None else f"{row.bubble_share:.0%}",
-        "mfu": UNKNOWN if row.mfu is None else f"{row.mfu:.0%}",
-        "gap": UNKNOWN if row.gap is None else f"{row.gap:.1%}",
+        "bubble": UNKNOWN if row.bubble_share is None else f"{row.bubble_share:z.0%}",
+        "mfu": UNKNOWN if row.mfu is None else f"{row.mfu:z.0%}",
+        "gap": UNKNOWN if row.gap is None else f"{row.gap:z.1%}",
         "idle": row.idle_devices,
         "emulated": number(row.emulated_step_s),
         "cost": number(row.cost_per_million_tokens),
@@ -176,7 +176,7 @@ def _row(row: SweepRow) -> dict[str, Any]:
 def _change(change: SweepChange) -> dict[str, str]:
     ratio = ""
     if change.before_s is not None and change.after_s is not None:
-        ratio = f"{change.after_s / change.before_s - 1:+.1%}"
+        ratio = f"{change.after_s / change.before_s - 1:+z.1%}"
     return {
         "kind": change.kind,
         "place": str(change.place),

@@ -16,6 +16,9 @@ LINKS_COMMAND = (
 )
 """What measures links, on every node."""
 
+MOST_TIMES = 1000
+"""Ratios up to which a number is printed: next to a plan that costs nothing any other is millions of times as dear."""
+
 CommandsOf = Callable[[WantedProfile], tuple[str, ...]]
 """What measures a profile, and what asks the same again with it."""
 
@@ -35,7 +38,8 @@ def certainty_lines(certainty: Certainty, commands_of: CommandsOf) -> Iterator[s
 
 def rival_in_words(rival: Rival) -> str:
     """How the plan stands against another one, and whether that is certain."""
-    said = f"against {rival.name}: {rival.ratio:.3f}x"
+    times = f"{rival.ratio:.3f}x" if rival.ratio < MOST_TIMES else f"more than {MOST_TIMES}x"
+    said = f"against {rival.name}: {times}"
     if rival.is_certain:
         return f"{said}, certain from {rival.certain_from:.3f}x on"
     return f"{said}, which cannot be told apart below {rival.certain_from:.3f}x: run both, or measure"
@@ -60,16 +64,16 @@ def utilization_lines(found: Mapping[Products, Utilization]) -> Iterator[str]:
     """MFU of every device type, and warnings where nobody has measured the like."""
     if found:
         each = "; ".join(utilization_in_words(products, one) for products, one in found.items())
-        yield f"MFU {overall_mfu(found):.1%}: {each}"
+        yield f"MFU {overall_mfu(found):z.1%}: {each}"
     for warning in utilization_warnings(found):
         yield f"warning: {warning}"
 
 
 def utilization_in_words(products: Products, found: Utilization) -> str:
     """``A100-40 41.2% of 156 TFLOP/s in tf32, 45 to 52% while computing``."""
-    low, high = (f"{share:.0%}" for share in found.computing)
+    low, high = (f"{share:z.0%}" for share in found.computing)
     computing = high if low == high else f"{low.removesuffix('%')} to {high}"
     return (
-        f"{products.device} {found.mfu:.1%} of {found.peak_flops_per_s / TERA:.4g} TFLOP/s in {products.arithmetic}, "
+        f"{products.device} {found.mfu:z.1%} of {found.peak_flops_per_s / TERA:.4g} TFLOP/s in {products.arithmetic}, "
         f"{computing} while computing"
     )

@@ -55,7 +55,7 @@ def _figures(host: HostProfile, gpus_per_node: int) -> list[str]:
         updates = [
             f"{fastest.elements_per_s / 1e6:.0f}",
             str(fastest.threads),
-            "" if fastest.spread is None else f"{fastest.spread:.1%}",
+            "" if fastest.spread is None else f"{fastest.spread:z.1%}",
             f"{of_one / 1e6:.0f}",
         ]
     copy = host.memory_copy_gb_per_s

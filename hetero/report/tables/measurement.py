@@ -60,10 +60,15 @@ def stage_times_table(
         for group in replica.device_groups:
             s, stages = group[0], [replica.stages[each] for each in group]
             known = [found[r, s] for found in times.values() if (r, s) in found]
-            cells = [" | ".join(f"{seconds_of(each):.4g}" for each in known) for seconds_of in columns.values()]
+            cells = [" | ".join(_nanoseconds(seconds_of(each)) for each in known) for seconds_of in columns.values()]
             layers = in_turns(map(layers_of, stages))
             table.add_row(str(r), number_ranges(group), layers, device_of(stages[0]), *cells)
     return table
+
+
+def _nanoseconds(seconds: float) -> str:
+    """Format seconds without what rounding leaves of differences, such as -1e-17."""
+    return f"{round(seconds, 9):z.4g}"
 
 
 def measurement_lines(
@@ -71,7 +76,7 @@ def measurement_lines(
 ) -> Iterator[str]:
     """The step as a whole, in words."""
     error = predicted.step_s / executed.step_s - 1
-    yield f"step: predicted {predicted.step_s:.4g} s, executed {executed.step_s:.4g} s (emulated), {error:+.2%}"
+    yield f"step: predicted {predicted.step_s:.4g} s, executed {executed.step_s:.4g} s (emulated), {error:+z.2%}"
     yield (
         f"emulated on this machine's processor, {time_scale:g} wall seconds per second; it was late by "
         f"{lateness_s * 1e3:.1f} ms of emulated time at most"

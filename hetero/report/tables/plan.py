@@ -41,7 +41,7 @@ def plan_table(plan: Plan) -> Table:
 
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
-            share = f"{replica.num_samples} ({replica.num_samples / plan.global_batch_size:.0%})"
+            share = f"{replica.num_samples} ({replica.num_samples / plan.global_batch_size:z.0%})"
             table.add_row(
                 *((str(r), share) if s == 0 else ("", "")),
                 str(s),

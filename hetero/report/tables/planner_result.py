@@ -32,7 +32,7 @@ def result_lines(
     yield (
         f"predicted: {simulation.step_s:.4g} s per step ({range_of(certainty.step)}), "
         f"{simulation.samples_per_s:.4g} samples/s, {simulation.tokens_per_s:.4g} tokens/s; "
-        f"bubble {simulation.bubble_share:.1%}"
+        f"bubble {simulation.bubble_share:z.1%}"
     )
     yield from utilization_lines(utilizations)
     if simulation.confidence.is_estimate:
@@ -44,13 +44,13 @@ def result_lines(
     else:
         yield (
             f"against the planner's own formula and templates: {result.score.step_s:.4g} s; none of its covers by "
-            f"{result.num_templates} templates is below {result.bound_s:.4g} s (gap {result.gap:.1%})"
+            f"{result.num_templates} templates is below {result.bound_s:.4g} s (gap {result.gap:z.1%})"
         )
     if simulation.step_s < result.bound_s:
         yield "the plan is shorter than that: the simulator prices it below the formula, or it is no such cover"
     yield (
         f"against any plan whatever, by the simulator: none is below {result.lower_bound_s:.4g} s, so at most "
-        f"{result.gap_to_any:.1%} of the step could be saved (gap to any plan)"
+        f"{result.gap_to_any:z.1%} of the step could be saved (gap to any plan)"
     )
     if result.rings is not None:
         yield from rings_lines(result.rings)
@@ -112,7 +112,7 @@ def comparison_table(
             f"{each.step_s:.4g}",
             f"{each.simulation.samples_per_s:.4g}",
             f"{each.step_s / result.simulation.step_s:.2f}x{' ?' if other.name in uncertain else ''}",
-            f"{each.simulation.bubble_share:.0%}",
+            f"{each.simulation.bubble_share:z.0%}",
             fullest(each.memory, each.plan, cluster),
             str(len(each.plan.idle_ranks)),
             shape_of(each.plan),

@@ -65,9 +65,9 @@ def prediction_table(simulation: Simulation, memory: PlanMemory, cluster: Cluste
                 str(stage.micro_batch_size),
                 " | ".join(map(depth_of, stages)),
                 in_turns(map(recompute_of, stages)),
-                f"{times.busy_s / simulation.step_s:.0%}",
-                f"{times.bubble_s / simulation.step_s:.0%}",
-                f"{times.sync_s / simulation.step_s:.0%}",
+                f"{times.busy_s / simulation.step_s:z.0%}",
+                f"{times.bubble_s / simulation.step_s:z.0%}",
+                f"{times.sync_s / simulation.step_s:z.0%}",
                 f"{used_gib:.1f} of {UNKNOWN if capacity is None else f'{capacity / GIB:g}'}",
                 end_section=group == replica.device_groups[-1],
             )
@@ -80,4 +80,4 @@ def fullest(memory: PlanMemory, plan: Plan, cluster: ClusterSpec) -> str:
     for (r, s), parts in device_memory(plan, memory).items():
         if (capacity := capacity_bytes(plan.replicas[r].stages[s], cluster)) is not None:
             shares.append(parts.total / capacity)
-    return f"{max(shares):.0%}" if shares else UNKNOWN
+    return f"{max(shares):z.0%}" if shares else UNKNOWN

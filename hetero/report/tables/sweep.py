@@ -81,4 +81,4 @@ def headline(rows: Sequence[SweepRow]) -> Iterator[str]:
         if slower := sum(ratio < 1 - LEAST_CHANGE for ratio in ratios):
             yield f"{slower} of the plans are slower than that one: raise settings.time_limit_s"
     if errors := [abs(row.emulation_error) for row in rows if row.emulation_error is not None]:
-        yield f"predictions are {max(errors):.1%} off the emulated steps at most"
+        yield f"predictions are {max(errors):z.1%} off the emulated steps at most"

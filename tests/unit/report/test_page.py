@@ -237,7 +237,7 @@ def test_unknown_capacities_are_called_unknown() -> None:
 def test_the_headline_has_speed_up_bound_and_gap() -> None:
     text = " ".join(read(page_of(compared_report)).text)
     assert "2.00 ×" in text
-    assert "faster than “uniform, fast”" in text
+    assert "as long takes a step of “uniform, fast”: " in text
     assert "; 3.00 × over all GPUs" in text
     assert "gap 5.0%" in text
     assert "1,234 templates" in text
