@@ -28,7 +28,7 @@ from hetero.cost.network import Topology
 from hetero.cost.simulation.simulator import Simulation, simulate
 from hetero.plan.ir import Plan
 from hetero.spec.cluster import ClusterSpec
-from hetero.spec.link import Link
+from hetero.spec.link import LEAST_GB_PER_S, MOST_GB_PER_S, Link
 
 StatedLinks = Literal["inside nodes", "between nodes"]
 """Links of which the cluster file states the bandwidth as one number."""
@@ -149,12 +149,13 @@ def _between_nodes(cluster: ClusterSpec) -> list[Link | None]:
 
 
 def _with_slower_links(cluster: ClusterSpec, which: StatedLinks, times: float) -> ClusterSpec:
-    """The cluster if bandwidths that are stated as one number were so many times smaller."""
+    """The cluster if bandwidths that are stated as one number were so many times smaller, within a link's limits."""
 
     def slower(link: Link) -> Link:
         if isinstance(link.bandwidth_gb_per_s, tuple):
             return link
-        return dataclasses.replace(link, bandwidth_gb_per_s=link.bandwidth_gb_per_s / times)
+        bandwidth = min(max(link.bandwidth_gb_per_s / times, LEAST_GB_PER_S), MOST_GB_PER_S)
+        return dataclasses.replace(link, bandwidth_gb_per_s=bandwidth)
 
     if which == "inside nodes":
         node_types = (

@@ -28,7 +28,7 @@ from pydantic import ConfigDict
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT, near_match
 from hetero.spec.devices import DeviceCatalogue, DeviceType, check_described_once
-from hetero.spec.host import HostProfile
+from hetero.spec.host import MAX_MEMORY_GIB, HostProfile
 from hetero.spec.link import GroupLink, Link
 from hetero.spec.shipped_devices import SHIPPED_DEVICES, shipped_and
 
@@ -40,8 +40,6 @@ MAX_GPUS_PER_NODE = 1024
 
 MAX_NODE_TYPES = 64
 """Limit of a cluster's node types: links are looked at pair by pair."""
-
-MAX_MEMORY_GIB = 1_000_000
 
 MAX_PRICE_PER_HOUR = 1e9
 """Of one node, in any currency; prices are counted in thousandths, and a whole cluster's has to fit 64 bits."""

@@ -13,7 +13,6 @@ JSON as they are or in YAML, under ``host`` of a node type:
       numa_nodes: 2
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +22,13 @@ from pydantic import ConfigDict
 
 from hetero.errors import ConfigError
 from hetero.serialization import STRICT
-from hetero.spec.link import Link
+from hetero.spec.link import LEAST_GB_PER_S, MOST_GB_PER_S, Link
+
+MAX_MEMORY_GIB = 1_000_000
+"""Limit of the memory of a device or of a host, thousands of times what one has today."""
+
+LEAST_ELEMENTS_PER_S, MOST_ELEMENTS_PER_S = 1.0, 1e15
+"""Limits of the rate of updates of a host: far below and far above what any measures, and all seconds stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +52,11 @@ class UpdateRate:
         if self.threads < 1:
             raise ConfigError(f"host: updates has {self.threads} threads, must be at least 1")
         where = f"of the update with {self.threads} threads"
-        if self.elements_per_s <= 0:
-            raise ConfigError(f"host: elements_per_s {where} is {self.elements_per_s}, must be above 0")
+        if not LEAST_ELEMENTS_PER_S <= self.elements_per_s <= MOST_ELEMENTS_PER_S:
+            raise ConfigError(
+                f"host: elements_per_s {where} is {self.elements_per_s:g}, must be at least {LEAST_ELEMENTS_PER_S:g} "
+                f"and at most {MOST_ELEMENTS_PER_S:g}"
+            )
         if self.spread is not None and self.spread < 0:
             raise ConfigError(f"host: spread {where} is {self.spread}, must be at least 0")
 
@@ -88,10 +96,17 @@ class HostProfile:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("memory_gib", "memory_copy_gb_per_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"host: {name} is {value}, must be above 0")
+        if not 0 < self.memory_gib <= MAX_MEMORY_GIB:
+            raise ConfigError(
+                f"host: memory_gib is {self.memory_gib:g}, must be above 0 and at most {MAX_MEMORY_GIB:,}; is it in "
+                "another unit?"
+            )
+        copied = self.memory_copy_gb_per_s
+        if copied is not None and not LEAST_GB_PER_S <= copied <= MOST_GB_PER_S:
+            raise ConfigError(
+                f"host: memory_copy_gb_per_s is {copied:g}, must be at least {LEAST_GB_PER_S:g} and at most "
+                f"{MOST_GB_PER_S:g}"
+            )
         for name in ("gpus_per_switch", "numa_nodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"host: {name} is {getattr(self, name)}, must be at least 1")

@@ -89,8 +89,10 @@ def test_a_rate_that_nobody_measured() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory_gib": 0.0}, "memory_gib is 0.0, must be above 0"),
-        ({"memory_copy_gb_per_s": -1.0}, "memory_copy_gb_per_s is -1.0, must be above 0"),
+        ({"memory_gib": 0.0}, "memory_gib is 0, must be above 0 and at most 1,000,000; is it in another unit?"),
+        ({"memory_gib": 1e308}, "memory_gib is 1e+308, must be above 0 and at most 1,000,000"),
+        ({"memory_copy_gb_per_s": -1.0}, "memory_copy_gb_per_s is -1, must be at least 1e-09 and at most 1e+09"),
+        ({"memory_copy_gb_per_s": 1e300}, "memory_copy_gb_per_s is 1e+300, must be at least 1e-09"),
         ({"gpus_per_switch": 0}, "gpus_per_switch is 0, must be at least 1"),
         ({"numa_nodes": 0}, "numa_nodes is 0, must be at least 1"),
         ({"updates": HOST.updates[::-1]}, "updates has threads [16, 4, 1]; list each number once, ascending"),
@@ -108,7 +110,8 @@ def test_impossible_hosts_are_refused(fields: dict[str, Any], message: str) -> N
     ("fields", "message"),
     [
         ({"threads": 0}, "updates has 0 threads, must be at least 1"),
-        ({"elements_per_s": 0.0}, "elements_per_s of the update with 2 threads is 0.0, must be above 0"),
+        ({"elements_per_s": 0.0}, "elements_per_s of the update with 2 threads is 0, must be at least 1 and at most"),
+        ({"elements_per_s": 1e300}, "elements_per_s of the update with 2 threads is 1e+300, must be at least 1"),
         ({"spread": -0.1}, "spread of the update with 2 threads is -0.1, must be at least 0"),
     ],
 )
